@@ -1,0 +1,317 @@
+"""The contract of a method: what it may change in a training run, and when it is asked.
+
+A layer's arithmetic is *planned*, not hooked: `plan` gives each convolution and linear layer an `OpPlan`, which has one
+optional transform for each operand of its three products. Everything else is a hook. A run, in pseudo-code:
+
+    method.setup(ctx)                                  # the bare model, on its device and in its memory format
+    for each layer: layer.plan = method.plan(name, layer)
+    for each epoch:
+        for each step:
+            method.transform_batch(images, labels, ctx)    # on the whole batch; labels may become probabilities
+            for each micro-batch: forward, backward        # the plans' transforms run here
+            loss += method.regularization(model, ctx)      # with the last micro-batch, autocast off
+            # here gradients are global and finite; a step where they are not goes to the next batch
+            if method.before_optimizer_step(ctx) is not SKIP_STEP:
+                optimizer.step()
+            method.after_optimizer_step(ctx)
+            # a changed method.plan_version: every layer is planned anew
+        method.on_epoch_end(ctx)                       # may change weights
+        if plan := method.reconfigure(ctx):            # a decision; the trainer carries it out on model and optimizer
+            method.on_reconfigured(index_map, ctx)     # the method renumbers what it remembers
+            for each layer: layer.plan = method.plan(name, layer)
+        after the last epoch: weight <- weight_forward(weight), every plan emptied
+        evaluation                                     # what is reported is always the model that exists
+        checkpoint                                     # with method.state_dict()
+
+On resume the reconfigurations are replayed (`on_reconfigured` is called for each), then `load_state_dict`, then `plan`.
+
+A method's parameters are its annotated class attributes. They become the keywords of its constructor, may be typed in
+brackets (`sdgp[n=2,m=4]`), and name the trial:
+
+    @register("method", "sdgp")
+    class SDGP(Method):
+        n: int = 2
+        m: int = 4
+
+Dense training is a method with nothing in it. A method that would need a special case in the trainer shows that this
+contract is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, dataclass_transform
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from suite.backends import Backend
+    from suite.surgery import IndexSpaces
+
+Operand = Literal["weight_forward", "grad_shared", "grad_dgrad", "grad_wgrad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where and when a transform is called.
+
+    Attributes:
+        name: the layer's name in the bare model.
+        operand: which transform of the plan is running.
+        step: optimizer steps done since the trial began.
+        slot: `rank * micro_batches + micro_batch`; two ranks equal one rank with two micro-batches.
+        seed: the trial's seed.
+    """
+
+    name: str
+    operand: Operand
+    step: int
+    slot: int
+    seed: int
+
+    @property
+    def key(self) -> int:
+        """A random key in 0 .. 2**63 - 1 made of all the fields: the seed of a counter-based generator.
+
+        Nothing has to be saved for a resumed trial to draw the same numbers, and recomputed activations draw them again.
+        """
+        packed = struct.pack("<qqq", self.seed, self.step, self.slot) + f"{self.operand}\0{self.name}".encode()
+        return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
+
+    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """A generator seeded by `key`, for a transform that draws with torch."""
+        return torch.Generator(device).manual_seed(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """An output gradient of which only some channels are left: smaller dense operands instead of zeros.
+
+    Attributes:
+        values: (N, K', P, Q) or (rows, K'), the kept channels of dO.
+        kept: (K',) int64, ascending; their positions among the layer's K output channels. In a grouped convolution as
+            many in each group, or the op expands the gradient to its dense form.
+    """
+
+    values: Tensor
+    kept: Tensor
+
+
+Transform = Callable[[Tensor, Site], Tensor]
+SharedTransform = Callable[[Tensor, Site], "Tensor | Compact"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpPlan:
+    """How one layer's three products are computed. A field that is `None` leaves its operand alone.
+
+    Attributes:
+        weight_forward: W -> W, for the output and for dA; masks, n:m sparse weights. Sees the master weight.
+        grad_shared: dO -> dO (or `Compact`), for both gradients and the bias.
+        grad_dgrad: dO -> dO, for the data gradient alone.
+        grad_wgrad: dO -> dO, for the weight gradient alone, not the bias.
+        backend: who multiplies; `None` is torch.
+
+    `grad_shared` runs first; `grad_dgrad` and `grad_wgrad` see what it returned. A transform returns a new tensor of the same
+    shape, or its argument unchanged; it never writes into its argument, which other layers may share. None of them is called
+    for a product that nobody needs (the first layer has no data gradient).
+    """
+
+    weight_forward: Transform | None = None
+    grad_shared: SharedTransform | None = None
+    grad_dgrad: Transform | None = None
+    grad_wgrad: Transform | None = None
+    backend: Backend | None = None
+
+    @property
+    def empty(self) -> bool:
+        return all(getattr(self, name) is None for name in OpPlan.__slots__)
+
+
+class Density(NamedTuple):
+    """The share of each product's multiply-adds that its non-zero operands need, each in [0, 1]."""
+
+    forward: float = 1.0
+    dgrad: float = 1.0
+    wgrad: float = 1.0
+
+
+@dataclass(frozen=True)
+class ReconfigPlan:
+    """A decision to change the network; plain data that goes into the checkpoint as JSON and is replayed from there.
+
+    Attributes:
+        kept: for each index space that shrinks, the *original* indices that stay (`space.original`), ascending.
+        removed_branches: names of residual branches that are taken out; the constant that their last normalisation would
+            still emit stays, so that the outputs do.
+        batch_size: the global batch size from now on; `None` leaves it.
+        lr_scale: the learning rate against the recipe's, absolute; `None` leaves it.
+        restart: optimizer state is cleared, and schedule and epochs begin again.
+    """
+
+    kept: Mapping[str, list[int]] = field(default_factory=dict)
+    removed_branches: tuple[str, ...] = ()
+    batch_size: int | None = None
+    lr_scale: float | None = None
+    restart: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {
+            "kept": {name: list(indices) for name, indices in self.kept.items()},
+            "removed_branches": list(self.removed_branches),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ReconfigPlan:
+        return cls(**{**data, "removed_branches": tuple(data["removed_branches"])})
+
+
+class _SkipStep:
+    """The type of `SKIP_STEP`."""
+
+    def __repr__(self) -> str:
+        return "SKIP_STEP"
+
+
+SKIP_STEP: Final = _SkipStep()
+"""Returned by `before_optimizer_step`: no optimizer step this time; all else goes on."""
+
+
+class IndexMap:
+    """What a reconfiguration did to one model's tensors, by name: how a method renumbers what it remembers of them."""
+
+    def __init__(self, kept: Mapping[str, Mapping[int, Tensor]], gone: frozenset[str]) -> None:
+        self._kept = kept
+        self._gone = gone
+
+    def exists(self, name: str) -> bool:
+        """Whether the parameter, buffer or layer `name` is still in the model."""
+        return not any(name == gone or name.startswith(gone + ".") for gone in self._gone)
+
+    def __call__(self, name: str, tensor: Tensor) -> Tensor:
+        """The part of `tensor`, shaped like the parameter or buffer `name` was, that belongs to what it is now."""
+        for axis, indices in self._kept.get(name, {}).items():
+            tensor = tensor.index_select(axis, indices.to(tensor.device))
+        return tensor
+
+
+@dataclass
+class Context:
+    """What a hook may know and use. One object for the whole trial; the trainer keeps it up to date.
+
+    Attributes:
+        model: the bare model (no DDP, not compiled).
+        layers: its convolution and linear layers by name; after `setup` they are `PlannedConv2d` / `PlannedLinear`.
+        spaces: its index spaces: which dimensions of which tensors share channels (`suite.surgery`); their
+            `removable_branches` are the residual branches that may be taken out.
+        optimizer: `None` in `setup`, which runs before there is one.
+        step: optimizer steps attempted since the trial began.
+        epochs_done: epochs that ended; the same number in every hook of one epoch's end.
+        batch_index: index of the step in its epoch.
+        progress: share of the training done, in [0, 1].
+        epochs: epochs of the whole training.
+        batch_size: global batch size.
+        task_loss: the step's loss without the regulariser: mean over micro-batches and ranks, detached. In
+            `regularization` it is the loss of the step that is running.
+        preset: `smoke`, `quick` or `paper`.
+        all_reduce: sums a tensor over the ranks of the trial, and returns it.
+        memory_estimate: bytes that training would hold with a `ReconfigPlan` carried out: layer inputs kept for backward,
+            parameters, gradients and optimizer state.
+    """
+
+    model: nn.Module
+    layers: dict[str, nn.Module]
+    spaces: IndexSpaces
+    num_classes: int
+    seed: int
+    device: torch.device
+    task: str
+    preset: str
+    epochs: int
+    batch_size: int
+    optimizer: torch.optim.Optimizer | None = None
+    rank: int = 0
+    step: int = 0
+    epochs_done: int = 0
+    batch_index: int = 0
+    progress: float = 0.0
+    task_loss: Tensor | None = None
+    all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    memory_estimate: Callable[[ReconfigPlan], int] = lambda plan: 0
+
+
+@dataclass_transform(kw_only_default=True)
+class Method:
+    """Base class of every method; each hook's default does nothing.
+
+    Class attributes that are no parameters (annotate them as `ClassVar`):
+        version: goes into the trial's hash; raise it when the method's results change.
+        source: the paper or code the method follows, for `describe` and the report.
+    """
+
+    registered_name: ClassVar[str] = ""
+    version: ClassVar[int] = 1
+    source: ClassVar[str] = ""
+
+    plan_version: ClassVar[int] = 0  # a method that plans anew assigns a new number to self.plan_version
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
+
+    @classmethod
+    def defaults(cls, task: str, preset: str) -> dict[str, Any]:
+        """Values of parameters that depend on the task or preset; what is typed wins over them."""
+        return {}
+
+    def setup(self, ctx: Context) -> None:
+        """Once, on the bare model on its device; before optimizer, compilation and DDP."""
+
+    def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
+        """The arithmetic of one layer; after `setup`, when `plan_version` changes, after reconfigurations and on resume."""
+        return None
+
+    def transform_batch(self, images: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Change a batch. Labels are class indices (N,) int64 or, afterwards, probabilities (N, classes)."""
+        return images, labels
+
+    def regularization(self, model: nn.Module, ctx: Context) -> Tensor | None:
+        """A scalar added to the loss, once a step."""
+        return None
+
+    def before_optimizer_step(self, ctx: Context) -> _SkipStep | None:
+        """Gradients are global and finite: mask, accumulate saliency, change topology; or return `SKIP_STEP`."""
+        return None
+
+    def after_optimizer_step(self, ctx: Context) -> None:
+        """Project weights and optimizer state."""
+
+    def on_epoch_end(self, ctx: Context) -> None:
+        """May change weights, for example set those under a threshold to zero."""
+
+    def reconfigure(self, ctx: Context) -> ReconfigPlan | None:
+        """Decide what goes. The trainer carries it out on the model, the optimizer and everything else."""
+        return None
+
+    def on_reconfigured(self, index_map: IndexMap, ctx: Context) -> None:
+        """Renumber what the method remembers of the model's tensors; also called when a resumed trial replays."""
+
+    def density(self, name: str, step: int) -> Density:
+        """What the layer's operands would let a kernel skip; feeds the *effective* FLOPs alone."""
+        return Density()
+
+    def overhead(self, name: str, samples: int) -> float:
+        """Arithmetic operations that the method itself spends on this layer in one step of `samples` images."""
+        return 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed trial needs: tensors, numbers, strings, and lists and dicts of them."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""

@@ -1,0 +1,91 @@
+"""A recipe: everything about a training run that belongs neither to the method, the task's data nor the model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to train. Every field may be set by `--set recipe.FIELD=VALUE`, and all of them name the trial.
+
+    Attributes:
+        epochs: passes over the training images.
+        batch_size: global batch size; the last, smaller batch of an epoch is dropped.
+        eval_batch_size: images a forward pass of an evaluation.
+        learning_rate: at the peak of the schedule.
+        schedule: `linear`: from `lr_start` up to the peak at `peak_at`, down to `lr_end` at the end, interpolated at every
+            step; `cosine`: the same rise, then half a cosine; `step`: times `step_factor` at each of `milestones`.
+        lr_start, lr_end: learning rates relative to the peak's.
+        peak_at: where the peak stands, as a share of all epochs, so that `--epochs` stretches the schedule.
+        milestones: shares of all epochs, for `step`.
+        momentum, nesterov, weight_decay: of SGD.
+        decay_norm_and_bias: whether weight decay also applies to normalisation layers and biases.
+        label_smoothing: of the cross entropy.
+        micro_batches: parts into which a batch is split for forward and backward.
+        clip_norm: largest norm of the gradient; `None` does not clip.
+        validation_images: size of the split taken from the training images by `split_seed`, stratified by class; 0: none.
+        train_images, test_images: use only the first so many of a seeded stratified order; `None`: all.
+        flip: whether images are mirrored at random.
+        translate: pixels of random translation in each direction.
+        cutout: side of a square that is overwritten by the mean colour; 0: none.
+        flip_tta: whether an evaluation adds the logits of the mirrored image.
+    """
+
+    epochs: int
+    batch_size: int
+    eval_batch_size: int = 500
+    learning_rate: float
+    schedule: Literal["linear", "cosine", "step"] = "linear"
+    lr_start: float = 0.0
+    lr_end: float = 0.0
+    peak_at: float = 0.0
+    milestones: tuple[float, ...] = ()
+    step_factor: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 5e-4
+    decay_norm_and_bias: bool = True
+    label_smoothing: float = 0.0
+    micro_batches: int = 1
+    clip_norm: float | None = None
+    validation_images: int = 0
+    split_seed: int = 0
+    train_images: int | None = None
+    test_images: int | None = None
+    flip: bool = True
+    translate: int = 0
+    cutout: int = 0
+    flip_tta: bool = False
+
+    def __post_init__(self) -> None:
+        for name, smallest in (("epochs", 1), ("batch_size", 1), ("eval_batch_size", 1), ("micro_batches", 1)):
+            if getattr(self, name) < smallest:
+                raise ValueError(f"recipe.{name} is {getattr(self, name)}; the smallest is {smallest}")
+        for name in ("learning_rate", "momentum", "weight_decay", "lr_start", "lr_end", "translate", "cutout"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"recipe.{name} is {value}; it must be finite and not negative")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"recipe.clip_norm is {self.clip_norm}; it must be positive")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"recipe.label_smoothing is {self.label_smoothing}; it lies in [0, 1)")
+        if not 0 <= self.peak_at <= 1:
+            raise ValueError(f"recipe.peak_at is {self.peak_at}; it is a share of all epochs, in [0, 1]")
+        if self.batch_size % self.micro_batches:
+            raise ValueError(f"recipe.batch_size {self.batch_size} is no multiple of micro_batches {self.micro_batches}")
+        if self.schedule not in ("linear", "cosine", "step"):
+            raise ValueError(f"recipe.schedule is '{self.schedule}'; known: cosine, linear, step")
+
+    def learning_rate_at(self, progress: float) -> float:
+        """The learning rate when the share `progress` in [0, 1] of the training is done."""
+        if self.schedule == "step":
+            return self.learning_rate * self.step_factor ** sum(progress >= milestone for milestone in self.milestones)
+        if progress < self.peak_at:
+            return self.learning_rate * (self.lr_start + (1 - self.lr_start) * progress / self.peak_at)
+        fall = (progress - self.peak_at) / (1 - self.peak_at) if self.peak_at < 1 else 1.0
+        if self.schedule == "cosine":
+            fall = (1 - math.cos(math.pi * fall)) / 2
+        return self.learning_rate * (1 - (1 - self.lr_end) * fall)
