@@ -1,0 +1,71 @@
+// The number formats a gradient comes in: bits to fp32 and back, without branches so that loops over them vectorise.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "group_selection.h"
+
+namespace pdt {
+
+HOST_DEVICE float float_of_bits(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+HOST_DEVICE uint32_t bits_of_float(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+struct Float32 {
+    using Bits = int32_t;
+    static constexpr Bits without_sign = 0x7fffffff, infinity = 0x7f800000;
+    static HOST_DEVICE float decode(Bits bits) { return float_of_bits(static_cast<uint32_t>(bits)); }
+    static HOST_DEVICE Bits encode(float value) { return static_cast<Bits>(bits_of_float(value)); }
+};
+
+struct BFloat16 {
+    using Bits = int16_t;
+    static constexpr Bits without_sign = 0x7fff, infinity = 0x7f80;
+    static HOST_DEVICE float decode(Bits bits) {
+        return float_of_bits(static_cast<uint32_t>(static_cast<uint16_t>(bits)) << 16);
+    }
+    static HOST_DEVICE Bits encode(float value) {
+        const uint32_t bits = bits_of_float(value);
+        const uint32_t nearest_even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        const uint32_t result = value != value ? 0x7fc0u : nearest_even;
+        return static_cast<Bits>(static_cast<uint16_t>(result));
+    }
+};
+
+struct Float16 {
+    using Bits = int16_t;
+    static constexpr Bits without_sign = 0x7fff, infinity = 0x7c00;
+    static HOST_DEVICE float decode(Bits half) {
+        const uint32_t bits = static_cast<uint16_t>(half);
+        const uint32_t magnitude = bits & 0x7fffu;
+        // A subnormal is converted as an integer: going through an fp32 subnormal would fail when those are flushed.
+        const uint32_t subnormal = bits_of_float(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+        const uint32_t normal = (magnitude << 13) + (112u << 23);
+        const uint32_t special = normal + (112u << 23);
+        uint32_t result = magnitude < 0x0400u ? subnormal : normal;
+        result = magnitude >= 0x7c00u ? special : result;
+        return float_of_bits(result | ((bits & 0x8000u) << 16));
+    }
+    static HOST_DEVICE Bits encode(float value) {
+        const uint32_t bits = bits_of_float(value);
+        const uint32_t magnitude = bits & 0x7fffffffu;
+        // Adding 0.5 makes the adder itself round a subnormal result to nearest even, in units of 2^-24.
+        const uint32_t subnormal = bits_of_float(float_of_bits(magnitude) + 0.5f) - 0x3f000000u;
+        const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+        uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
+        result = magnitude >= 0x477ff000u ? 0x7c00u : result;
+        result = magnitude > 0x7f800000u ? 0x7e00u : result;
+        return static_cast<Bits>(static_cast<uint16_t>(result | ((bits >> 16) & 0x8000u)));
+    }
+};
+
+}  // namespace pdt
