@@ -130,7 +130,13 @@ class OpPlan:
 
     @property
     def empty(self) -> bool:
-        return all(getattr(self, name) is None for name in OpPlan.__slots__)
+        return self == _EMPTY_PLAN
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OpPlan:
+        return self  # a copied model (an average of weights, say) follows the same plan
+
+
+_EMPTY_PLAN = OpPlan()
 
 
 class Density(NamedTuple):

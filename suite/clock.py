@@ -1,0 +1,47 @@
+"""Measured cost: seconds of one trial, by what they were spent on, summed over its attempts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+SPANS = ("train", "eval", "reconfigure", "io", "setup")
+
+
+class Clock:
+    """Accumulates seconds by span, with the device synchronised at both ends of each.
+
+    A span encloses an epoch, an evaluation or a reconfiguration, never a single step, so that the synchronisation costs
+    nothing that would be seen.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds = dict.fromkeys(SPANS, 0.0)
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Add what runs inside to the span `name`; an exception inside adds nothing."""
+        self._synchronize()
+        began = time.perf_counter()
+        yield
+        self._synchronize()
+        self.seconds[name] += time.perf_counter() - began
+
+    @property
+    def training(self) -> float:
+        """Seconds of training: steps with the method's own work in them, and reconfigurations; nothing else."""
+        return self.seconds["train"] + self.seconds["reconfigure"]
+
+    def state_dict(self) -> dict[str, float]:
+        return dict(self.seconds)
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.seconds.update(state)
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -1,0 +1,222 @@
+"""A method at work on a model: every hook of the contract, at its place, for the trainer and for loops of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from suite.errors import UsageError
+from suite.ledger import count_layers
+from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
+from suite.ops import EMPTY, PlannedLayer, StepState, convert
+from suite.surgery import apply_plan, find_index_spaces
+
+
+class Hooks:
+    """Plans a bare model by a method and calls the method's hooks.
+
+    Construction runs `setup`, converts the layers and plans them. A loop of one's own then calls, in this order:
+
+        hooks.attach(optimizer)
+        for each epoch:
+            for each batch:
+                images, labels = hooks.transform_batch(images, labels)
+                loss = criterion(model(images), labels)
+                hooks.add_regularization(loss).backward()
+                hooks.optimizer_step()
+                optimizer.zero_grad()
+            hooks.end_epoch()
+        hooks.finish()
+
+    Args:
+        model: the bare model, on its device and in its memory format; converted in place.
+        method: the method, with its parameters.
+        input_shape: (C, H, W) of one image.
+        num_classes, epochs, batch_size, seed, task, preset: what the context tells the method.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        *,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        epochs: int,
+        batch_size: int,
+        seed: int = 0,
+        task: str = "",
+        preset: str = "",
+    ) -> None:
+        self.model, self.method = model, method
+        self.input_shape = input_shape
+        self.reconfigurations: list[ReconfigPlan] = []
+        self._step_state = StepState(seed=seed)
+        self.ctx = Context(
+            model=model,
+            layers={name: layer for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))},
+            spaces=find_index_spaces(model, input_shape),
+            num_classes=num_classes,
+            seed=seed,
+            device=next(model.parameters()).device,
+            task=task,
+            preset=preset,
+            epochs=epochs,
+            batch_size=batch_size,
+            memory_estimate=self._memory_estimate,
+        )
+        method.setup(self.ctx)
+        self.ctx.layers = convert(model, self._step_state)
+        self._plan_all()
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Name the optimizer of the model's parameters."""
+        self.ctx.optimizer = optimizer
+
+    def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return self.method.transform_batch(images, labels, self.ctx)
+
+    def begin_micro_batch(self, micro_batch: int, micro_batches: int) -> None:
+        """Tell the transforms which micro-batch comes; needed where there is more than one."""
+        self._step_state.slot = self.ctx.rank * micro_batches + micro_batch
+
+    def regularization(self, task_loss: Tensor) -> Tensor | None:
+        """The method's term for this step, computed without autocast; `task_loss` is the step's loss without it."""
+        self.ctx.task_loss = task_loss.detach()
+        with torch.autocast(self.ctx.device.type, enabled=False):
+            return self.method.regularization(self.model, self.ctx)
+
+    def add_regularization(self, loss: Tensor) -> Tensor:
+        """The loss with the method's term."""
+        term = self.regularization(loss)
+        return loss if term is None else loss + term
+
+    def optimizer_step(self, step: Callable[[], Any] | None = None) -> bool:
+        """Run the two hooks around the optimizer's step; gradients are global and finite.
+
+        Args:
+            step: runs the optimizer; its own `step` if `None`.
+
+        Returns:
+            Whether the optimizer ran.
+        """
+        assert self.ctx.optimizer is not None, "attach(optimizer) comes first"
+        runs = self.method.before_optimizer_step(self.ctx) is not SKIP_STEP
+        if runs:
+            (step or self.ctx.optimizer.step)()
+        self.method.after_optimizer_step(self.ctx)
+        self.end_step()
+        return runs
+
+    def end_step(self) -> None:
+        """Count the step, also one that was left out, and plan anew where the method asks for it."""
+        self.ctx.step += 1
+        self.ctx.batch_index += 1
+        self._step_state.step = self.ctx.step
+        self._step_state.slot = 0
+        if self.method.plan_version != self._plan_version:
+            self._plan_all()
+
+    def end_epoch(self) -> IndexMap | None:
+        """`on_epoch_end`, then the reconfiguration that the method decides on, carried out."""
+        plan = self.close_epoch()
+        return None if plan is None else self.carry_out(plan)
+
+    def close_epoch(self) -> ReconfigPlan | None:
+        """`on_epoch_end`, and the method's decision; not carried out yet."""
+        self.ctx.epochs_done += 1
+        self.ctx.batch_index = 0
+        self.method.on_epoch_end(self.ctx)
+        return self.method.reconfigure(self.ctx)
+
+    def carry_out(self, plan: ReconfigPlan) -> IndexMap:
+        """Change model and optimizer, let the method renumber what it remembers, and plan the layers anew."""
+        index_map = self._replay(plan)
+        self._plan_all()
+        return index_map
+
+    def replay(self, plans: list[ReconfigPlan]) -> None:
+        """Carry out a resumed trial's reconfigurations on the fresh model; `load_state_dict` comes after."""
+        for plan in plans:
+            self._replay(plan)
+
+    def finish(self) -> None:
+        """W <- weight_forward(W) in every layer, then empty plans: the model stands without the method."""
+        with torch.no_grad():
+            for layer in self.ctx.layers.values():
+                assert isinstance(layer, PlannedLayer)
+                if layer.op_plan.weight_forward is not None:
+                    layer.weight.copy_(layer.forward_weight(layer.weight))
+        self.empty_plans()
+
+    def empty_plans(self) -> None:
+        """Leave every layer torch's own."""
+        for layer in self.ctx.layers.values():
+            assert isinstance(layer, PlannedLayer)
+            layer.op_plan = EMPTY
+
+    def state_dict(self) -> dict[str, Any]:
+        """The method's state and the counters that key its random numbers."""
+        ctx = self.ctx
+        return {
+            "method": self.method.state_dict(),
+            "plan_version": self.method.plan_version,
+            "step": ctx.step,
+            "epochs_done": ctx.epochs_done,
+            "batch_size": ctx.batch_size,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back `state_dict`, after `replay` and after the model's own state; then every layer is planned."""
+        self.method.load_state_dict(state["method"])
+        self.method.plan_version = state["plan_version"]  # type: ignore[misc]
+        self.ctx.step = self._step_state.step = state["step"]
+        self.ctx.epochs_done, self.ctx.batch_size = state["epochs_done"], state["batch_size"]
+        self._plan_all()
+
+    def _replay(self, plan: ReconfigPlan) -> IndexMap:
+        index_map = apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer)
+        self.reconfigurations.append(plan)
+        self.ctx.layers = {name: layer for name, layer in self.ctx.layers.items() if index_map.exists(name)}
+        if plan.batch_size is not None:
+            self.ctx.batch_size = plan.batch_size
+        self.method.on_reconfigured(index_map, self.ctx)
+        return index_map
+
+    def _plan_all(self) -> None:
+        self._plan_version = self.method.plan_version
+        planned = self.ctx.layers
+        for name, layer in planned.items():
+            assert isinstance(layer, PlannedLayer)
+            plan = self.method.plan(name, layer)
+            if not isinstance(plan, OpPlan | None):
+                raise UsageError(f"{type(self.method).__name__}.plan returned a {type(plan).__name__} for '{name}', not an OpPlan")
+            layer.op_plan = plan or EMPTY
+
+    def _memory_estimate(self, plan: ReconfigPlan) -> int:
+        """Bytes of training with `plan` carried out: layer inputs for backward, and weights with gradient and momentum.
+
+        Counted from shapes, as PruneTrain does (Sec. 4.3): stored layer inputs dominate. An input shrinks with the channels
+        that a plan keeps of its index space, a weight with both.
+        """
+        costs = count_layers(self.model, self.input_shape)
+        inputs = {consumer: space for space in self.ctx.spaces.values() for consumer, _ in space.consumers}
+        outputs = {producer: space for space in self.ctx.spaces.values() for producer in space.producers}
+        gone = {name for branch in plan.removed_branches for name in self.ctx.spaces.removable_branches[branch].layers}
+
+        def share(name: str, spaces: Mapping[str, Any]) -> float:
+            space = spaces.get(name)
+            return len(plan.kept[space.name]) / space.size if space is not None and space.name in plan.kept else 1.0
+
+        element = torch.finfo(next(self.model.parameters()).dtype).bits // 8
+        batch = plan.batch_size or self.ctx.batch_size
+        total = 0.0
+        for name, cost in costs.items():
+            if name not in gone:
+                narrower = share(name, inputs)
+                total += cost.input_elements * narrower * batch * element
+                total += 3 * cost.params * narrower * share(name, outputs) * element
+        return int(total)

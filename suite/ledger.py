@@ -1,0 +1,260 @@
+"""Counted cost: FLOPs by layer and product, integrated over the changing architecture.
+
+Conventions: one multiply-add is 2 FLOPs; convolution and linear layers; padding counted; a layer whose input needs no gradient
+(the first) has no data gradient. A method's own arithmetic is overhead, in a column of its own. Every figure of training FLOPs
+exists four times:
+
+    dense       the model as it was built
+    current     the shapes as they are now
+    effective   current, times the density that the method states: what hardware that skips zeros would need
+    executed    what the kernels really multiplied
+
+Masked emulation has executed = current.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from suite.method import Method
+from suite.ops import PlannedLayer
+
+PRODUCTS = ("forward", "dgrad", "wgrad")
+COLUMNS = ("dense", "current", "effective", "executed")
+Flops = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer's shape and multiply-adds for one image.
+
+    Attributes:
+        name, kind: the layer's name and `conv` or `linear`.
+        in_channels, out_channels, kernel, output: C, K, (R, S), (P, Q).
+        macs: multiply-adds of its forward; each gradient takes as many.
+        has_dgrad: whether its input needs a gradient.
+        params: its weights and biases.
+        input_elements: elements of its input, which training keeps for backward.
+    """
+
+    name: str
+    kind: str
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, int]
+    output: tuple[int, int]
+    macs: int
+    has_dgrad: bool
+    params: int
+    input_elements: int
+
+    def flops(self, product: str) -> int:
+        """FLOPs of one product for one image."""
+        return 0 if product == "dgrad" and not self.has_dgrad else 2 * self.macs
+
+
+def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str, LayerCost]:
+    """Count every convolution and linear layer of a model by running one blank image through it.
+
+    Args:
+        model: its mode, weights and normalisation statistics are left as they are.
+        input_shape: (C, H, W).
+    """
+    costs: dict[str, LayerCost] = {}
+
+    def note(name: str, layer: nn.Conv2d | nn.Linear, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        params = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+        elements, has_dgrad = inputs[0].numel(), bool(inputs[0].requires_grad)
+        previous = costs[name].macs if name in costs else 0  # a layer that is used twice multiplies twice
+        if isinstance(layer, nn.Conv2d):
+            kernel, size = layer.kernel_size, output.shape[-2:]
+            macs = output.numel() * (layer.in_channels // layer.groups) * kernel[0] * kernel[1]
+            costs[name] = LayerCost(
+                name, "conv", layer.in_channels, layer.out_channels, (kernel[0], kernel[1]), (size[0], size[1]),
+                previous + macs, has_dgrad, params, elements,
+            )  # fmt: skip
+        else:
+            macs = output.numel() * layer.in_features
+            costs[name] = LayerCost(
+                name, "linear", layer.in_features, layer.out_features, (1, 1), (1, 1),
+                previous + macs, has_dgrad, params, elements,
+            )  # fmt: skip
+
+    handles = [
+        layer.register_forward_hook(lambda layer, inputs, output, name=name: note(name, layer, inputs, output))
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.Conv2d, nn.Linear))
+    ]
+    device = next(model.parameters()).device
+    was_training = {module: module.training for module in model.modules()}
+    try:
+        model.eval()  # batch normalisation takes its stored statistics, and a single image, in this mode alone
+        with torch.enable_grad():
+            model(torch.zeros(1, *input_shape, device=device))
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in was_training.items():
+            module.training = training
+    return costs
+
+
+def count_model(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str, int]:
+    """Parameters, multiply-adds and FLOPs of one image's inference: `params`, `macs`, `inference_flops`."""
+    macs = sum(cost.macs for cost in count_layers(model, input_shape).values())
+    params = sum(parameter.numel() for parameter in model.parameters())
+    return {"params": params, "macs": macs, "inference_flops": 2 * macs}
+
+
+def weight_density(layer: nn.Module) -> float:
+    """Share of a layer's weights that are not 0."""
+    weight = layer.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.count_nonzero().item() / max(weight.numel(), 1)
+
+
+class Ledger:
+    """Integrates FLOPs over a trial, by layer and by interval between reconfigurations.
+
+    Args:
+        model: the planned model.
+        layers: its planned layers by name.
+        method: asked for density and overhead at every step.
+        input_shape: (C, H, W).
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: Mapping[str, nn.Module], method: Method, input_shape: tuple[int, int, int]
+    ) -> None:
+        self._model, self._layers, self._method, self._input_shape = model, layers, method, input_shape
+        self.dense = count_layers(model, input_shape)
+        self.current = dict(self.dense)
+        self._rows: list[dict[str, Any]] = []
+        self._first_epoch = 1
+        self._open_interval()
+
+    def add_step(self, step: int, samples: int) -> None:
+        """Count one training step of `samples` images."""
+        self._steps += 1
+        self._samples += samples
+        step_flops = dict.fromkeys(COLUMNS, 0.0)
+        for name, dense in self.dense.items():
+            cost, layer = self.current.get(name), self._layers.get(name)
+            sums = self._interval[name]
+            density = self._method.density(name, step)
+            executed = layer.meter.take() if isinstance(layer, PlannedLayer) else None
+            for index, product in enumerate(PRODUCTS):
+                whole = float(dense.flops(product) * samples)
+                now = float(cost.flops(product) * samples) if cost else 0.0
+                values = (whole, now, now * density[index], now * (executed[index] if executed else 1.0))
+                for column, value in zip(COLUMNS, values, strict=True):
+                    sums[product][column] += value
+                    step_flops[column] += value
+            if cost:
+                self._overhead[name] += self._method.overhead(name, samples)
+        self.step_flops = step_flops
+        for column in COLUMNS:
+            self.train_flops[column] += step_flops[column]
+
+    def close_interval(self, epochs_done: int) -> None:
+        """Write the rows of the interval that ends with `epochs_done`; before the model is changed."""
+        if self._steps:
+            self._rows += self._interval_rows(epochs_done)
+
+    def recount(self, epochs_done: int) -> None:
+        """Count the architecture that exists from now on; after `close_interval` and the change."""
+        self.current = count_layers(self._model, self._input_shape)
+        self._first_epoch = epochs_done + 1
+        self._open_interval()
+
+    def inference_flops(self, *, effective: bool = False) -> float:
+        """FLOPs of one image's inference; `effective` times the share of each layer's weights that are not 0."""
+        modules = dict(self._model.named_modules())
+        return float(
+            sum(
+                cost.flops("forward") * (weight_density(modules[name]) if effective else 1.0)
+                for name, cost in self.current.items()
+            )
+        )
+
+    @property
+    def inference_flops_dense(self) -> float:
+        return float(sum(cost.flops("forward") for cost in self.dense.values()))
+
+    def to_csv(self, epochs_done: int) -> str:
+        """`layers.csv`: a row a layer and interval."""
+        rows = self._rows + (self._interval_rows(epochs_done) if self._steps else [])
+        text = io.StringIO()
+        fields = list(rows[0]) if rows else ["interval"]
+        writer = csv.DictWriter(text, fields, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self._rows,
+            "first_epoch": self._first_epoch,
+            "interval": self._interval,
+            "overhead": self._overhead,
+            "steps": self._steps,
+            "samples": self._samples,
+            "step_flops": self.step_flops,
+            "train_flops": self.train_flops,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back `state_dict`, after the reconfigurations were replayed on the model."""
+        self.current = count_layers(self._model, self._input_shape)
+        self._rows, self._first_epoch = list(state["rows"]), state["first_epoch"]
+        self._interval, self._overhead = state["interval"], state["overhead"]
+        self._steps, self._samples = state["steps"], state["samples"]
+        self.step_flops, self.train_flops = state["step_flops"], state["train_flops"]
+
+    train_flops: dict[str, float]
+    step_flops: dict[str, float]
+
+    def _open_interval(self) -> None:
+        if not hasattr(self, "train_flops"):
+            self.train_flops = dict.fromkeys(COLUMNS, 0.0)
+            self.step_flops = dict.fromkeys(COLUMNS, 0.0)
+        self._interval: dict[str, Flops] = {
+            name: {product: dict.fromkeys(COLUMNS, 0.0) for product in PRODUCTS} for name in self.dense
+        }
+        self._overhead = dict.fromkeys(self.dense, 0.0)
+        self._steps = self._samples = 0
+
+    def _interval_rows(self, last_epoch: int) -> list[dict[str, Any]]:
+        modules = dict(self._model.named_modules())
+        number = 1 + max((row["interval"] for row in self._rows), default=0)
+        rows = []
+        for name, dense in self.dense.items():
+            cost, layer = self.current.get(name), modules.get(name)
+            row: dict[str, Any] = {
+                "interval": number,
+                "first_epoch": self._first_epoch,
+                "last_epoch": last_epoch,
+                "steps": self._steps,
+                "samples": self._samples,
+                "layer": name,
+                "kind": dense.kind,
+                "in_channels": cost.in_channels if cost else 0,
+                "out_channels": cost.out_channels if cost else 0,
+                "kernel": "x".join(map(str, dense.kernel)),
+                "output": "x".join(map(str, dense.output)),
+                "params": cost.params if cost else 0,
+                "weight_density": weight_density(layer) if cost and layer is not None else 0.0,
+            }
+            for product in PRODUCTS:
+                for column in COLUMNS:
+                    row[f"{product}_{column}"] = self._interval[name][product][column]
+            row["overhead"] = self._overhead[name]
+            rows.append(row)
+        return rows

@@ -1,0 +1,322 @@
+"""The one training loop. It knows the hooks of the contract, and no method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suite.clock import Clock
+from suite.hooks import Hooks
+from suite.ledger import Ledger, weight_density
+from suite.memory import SavedTensors, held_bytes
+from suite.method import Method, ReconfigPlan
+from suite.recipe import Recipe
+from suite.task import Batches, Splits
+
+Record = dict[str, Any]
+
+
+class Diverged(Exception):
+    """The loss is no longer a number, or no step of an epoch had finite gradients."""
+
+
+@dataclass
+class Progress:
+    """What the trainer itself remembers from epoch to epoch."""
+
+    first_epoch: int = 0  # epochs done when the schedule began; not 0 after a restart
+    lr_scale: float = 1.0
+    samples: int = 0
+    skipped_steps: int = 0
+    peak_memory_bytes: int = 0
+    best_accuracy: float = 0.0
+    finished: bool = False
+    last_record: Record = field(default_factory=dict)
+
+
+class Trainer:
+    """Trains one model by one method and one recipe.
+
+    Args:
+        model: the bare model, on `device`, in channels-last memory format.
+        method: the method, with its parameters.
+        recipe: how to train.
+        splits: the data, on `device`.
+        input_shape: (C, H, W).
+        num_classes: of the task.
+        seed: of the trial.
+        device: where everything is.
+        dtype: `torch.float32`, or `torch.bfloat16` for autocast.
+        task, preset: what the context tells the method.
+        on_epoch: receives each epoch's record, before the checkpoint.
+        on_checkpoint: receives the state after each epoch.
+        on_step: receives the share of the training that is done, in [0, 1].
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        recipe: Recipe,
+        splits: Splits,
+        *,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        task: str = "",
+        preset: str = "",
+        on_epoch: Callable[[Record], None] = lambda record: None,
+        on_checkpoint: Callable[[Callable[[], dict[str, Any]]], None] = lambda state: None,
+        on_step: Callable[[float], None] = lambda share: None,
+    ) -> None:
+        self.model, self.recipe, self.splits, self.device, self.dtype = model, recipe, splits, device, dtype
+        self.on_epoch, self.on_checkpoint, self.on_step = on_epoch, on_checkpoint, on_step
+        self.clock = Clock(device)
+        self.progress = Progress()
+        self.hooks = Hooks(
+            model,
+            method,
+            input_shape=input_shape,
+            num_classes=num_classes,
+            epochs=recipe.epochs,
+            batch_size=recipe.batch_size,
+            seed=seed,
+            task=task,
+            preset=preset,
+        )
+        self.ctx = self.hooks.ctx
+        self.optimizer = _optimizer(model, recipe)
+        self.hooks.attach(self.optimizer)
+        self.ledger = Ledger(model, self.ctx.layers, method, input_shape)
+        self.dense_params = sum(parameter.numel() for parameter in model.parameters())
+        self._memory_is_counted = False
+
+    def fit(self) -> None:
+        """Train from where the trainer stands to the last epoch.
+
+        Raises:
+            Diverged: if the loss is no longer a number.
+        """
+        while self._epochs_left():
+            with self.clock.span("train"):
+                record = self._train_epoch()
+            self.ctx.progress = (self.ctx.epochs_done + 1 - self.progress.first_epoch) / self.recipe.epochs
+            with self.clock.span("reconfigure"):
+                plan = self.hooks.close_epoch()
+            if plan is not None:
+                self._carry_out(plan)
+            if not self._epochs_left():
+                self.hooks.finish()
+                self.progress.finished = True
+            with self.clock.span("eval"):
+                record |= self._evaluate_splits()
+            self._complete(record, reconfigured=plan is not None)
+            self.on_epoch(record)
+            with self.clock.span("io"):
+                self.on_checkpoint(self.state_dict)
+
+    def _train_epoch(self) -> Record:
+        """Every step of one epoch, in the order of `suite.method`."""
+        ctx, recipe, hooks = self.ctx, self.recipe, self.hooks
+        batches = self.splits.train
+        steps = batches.steps_per_epoch(ctx.batch_size)
+        loss_sum = term_sum = 0.0
+        skipped = 0
+        self.model.train()
+        for images, labels in batches.epoch(ctx.epochs_done, ctx.batch_size):
+            done = ctx.epochs_done - self.progress.first_epoch + ctx.batch_index / steps
+            ctx.progress = done / recipe.epochs
+            for group in self.optimizer.param_groups:
+                group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale
+            images, labels = hooks.transform_batch(images, labels)
+            task_loss, term = self._forward_backward(images, labels)
+            if self._gradients_are_finite():
+                hooks.optimizer_step()
+                term_sum += term
+            elif not torch.isfinite(task_loss):
+                raise Diverged(f"the loss is {task_loss.item()} in epoch {ctx.epochs_done + 1}, step {ctx.step + 1}")
+            else:
+                hooks.end_step()
+                skipped += 1
+            self.optimizer.zero_grad(set_to_none=True)
+            loss_sum += task_loss.item()
+            self.ledger.add_step(ctx.step - 1, len(images))
+            self.progress.samples += len(images)
+            self.on_step((done + 1 / steps) / recipe.epochs)
+        if skipped == steps:
+            raise Diverged(f"no step of epoch {ctx.epochs_done + 1} had finite gradients")
+        self.progress.skipped_steps += skipped
+        return {
+            "train_loss": loss_sum / steps,
+            "regularization": term_sum / max(steps - skipped, 1),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "batch_size": ctx.batch_size,
+            "steps": steps,
+            "skipped_steps": skipped,
+        }
+
+    def _forward_backward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+        """Gradients of one step into `.grad`; returns the task's loss, and the method's term."""
+        parts = self.recipe.micro_batches
+        task_loss = torch.zeros((), device=self.device)
+        value = 0.0
+        saved = None if self._memory_is_counted else SavedTensors(self.model)
+        for part, (some_images, some_labels) in enumerate(zip(images.chunk(parts), labels.chunk(parts), strict=True)):
+            self.hooks.begin_micro_batch(part, parts)
+            with saved.counting() if saved and part == 0 else nullcontext():
+                with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                    logits = self.model(some_images)
+                loss = F.cross_entropy(logits.float(), some_labels, label_smoothing=self.recipe.label_smoothing) / parts
+            task_loss += loss.detach()
+            if part == parts - 1:
+                term = self.hooks.regularization(task_loss)
+                if term is not None:
+                    loss = loss + term
+                    value = term.item()
+            loss.backward()
+        if saved:
+            self._note_peak_memory(saved)
+            self._memory_is_counted = self.device.type != "cuda"  # the allocator counts by itself; asking is free
+        return task_loss, value
+
+    def _gradients_are_finite(self) -> bool:
+        """Clip where the recipe says so, and look whether every gradient is a number."""
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not torch.isfinite(norm):
+            return False
+        if self.recipe.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.recipe.clip_norm, norm)
+        return True
+
+    def _carry_out(self, plan: ReconfigPlan) -> None:
+        """Change model, optimizer and schedule as the method decided."""
+        self.ledger.close_interval(self.ctx.epochs_done)
+        with self.clock.span("reconfigure"):
+            self.hooks.carry_out(plan)
+            if plan.restart:
+                self.optimizer.state.clear()
+                self.progress.first_epoch = self.ctx.epochs_done
+            if plan.lr_scale is not None:
+                self.progress.lr_scale = plan.lr_scale
+        self.ledger.recount(self.ctx.epochs_done)
+        self._memory_is_counted = False
+
+    def _epochs_left(self) -> int:
+        return self.recipe.epochs - (self.ctx.epochs_done - self.progress.first_epoch)
+
+    def _evaluate_splits(self) -> Record:
+        accuracy, loss = self.evaluate(self.splits.test)
+        record = {"test_accuracy": accuracy, "test_loss": loss}
+        if self.splits.validation is not None:
+            record["val_accuracy"], record["val_loss"] = self.evaluate(self.splits.validation)
+        return record
+
+    @torch.no_grad()
+    def evaluate(self, batches: Batches) -> tuple[float, float]:
+        """Accuracy and mean cross entropy (no smoothing) over a split; mirrored images take part where the recipe says so."""
+        self.model.eval()
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        for images, labels in batches.epoch(0, self.recipe.eval_batch_size):
+            logits = self.predict(images)
+            if self.recipe.flip_tta:
+                logits = (logits + self.predict(images.flip(3))) / 2
+            correct += (logits.argmax(1) == labels).sum()
+            loss += F.cross_entropy(logits, labels, reduction="sum")
+        return correct.item() / batches.num_samples, loss.item() / batches.num_samples
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits in float32, in the trial's arithmetic."""
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            logits: Tensor = self.model(images)
+        return logits.float()
+
+    def _complete(self, record: Record, reconfigured: bool) -> None:
+        """Add counted and measured cost to an epoch's record, and remember it."""
+        self.progress.best_accuracy = max(self.progress.best_accuracy, record["test_accuracy"])
+        seconds, ledger = self.clock.seconds, self.ledger
+        densities = {name: self.hooks.method.density(name, self.ctx.step) for name in self.ctx.layers}
+        record |= {
+            "epoch": self.ctx.epochs_done,
+            "train_time_s": self.clock.training,
+            "eval_time_s": seconds["eval"],
+            "reconfigure_time_s": seconds["reconfigure"],
+            "step_flops": dict(ledger.step_flops),
+            "train_flops": dict(ledger.train_flops),
+            "params": sum(parameter.numel() for parameter in self.model.parameters()),
+            "inference_flops": ledger.inference_flops(),
+            "layers": {
+                name: {
+                    "out": ledger.current[name].out_channels,
+                    "in": ledger.current[name].in_channels,
+                    "density": list(densities[name]),
+                    "weight_density": weight_density(layer),
+                }
+                for name, layer in self.ctx.layers.items()
+            },
+            "reconfigured": reconfigured,
+        }
+        self.progress.last_record = record
+
+    def _note_peak_memory(self, saved: SavedTensors) -> None:
+        """Bytes that a step holds: the allocator's maximum on CUDA; on the CPU counted, once for each architecture."""
+        if self.device.type == "cuda":
+            held = torch.cuda.max_memory_allocated(self.device)
+        else:
+            held = saved.bytes + held_bytes(self.model, self.optimizer)
+            if not self.optimizer.state and self.recipe.momentum:  # the first step of all: momentum is yet to come
+                held += sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, held)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed trial needs to go on bit for bit."""
+        return {
+            "reconfigurations": [plan.to_json() for plan in self.hooks.reconfigurations],
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "hooks": self.hooks.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "clock": self.clock.state_dict(),
+            "progress": vars(self.progress).copy(),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: the architecture is replayed first, then everything is loaded into it."""
+        self.hooks.replay([ReconfigPlan.from_json(plan) for plan in state["reconfigurations"]])
+        self.model.load_state_dict(state["model"], strict=True)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.hooks.load_state_dict(state["hooks"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.clock.load_state_dict(state["clock"])
+        self.progress = Progress(**state["progress"])
+        if self.progress.finished:
+            self.hooks.empty_plans()  # the weights in the state are the finished ones already
+        torch.set_rng_state(state["random"].cpu())
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)
+
+
+def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
+    """SGD over all parameters; normalisation and biases apart where the recipe does not decay them."""
+    parameters = list(model.parameters())
+    if recipe.decay_norm_and_bias:
+        groups = [{"params": parameters, "weight_decay": recipe.weight_decay}]
+    else:
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+    return torch.optim.SGD(
+        groups, lr=recipe.learning_rate_at(0.0), momentum=recipe.momentum, nesterov=recipe.nesterov
+    )
