@@ -59,9 +59,7 @@ class TorchBackend:
     def forward(self, activation: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         if geometry.kind == "linear":
             return F.linear(activation, weight, bias)
-        return F.conv2d(
-            activation, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups
-        )
+        return F.conv2d(activation, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
 
     def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor, geometry: Geometry) -> Tensor:
         if geometry.kind == "linear":
@@ -72,8 +70,7 @@ class TorchBackend:
         self, grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, with_bias: bool
     ) -> tuple[Tensor, Tensor | None]:
         if geometry.kind == "linear":
-            # The order of autograd's own product, so that the result has the same bits.
-            return (activation.t() @ grad).t(), grad.sum(0) if with_bias else None
+            return grad.t() @ activation, grad.sum(0) if with_bias else None
         # Weight and bias in one call: the bias costs nothing then, and both have the bits of torch's own backward.
         gradients = _convolution_backward(grad, activation, weight, geometry, (False, True, with_bias))
         return gradients[1], gradients[2] if with_bias else None

@@ -102,8 +102,10 @@ def load_model(path: str | Path) -> nn.Module:
     if architecture["format"] != MODEL_FORMAT:
         raise UsageError(f"{path}: has format {architecture['format']}; this version reads {MODEL_FORMAT}")
     input_shape = tuple(architecture["input_shape"])
-    generator_state = torch.get_rng_state()  # building draws weights that are overwritten; nobody else's draws should move
-    model = build_model(architecture["model"], architecture["num_classes"], input_shape)
+    generator_state = (
+        torch.get_rng_state()
+    )  # building draws weights that are overwritten; nobody else's draws should move
+    model = build_model(architecture["model"], input_shape, architecture["num_classes"])
     torch.set_rng_state(generator_state)
     spaces = find_index_spaces(model, input_shape)
     for plan in architecture["reconfigurations"]:

@@ -117,8 +117,7 @@ class Hooks:
         self.ctx.batch_index += 1
         self._step_state.step = self.ctx.step
         self._step_state.slot = 0
-        if self.method.plan_version != self._plan_version:
-            self._plan_all()
+        self._plan_where_asked()
 
     def end_epoch(self) -> IndexMap | None:
         """`on_epoch_end`, then the reconfiguration that the method decides on, carried out."""
@@ -130,7 +129,9 @@ class Hooks:
         self.ctx.epochs_done += 1
         self.ctx.batch_index = 0
         self.method.on_epoch_end(self.ctx)
-        return self.method.reconfigure(self.ctx)
+        plan = self.method.reconfigure(self.ctx)
+        self._plan_where_asked()
+        return plan
 
     def carry_out(self, plan: ReconfigPlan) -> IndexMap:
         """Change model and optimizer, let the method renumber what it remembers, and plan the layers anew."""
@@ -148,8 +149,10 @@ class Hooks:
         with torch.no_grad():
             for layer in self.ctx.layers.values():
                 assert isinstance(layer, PlannedLayer)
+                weight = layer.weight
+                assert isinstance(weight, Tensor)
                 if layer.op_plan.weight_forward is not None:
-                    layer.weight.copy_(layer.forward_weight(layer.weight))
+                    weight.copy_(layer.forward_weight(weight))
         self.empty_plans()
 
     def empty_plans(self) -> None:
@@ -186,6 +189,10 @@ class Hooks:
         self.method.on_reconfigured(index_map, self.ctx)
         return index_map
 
+    def _plan_where_asked(self) -> None:
+        if self.method.plan_version != self._plan_version:
+            self._plan_all()
+
     def _plan_all(self) -> None:
         self._plan_version = self.method.plan_version
         planned = self.ctx.layers
@@ -193,7 +200,9 @@ class Hooks:
             assert isinstance(layer, PlannedLayer)
             plan = self.method.plan(name, layer)
             if not isinstance(plan, OpPlan | None):
-                raise UsageError(f"{type(self.method).__name__}.plan returned a {type(plan).__name__} for '{name}', not an OpPlan")
+                raise UsageError(
+                    f"{type(self.method).__name__}.plan returned a {type(plan).__name__} for '{name}', not an OpPlan"
+                )
             layer.op_plan = plan or EMPTY
 
     def _memory_estimate(self, plan: ReconfigPlan) -> int:
@@ -202,21 +211,18 @@ class Hooks:
         Counted from shapes, as PruneTrain does (Sec. 4.3): stored layer inputs dominate. An input shrinks with the channels
         that a plan keeps of its index space, a weight with both.
         """
-        costs = count_layers(self.model, self.input_shape)
-        inputs = {consumer: space for space in self.ctx.spaces.values() for consumer, _ in space.consumers}
-        outputs = {producer: space for space in self.ctx.spaces.values() for producer in space.producers}
-        gone = {name for branch in plan.removed_branches for name in self.ctx.spaces.removable_branches[branch].layers}
+        costs, spaces = count_layers(self.model, self.input_shape), self.ctx.spaces
+        gone = {name for branch in plan.removed_branches for name in spaces.removable_branches[branch].layers}
 
-        def share(name: str, spaces: Mapping[str, Any]) -> float:
-            space = spaces.get(name)
-            return len(plan.kept[space.name]) / space.size if space is not None and space.name in plan.kept else 1.0
+        def share(space: str | None) -> float:
+            return len(plan.kept[space]) / spaces[space].size if space is not None and space in plan.kept else 1.0
 
         element = torch.finfo(next(self.model.parameters()).dtype).bits // 8
         batch = plan.batch_size or self.ctx.batch_size
         total = 0.0
         for name, cost in costs.items():
             if name not in gone:
-                narrower = share(name, inputs)
+                narrower = share(spaces.input_of.get(name))
                 total += cost.input_elements * narrower * batch * element
-                total += 3 * cost.params * narrower * share(name, outputs) * element
+                total += 3 * cost.params * narrower * share(spaces.output_of.get(name)) * element
         return int(total)

@@ -136,6 +136,9 @@ class Ledger:
         self._model, self._layers, self._method, self._input_shape = model, layers, method, input_shape
         self.dense = count_layers(model, input_shape)
         self.current = dict(self.dense)
+        self.train_flops = dict.fromkeys(COLUMNS, 0.0)
+        self.step_flops = dict.fromkeys(COLUMNS, 0.0)
+        self._interval: dict[str, Flops] = {}
         self._rows: list[dict[str, Any]] = []
         self._first_epoch = 1
         self._open_interval()
@@ -218,16 +221,8 @@ class Ledger:
         self._steps, self._samples = state["steps"], state["samples"]
         self.step_flops, self.train_flops = state["step_flops"], state["train_flops"]
 
-    train_flops: dict[str, float]
-    step_flops: dict[str, float]
-
     def _open_interval(self) -> None:
-        if not hasattr(self, "train_flops"):
-            self.train_flops = dict.fromkeys(COLUMNS, 0.0)
-            self.step_flops = dict.fromkeys(COLUMNS, 0.0)
-        self._interval: dict[str, Flops] = {
-            name: {product: dict.fromkeys(COLUMNS, 0.0) for product in PRODUCTS} for name in self.dense
-        }
+        self._interval = {name: {product: dict.fromkeys(COLUMNS, 0.0) for product in PRODUCTS} for name in self.dense}
         self._overhead = dict.fromkeys(self.dense, 0.0)
         self._steps = self._samples = 0
 

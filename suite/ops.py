@@ -137,9 +137,9 @@ def convert(model: nn.Module, step_state: StepState | None = None) -> dict[str, 
             layer.__class__ = planned
         elif not isinstance(layer, PlannedLayer):
             continue
-        assert isinstance(layer, PlannedLayer)
+        assert isinstance(layer, PlannedLayer)  # which the type checker cannot see after the change of class
         layer.name, layer.op_plan, layer.step_state, layer.meter = name, EMPTY, state, ExecutedMeter()
-        layers[name] = layer
+        layers[name] = layer  # type: ignore[assignment]
     return layers
 
 
@@ -274,7 +274,9 @@ def _compact_gradients(
     small = weight.index_select(0, kept)
     if needs_activation:
         empty = kept.numel() == 0
-        grad_activation = torch.zeros_like(activation) if empty else TORCH.dgrad(values, small, activation, ctx.geometry)
+        grad_activation = (
+            torch.zeros_like(activation) if empty else TORCH.dgrad(values, small, activation, ctx.geometry)
+        )
         ctx.layer.meter.add("dgrad", share)
     if needs_weight:
         grad_weight = torch.zeros_like(weight)

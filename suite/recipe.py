@@ -75,7 +75,9 @@ class Recipe:
         if not 0 <= self.peak_at <= 1:
             raise ValueError(f"recipe.peak_at is {self.peak_at}; it is a share of all epochs, in [0, 1]")
         if self.batch_size % self.micro_batches:
-            raise ValueError(f"recipe.batch_size {self.batch_size} is no multiple of micro_batches {self.micro_batches}")
+            raise ValueError(
+                f"recipe.batch_size {self.batch_size} is no multiple of micro_batches {self.micro_batches}"
+            )
         if self.schedule not in ("linear", "cosine", "step"):
             raise ValueError(f"recipe.schedule is '{self.schedule}'; known: cosine, linear, step")
 

@@ -6,15 +6,16 @@ A thing is registered by the decorator above it, and its file is found without b
     class SDGP(Method):
         \"\"\"One line that says what it is.\"\"\"
 
-`names` and `summary` read the decorators out of the sources (`ast`), so that listing imports no torch. `get` imports the
-one module that it needs. Names come from three places: the project's own packages (`PACKAGES`), entry points of installed
-packages (`pdt.methods`, `pdt.tasks`, `pdt.models`), and plugin files given on the command line.
+`names` and `entries` read the decorators out of the sources (`ast`), so that listing imports no torch. `get` imports
+the one module that it needs. Names come from three places: the project's own packages (`PACKAGES`), entry points of
+installed packages (`pdt.methods`, `pdt.tasks`, `pdt.models`), and plugin files given on the command line.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -118,24 +119,26 @@ def load_plugin(path: str | Path) -> list[Entry]:
     path = Path(path).resolve()
     if not path.is_file():
         raise UsageError(f"--plugin {path}: no such file")
-    module_name = f"pdt_plugin_{path.stem}"
-    if module_name in sys.modules and getattr(sys.modules[module_name], "__file__", None) == str(path):
+    # Two plugins may have the same file name in different folders.
+    module_name = f"pdt_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if module_name in sys.modules:
         return [entry for entry in _plugin_entries.values() if entry.origin == str(path)]
-    found = [entry for entry in _read(path, str(path))]
+    found = _read(path, str(path))
+    if not found:
+        raise UsageError(f"--plugin {path}: registers nothing; put @register('method', 'name') above a class")
     for entry in found:
         if entry.name in entries(entry.kind):
             raise UsageError(f"--plugin {path}: {entry.kind} '{entry.name}' exists already; give it another name")
     specification = importlib.util.spec_from_file_location(module_name, path)
-    assert specification is not None and specification.loader is not None
+    if specification is None or specification.loader is None:
+        raise UsageError(f"--plugin {path}: is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(specification)
     sys.modules[module_name] = module
     try:
         specification.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise UsageError(f"--plugin {path}: {type(error).__name__}: {error}") from error
-    if not found:
-        raise UsageError(f"--plugin {path}: registers nothing; put @register('method', 'name') above a class")
     _plugin_entries.update({(entry.kind, entry.name): entry for entry in found})
     return found
 
@@ -169,7 +172,7 @@ def _read(path: Path, origin: str) -> list[Entry]:
     """The entries that a file's `@register(kind, name)` decorators make, read without running it."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, SyntaxError) as error:  # a null byte in a source is a ValueError
         raise UsageError(f"{path}: is not a Python file: {error}") from error
     found = []
     for node in tree.body:
@@ -183,6 +186,10 @@ def _read(path: Path, origin: str) -> list[Entry]:
             literals = [argument.value for argument in decorator.args if isinstance(argument, ast.Constant)]
             if len(literals) != 2 or not all(isinstance(literal, str) for literal in literals):
                 raise UsageError(f"{path}:{decorator.lineno}: register takes two literal strings, a kind and a name")
+            if literals[0] not in KINDS:
+                raise UsageError(
+                    f"{path}:{decorator.lineno}: no kind '{literals[0]}'{nearest(str(literals[0]), KINDS)}"
+                )
             summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
             found.append(Entry(str(literals[0]), str(literals[1]), origin, summary))
     return found

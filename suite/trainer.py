@@ -154,6 +154,9 @@ class Trainer:
         if skipped == steps:
             raise Diverged(f"no step of epoch {ctx.epochs_done + 1} had finite gradients")
         self.progress.skipped_steps += skipped
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
+            self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, peak)
         return {
             "train_loss": loss_sum / steps,
             "regularization": term_sum / max(steps - skipped, 1),
@@ -168,7 +171,7 @@ class Trainer:
         parts = self.recipe.micro_batches
         task_loss = torch.zeros((), device=self.device)
         value = 0.0
-        saved = None if self._memory_is_counted else SavedTensors(self.model)
+        saved = None if self._memory_is_counted or self.device.type == "cuda" else SavedTensors(self.model)
         for part, (some_images, some_labels) in enumerate(zip(images.chunk(parts), labels.chunk(parts), strict=True)):
             self.hooks.begin_micro_batch(part, parts)
             with saved.counting() if saved and part == 0 else nullcontext():
@@ -184,7 +187,6 @@ class Trainer:
             loss.backward()
         if saved:
             self._note_peak_memory(saved)
-            self._memory_is_counted = self.device.type != "cuda"  # the allocator counts by itself; asking is free
         return task_loss, value
 
     def _gradients_are_finite(self) -> bool:
@@ -268,14 +270,12 @@ class Trainer:
         self.progress.last_record = record
 
     def _note_peak_memory(self, saved: SavedTensors) -> None:
-        """Bytes that a step holds: the allocator's maximum on CUDA; on the CPU counted, once for each architecture."""
-        if self.device.type == "cuda":
-            held = torch.cuda.max_memory_allocated(self.device)
-        else:
-            held = saved.bytes + held_bytes(self.model, self.optimizer)
-            if not self.optimizer.state and self.recipe.momentum:  # the first step of all: momentum is yet to come
-                held += sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        """On the CPU, once for each architecture: what a step keeps for backward, and what is held all the time."""
+        held = saved.bytes + held_bytes(self.model, self.optimizer)
+        if not self.optimizer.state and self.recipe.momentum:  # the first step of all: momentum is yet to come
+            held += sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
         self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, held)
+        self._memory_is_counted = True
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed trial needs to go on bit for bit."""
@@ -317,6 +317,4 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
-    return torch.optim.SGD(
-        groups, lr=recipe.learning_rate_at(0.0), momentum=recipe.momentum, nesterov=recipe.nesterov
-    )
+    return torch.optim.SGD(groups, lr=recipe.learning_rate_at(0.0), momentum=recipe.momentum, nesterov=recipe.nesterov)

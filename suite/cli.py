@@ -1,0 +1,61 @@
+"""The command line: which verb, and what its errors look like.
+
+What the user can mend is a `UsageError` and becomes one line and exit status 2; anything else keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from suite.errors import UsageError, nearest
+
+VERBS = ("run", "list", "describe", "check", "report")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what a command line asks for, and return its exit status."""
+    logging.basicConfig(level=logging.INFO, format="pdt: %(message)s")
+    try:
+        return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+    except UsageError as error:
+        # A message from elsewhere (a plugin, TOML) may have several lines.
+        print("pdt: error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("pdt: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # `pdt list | head` closed the pipe; Python would try to flush into it once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _dispatch(arguments: list[str]) -> int:
+    verb = "run"
+    if arguments and not arguments[0].startswith("-"):
+        verb = arguments.pop(0)
+        if verb not in VERBS:
+            raise UsageError(f"no verb is called '{verb}'{nearest(verb, VERBS)}")
+    return _function(verb)(arguments)
+
+
+def _function(verb: str) -> Callable[[Sequence[str]], int]:
+    # Imported one by one: `list` answers at once, without what `run` needs.
+    if verb == "run":
+        from suite.run import run
+
+        return run
+    if verb in ("list", "describe"):
+        from suite import describe
+
+        return describe.list_all if verb == "list" else describe.describe
+    from suite import verbs
+
+    return verbs.check if verb == "check" else verbs.report
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The verbs `list` and `describe`: what there is, and what may be typed for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from suite import registry
+from suite.errors import UsageError, nearest
+from suite.options import Parser
+from suite.planning import read_names
+from suite.spec import PRESETS
+
+DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10
+IMAGENET_SHAPE, IMAGENET_CLASSES = (3, 224, 224), 1000
+DESCRIBED = ("method", "task", "model")
+
+
+def list_all(arguments: Sequence[str]) -> int:
+    """Print every registered thing with the first line of its docstring; imports none of them."""
+    parser = Parser(prog="pdt list", description="List methods, tasks, models and engines.")
+    parser.add_argument("--json", action="store_true", help="as JSON: {kind: [{name, summary, origin}]}")
+    parser.add_argument(
+        "--plugin", metavar="FILE", action="append", default=[], help="list what this file registers, too"
+    )
+    namespace = parser.read(arguments)
+    for path in namespace.plugin:
+        registry.load_plugin(path)
+    found = {kind: [entry for _, entry in sorted(registry.entries(kind).items())] for kind in registry.KINDS}
+    if namespace.json:
+        plain = {
+            f"{kind}s": [{"name": entry.name, "summary": entry.summary, "origin": entry.origin} for entry in entries]
+            for kind, entries in found.items()
+        }
+        print(json.dumps(plain, indent=2))
+        return 0
+    width = max((len(entry.name) for entries in found.values() for entry in entries), default=0)
+    for kind, entries in found.items():
+        print(f"{kind}s")
+        for entry in entries:
+            print(f"  {entry.name:{width}}  {entry.summary}")
+    return 0
+
+
+def describe(arguments: Sequence[str]) -> int:
+    """Print what is known of one method, task or model."""
+    parser = Parser(prog="pdt describe", description="Describe a method, a task or a model.")
+    parser.add_argument("name", metavar="NAME", help="a name of `pdt list`; a model's parameters in brackets")
+    parser.add_argument(
+        "--task", metavar="TASK", default="", help="the task that gives a model its input, a method its defaults"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="a Python file that registers it")
+    namespace = parser.read(arguments)
+    for path in namespace.plugin:
+        registry.load_plugin(path)
+    if namespace.task:
+        read_names(namespace.task, "task", "--task")
+    name = namespace.name.partition("[")[0]
+    kinds = [kind for kind in DESCRIBED if name in registry.names(kind)]
+    if not kinds:
+        every = [known for kind in DESCRIBED for known in registry.names(kind)]
+        raise UsageError(f"nothing is called '{name}'{nearest(name, every)}")
+    functions = {"method": describe_method, "task": describe_task, "model": describe_model}
+    found = functions[kinds[0]](namespace.name, namespace.task)
+    if len(kinds) > 1:
+        found["note"] = f"'{name}' is also the name of a {kinds[1]}; this is the {kinds[0]}"
+    print(json.dumps(found, indent=2) if namespace.json else as_text(found))
+    return 0
+
+
+def describe_method(text: str, task: str) -> dict[str, Any]:
+    """Parameters of a method, with the defaults that each preset of a task gives."""
+    from suite.parameters import REQUIRED, allowed, declared, read_one, resolve, type_name
+
+    choice = read_one(text, "method")
+    thing = registry.get("method", choice.name)
+    presets = {preset: resolve(thing, thing.defaults(task or "cifar10", preset), choice.typed) for preset in PRESETS}
+    return {
+        "name": str(choice),
+        "kind": "method",
+        "summary": _summary(thing),
+        "source": thing.source,
+        "version": thing.version,
+        "parameters": [
+            {
+                "name": name,
+                "type": type_name(parameter.annotation),
+                "allowed": allowed(parameter.annotation),
+                "default": None if parameter.default is REQUIRED else parameter.default,
+                "presets": {preset: values.get(name) for preset, values in presets.items()},
+            }
+            for name, parameter in declared(thing).items()
+        ],
+        "presets_of_task": task or "cifar10",
+    }
+
+
+def describe_task(text: str, task: str) -> dict[str, Any]:
+    """Data, default models and recipes of a task."""
+    name = read_names(text, "task", "describe")[0].name
+    thing = registry.get("task", name)()
+    return {
+        "name": name,
+        "kind": "task",
+        "title": thing.title,
+        "summary": _summary(type(thing)),
+        "input_shape": list(thing.input_shape),
+        "classes": thing.num_classes,
+        "source": thing.source,
+        "paper_recipe": thing.paper_recipe,
+        "default_models": {preset: thing.default_model(preset) for preset in PRESETS},
+        "recipes": {preset: dataclasses.asdict(thing.recipe(preset)) for preset in PRESETS},
+    }
+
+
+def describe_model(text: str, task: str) -> dict[str, Any]:
+    """Size and cost of a network, for a task's images or those of CIFAR."""
+    from suite.ledger import count_model
+    from suite.parameters import build_model, canonical, declared, read_one, resolve, type_name
+
+    choice = read_one(text, "model")
+    thing = registry.get("model", choice.name)
+    shape, classes = DEFAULT_SHAPE, DEFAULT_CLASSES
+    if task:
+        described = registry.get("task", task)
+        shape, classes = described.input_shape, described.num_classes
+    model = build_model(text, shape, classes)
+    values = resolve(thing, choice.typed)
+    return {
+        "name": str(canonical(choice, thing)),
+        "kind": "model",
+        "summary": _summary(thing),
+        **count_model(model, shape),
+        "input_shape": list(shape),
+        "classes": classes,
+        "parameters": [
+            {"name": name, "type": type_name(parameter.annotation), "value": values[name]}
+            for name, parameter in declared(thing).items()
+        ],
+    }
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """The same for readers: a line a fact, a line a parameter, a block a recipe."""
+    lines = []
+    for key, value in found.items():
+        if isinstance(value, dict):
+            lines.append(f"{key}:")
+            lines += [f"  {name:7}  {_line(item)}" for name, item in value.items()]
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            lines.append(f"{key}:")
+            lines += [f"  {_line(item)}" for item in value]
+        elif key == "parameters":
+            lines.append("parameters: none")
+        else:
+            lines.append(f"{key}: {_line(value)}")
+    return "\n".join(lines)
+
+
+def _line(value: Any) -> str:
+    from suite.parameters import show
+
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{key}={_line(item)}" if isinstance(item, dict) else f"{key} {show(item)}" for key, item in value.items()
+        )
+    if isinstance(value, list):
+        return "x".join(str(item) for item in value)
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def _summary(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().partition("\n")[0]

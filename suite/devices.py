@@ -1,0 +1,94 @@
+"""Which device and which number format a trial computes with, from what was typed.
+
+`read_device` and `read_dtype` look at the text alone; `resolve_device` and `resolve_dtype` at the machine, with torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from suite.errors import UsageError, nearest
+
+DTYPES = ("auto", "float32", "bfloat16")
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, Arm: as the kernel spells them
+
+
+def read_device(text: str) -> str:
+    """Check that `text` is `auto`, `cpu`, `cuda` or `cuda:N`."""
+    if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text) is None:
+        raise UsageError(f"--device '{text}'{nearest(text, ('auto', 'cpu', 'cuda', 'cuda:0'))}")
+    return text
+
+
+def read_dtype(text: str) -> str:
+    """Check that `text` is one of `DTYPES`."""
+    if text not in DTYPES:
+        raise UsageError(f"--dtype '{text}'{nearest(text, DTYPES)}")
+    return text
+
+
+def resolve_device(text: str) -> tuple[str, int | None]:
+    """The kind of device, `cpu` or `cuda`, and the index of the GPU.
+
+    Raises:
+        UsageError: if a GPU is asked for that torch does not see.
+    """
+    import torch
+
+    kind, _, index = read_device(text).partition(":")
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return "cpu", None
+    if not torch.cuda.is_available():
+        reason = "sees no CUDA GPU" if torch.version.cuda else "is built without CUDA"
+        raise UsageError(f"--device {text}: torch {torch.__version__} {reason}; type --device cpu")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise UsageError(f"--device {text}: this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
+    return "cuda", int(index or 0)
+
+
+def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
+    """`float32` or `bfloat16`. `auto` is bfloat16 where the device has arithmetic for it, not where it is emulated."""
+    if read_dtype(text) != "auto":
+        return text
+    if kind == "cuda":
+        import torch
+
+        return "bfloat16" if torch.cuda.get_device_capability(index) >= (8, 0) else "float32"
+    return "bfloat16" if has_bfloat16_cpu() else "float32"
+
+
+def has_bfloat16_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this CPU multiplies bfloat16 itself (AVX512_BF16, AMX, Arm BF16).
+
+    Read from the kernel: torch has no public question for it, and its private ones differ between versions.
+    """
+    if not cpuinfo.is_file():
+        return False
+    for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip().lower() in ("flags", "features"):
+            return bool(_BFLOAT16_FLAGS & set(value.split()))
+    return False
+
+
+def available_cores() -> int:
+    """Physical cores that this process may keep busy: those of its affinity, within the container's quota.
+
+    Two hardware threads of one core share its multipliers, so they count once.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    logical = os.sched_getaffinity(0)
+    siblings = [Path(f"/sys/devices/system/cpu/cpu{index}/topology/thread_siblings_list") for index in logical]
+    cores = len({path.read_text(encoding="ascii") if path.is_file() else str(path) for path in siblings})
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file():
+        limit, _, period = quota.read_text(encoding="ascii").strip().partition(" ")
+        if limit.isdigit() and period.isdigit():
+            cores = min(cores, max(1, int(limit) // int(period)))
+    return cores

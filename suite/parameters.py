@@ -1,0 +1,344 @@
+"""`name[key=value,...]` and grids, read against the signature of what they configure.
+
+    dense,sdgp[n=2,m=4]            a comma list; commas inside brackets separate parameters
+    sdgp[mode=random|magnitude]    a grid: one choice for each alternative, in declaration order
+    net[milestones=(0.5,0.75)]     parentheses (or brackets) around a value protect its commas
+
+What may be typed, and of which type, stands in the signature of the registered class or function: reading is in two
+steps, `read_list` (syntax; imports nothing) and `choices` (types; needs the object).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import math
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from suite import registry
+from suite.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+REQUIRED = inspect.Parameter.empty
+CONTEXT = ("num_classes", "input_shape", "in_channels")
+"""Arguments of a model that the task gives; they cannot be typed."""
+
+_OPENING, _CLOSING = "[(", "])"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One keyword of a class or function. `default` is `REQUIRED` where it has none."""
+
+    name: str
+    annotation: Any
+    default: Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """One item of a list as it was typed: a name, and for each key its alternatives, not yet of any type."""
+
+    text: str
+    name: str
+    alternatives: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A name with one value for each typed key, in declaration order."""
+
+    name: str
+    typed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def variant(self) -> str:
+        """The parameters as typed: `k=v`, joined by commas."""
+        return ",".join(f"{key}={show(value)}" for key, value in self.typed.items())
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.variant}]" if self.typed else self.name
+
+
+def split(text: str, separator: str = ",") -> list[str]:
+    """Split at the separators that stand in no bracket, and strip the parts.
+
+    Raises:
+        UsageError: if brackets do not pair.
+    """
+    parts, start, opened = [], 0, ""
+    for position, character in enumerate(text):
+        if character in _OPENING:
+            opened += character
+        elif character in _CLOSING:
+            if not opened or _OPENING.index(opened[-1]) != _CLOSING.index(character):
+                raise UsageError(f"'{text}': the '{character}' at character {position + 1} closes nothing")
+            opened = opened[:-1]
+        elif character == separator and not opened:
+            parts.append(text[start:position].strip())
+            start = position + 1
+    if opened:
+        raise UsageError(f"'{text}': a '{opened[-1]}' is never closed")
+    return [*parts, text[start:].strip()]
+
+
+def read_list(text: str, option: str) -> list[Request]:
+    """Read a comma list of `name` or `name[key=value,...]`; `option` names it in errors."""
+    try:
+        return [_read_item(item) for item in split(text)]
+    except UsageError as error:
+        raise UsageError(f"{option} {error}") from None
+
+
+def _read_item(item: str) -> Request:
+    matched = re.fullmatch(r"(\w+)(?:\[(.*)\])?", item, flags=re.DOTALL)
+    if matched is None:
+        raise UsageError(f"'{item}': expected name or name[key=value,...]")
+    name, inside = matched.groups()
+    if inside is None:
+        return Request(item, name)
+    alternatives: dict[str, list[str]] = {}
+    for assignment in split(inside):
+        key, equals, value = (part.strip() for part in assignment.partition("="))
+        values = split(value, "|")
+        if not key or not equals or not all(values):
+            raise UsageError(f"'{item}': '{assignment}' is not key=value")
+        if key in alternatives:
+            raise UsageError(f"'{item}': {key} is given twice")
+        alternatives[key] = values
+    return Request(item, name, alternatives)
+
+
+def choices(request: Request, thing: Any) -> list[Choice]:
+    """Every choice that a request's grid holds, typed by the signature of `thing`.
+
+    The product runs in declaration order, the last parameter fastest, however the keys were typed.
+
+    Raises:
+        UsageError: for a key that `thing` does not have, or a value that its type does not allow.
+    """
+    known = declared(thing)
+    for key in request.alternatives:
+        if key not in known:
+            end = nearest(key, known) if known else "; it takes none"
+            raise UsageError(f"{request.text}: {request.name} has no parameter '{key}'{end}")
+    for key, parameter in known.items():
+        if parameter.default is REQUIRED and key not in request.alternatives:
+            raise UsageError(f"{request.text}: {request.name} needs {key}: {allowed(parameter.annotation)}")
+    grid: list[list[tuple[str, Any]]] = []
+    for key, parameter in known.items():
+        if key in request.alternatives:
+            try:
+                grid.append([(key, convert(value, parameter.annotation, key)) for value in request.alternatives[key]])
+            except UsageError as error:
+                raise UsageError(f"{request.text}: {error}") from None
+    return [Choice(request.name, dict(combination)) for combination in itertools.product(*grid)]
+
+
+def read_one(text: str, kind: str) -> Choice:
+    """Read exactly one `name[key=value,...]` of a kind; a grid is an error."""
+    requests = read_list(text, kind)
+    if len(requests) != 1:
+        raise UsageError(f"{kind} '{text}': expected one, not a list")
+    found = choices(requests[0], registry.get(kind, requests[0].name))
+    if len(found) != 1:
+        raise UsageError(f"{kind} '{text}': a grid of {len(found)}; expected one")
+    return found[0]
+
+
+def declared(thing: Any) -> dict[str, Parameter]:
+    """The keywords that may be typed for a class or function, in declaration order."""
+    fields = {item.name: item for item in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else {}
+    found = {}
+    for name, parameter in inspect.signature(thing).parameters.items():
+        if name in CONTEXT or parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            continue
+        default = parameter.default
+        if name in fields and fields[name].default_factory is not dataclasses.MISSING:
+            default = fields[name].default_factory()
+        found[name] = Parameter(name, _annotation(thing, name, parameter.annotation), default)
+    return found
+
+
+def _annotation(thing: Any, name: str, annotation: Any) -> Any:
+    """The annotation as an object.
+
+    A string is evaluated where it was written: a dataclass takes its parents' fields, whose modules have other imports.
+    """
+    if not isinstance(annotation, str):
+        return annotation
+    namespace = getattr(thing, "__globals__", None)
+    for parent in inspect.getmro(thing) if inspect.isclass(thing) else ():
+        if name in inspect.get_annotations(parent):
+            namespace = vars(sys.modules[parent.__module__])
+            break
+    else:
+        if inspect.isclass(thing):
+            namespace = thing.__init__.__globals__
+    return eval(annotation, namespace)  # the text of an annotation in a file that was imported already
+
+
+def convert(text: str, annotation: Any, name: str) -> Any:
+    """Turn typed text into a value of the annotated type.
+
+    Raises:
+        UsageError: `name is 'text'; allowed: ...`.
+    """
+    try:
+        return _convert(text.strip(), annotation)
+    except ValueError:
+        raise UsageError(f"{name} is '{text}'; allowed: {allowed(annotation)}") from None
+
+
+def _convert(text: str, annotation: Any) -> Any:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        for value in arguments:
+            if show(value) == text:
+                return value
+        raise ValueError(text)
+    if origin in (typing.Union, types.UnionType):
+        # A string takes any text, so it is the last to be asked.
+        for member in sorted(arguments, key=lambda member: member is str):
+            try:
+                return _convert(text, member)
+            except ValueError:
+                continue
+        raise ValueError(text)
+    if origin is tuple:
+        inside = text[1:-1] if text[:1] in _OPENING and text[-1:] in _CLOSING else text
+        parts = split(inside) if inside.strip() else []
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            arguments = (arguments[0],) * len(parts)
+        if len(parts) != len(arguments):
+            raise ValueError(text)
+        return tuple(_convert(part, argument) for part, argument in zip(parts, arguments, strict=True))
+    if annotation is bool:
+        lowered = text.lower()
+        if lowered not in ("true", "false"):
+            raise ValueError(text)
+        return lowered == "true"
+    if annotation is int:
+        if not re.fullmatch(r"[+-]?[0-9]+", text):
+            raise ValueError(text)
+        return int(text)
+    if annotation is float:
+        # Infinities are no JSON and no hyper-parameter; "1_0" is a slip, not a number.
+        if "_" in text or not math.isfinite(value := float(text)):
+            raise ValueError(text)
+        return value + 0.0  # -0.0 + 0.0 is 0.0: one value, one hash
+    if annotation in (None, types.NoneType):
+        if text.lower() != "none":
+            raise ValueError(text)
+        return None
+    if annotation is str:
+        return text
+    raise TypeError(f"a parameter of type {annotation} cannot be typed on a command line")
+
+
+def allowed(annotation: Any) -> str:
+    """What may be typed for an annotation, in words."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return ", ".join(show(value) for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(allowed(member) for member in arguments)
+    if origin is tuple:
+        return "a list in parentheses, like (0.5,0.75)" if float in arguments else "a list in parentheses, like (1,2)"
+    words = {
+        int: "an integer",
+        float: "a number",
+        bool: "true, false",
+        str: "text",
+        types.NoneType: "none",
+        None: "none",
+    }
+    return words.get(annotation, str(annotation))
+
+
+def type_name(annotation: Any) -> str:
+    """A type as one reads it: `int`, `float or none`, `random | magnitude`."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return " | ".join(show(value) for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(type_name(member) for member in arguments)
+    if annotation is types.NoneType:
+        return "none"
+    return (
+        annotation.__name__
+        if isinstance(annotation, type) and not arguments
+        else str(annotation).replace("typing.", "")
+    )
+
+
+def show(value: Any) -> str:
+    """A value as one types it."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (tuple, list)):
+        return f"({','.join(show(item) for item in value)})"
+    return str(value)
+
+
+def normal(value: Any, annotation: Any) -> Any:
+    """The one form of a value that has several: `1` and `1.0` for a float, a list read from JSON for a tuple."""
+    if isinstance(value, (tuple, list)):
+        inner = (typing.get_args(annotation) or (None,))[0]
+        return tuple(normal(item, inner) for item in value)
+    members = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
+    is_float = annotation is float or (float in members and int not in members)
+    return float(value) if is_float and isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def resolve(thing: Any, *layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Every parameter's value: the declared defaults, overlaid by each layer in turn, in declaration order."""
+    known = declared(thing)
+    values = {name: parameter.default for name, parameter in known.items() if parameter.default is not REQUIRED}
+    for layer in layers:
+        if unknown := set(layer) - set(known):
+            raise TypeError(f"{thing} has no parameter {', '.join(sorted(unknown))}")
+        values |= layer
+    return {name: normal(values[name], known[name].annotation) for name in known if name in values}
+
+
+def canonical(choice: Choice, thing: Any) -> Choice:
+    """The choice without the values that are defaults anyway: the same network has one name."""
+    known = declared(thing)
+    kept = {
+        key: value for key, value in choice.typed.items() if value != normal(known[key].default, known[key].annotation)
+    }
+    return Choice(choice.name, kept)
+
+
+def build_method(name: str, parameters: Mapping[str, Any], label: str = "") -> Any:
+    """An instance of a registered method. A constructor's `ValueError` is the user's: `sdgp[n=5,m=4]: n is 5; ...`."""
+    thing = registry.get("method", name)
+    try:
+        return thing(**resolve(thing, parameters))
+    except ValueError as error:
+        raise UsageError(f"{label or name}: {error}") from error
+
+
+def build_model(text: str, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The network that `text` (`resnet9[width=0.25]`) names, for images (C, H, W) of a task.
+
+    A registered model takes from the task those of `num_classes`, `input_shape` and `in_channels` that it declares.
+    """
+    choice = read_one(text, "model")
+    thing = registry.get("model", choice.name)
+    given = {"num_classes": num_classes, "input_shape": input_shape, "in_channels": input_shape[0]}
+    accepted = inspect.signature(thing).parameters
+    try:
+        return thing(**choice.typed, **{name: value for name, value in given.items() if name in accepted})
+    except ValueError as error:
+        raise UsageError(f"{choice}: {error}") from error

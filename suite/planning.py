@@ -1,0 +1,138 @@
+"""From a `SuiteSpec` to its `TrialSpec`s: everything that can be wrong is found here, before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from suite import registry
+from suite.errors import UsageError, nearest
+from suite.parameters import (
+    Choice,
+    Request,
+    build_method,
+    build_model,
+    canonical,
+    choices,
+    convert,
+    declared,
+    normal,
+    read_list,
+    read_one,
+    resolve,
+)
+from suite.recipe import Recipe
+from suite.spec import SuiteSpec, TrialSpec
+
+log = logging.getLogger(__name__)
+
+
+def read_names(text: str, kind: str, option: str) -> list[Request]:
+    """Read a comma list and check each name against the registry; imports no method, task or model."""
+    requests = read_list(text, option)
+    known = registry.names(kind)
+    for request in requests:
+        if request.name not in known:
+            raise UsageError(
+                f"{option} '{request.text}': no {kind} is called '{request.name}'{nearest(request.name, known)}"
+            )
+        if kind == "task" and request.alternatives:
+            raise UsageError(f"{option} '{request.text}': a task takes no parameters; recipes: --set recipe.KEY=VALUE")
+    return requests
+
+
+def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
+    """`recipe.key=value` as a field of `Recipe` and its value, of the field's type."""
+    path, equals, value = text.partition("=")
+    section, dot, key = path.strip().partition(".")
+    if not equals or not dot:
+        raise UsageError(f"{option} '{text}': expected recipe.key=value")
+    if section != "recipe":
+        raise UsageError(f"{option} '{text}': '{section}' cannot be set; did you mean 'recipe.{key}'?")
+    known = declared(Recipe)
+    if key not in known:
+        raise UsageError(f"{option} '{text}': recipe has no '{key}'{nearest(key, known)}")
+    annotation = known[key].annotation
+    return key, normal(convert(value, annotation, f"{option} recipe.{key}"), annotation)
+
+
+def plan(suite: SuiteSpec) -> list[TrialSpec]:
+    """Every trial of a suite, each once: by task, model, seed, then method, dense first.
+
+    A folder that was interrupted thus holds whole comparisons: all methods of the first seed, then all of the next.
+    Methods and networks are constructed once to see that their parameters are allowed; data is made ready last, since
+    that alone may take time or space.
+
+    Raises:
+        UsageError: for anything that the user can mend.
+    """
+    methods = _expand(suite.methods, "method", "--methods")
+    methods.sort(key=lambda choice: choice.name != "dense")
+    tasks = [
+        (request.name, registry.get("task", request.name)()) for request in read_names(suite.tasks, "task", "--task")
+    ]
+    typed_models = _expand(suite.models, "model", "--model") if suite.models else []
+
+    settings = []
+    for name, task in tasks:
+        try:
+            recipe = dataclasses.replace(task.recipe(suite.preset), **suite.overrides)
+        except ValueError as error:
+            raise UsageError(f"task {name}: {error}") from error
+        models = typed_models or [read_one(task.default_model(suite.preset), "model")]
+        for model in models:
+            build_model(str(model), task.input_shape, task.num_classes)
+        for choice in methods:
+            build_method(choice.name, _parameters(choice, name, suite.preset), str(choice))
+        settings.append((name, recipe, models))
+
+    copies = {name: task.prepare(Path(suite.data_root), suite.preset) for name, task in tasks}
+    found: dict[str, TrialSpec] = {}
+    for name, recipe, models in settings:
+        for model in models:
+            for seed in suite.seeds:
+                for choice in methods:
+                    trial = _trial(suite, choice, name, model, recipe, seed, dataclasses.asdict(copies[name]))
+                    if trial.hash in found:
+                        log.info("%s is %s again; it runs once", trial.label, found[trial.hash].label)
+                    found.setdefault(trial.hash, trial)
+    return list(found.values())
+
+
+def _expand(text: str, kind: str, option: str) -> list[Choice]:
+    requests = read_names(text, kind, option)
+    try:
+        return [choice for request in requests for choice in choices(request, registry.get(kind, request.name))]
+    except UsageError as error:
+        raise UsageError(f"{option} {error}") from None
+
+
+def _parameters(choice: Choice, task: str, preset: str) -> dict[str, Any]:
+    """What is typed wins over what the method gives for the task and preset, and that over the declared defaults."""
+    thing = registry.get("method", choice.name)
+    return resolve(thing, thing.defaults(task, preset), choice.typed)
+
+
+def _trial(
+    suite: SuiteSpec, choice: Choice, task: str, model: Choice, recipe: Recipe, seed: int, data_copy: dict[str, str]
+) -> TrialSpec:
+    network = registry.get("model", model.name)
+    return TrialSpec(
+        method=choice.name,
+        variant=choice.variant,
+        parameters=_parameters(choice, task, suite.preset),
+        method_version=registry.get("method", choice.name).version,
+        task=task,
+        model=str(canonical(model, network)),
+        model_parameters=resolve(network, model.typed),
+        preset=suite.preset,
+        recipe={name: normal(value, declared(Recipe)[name].annotation) for name, value in vars(recipe).items()},
+        seed=seed,
+        device=suite.device,
+        device_index=suite.device_index,
+        dtype=suite.dtype,
+        data_copy=data_copy,
+        plugins=suite.plugins,
+    )

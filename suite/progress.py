@@ -1,0 +1,197 @@
+"""What a trial says about how far it is, and how that is shown.
+
+Between the processes stand two files in the trial's folder: `progress.json`, replaced at most twice a second, and
+`epochs.jsonl`, one line an epoch. Neither is needed for anything else, so that showing progress cannot break a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from suite.spec import TrialSpec
+
+SMALLEST_INTERVAL = 0.5
+
+
+@dataclass(frozen=True)
+class Position:
+    """`fraction` of the whole training that is done, in [0, 1]; `epoch` of `epochs` that ended."""
+
+    epoch: int
+    epochs: int
+    fraction: float
+
+
+class ProgressFile:
+    """`progress.json`, written by the trial and read by the engine."""
+
+    NAME = "progress.json"
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / self.NAME
+        self._next = 0.0
+
+    def write(self, epoch: int, epochs: int, fraction: float) -> None:
+        """Say where the trial is; calls that follow too soon do nothing, so that it may be called at every step.
+
+        Atomic, but not flushed to the disk: after a power failure nobody asks.
+        """
+        now = time.monotonic()
+        if now < self._next and fraction < 1:
+            return
+        self._next = now + SMALLEST_INTERVAL
+        temporary = self._path.with_name(f".{self.NAME}.{os.getpid()}")
+        temporary.write_text(json.dumps(asdict(Position(epoch, epochs, fraction))), encoding="utf-8")
+        temporary.replace(self._path)
+
+    def read(self) -> Position | None:
+        """Where the trial is; `None` before it said so."""
+        try:
+            return Position(**json.loads(self._path.read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+
+class Shown(Protocol):
+    """What an engine tells while it runs trials."""
+
+    def started(self, trial: TrialSpec) -> None: ...
+
+    def position(self, trial: TrialSpec, position: Position) -> None: ...
+
+    def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None: ...
+
+    def ended(self, trial: TrialSpec, status: str, message: str, seconds: float) -> None: ...
+
+
+class EpochReader:
+    """The records that a trial adds to `epochs.jsonl` from now on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "epochs.jsonl"
+        self._offset = self._path.stat().st_size if self._path.is_file() else 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """The records of all lines that were completed since the last call."""
+        if not self._path.is_file():
+            return []
+        # A resumed trial cuts off what came after its checkpoint.
+        self._offset = min(self._offset, self._path.stat().st_size)
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            complete, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(complete) + len(newline)
+        found = []
+        for line in complete.splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue  # a line that is damaged is the report's to name, not the progress bar's
+        return found
+
+
+def duration(seconds: float) -> str:
+    """`2 min 10 s`, `1 h 5 min`, `3.2 s`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def epoch_line(trial: TrialSpec, record: dict[str, Any]) -> str:
+    """One epoch in one line; what the record does not have is left out."""
+    parts = [trial.trial_id, f"epoch {record.get('epoch', '?')}/{trial.recipe.get('epochs', '?')}"]
+    loss, accuracy, seconds = (record.get(key) for key in ("train_loss", "test_accuracy", "train_time_s"))
+    if isinstance(loss, (int, float)):
+        parts.append(f"loss {loss:.4g}")
+    if isinstance(accuracy, (int, float)):
+        parts.append(f"accuracy {100 * accuracy:.2f} %")
+    if isinstance(seconds, (int, float)):
+        parts.append(duration(seconds))
+    return "  ".join(parts)
+
+
+def ended_line(trial: TrialSpec, status: str, message: str, seconds: float) -> str:
+    """How a trial ended, in one line."""
+    line = f"{trial.trial_id}  {status} after {duration(seconds)}"
+    return f"{line}: {message}" if message else line
+
+
+class Lines:
+    """A line an epoch, for files and pipes."""
+
+    def __init__(self, total: int, console: Console) -> None:
+        self._total, self._begun, self._console = total, 0, console
+
+    def started(self, trial: TrialSpec) -> None:
+        self._begun += 1
+        self._print(f"{trial.trial_id}  trial {self._begun}/{self._total}: {trial.label}")
+
+    def position(self, trial: TrialSpec, position: Position) -> None:
+        """Nothing: a line is for what is finished."""
+
+    def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
+        self._print(epoch_line(trial, record))
+
+    def ended(self, trial: TrialSpec, status: str, message: str, seconds: float) -> None:
+        self._print(ended_line(trial, status, message, seconds))
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def _print(self, line: str) -> None:
+        # Written as it is: rich would wrap it at 80 columns and read brackets as markup.
+        print(line, file=self._console.file, flush=True)
+
+
+class Bars:
+    """A bar a running trial, with the time it will still take, for terminals."""
+
+    def __init__(self, total: int, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
+        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+        self._total, self._begun = total, 0
+        self._bars: dict[str, TaskID] = {}
+
+    def started(self, trial: TrialSpec) -> None:
+        self._begun += 1
+        text = f"{self._begun}/{self._total} {trial.trial_id}"
+        self._bars[trial.trial_id] = self._progress.add_task(text, total=1.0, note="")
+
+    def position(self, trial: TrialSpec, position: Position) -> None:
+        self._progress.update(self._bars[trial.trial_id], completed=position.fraction)
+
+    def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
+        note = epoch_line(trial, record).partition("  ")[2]
+        self._progress.update(self._bars[trial.trial_id], note=note)
+
+    def ended(self, trial: TrialSpec, status: str, message: str, seconds: float) -> None:
+        self._progress.remove_task(self._bars.pop(trial.trial_id))
+        self._progress.console.print(ended_line(trial, status, message, seconds), markup=False, highlight=False)
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+
+def shown_on(console: Console, total: int) -> Lines | Bars:
+    """Bars on a terminal, lines elsewhere."""
+    return Bars(total, console) if console.is_terminal else Lines(total, console)

@@ -1,0 +1,159 @@
+"""Where a number comes from: hardware, software, settings and source, without names of hosts or people."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite.devices import available_cores
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "triton", "cupy-cuda12x", "cupy-cuda13x")
+FLAG_PREFIXES = (
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "ONEDNN_",
+    "DNNL_",
+    "MALLOC_",
+    "TORCH_",
+    "PYTORCH_",
+    "CUDA_",
+    "CUBLAS_",
+)
+FLAG_PREFIXES += ("CUDNN_", "NVIDIA_TF32", "ATEN_", "LD_PRELOAD")
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def collect(device: torch.device | str) -> dict[str, Any]:
+    """Everything about this process that may explain a number and is not in the trial's spec.
+
+    Args:
+        device: what is computed on; its GPU, or the CPU with its threads, makes the `hardware_id`.
+    """
+    import torch
+
+    device = torch.device(device)
+    hardware = _hardware(device)
+    return {
+        "hardware_id": hardware_id(hardware),
+        "hardware": hardware,
+        "software": _software(),
+        "settings": {
+            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "environment": {
+                name: without_home(value)
+                for name, value in sorted(os.environ.items())
+                if name.startswith(FLAG_PREFIXES)
+            },
+        },
+        "git": _git(ROOT),
+        "command_line": without_home(os.environ.get("PDT_COMMAND_LINE") or shlex.join(sys.argv)),
+        "time_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def hardware_id(hardware: dict[str, Any]) -> str:
+    """A name, 8 characters, for hardware whose times may be compared: device model, count and driver family.
+
+    On the CPU the count is that of the threads computed with: half of the cores are other hardware than all of them.
+    The driver family is the major version. The name begins with a letter, so that no reader takes it for a number.
+    """
+    if hardware["device"] == "cuda":
+        device = (hardware["gpu"], 1, str(hardware["driver"]).partition(".")[0])
+    else:
+        device = (hardware["cpu"], hardware["threads"], "")
+    return "h" + hashlib.sha256("\n".join(str(part) for part in device).encode()).hexdigest()[:7]
+
+
+def without_home(text: str) -> str:
+    """The text with the home folder, which holds the user's name, as `~`."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text
+
+
+def _hardware(device: torch.device) -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {
+        "device": device.type,
+        "cpu": _cpu_model(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": available_cores(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {
+            "gpu": properties.name,
+            "gpu_count": torch.cuda.device_count(),
+            "gpu_memory_bytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],
+        }
+    return found
+
+
+def _software() -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "os": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "compiler": _output(*shlex.split(os.environ.get("CXX") or "c++"), "--version").partition("\n")[0],
+        "cuda": torch.version.cuda or "",
+        "cudnn": str(torch.backends.cudnn.version() or "") if torch.version.cuda else "",
+    }
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else ():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _git(root: Path) -> dict[str, Any]:
+    """Commit of the checkout that this package runs from, and whether it was changed; empty outside a checkout."""
+    if not (root / ".git").exists():
+        return {}
+    commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
+    if not commit:
+        return {}
+    # Without optional locks, `status` does not write to the repository. An untracked method may be the one that ran.
+    changed = _output("git", "--no-optional-locks", "-C", str(root), "status", "--porcelain")
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def _output(*command: str) -> str:
+    """What a program prints; empty where there is no such program, or it fails: then the fact stays unknown."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (subprocess.SubprocessError, OSError):
+        return ""

@@ -1,0 +1,147 @@
+"""The verb `run`: everything is checked, then written; trials, table, report, summary."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from suite import registry
+from suite.options import RunOptions, read_run_options
+from suite.progress import duration, shown_on
+from suite.spec import SuiteSpec, TrialSpec, suite_hash
+
+log = logging.getLogger(__name__)
+
+PAPER_SEEDS = 3
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a suite.
+
+    Returns:
+        The exit status: 0 if every trial that the command names is done, else 1.
+
+    Raises:
+        UsageError: before anything is written.
+    """
+    options = read_run_options(arguments)
+    if options.out is not None:
+        _store(options.out).check()
+    suite = resolve(options)
+
+    from suite.planning import plan
+
+    trials = plan(suite)
+    folder = options.out or default_folder(trials)
+    store = _store(folder)
+    store.check()
+    return _run(options, suite, trials, folder)
+
+
+def resolve(options: RunOptions) -> SuiteSpec:
+    """Decide what was left to the machine: device, number format, preset and seeds."""
+    from suite.devices import resolve_device, resolve_dtype
+
+    device, index = resolve_device(options.device)
+    preset = options.preset or ("paper" if device == "cuda" else "quick")
+    return SuiteSpec(
+        methods=options.methods,
+        tasks=options.task,
+        models=options.model,
+        preset=preset,
+        seeds=options.seeds or tuple(range(PAPER_SEEDS if preset == "paper" else 1)),
+        overrides=options.overrides,
+        device=device,
+        device_index=index,
+        dtype=resolve_dtype(options.dtype, device, index),
+        data_root=str(options.data_root),
+        plugins=tuple(str(path) for path in options.plugins),
+    )
+
+
+def default_folder(trials: Sequence[TrialSpec]) -> Path:
+    """`runs/<task>-<first 8 of the suite's hash>`: the same command finds its folder again."""
+    tasks = "-".join(dict.fromkeys(trial.task for trial in trials))
+    return Path("runs", f"{tasks}-{suite_hash(trials)[:8]}").absolute()
+
+
+def _store(folder: Path) -> Any:
+    from suite.store import Store
+
+    return Store(folder)
+
+
+def _run(options: RunOptions, suite: SuiteSpec, trials: Sequence[TrialSpec], folder: Path) -> int:
+    from reports import write_report
+    from suite.provenance import collect, without_home
+    from suite.results import write_results
+
+    store, console = _store(folder), Console()
+    engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
+    with store.lock():
+        provenance = collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
+        store.add_command(suite, without_home(shlex.join(sys.argv)), provenance)
+        chosen = store.choose(trials, options.only)
+        for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
+            log.info("%s: %s", task, note)
+        log.info(
+            "%d of %d trials to run on %s in %s, into %s", len(chosen), len(trials), suite.device, suite.dtype, folder
+        )
+        try:
+            with shown_on(console, len(chosen)) as progress:
+                engine.run(chosen, progress)
+        finally:
+            rows = write_results(store)
+        written = write_report(folder)
+
+    names = {trial.trial_id for trial in trials}
+    ours = [row for row in rows if row["trial_id"] in names]
+    console.print(summary(ours))
+    for row in ours:
+        if row["status"] != "done":
+            print(f"{row['trial_id']}  {row['status']}: {row['message']}")
+    print(f"report: {written[0]}")
+    return 0 if len(ours) == len(names) and all(row["status"] == "done" for row in ours) else 1
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> Table:
+    """Accuracy, training time and FLOPs of each method, as means over the seeds that are done."""
+    table = Table(title="means over the seeds that are done; FLOPs of training, as shares of dense's")
+    for column in ("task", "model", "method", "done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
+        table.add_column(column, justify="left" if column in ("task", "model", "method") else "right")
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: (row["task"] or "", row["model"] or "", row["method"] != "dense")):
+        method = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
+        groups.setdefault((row["task"] or "", row["model"] or "", method or row["trial_id"]), []).append(row)
+    for names, group in groups.items():
+        done = [row for row in group if row["status"] == "done"]
+        accuracy, seconds = _mean(row["test_accuracy"] for row in done), _mean(row["train_time_s"] for row in done)
+        table.add_row(
+            *(name.replace("[", r"\[") for name in names),  # to rich, a bracket opens a style
+            f"{len(done)}/{len(group)}",
+            "" if accuracy is None else f"{100 * accuracy:.2f} %",
+            "" if seconds is None else duration(seconds),
+            _share(done, "train_flops_effective"),
+            _share(done, "train_flops_executed"),
+        )
+    return table
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean, or nothing where one value was not measured."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(found) else None
+
+
+def _share(rows: Sequence[dict[str, Any]], column: str) -> str:
+    pairs = [(row[column], row["train_flops_dense"]) for row in rows]
+    share = _mean(part / whole if part is not None and whole else None for part, whole in pairs)
+    return "" if share is None else f"{100 * share:.1f} %"

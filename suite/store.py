@@ -1,0 +1,216 @@
+"""A suite's folder: its lock, atomic records, and which trials are still to be done.
+
+    OUT/.lock                       held by the command that works in the folder
+    OUT/suite.json                  the latest command's spec, line and provenance; `commands` lists all of them
+    OUT/trials/<trial-id>/...       a folder a trial
+    OUT/results.csv, .parquet       a row a trial (`suite.results`)
+
+A folder collects trials: another command with the same `--out` adds its own and leaves the others, so that a seed or a
+method can be added to what is there. A trial's folder is named by its hash, so nothing is ever confused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from suite.errors import UsageError
+from suite.spec import SuiteSpec, TrialSpec
+
+ONLY = ("missing", "failed", "all")
+ENDED = ("done", "diverged", "oom", "timeout", "error", "skipped")
+RUNNING = "running"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file by new content, so that a reader, or a crash, finds the old content or the new, never a part."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)  # mkstemp's files are for their owner alone
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    # The rename itself is lost in a power failure unless the folder reaches the disk too.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON atomically. Infinities and NaN, which JSON does not have, become null: not measured."""
+    text = json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False)
+    write_atomically(path, (text + "\n").encode())
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    if isinstance(data, Mapping):
+        return {str(key): _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(item) for item in data]
+    return data
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The content of a trial's `trial.json`; `None` where there is none.
+
+    A file that cannot be read, or whose spec is not the one that it says, gives the status `error` and the message
+    `damaged record`: one bad file must not hide the other trials.
+    """
+    path = folder / "trial.json"
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_bytes())
+        TrialSpec.from_json(record["spec"])
+        if record["status"] not in (*ENDED, RUNNING) or not isinstance(record.get("result", {}), dict):
+            raise ValueError("no status or result")
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"status": "error", "message": "damaged record"}
+    return dict(record)
+
+
+def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", **more: Any) -> None:
+    """Write a trial's `trial.json`; `more` holds `result` and `provenance` where they are known."""
+    if status not in (*ENDED, RUNNING):
+        raise ValueError(f"'{status}' is no status of a trial")
+    write_json(folder / "trial.json", {"spec": spec.to_json(), "status": status, "message": message, **more})
+
+
+class Store:
+    """One suite's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def check(self) -> None:
+        """Check that the folder may be used; writes nothing.
+
+        Raises:
+            UsageError: if it is a file, cannot be made, or holds something that is not a suite's.
+        """
+        for path in (self.folder, *self.folder.parents):
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"--out {self.folder}: {path} is a file, not a folder")
+            if path.is_dir():
+                if not os.access(path, os.W_OK | os.X_OK):
+                    raise UsageError(f"--out {self.folder}: {path} may not be written to")
+                break
+        # A command that was killed before it wrote suite.json leaves only its lock.
+        names = sorted(path.name for path in self.folder.glob("*") if path.name != ".lock")
+        if names and "suite.json" not in names:
+            raise UsageError(f"--out {self.folder}: holds '{names[0]}' and no suite.json; name an empty folder")
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder, made if need be. The kernel lets go of the lock when this process ends, however it ends.
+
+        Raises:
+            UsageError: if another process holds it.
+        """
+        fcntl = _fcntl()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Python's files are closed in child processes, so that no trial keeps the lock of a killed command.
+        with open(self.folder / ".lock", "a+", encoding="ascii") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"{self.folder} is in use by {self._holder()}") from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def is_locked(self) -> bool:
+        """Whether a process works in the folder, this one included."""
+        fcntl = _fcntl()
+        path = self.folder / ".lock"
+        if not path.is_file():
+            return False
+        with open(path, encoding="ascii") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def _holder(self) -> str:
+        text = (self.folder / ".lock").read_text(encoding="ascii").strip()
+        return f"process {text}" if text.isdigit() else "another process"
+
+    def add_command(self, spec: SuiteSpec, command_line: str, provenance: Mapping[str, Any]) -> None:
+        """Write `suite.json`: this command first, and all that the folder has seen under `commands`."""
+        path = self.folder / "suite.json"
+        commands: list[Any] = []
+        if path.is_file():
+            try:
+                commands = list(json.loads(path.read_bytes())["commands"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise UsageError(f"{path} is damaged: {error}; move it away to go on") from error
+        entry = {"command_line": command_line, "spec": spec.to_json(), "time_utc": provenance.get("time_utc", "")}
+        content = {"command_line": command_line, "spec": spec.to_json(), "provenance": provenance}
+        write_json(path, {**content, "commands": [*commands, entry]})
+
+    def trial_folder(self, trial_id: str) -> Path:
+        """Where a trial's files lie."""
+        return self.folder / "trials" / trial_id
+
+    def trial_folders(self) -> list[Path]:
+        """The folders of all trials that were ever started, by name."""
+        return sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
+
+    def status(self, trial_id: str) -> str:
+        """One of `ENDED`, or `""` for a trial that was never started.
+
+        Call it with the lock held: a trial that still says `running` then lost its process, and counts as an error.
+        """
+        record = read_record(self.trial_folder(trial_id))
+        if record is None:
+            return ""
+        return "error" if record["status"] == RUNNING else str(record["status"])
+
+    def choose(self, trials: Sequence[TrialSpec], only: str) -> list[tuple[TrialSpec, Path]]:
+        """The trials to run, each with its folder.
+
+        Args:
+            only: `missing`: every trial that is not `done`; `failed`: those that ended with another status; `all`: all
+                of them, from the beginning: their folders are cleared at once, so that an interrupted `all` goes on as
+                `missing`.
+        """
+        chosen = []
+        for trial in trials:
+            folder, status = self.trial_folder(trial.trial_id), self.status(trial.trial_id)
+            if only == "all" and folder.exists():
+                shutil.rmtree(folder)
+            if (
+                only == "all"
+                or (only == "missing" and status != "done")
+                or (only == "failed" and status not in ("", "done"))
+            ):
+                chosen.append((trial, folder))
+        return chosen
+
+
+def _fcntl() -> Any:
+    try:
+        import fcntl
+    except ModuleNotFoundError as error:
+        raise UsageError("this platform has no file locks (fcntl); run on Linux or macOS, or in WSL") from error
+    return fcntl

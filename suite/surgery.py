@@ -1,0 +1,328 @@
+"""Surgery: finding what can be cut out of a model, and carrying out a `ReconfigPlan` on model and optimizer, in place.
+
+A channel that goes is sliced out of every tensor that has it: both axes of weights, biases, normalisation parameters
+and statistics, and the optimizer's state for them. Parameters stay the same objects, so that optimizer and planned layers
+keep holding them.
+
+A residual branch that goes leaves the constant that it emits when its dead layer's output is zero (the tail's
+normalisation turns zero into beta - gamma * mean / sqrt(var + eps)). So taking out a dead branch preserves the model's
+output in evaluation. In training it does not: there the normalisation of a zero input would emit beta, its batch's mean
+being zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from suite.errors import nearest
+from suite.index_spaces import (
+    Branch,
+    ChannelConstant,
+    ChannelLabels,
+    IndexSpace,
+    IndexSpaces,
+    LeafTracer,
+    gather_spaces,
+)
+from suite.method import IndexMap, ReconfigPlan
+
+__all__ = ["Branch", "ChannelConstant", "IndexSpace", "IndexSpaces", "apply_plan", "find_index_spaces"]
+
+Cuts = dict[str, dict[int, Tensor]]  # tensor's name -> axis -> positions that stay
+
+
+def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> IndexSpaces:
+    """Find the index spaces of a model by tracing it and running one blank batch through the trace.
+
+    Channels are followed through convolution and linear layers, batch normalisation, elementwise activations, pooling,
+    dropout, sums and products of tensors (residual connections), and flattening. The model's own input and output are
+    frozen, and so is whatever meets something else: grouped convolutions, concatenation, attention, reshaping, a layer
+    whose weight is parametrised. If the model cannot be traced at all, every space is frozen.
+
+    A module whose class has an attribute `residual_branch = "name"` declares that the output of its child `name` is only
+    ever added to something of the same shape. Such a child is a removable branch if it is a chain of layers of which
+    none behind the second pads its input: only then is what it emits for dead channels one constant a channel.
+
+    Args:
+        model: the bare model; its mode, weights and statistics are left as they are.
+        input_shape: (C, H, W).
+    """
+    first = next(model.parameters())
+    blank = torch.zeros(2, *input_shape, device=first.device, dtype=first.dtype)
+    with _evaluating(model), _layer_shapes(model) as shapes:
+        try:
+            graph = LeafTracer().trace(model)
+        except Exception as error:  # a forward that meets a proxy may raise anything; the reason is kept
+            model(blank)
+            spaces = _untraced(model, f"the model cannot be traced: {type(error).__name__}: {error}")
+        else:
+            labels = ChannelLabels(model, graph)
+            labels.run(blank)
+            spaces = gather_spaces(labels)
+    for name, (_, output) in shapes.items():
+        spaces.positions[name] = output[2:].numel()
+    for name, module in model.named_modules():
+        child = getattr(type(module), "residual_branch", None)
+        if isinstance(child, str) and not isinstance(getattr(module, child), ChannelConstant):
+            _enter_branch(model, spaces, f"{name}.{child}" if name else child, shapes)
+    return spaces
+
+
+def apply_plan(
+    model: nn.Module,
+    plan: ReconfigPlan,
+    spaces: IndexSpaces,
+    optimizer: Optimizer | None,
+    extra: Iterable[nn.Module] = (),
+) -> IndexMap:
+    """Carry out a decision on model, optimizer and index spaces, in place.
+
+    Of the plan, `kept` and `removed_branches` are carried out here; the rest is the trainer's.
+    Gradients of sliced parameters are dropped. Plans applied in the same order to a newly built model give the same
+    architecture, constants of removed branches included (their values come with the state dict).
+
+    Args:
+        model: the bare model.
+        plan: original indices that stay, by space, and the branches that go. The spaces inside a branch that goes need
+            not be named.
+        spaces: the model's index spaces; brought up to date.
+        optimizer: its state tensors that have a parameter's shape are sliced like it; parameters that go leave it.
+        extra: other models with the same tensor names, an average of the weights for instance.
+
+    Returns:
+        What became of every tensor, by name.
+
+    Raises:
+        ValueError: if the plan names an unknown or frozen space or an unknown branch, if indices do not ascend or are
+            not (or no longer) there, if a space would be empty that has to keep a channel, or if an extra model
+            differs. Nothing has been changed then.
+    """
+    models = [model, *extra]
+    _validate(plan, spaces)
+    branches = [spaces.removable_branches[name] for name in plan.removed_branches]
+    inside = {space for branch in branches for space in branch.spaces}
+    shrinking = {name: kept for name, kept in plan.kept.items() if name not in inside and len(kept) < spaces[name].size}
+    positions = {name: _positions(spaces[name], kept) for name, kept in shrinking.items()}
+
+    cuts: Cuts = {}
+    for name, stay in positions.items():
+        for tensor_name, axis, block in spaces[name].axes:
+            cuts.setdefault(tensor_name, {})[axis] = (stay[:, None] * block + torch.arange(block)).flatten()
+    tensors = [_tensors(module) for module in models]
+    for name in cuts:
+        if any(name not in found or found[name].shape != tensors[0][name].shape for found in tensors):
+            raise ValueError(f"an extra model has no '{name}' of the model's shape")
+    # Before anything is cut, so that a branch whose constant cannot be had leaves everything as it was.
+    constants = [[_emitted_constant(module, branch) for branch in branches] for module in models]
+
+    for found in tensors:
+        for name, axes in cuts.items():
+            _cut(found[name], axes, optimizer if found is tensors[0] else None)
+    for name, kept in shrinking.items():
+        space = spaces[name]
+        space.original = list(kept)
+        for module_name, attribute, block in space.attributes:
+            for module in models:
+                setattr(module.get_submodule(module_name), attribute, space.size * block)
+    for index, branch in enumerate(branches):
+        stays = positions.get(branch.output)
+        for module, emitted in zip(models, constants, strict=True):
+            kept_constant = emitted[index] if stays is None else emitted[index][stays.to(emitted[index].device)]
+            _replace(module, branch.name, kept_constant)
+        spaces.forget_branch(branch, f"{branch.name}.constant")
+    if optimizer is not None and branches:
+        _forget_parameters(optimizer, tensors[0].values(), model)
+    return IndexMap(cuts, frozenset(plan.removed_branches))
+
+
+def _validate(plan: ReconfigPlan, spaces: IndexSpaces) -> None:
+    for name in plan.removed_branches:
+        if name not in spaces.removable_branches:
+            why = spaces.fixed_branches.get(name)
+            hint = f": {why}" if why else nearest(name, spaces.removable_branches)
+            raise ValueError(f"branch '{name}' cannot be taken out{hint}")
+    if len(set(plan.removed_branches)) < len(plan.removed_branches):
+        raise ValueError("a branch is taken out twice")
+    inside = {space for name in plan.removed_branches for space in spaces.removable_branches[name].spaces}
+    for name, kept in plan.kept.items():
+        if name not in spaces:
+            raise ValueError(f"there is no index space '{name}'{nearest(name, spaces)}")
+        space = spaces[name]
+        if any(after <= before for before, after in itertools.pairwise(kept)):
+            raise ValueError(f"the kept indices of '{name}' do not ascend")
+        absent = sorted(set(kept) - set(space.original))
+        if absent:
+            raise ValueError(f"'{name}' has no channel {absent[0]} (any more), so that it cannot be kept")
+        if len(kept) < space.size and space.frozen:
+            raise ValueError(f"'{name}' is frozen: {space.frozen_because}")
+        if not kept and name not in inside:
+            hint = "; take out its branch instead" if space.may_be_empty else ""
+            raise ValueError(f"'{name}' has to keep a channel{hint}")
+
+
+def _positions(space: IndexSpace, kept: Iterable[int]) -> Tensor:
+    """Where the original indices `kept` are now, (len(kept),) int64."""
+    position = {index: now for now, index in enumerate(space.original)}
+    return torch.tensor([position[index] for index in kept], dtype=torch.int64)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by every name they have."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _cut(tensor: Tensor, axes: dict[int, Tensor], optimizer: Optimizer | None) -> None:
+    """Slice a parameter or buffer in place, and with it the optimizer's state for it."""
+    state = optimizer.state.get(tensor, {}) if optimizer is not None else {}
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.shape == tensor.shape:
+            state[key] = _sliced(value, axes)
+    cut = _sliced(tensor.data, axes)
+    tensor.grad = None
+    # Autograd's accumulator for a parameter remembers its shape and lives as long as any graph that used it (a loss
+    # that the training loop still holds). It is renewed only when the parameter's type changes, hence the detour.
+    tensor.data = cut.new_empty(0, dtype=torch.float16 if cut.dtype != torch.float16 else torch.float32)
+    tensor.data = cut
+
+
+def _sliced(tensor: Tensor, axes: dict[int, Tensor]) -> Tensor:
+    """The part of a tensor at the given positions of some axes, in the same memory format."""
+    part = tensor
+    for axis, stay in axes.items():
+        part = part.index_select(axis, stay.to(tensor.device))
+    if tensor.ndim == 4:
+        # `is_contiguous` also says yes to 1x1 kernels of the other format; the strides themselves do not.
+        last = torch.empty(tensor.shape, device="meta", memory_format=torch.channels_last)
+        if tensor.stride() == last.stride():
+            return torch.empty_like(part, memory_format=torch.channels_last).copy_(part)
+    return part.contiguous()
+
+
+def _emitted_constant(model: nn.Module, branch: Branch) -> Tensor:
+    """What a branch emits in evaluation when the output of its last dead layer is zero (or its bias), (K,).
+
+    A layer is dead when all its weights are 0. If none is, the last layer is taken for dead.
+    """
+    weights = [model.get_submodule(layer).weight for layer in branch.layers]
+    dead = [layer for layer, weight in zip(branch.layers, weights, strict=True) if not weight.any()]  # type: ignore[operator]
+    cut = model.get_submodule(dead[-1] if dead else branch.layers[-1])
+
+    def silence(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        bias = layer.bias
+        if not isinstance(bias, Tensor):
+            return torch.zeros_like(output)
+        return torch.zeros_like(output) + bias.view(1, -1, *[1] * (output.ndim - 2))
+
+    module, first = model.get_submodule(branch.name), weights[0]
+    assert isinstance(first, Tensor)
+    handle = cut.register_forward_hook(silence)
+    try:
+        with _evaluating(module):
+            out = module(torch.zeros(1, first.shape[1], *branch.input_size, device=first.device, dtype=first.dtype))
+    finally:
+        handle.remove()
+    places = out.flatten(2)[0] if out.ndim > 2 else out[0][:, None]
+    if not torch.equal(places, places[:, :1].expand_as(places)):
+        raise ValueError(f"branch '{branch.name}' cannot be taken out: what it emits is no constant")
+    return places[:, 0].clone()
+
+
+def _replace(model: nn.Module, name: str, constant: Tensor) -> None:
+    parent, _, child = name.rpartition(".")
+    replacement = ChannelConstant(constant)
+    replacement.train(model.get_submodule(name).training)
+    setattr(model.get_submodule(parent), child, replacement)
+
+
+def _forget_parameters(optimizer: Optimizer, before: Iterable[Tensor], model: nn.Module) -> None:
+    """Take those parameters out of an optimizer that the model had `before` and has no longer."""
+    gone = {id(tensor) for tensor in before} - {id(parameter) for parameter in model.parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) in gone:
+                optimizer.state.pop(parameter, None)
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in gone]
+
+
+def _untraced(model: nn.Module, reason: str) -> IndexSpaces:
+    """One frozen space for each layer's output."""
+    found = {}
+    for name, layer in model.named_modules():
+        weight = layer._parameters.get("weight")
+        if isinstance(layer, (nn.Conv2d, nn.Linear)) and weight is not None:
+            axes = [(f"{name}.weight", 0, 1)]
+            found[name] = IndexSpace(name, list(range(weight.shape[0])), [name], axes=axes, frozen_because=reason)
+    return IndexSpaces(found)
+
+
+def _enter_branch(
+    model: nn.Module, spaces: IndexSpaces, name: str, shapes: dict[str, tuple[torch.Size, torch.Size]]
+) -> None:
+    """Enter a residual branch as removable, or as fixed and why."""
+    layers = [layer for layer in shapes if layer.startswith(name + ".")]
+    inner = [spaces.output_of.get(layer, "") for layer in layers[:-1]]
+    output = spaces.output_of.get(layers[-1], "") if layers else ""
+    chained = all(
+        space in spaces and spaces[space].producers == [layer] and spaces[space].consumers == [(following, 1)]
+        for layer, space, following in zip(layers, inner, layers[1:], strict=False)
+    )
+    frozen = [spaces[space].frozen_because for space in inner if space in spaces and spaces[space].frozen]
+    padding = [layer for layer in layers[2:] if _pads(model.get_submodule(layer))]
+    if frozen:
+        spaces.fixed_branches[name] = "; ".join(dict.fromkeys(frozen))
+    elif not output or not chained:
+        spaces.fixed_branches[name] = "its layers are no chain"
+    elif padding:
+        spaces.fixed_branches[name] = f"'{padding[0]}' pads, so that dead channels before it leave no constant"
+    else:
+        size = tuple(shapes[layers[0]][0][2:])
+        spaces.removable_branches[name] = Branch(name, tuple(layers), tuple(inner), output, size)
+        for space in inner:
+            spaces[space].may_be_empty = True
+
+
+def _pads(layer: nn.Module) -> bool:
+    padding = getattr(layer, "padding", 0)
+    return any(side != 1 for side in getattr(layer, "kernel_size", ())) and padding not in (0, (0, 0), "valid")
+
+
+@contextlib.contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, each module's own mode restored afterwards."""
+    modes = {child: child.training for child in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for child, training in modes.items():
+            child.training = training
+
+
+@contextlib.contextmanager
+def _layer_shapes(model: nn.Module) -> Iterator[dict[str, tuple[torch.Size, torch.Size]]]:
+    """Notes shapes of input and output of every layer that runs inside, by name, in the order in which they run."""
+    shapes: dict[str, tuple[torch.Size, torch.Size]] = {}
+
+    def note(name: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        shapes[name] = (inputs[0].shape, output.shape)
+
+    handles = [
+        layer.register_forward_hook(lambda layer, inputs, output, name=name: note(name, inputs, output))
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.Conv2d, nn.Linear))
+    ]
+    try:
+        yield shapes
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,50 @@
+"""The verbs `check` and `report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from suite import registry
+from suite.errors import UsageError
+from suite.options import Parser
+from suite.planning import read_names
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Hold a method to every contract; a line each. Exit status 1 if one is broken."""
+    parser = Parser(prog="pdt check", description="Hold a registered method to its contract.")
+    parser.add_argument("method", metavar="METHOD", help="a method, with parameters in brackets: sdgp[n=1,m=4]")
+    parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="a Python file that registers it")
+    namespace = parser.read(arguments)
+    for path in namespace.plugin:
+        registry.load_plugin(path)
+    read_names(namespace.method, "method", "check")
+
+    from suite import conformance
+    from suite.parameters import read_one
+
+    choice = read_one(namespace.method, "method")
+    results = conformance.check(choice.name, choice.typed)
+    for result in results:
+        line = f"{'ok    ' if result.passed else 'BROKEN'}  {result.name}"
+        print(f"{line}: {result.message}" if result.message else line, flush=True)
+    return 0 if all(result.passed for result in results) else 1
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Rebuild the table and the report of a suite's folder."""
+    parser = Parser(prog="pdt report", description="Make results.csv and the report of a suite's folder again.")
+    parser.add_argument("folder", metavar="DIR", help="what --out named")
+    folder = Path(parser.read(arguments).folder).expanduser()
+    if not (folder / "suite.json").is_file():
+        raise UsageError(f"report {folder}: no suite's folder; it has no suite.json")
+
+    from reports import write_report
+    from suite.results import write_results
+    from suite.store import Store
+
+    write_results(Store(folder))
+    for path in write_report(folder):
+        print(path)
+    return 0
