@@ -7,6 +7,10 @@
 #include <new>
 #include <vector>
 
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
 #include "prune_blocks.h"
 
 namespace pdt {
@@ -17,6 +21,14 @@ enum Scope { scope_none = 0, scope_group = 1, scope_sample_channel = 2, scope_ch
 constexpr int64_t block_elements = 16384;  // both copies of a block stay in the second-level cache
 constexpr int64_t chunk_elements = 2048;   // both copies of a chunk stay in the first-level cache
 
+inline int64_t thread_index() {
+#if defined(_OPENMP)
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
 HOST_DEVICE float ratio_of(float dense, float kept) { return kept == 0.0f ? 0.0f : dense / kept; }
 
 template <class Format>
@@ -24,11 +36,14 @@ HOST_DEVICE float magnitude(typename Format::Bits bits) {
     return Format::decode(static_cast<typename Format::Bits>(bits & Format::without_sign));
 }
 
-// A pruned channel stays exactly zero, also when the ratio is not finite.
+// A pruned channel stays exactly zero, also when the ratio is not finite. Written with a mask for the reason that
+// `select` gives.
 template <class Format>
 HOST_DEVICE typename Format::Bits rescaled(typename Format::Bits bits, float ratio) {
-    const typename Format::Bits product = Format::encode(Format::decode(bits) * ratio);
-    return (bits & Format::without_sign) == 0 ? bits : product;
+    using Bits = typename Format::Bits;
+    const Bits product = Format::encode(Format::decode(bits) * ratio);
+    const Bits nonzero = static_cast<Bits>(-static_cast<int32_t>((bits & Format::without_sign) != 0));
+    return static_cast<Bits>((product & nonzero) | (bits & ~nonzero));
 }
 
 // Prunes `pixels` pixels from `first_pixel` and adds sums of |G| and |G^| per channel to dense[] and kept[]. Sums are
@@ -39,7 +54,6 @@ void prune_and_sum(const Problem& problem, int64_t first_pixel, int64_t pixels, 
     using Bits = typename Format::Bits;
     const int64_t channels = problem.channels, per_pixel = problem.groups_per_pixel();
     float *dense = sums, *kept = sums + channels, *chunk_dense = sums + 2 * channels, *chunk_kept = sums + 3 * channels;
-    // Whole vectors of groups of every type and m (32 lanes of 32 channels) wherever the channels allow it.
     const int64_t chunk_pixels = std::max<int64_t>(1, chunk_elements / channels);
     const int64_t end = first_pixel + pixels;
     for (int64_t pixel = first_pixel; pixel < end; pixel += chunk_pixels) {
@@ -67,9 +81,8 @@ void multiply_channels(const Problem& problem, int64_t first_pixel, int64_t pixe
             pruned[p * channels + c] = rescaled<Format>(pruned[p * channels + c], ratio[c]);
 }
 
-// Prunes the consecutive elements [0, size) made of groups first .. last - 1, and rescales them by one common ratio.
 template <class Format>
-void prune_blocks(const Problem& problem) {
+void prune_without_rescaling(const Problem& problem) {
     const int64_t groups = problem.groups();
     // A multiple of 32 groups: a block then starts at a whole vector of groups and at a whole Philox block.
     const int64_t block_groups = std::max<int64_t>(32, block_elements / problem.m / 32 * 32);
@@ -79,42 +92,49 @@ void prune_blocks(const Problem& problem) {
         prune_groups<Format>(problem, block * block_groups, std::min(groups, (block + 1) * block_groups));
 }
 
-// Ratio per run of elements: a group, or a row. Each run is summed before it is overwritten.
+// Sum of each run (a group, or a whole row) of `pixels` pixels' magnitudes.
+void sum_runs(const float* magnitudes, int64_t pixels, int64_t channels, int64_t run, float* sums) {
+    for (int64_t p = 0; p < pixels; ++p)
+        for (int64_t start = 0; start < channels; start += run) {
+            float total = 0.0f;
+            for (int64_t c = start; c < std::min(start + run, channels); ++c) total += magnitudes[p * channels + c];
+            *sums++ = total;
+        }
+}
+
+// Ratio per run of elements: a group, or a row. A chunk is summed, pruned, summed again and multiplied while in cache.
 template <class Format>
 void prune_and_rescale_runs(const Problem& problem) {
     using Bits = typename Format::Bits;
-    const bool rows = problem.scope == scope_row;
-    const int64_t per_pixel = problem.groups_per_pixel(), channels = problem.channels;
+    const int64_t channels = problem.channels, per_pixel = problem.groups_per_pixel();
+    const int64_t run = problem.scope == scope_row ? channels : problem.m, runs = (channels + run - 1) / run;
     const int64_t all_pixels = problem.samples * problem.pixels;
-    const int64_t run = rows ? channels : problem.m;
-    const int64_t runs = rows ? 1 : per_pixel;
-    const int64_t block_pixels = std::max<int64_t>(1, chunk_elements / channels);
-    const int64_t blocks = (all_pixels + block_pixels - 1) / block_pixels;
-    std::vector<float> all_sums(static_cast<std::size_t>(problem.threads) * block_pixels * runs);
-#pragma omp parallel num_threads(problem.threads)
-    {
-        std::vector<float> dense(static_cast<std::size_t>(block_pixels * runs));
-#pragma omp for schedule(static)
-        for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t pixel = block * block_pixels, count = std::min(block_pixels, all_pixels - pixel);
-            const Bits* grad = static_cast<const Bits*>(problem.grad) + pixel * channels;
-            Bits* pruned = static_cast<Bits*>(problem.pruned) + pixel * channels;
-            auto sum = [&](const Bits* from, int64_t p, int64_t r) {
-                float total = 0.0f;
-                for (int64_t c = r * run; c < std::min((r + 1) * run, channels); ++c)
-                    total += magnitude<Format>(from[p * channels + c]);
-                return total;
-            };
-            for (int64_t p = 0; p < count; ++p)
-                for (int64_t r = 0; r < runs; ++r) dense[p * runs + r] = sum(grad, p, r);
-            prune_groups<Format>(problem, pixel * per_pixel, (pixel + count) * per_pixel);
-            for (int64_t p = 0; p < count; ++p)
-                for (int64_t r = 0; r < runs; ++r) {
-                    const float ratio = ratio_of(dense[p * runs + r], sum(pruned, p, r));
-                    for (int64_t c = r * run; c < std::min((r + 1) * run, channels); ++c)
-                        pruned[p * channels + c] = rescaled<Format>(pruned[p * channels + c], ratio);
-                }
-        }
+    const int64_t chunk_pixels = std::max<int64_t>(1, chunk_elements / channels);
+    const int64_t chunks = (all_pixels + chunk_pixels - 1) / chunk_pixels;
+    const int64_t memory = chunk_pixels * (channels + 2 * runs);
+    std::vector<float> memory_of_threads(static_cast<std::size_t>(problem.threads * memory));
+#pragma omp parallel for schedule(static) num_threads(problem.threads)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        const int64_t pixel = chunk * chunk_pixels, pixels = std::min(chunk_pixels, all_pixels - pixel);
+        const int64_t count = pixels * channels;
+        const Bits* grad = static_cast<const Bits*>(problem.grad) + pixel * channels;
+        Bits* pruned = static_cast<Bits*>(problem.pruned) + pixel * channels;
+        float* magnitudes = memory_of_threads.data() + thread_index() * memory;
+        float *dense = magnitudes + chunk_pixels * channels, *kept = dense + chunk_pixels * runs;
+
+        for (int64_t e = 0; e < count; ++e) magnitudes[e] = magnitude<Format>(grad[e]);
+        sum_runs(magnitudes, pixels, channels, run, dense);
+        prune_groups<Format>(problem, pixel * per_pixel, (pixel + pixels) * per_pixel);
+        for (int64_t e = 0; e < count; ++e) magnitudes[e] = magnitude<Format>(pruned[e]);
+        sum_runs(magnitudes, pixels, channels, run, kept);
+
+        float* ratio = magnitudes;
+        for (int64_t r = 0; r < pixels * runs; ++r) dense[r] = ratio_of(dense[r], kept[r]);
+        for (int64_t p = 0; p < pixels; ++p)
+            for (int64_t r = 0; r < runs; ++r)
+                std::fill(ratio + p * channels + r * run, ratio + p * channels + std::min((r + 1) * run, channels),
+                          dense[p * runs + r]);
+        for (int64_t e = 0; e < count; ++e) pruned[e] = rescaled<Format>(pruned[e], ratio[e]);
     }
 }
 
@@ -122,16 +142,15 @@ void prune_and_rescale_runs(const Problem& problem) {
 template <class Format>
 void prune_and_rescale_samples(const Problem& problem) {
     const int64_t channels = problem.channels;
-#pragma omp parallel num_threads(problem.threads)
-    {
-        std::vector<float> sums(static_cast<std::size_t>(4 * channels));
-#pragma omp for schedule(static)
-        for (int64_t sample = 0; sample < problem.samples; ++sample) {
-            std::fill(sums.begin(), sums.end(), 0.0f);
-            prune_and_sum<Format>(problem, sample * problem.pixels, problem.pixels, sums.data());
-            for (int64_t c = 0; c < channels; ++c) sums[c] = ratio_of(sums[c], sums[channels + c]);
-            multiply_channels<Format>(problem, sample * problem.pixels, problem.pixels, sums.data());
-        }
+    std::vector<float> sums_of_threads(static_cast<std::size_t>(problem.threads * 4 * channels));
+#pragma omp parallel for schedule(static) num_threads(problem.threads)
+    for (int64_t sample = 0; sample < problem.samples; ++sample) {
+        float* sums = sums_of_threads.data() + thread_index() * 4 * channels;
+        std::fill(sums, sums + 2 * channels, 0.0f);
+        prune_and_sum<Format>(problem, sample * problem.pixels, problem.pixels, sums);
+        float* ratio = sums;
+        for (int64_t c = 0; c < channels; ++c) ratio[c] = ratio_of(sums[c], sums[channels + c]);
+        multiply_channels<Format>(problem, sample * problem.pixels, problem.pixels, ratio);
     }
 }
 
@@ -163,7 +182,7 @@ void prune_and_rescale_batch(const Problem& problem) {
 template <class Format>
 void prune(const Problem& problem) {
     switch (problem.scope) {
-        case scope_none: return prune_blocks<Format>(problem);
+        case scope_none: return prune_without_rescaling<Format>(problem);
         case scope_sample_channel: return prune_and_rescale_samples<Format>(problem);
         case scope_channel: return prune_and_rescale_batch<Format>(problem);
         default: return prune_and_rescale_runs<Format>(problem);
@@ -194,7 +213,7 @@ extern "C" int pdt_prune_nm(const void* grad, void* pruned, int64_t samples, int
     return 0;
 }
 
-// "OpenMP" when the library runs on several threads, and the width of its vectors in bits.
+// What the compiler made of it, for the report: whether it can use several threads, and the width of its vectors.
 extern "C" int pdt_has_openmp() {
 #if defined(_OPENMP)
     return 1;

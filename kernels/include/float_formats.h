@@ -20,6 +20,12 @@ HOST_DEVICE uint32_t bits_of_float(float value) {
     return bits;
 }
 
+// Written with a mask: behind a conditional expression the compiler may put a branch, and loops then stay scalar.
+HOST_DEVICE uint32_t select(bool condition, uint32_t yes, uint32_t no) {
+    const uint32_t mask = 0u - static_cast<uint32_t>(condition);
+    return (yes & mask) | (no & ~mask);
+}
+
 struct Float32 {
     using Bits = int32_t;
     static constexpr Bits without_sign = 0x7fffffff, infinity = 0x7f800000;
@@ -36,7 +42,7 @@ struct BFloat16 {
     static HOST_DEVICE Bits encode(float value) {
         const uint32_t bits = bits_of_float(value);
         const uint32_t nearest_even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        const uint32_t result = value != value ? 0x7fc0u : nearest_even;
+        const uint32_t result = select(value != value, 0x7fc0u, nearest_even);
         return static_cast<Bits>(static_cast<uint16_t>(result));
     }
 };
@@ -51,8 +57,8 @@ struct Float16 {
         const uint32_t subnormal = bits_of_float(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
         const uint32_t normal = (magnitude << 13) + (112u << 23);
         const uint32_t special = normal + (112u << 23);
-        uint32_t result = magnitude < 0x0400u ? subnormal : normal;
-        result = magnitude >= 0x7c00u ? special : result;
+        uint32_t result = select(magnitude < 0x0400u, subnormal, normal);
+        result = select(magnitude >= 0x7c00u, special, result);
         return float_of_bits(result | ((bits & 0x8000u) << 16));
     }
     static HOST_DEVICE Bits encode(float value) {
@@ -61,9 +67,9 @@ struct Float16 {
         // Adding 0.5 makes the adder itself round a subnormal result to nearest even, in units of 2^-24.
         const uint32_t subnormal = bits_of_float(float_of_bits(magnitude) + 0.5f) - 0x3f000000u;
         const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-        uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
-        result = magnitude >= 0x477ff000u ? 0x7c00u : result;
-        result = magnitude > 0x7f800000u ? 0x7e00u : result;
+        uint32_t result = select(magnitude < 0x38800000u, subnormal, normal);
+        result = select(magnitude >= 0x477ff000u, 0x7c00u, result);
+        result = select(magnitude > 0x7f800000u, 0x7e00u, result);
         return static_cast<Bits>(static_cast<uint16_t>(result | ((bits >> 16) & 0x8000u)));
     }
 };

@@ -1,0 +1,1 @@
+"""The CPU kernel: its sources, its build at first use, and its loading."""

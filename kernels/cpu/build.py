@@ -1,0 +1,169 @@
+"""Compiles the CPU kernel with the machine's own compiler, once, into a cache.
+
+The library's name holds a hash of everything that determines it, so a change of source, compiler, flags or processor
+makes a new one and never reuses an old one. Processes that build at the same time do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+KERNELS = Path(__file__).resolve().parent.parent
+SOURCE = KERNELS / "cpu" / "prune_nm.cpp"
+INCLUDE_FOLDERS = (KERNELS / "include", KERNELS / "cpu")
+COMPILERS = ("c++", "g++", "clang++")
+BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+# Tried in this order: a compiler may lack OpenMP (Apple's clang) or -march=native.
+OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
+TIME_LIMIT_S = 300
+
+
+class BuildError(Exception):
+    """The kernel cannot be had on this machine; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A compiled kernel: where it lies and how it was made."""
+
+    library: Path
+    compiler: str
+    flags: tuple[str, ...]
+
+
+def cache_folder() -> Path:
+    """Gives the folder of compiled kernels: $PDT_CACHE, else ~/.cache/pdt-kernels."""
+    chosen = os.environ.get("PDT_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "pdt-kernels"
+
+
+def build() -> Build:
+    """Finds the compiled kernel in the cache, or compiles it there.
+
+    Raises:
+        BuildError: no compiler, a failing compile, or a cache that cannot be written.
+    """
+    compiler = find_compiler()
+    version = _compiler_version(compiler)
+    candidates = [
+        Build(_library_path(compiler, version, flags), f"{Path(compiler).name}: {version}", flags)
+        for flags in (BASE_FLAGS + optional for optional in OPTIONAL_FLAGS)
+    ]
+    first_error = ""
+    for candidate in candidates:
+        if candidate.library.exists():
+            return candidate
+        error = _compile(compiler, candidate)
+        if not error:
+            return candidate
+        first_error = first_error or error
+    raise BuildError(f"{compiler} failed: {first_error}")
+
+
+def find_compiler() -> str:
+    """Gives the path of the C++ compiler: $CXX when it is set, else the first of c++, g++, clang++ on the PATH.
+
+    Raises:
+        BuildError: there is none.
+    """
+    chosen = os.environ.get("CXX")
+    if chosen:
+        found = shutil.which(chosen)
+        if not found:
+            raise BuildError(f"the compiler that $CXX names, {chosen!r}, was not found")
+        return found
+    for name in COMPILERS:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise BuildError(f"no C++ compiler was found ($CXX, {', '.join(COMPILERS)})")
+
+
+def _compiler_version(compiler: str) -> str:
+    try:
+        result = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{compiler} --version failed: {error}") from error
+    if result.returncode != 0:
+        raise BuildError(f"{compiler} --version failed: {_first_line(result.stderr)}")
+    return _first_line(result.stdout)
+
+
+def _library_path(compiler: str, version: str, flags: tuple[str, ...]) -> Path:
+    """Names the library after all that determines it."""
+    digest = hashlib.sha256()
+    for part in (os.path.realpath(compiler), version, *flags, str(_torch_openmp() or ""), *_processor()):
+        digest.update(part.encode() + b"\0")
+    for path in sorted([SOURCE, *(header for folder in INCLUDE_FOLDERS for header in folder.glob("*.h"))]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return cache_folder() / f"prune_nm-{digest.hexdigest()[:20]}.so"
+
+
+def _processor() -> Iterator[str]:
+    """Gives what -march=native looks at: a cache may be on a disk that different machines share."""
+    yield platform.machine()
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        yield platform.processor()
+        return
+    for name in ("model name", "flags", "Features"):
+        found = re.search(rf"^{name}\s*:\s*(.*)$", text, re.MULTILINE)
+        if found:
+            yield found.group(1)
+
+
+def _torch_openmp() -> Path | None:
+    """Gives the GNU OpenMP runtime that torch has brought with it under a name of its own, if it has.
+
+    Two runtimes in one process mean two pools of threads, and the idle one spins on the cores the other needs. Where
+    torch's runtime has the ordinary name (libgomp.so.1), the loader shares it without our doing.
+    """
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    found = re.search(r"(/\S*/libgomp-[^/\s]*\.so[.0-9]*)$", mapped, re.MULTILINE)
+    return Path(found.group(1)) if found else None
+
+
+def _compile(compiler: str, target: Build) -> str:
+    """Compiles to a temporary file and moves it into place; returns the error's first line, empty on success."""
+    runtime = _torch_openmp() if "-fopenmp" in target.flags else None
+    includes = [f"-I{folder}" for folder in INCLUDE_FOLDERS]
+    try:
+        target.library.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.library.parent, prefix=".building-", suffix=".so")
+    except OSError as error:
+        raise BuildError(f"the cache {target.library.parent} cannot be written ({error.strerror})") from error
+    os.close(handle)
+    try:
+        command = [compiler, *target.flags, *includes, str(SOURCE), *([str(runtime)] if runtime else []), "-o", name]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
+        if result.returncode != 0:
+            return _error_line(result.stderr) or f"exit status {result.returncode}"
+        Path(name).chmod(0o755)
+        Path(name).replace(target.library)
+        return ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _error_line(text: str) -> str:
+    """Gives the first line that says `error`: notes such as `In file included from` come before it."""
+    return next((line.strip() for line in text.splitlines() if "error" in line.lower()), _first_line(text))

@@ -1,0 +1,117 @@
+"""n:m pruning in plain torch: the definition that every compiled backend is checked against.
+
+Slow and short on purpose. Runs on any device, dtype, layout and stride.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+WORD = 0xFFFFFFFF
+
+
+def prune_nm(grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int = 0) -> Tensor:
+    """Prunes a gradient to n of every m consecutive channels; arguments and meaning as in `kernels.prune_nm`."""
+    kept = keep_mask(grad, n, m, mode, seed)
+    pruned = torch.where(kept, grad, torch.zeros_like(grad))
+    if rescale == "none":
+        return pruned
+
+    # fp16 and bf16 sums would overflow or lose the small terms; fp64 stays as it is.
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    dense_sum = _scope_sum(grad.to(wide).abs(), m, rescale)
+    kept_sum = _scope_sum(pruned.to(wide).abs(), m, rescale)
+    ratio = torch.where(kept_sum == 0, torch.zeros_like(kept_sum), dense_sum / kept_sum)
+    rescaled = (pruned.to(wide) * ratio).to(grad.dtype)
+    # A pruned channel stays exactly zero also when a NaN or an infinity made the ratio one.
+    return torch.where(pruned == 0, pruned, rescaled)
+
+
+def keep_mask(grad: Tensor, n: int, m: int, mode: str = "magnitude", seed: int = 0) -> Tensor:
+    """Says which elements survive, as bool of the shape of `grad`.
+
+    Args:
+        grad: (N, K, P, Q) or (rows, K).
+        n: channels kept of each group.
+        m: channels of a group; the last group of a pixel has K mod m of them when m does not divide K.
+        mode: `magnitude` (ties keep the lower channel; NaN above infinity) or `random`.
+        seed: of `random`, 0 .. 2^64 - 1.
+    """
+    channels_last = grad.movedim(1, -1)
+    channels = channels_last.shape[-1]
+    groups = -(-channels // m)
+    if mode == "random":
+        kept = _keep_random(channels_last.shape[:-1].numel() * groups, channels, groups, n, m, seed, grad.device)
+    else:
+        # A channel that a short group lacks gets -1 and so sorts last; sort puts NaN first and is stable.
+        magnitude = channels_last.abs()
+        magnitude = torch.nn.functional.pad(magnitude, (0, groups * m - channels), value=-1.0)
+        order = magnitude.reshape(-1, m).sort(dim=1, descending=True, stable=True).indices
+        kept = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, :n], True)
+    kept = kept.reshape(*channels_last.shape[:-1], groups * m)[..., :channels]
+    return kept.movedim(-1, 1)
+
+
+def _keep_random(count: int, channels: int, groups: int, n: int, m: int, seed: int, device: torch.device) -> Tensor:
+    """Keeps a uniformly random n-subset of each of `count` groups: bool, (count, m).
+
+    Selection sampling (Knuth, TAOCP vol. 2, 3.4.2, algorithm S): channel i is kept with probability (still needed) /
+    (still to visit). It compares a 16-bit random number h with that fraction, as h * to_visit < needed * 2^16, so a
+    subset's probability is off by at most 2^-16 per step. Channel i of group g uses number g * m + i of the stream.
+    """
+    number = torch.arange(count * m, device=device, dtype=torch.int64).reshape(count, m)
+    half = random_halves(number, seed)
+    position = torch.arange(count, device=device) % max(groups, 1)
+    size = torch.clamp(channels - position * m, max=m)
+    needed = torch.clamp(size, max=n)
+    kept = torch.zeros((count, m), dtype=torch.bool, device=device)
+    for channel in range(m):
+        keep = half[:, channel] * (size - channel) < needed * 65536
+        kept[:, channel] = keep
+        needed = needed - keep.to(needed.dtype)
+    return kept
+
+
+def random_halves(number: Tensor, seed: int) -> Tensor:
+    """Gives the 16-bit random numbers at the given places (int64) of the stream that `seed` names, as int64.
+
+    Number j is half j mod 8 of the Philox4x32-10 block with counter (j div 8, as 64 bits; 0; 0), the low half of each
+    word first. Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011.
+    """
+    block = number // 8
+    first = int(block.min()) if block.numel() else 0
+    last = int(block.max()) if block.numel() else -1
+    words = torch.stack(philox4x32_10(torch.arange(first, last + 1, device=number.device), seed), dim=1)
+    place = number % 8
+    word = words.reshape(-1)[(block - first) * 4 + place // 2]
+    return (word >> (16 * (place % 2))) & 0xFFFF
+
+
+def philox4x32_10(counter: Tensor, seed: int) -> list[Tensor]:
+    """Philox4x32-10 of the counters (int64, >= 0): four words of 32 bits, as int64, each of the counters' shape."""
+    words = [counter & WORD, counter >> 32, torch.zeros_like(counter), torch.zeros_like(counter)]
+    key = [seed & WORD, seed >> 32]
+    for _ in range(10):
+        # The product of two 32-bit numbers wraps in int64, but its 64 bits are the right ones.
+        product = [words[0] * PHILOX_MULTIPLIERS[0], words[2] * PHILOX_MULTIPLIERS[1]]
+        high = [(p >> 32) & WORD for p in product]
+        low = [p & WORD for p in product]
+        words = [high[1] ^ words[1] ^ key[0], low[1], high[0] ^ words[3] ^ key[1], low[0]]
+        key = [(k + step) & WORD for k, step in zip(key, PHILOX_KEY_STEPS, strict=True)]
+    return words
+
+
+def _scope_sum(magnitude: Tensor, m: int, rescale: str) -> Tensor:
+    """Sums over the scope that `rescale` names, in a shape that broadcasts against `magnitude`."""
+    if rescale == "channel":
+        return magnitude.sum(dim=[d for d in range(magnitude.dim()) if d != 1], keepdim=True)
+    if rescale == "sample_channel":
+        return magnitude.sum(dim=(2, 3) if magnitude.dim() == 4 else 1, keepdim=True)
+    channels = magnitude.shape[1]
+    groups = -(-channels // m)
+    channels_last = torch.nn.functional.pad(magnitude.movedim(1, -1), (0, groups * m - channels))
+    per_group = channels_last.reshape(*channels_last.shape[:-1], groups, m).sum(-1)
+    return per_group.repeat_interleave(m, dim=-1)[..., :channels].movedim(-1, 1)

@@ -1,0 +1,41 @@
+"""What the kernel tests share: the oracle's tolerance, and a way to run code in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernels
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def compiled() -> None:
+    """Skips where the compiled kernel is not to be had, with the kernel's own reason."""
+    if kernels.backend_of(torch.zeros(1, 2)) != "cpu":
+        pytest.skip(kernels.backend_report())
+
+
+@pytest.fixture
+def start_python() -> Callable[..., subprocess.Popen[str]]:
+    """Starts Python code in a process whose environment has the given variables set, or removed where None."""
+
+    def start(code: str, **variables: str | None) -> subprocess.Popen[str]:
+        changed = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={name: value for name, value in changed.items() if value is not None},
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start

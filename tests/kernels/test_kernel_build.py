@@ -1,0 +1,94 @@
+"""Building the compiled kernel, and doing without it, in processes of their own."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PRUNE = """
+import logging, sys
+logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
+import torch, kernels
+grad = torch.tensor([[1.0, 7, -3, 2]])
+assert kernels.prune_nm(grad, 2, 4).tolist() == [[0, 7, -3, 0]]
+kernels.prune_nm(grad, 2, 4, "random", "channel")
+print(kernels.backend_of(grad))
+print(kernels.backend_report())
+"""
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
+
+
+def compiler_script(folder: Path, body: str) -> str:
+    """An executable that stands in for the compiler; `$real` in it is the machine's own."""
+    real = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), "c++")
+    script = folder / "compiler"
+    script.write_text(f"#!/bin/sh\nreal={real}\n{body}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return str(script)
+
+
+def slow_path_line(process: subprocess.Popen[str]) -> str:
+    """Checks that the slow path ran and said so exactly once; returns that line."""
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    backend, report = output.splitlines()
+    lines = [line for line in errors.splitlines() if "pdt.kernels" in line]
+    assert backend == "reference"
+    assert lines == [f"WARNING pdt.kernels {report}"]
+    assert "times slower" in report
+    return report
+
+
+def test_without_a_compiler_plain_torch_runs_and_says_so_once(start_python, tmp_path):
+    result = start_python(PRUNE, PATH=str(tmp_path), CXX=None, PDT_CACHE=str(tmp_path / "cache"), PDT_CPU_KERNEL=None)
+    assert "no C++ compiler was found ($CXX, c++, g++, clang++)" in slow_path_line(result)
+
+
+def test_a_compiler_that_does_not_exist_is_named(start_python, tmp_path):
+    result = start_python(PRUNE, CXX="no-such-compiler", PDT_CACHE=str(tmp_path), PDT_CPU_KERNEL=None)
+    assert "'no-such-compiler'" in slow_path_line(result)
+
+
+def test_a_failing_compile_gives_the_first_line_of_its_error(start_python, tmp_path):
+    script = compiler_script(
+        tmp_path, '[ "$1" = --version ] && exec $real --version\necho "x.h:1: error: bad" >&2\nexit 1'
+    )
+    result = start_python(PRUNE, CXX=script, PDT_CACHE=str(tmp_path / "cache"), PDT_CPU_KERNEL=None)
+    assert "x.h:1: error: bad" in slow_path_line(result)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(start_python, tmp_path):
+    (tmp_path / "file").write_text("")
+    script = compiler_script(tmp_path, "exec $real --version")
+    result = start_python(PRUNE, CXX=script, PDT_CACHE=str(tmp_path / "file" / "cache"), PDT_CPU_KERNEL=None)
+    assert "cannot be written" in slow_path_line(result)
+
+
+def test_the_kernel_can_be_turned_off(start_python):
+    assert "turned off by PDT_CPU_KERNEL=0" in slow_path_line(start_python(PRUNE, PDT_CPU_KERNEL="0"))
+
+
+@needs_compiler
+def test_two_processes_build_at_once_without_openmp_and_a_broken_library_is_built_anew(start_python, tmp_path):
+    # -O0 makes the compile short; refusing -fopenmp makes the build fall back to one thread.
+    script = compiler_script(
+        tmp_path, 'case "$*" in *-fopenmp*) echo "error: no OpenMP" >&2; exit 1;; esac\nexec $real "$@" -O0'
+    )
+    cache = tmp_path / "cache"
+    for process in [start_python(PRUNE, CXX=script, PDT_CACHE=str(cache), PDT_CPU_KERNEL=None) for _ in range(2)]:
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        backend, report = output.splitlines()
+        assert backend == "cpu"
+        assert "one thread: the compiler has no OpenMP" in report
+    (library,) = cache.iterdir()
+
+    library.write_bytes(b"not a library")
+    output, errors = start_python(PRUNE, CXX=script, PDT_CACHE=str(cache), PDT_CPU_KERNEL=None).communicate(timeout=120)
+    assert output.splitlines()[0] == "cpu", errors

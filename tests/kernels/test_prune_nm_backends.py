@@ -1,0 +1,121 @@
+"""The compiled kernel against the oracle, over shapes, types, modes and every n:m."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import kernels
+from kernels import reference
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Sums in another order differ by a few roundings of fp32; a 16-bit result then differs by at most one of its own.
+RELATIVE_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+SHAPES = st.one_of(
+    st.tuples(st.integers(0, 40), st.integers(1, 140)),
+    st.tuples(st.integers(0, 3), st.integers(1, 140), st.integers(1, 6), st.integers(0, 6)),
+)
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+
+
+@st.composite
+def gradients(draw: st.DrawFn, special: bool = False) -> Tensor:
+    """A gradient with many ties and zeros; `special` adds NaN, infinities and subnormals."""
+    shape, dtype = draw(SHAPES), draw(st.sampled_from(DTYPES))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    grad = torch.randn(shape, generator=generator)
+    if draw(st.booleans()):
+        grad = (grad * 2).round() / 2
+    grad = grad.to(dtype)
+    if special:
+        values = torch.tensor([float("nan"), -float("inf"), float("inf"), -0.0, torch.finfo(dtype).tiny / 4]).to(dtype)
+        chosen = torch.randint(0, len(values), shape, generator=generator)
+        grad = torch.where(torch.rand(shape, generator=generator) < 0.3, values[chosen], grad)
+    if grad.dim() == 4 and draw(st.booleans()):
+        grad = grad.contiguous(memory_format=torch.channels_last)
+    return grad
+
+
+@st.composite
+def group_shapes(draw: st.DrawFn) -> tuple[int, int]:
+    m = draw(st.one_of(st.sampled_from([2, 4, 8, 16, 32]), st.integers(2, 32)))
+    return draw(st.integers(1, m)), m
+
+
+@settings(max_examples=150, deadline=None)
+@given(gradients(special=True), group_shapes(), st.sampled_from(["magnitude", "random"]), st.integers(0, 2**64 - 1))
+def test_values_are_bit_equal_to_the_oracle(grad, group, mode, seed):
+    compiled = kernels.prune_nm(grad, *group, mode, seed=seed)
+    assert torch.equal(bits_of(compiled), bits_of(reference.prune_nm(grad, *group, mode, seed=seed)))
+
+
+@settings(max_examples=120, deadline=None)
+@given(gradients(), group_shapes(), st.sampled_from(["magnitude", "random"]),
+       st.sampled_from(["group", "sample_channel", "channel"]), st.integers(0, 2**64 - 1))  # fmt: skip
+def test_rescaled_values_agree_with_the_oracle(grad, group, mode, rescale, seed):
+    compiled = kernels.prune_nm(grad, *group, mode, rescale, seed)
+    expected = reference.prune_nm(grad, *group, mode, rescale, seed)
+    assert torch.equal(compiled != 0, expected != 0)
+    torch.testing.assert_close(compiled, expected, rtol=RELATIVE_TOLERANCE[grad.dtype], atol=0)
+
+
+@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("m", range(2, 33))
+def test_every_group_shape_is_bit_equal_to_the_oracle(m, mode):
+    # 96 channels: whole groups for ten of the sizes, a short last group for the rest; ties throughout.
+    grad = torch.randint(-3, 4, (2, 96, 3, 7), generator=torch.Generator().manual_seed(m)).float()
+    for n in range(1, m + 1):
+        for dtype in DTYPES if n in (1, m // 2) else DTYPES[:1]:
+            same = grad.to(dtype)
+            expected = reference.prune_nm(same, n, m, mode, seed=n)
+            assert torch.equal(kernels.prune_nm(same, n, m, mode, seed=n), expected), (n, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_value_is_ranked_and_rescaled_as_by_the_oracle(dtype):
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    shuffled = patterns[torch.randperm(2**16, generator=torch.Generator().manual_seed(0))].view(dtype).reshape(-1, 64)
+    assert torch.equal(bits_of(kernels.prune_nm(shuffled, 2, 4)), bits_of(reference.prune_nm(shuffled, 2, 4)))
+    # Alone in its group, a value meets every rounding of the format: 1:2 with a small neighbour, ratio near 1.
+    finite = shuffled.flatten()[shuffled.flatten().isfinite()]
+    pairs = torch.stack([finite, finite.abs() / 3], 1)
+    torch.testing.assert_close(
+        kernels.prune_nm(pairs, 1, 2, rescale="group"), reference.prune_nm(pairs, 1, 2, rescale="group"), rtol=0, atol=0
+    )
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("rescale", ["none", "group", "sample_channel", "channel"])
+def test_result_does_not_depend_on_the_number_of_threads(mode, rescale):
+    grad = torch.randn(17, 48, 13, 11)
+    results = []
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        results.append(kernels.prune_nm(grad, 2, 4, mode, rescale, seed=9))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("m", [4, 5, 8, 16, 32])
+def test_large_tensors_cross_blocks_and_tiles(m, mode):
+    grad = torch.randn(40, 96, 14, 15).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    assert torch.equal(kernels.prune_nm(grad, 2, m, mode), reference.prune_nm(grad, 2, m, mode))

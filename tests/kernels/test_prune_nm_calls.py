@@ -1,0 +1,119 @@
+"""What a caller sees: layouts of results, in-place use, empty tensors, errors, which backend runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kernels
+from kernels import reference
+
+SCOPES = ["none", "group", "sample_channel", "channel"]
+
+
+def test_the_layout_of_a_dense_gradient_is_kept():
+    grad = torch.randn(2, 8, 3, 5)
+    assert kernels.prune_nm(grad, 2, 4).is_contiguous()
+    channels_last = grad.contiguous(memory_format=torch.channels_last)
+    assert kernels.prune_nm(channels_last, 2, 4).is_contiguous(memory_format=torch.channels_last)
+    sliced = torch.randn(2, 16, 3, 5)[:, ::2]
+    assert kernels.prune_nm(sliced, 2, 4).is_contiguous(memory_format=torch.channels_last)
+    assert kernels.prune_nm(torch.randn(8, 6).t(), 2, 4).is_contiguous()
+
+
+def test_the_gradient_itself_is_not_changed():
+    for grad in (torch.randn(2, 8, 3, 5), torch.randn(4, 16)):
+        before = grad.clone()
+        for rescale in SCOPES:
+            kernels.prune_nm(grad, 2, 4, rescale=rescale)
+            assert torch.equal(grad, before)
+
+
+@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("rescale", SCOPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_in_place_equals_out_of_place(mode, rescale, dtype):
+    whole = torch.randn(3, 20, 4, 6, dtype=torch.float64).to(dtype)
+    for grad in (
+        whole.clone(),
+        whole.contiguous(memory_format=torch.channels_last).clone(),
+        whole.clone()[:, 1::2],
+        whole[0, :, :, 0].clone(),
+    ):
+        expected = kernels.prune_nm(grad, 2, 4, mode, rescale, seed=3)
+        address = grad.data_ptr()
+        result = kernels.prune_nm_(grad, 2, 4, mode, rescale, seed=3)
+        assert result is grad
+        assert grad.data_ptr() == address
+        assert torch.equal(grad, expected)
+
+
+def test_in_place_refuses_memory_that_elements_share():
+    with pytest.raises(ValueError, match="share memory"):
+        kernels.prune_nm_(torch.ones(1, 8, 1, 1).expand(2, 8, 3, 3), 2, 4)
+
+
+def test_in_place_is_seen_by_autograd():
+    weight = torch.ones(2, 8, requires_grad=True)
+    saved = weight * 1
+    loss = (saved * saved).sum()
+    kernels.prune_nm_(saved, 2, 4)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 3, 3), (2, 0, 3, 3), (2, 8, 0, 3), (0, 8), (4, 0)])
+@pytest.mark.parametrize("rescale", SCOPES)
+@pytest.mark.parametrize("mode", ["magnitude", "random"])
+def test_empty_gradients(shape, rescale, mode):
+    grad = torch.empty(shape)
+    assert kernels.prune_nm(grad, 2, 4, mode, rescale).shape == shape
+    assert reference.prune_nm(grad, 2, 4, mode, rescale).shape == shape
+    assert kernels.prune_nm_(grad, 2, 4, mode, rescale) is grad
+
+
+def test_double_precision_takes_the_reference_path():
+    grad = torch.randn(2, 8, 3, 3, dtype=torch.float64)
+    assert kernels.backend_of(grad) == "reference"
+    assert torch.equal(kernels.prune_nm(grad, 2, 4), reference.prune_nm(grad, 2, 4))
+
+
+def test_the_result_carries_no_graph():
+    grad = torch.randn(2, 8, requires_grad=True)
+    assert not kernels.prune_nm(grad, 2, 4).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"m": 1}, ValueError, "m must be in 2..32, got m=1"),
+        ({"m": 33}, ValueError, "m must be in 2..32, got m=33"),
+        ({"n": 0}, ValueError, "n must be in 1..m, got n=0 with m=4"),
+        ({"n": 5}, ValueError, "n must be in 1..m, got n=5 with m=4"),
+        ({"n": 2.0}, TypeError, "n must be an integer, got n=2.0"),
+        ({"m": "4"}, TypeError, "m must be an integer, got m='4'"),
+        ({"seed": -1}, ValueError, r"seed must be in 0..2\^64-1, got seed=-1"),
+        ({"seed": 2**64}, ValueError, "seed must be in"),
+        ({"mode": "magnitud"}, ValueError, "unknown mode 'magnitud'.*did you mean 'magnitude'"),
+        ({"rescale": "sample-channel"}, ValueError, "unknown rescale .*did you mean 'sample_channel'"),
+        ({"grad": torch.ones(4)}, ValueError, r"grad must be \(N, K, P, Q\) or \(rows, K\), got shape \(4,\)"),
+        ({"grad": torch.ones(4, 4, 4)}, ValueError, "got shape"),
+        ({"grad": torch.ones(4, 4, dtype=torch.int32)}, TypeError, "got int32"),
+    ],
+)
+@pytest.mark.parametrize("function", [kernels.prune_nm, kernels.prune_nm_])
+def test_wrong_arguments_are_named_in_one_line(function, arguments, error, message):
+    with pytest.raises(error, match=message) as raised:
+        function(**{"grad": torch.ones(2, 8), "n": 2, "m": 4, **arguments})
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_tensors_take_the_reference_path_and_give_the_same_masks():
+    grad = torch.randn(3, 20, 5, 5)
+    assert kernels.backend_of(grad.cuda()) == "reference"
+    for mode in ("magnitude", "random"):
+        assert torch.equal(
+            kernels.prune_nm(grad.cuda(), 2, 4, mode, seed=8).cpu(), kernels.prune_nm(grad, 2, 4, mode, seed=8)
+        )
