@@ -3,10 +3,10 @@
 Shapes are the pruned gradients of ResNet-9 at a quarter of its width, batch 512. Kernel and copy alternate, so that a
 neighbour's load hits both. Each case is checked against the oracle before it is timed.
 
-    MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592 python benchmarks/bench_prune_nm.py
+    python benchmarks/bench_prune_nm.py
 
-Without these two settings a large result is fresh memory in every call, and the page faults cost more than the pruning.
-On a machine with other load, `--clock cpu` (one thread, its own processor time) leaves out the time spent waiting.
+It runs with the allocator settings of a trial: without them a large result is fresh memory in every call, and the page
+faults cost more than the pruning. On a machine with other load, `--clock cpu` (one thread, its own processor time) leaves out the time spent waiting.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-import numpy as np
 import torch
+from pairs import interleaved_ratio, run_as_a_trial_does
 from torch import Tensor
 
 import kernels
@@ -29,36 +28,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 GROUP_SHAPES = ((2, 4), (4, 8), (8, 16))
 MODES = {"magnitude": ("magnitude", "none"), "random": ("random", "none"), "rescaled": ("magnitude", "sample_channel")}
 CHECKED_SAMPLES = 8
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Ratio of two times over interleaved pairs: least, median, and a 95 % bootstrap interval of the median."""
-
-    least: float
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.least:5.2f} {self.median:5.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def interleaved_ratio(first: Callable[[], object], second: Callable[[], object], pairs: int, clock: str) -> Ratio:
-    """Times `first` over `second` in alternation; `least` is the quotient of the two least times."""
-    now = time.thread_time if clock == "cpu" else time.perf_counter
-    times = np.empty((pairs, 2))
-    for function in (first, second):
-        function()
-    for pair in times:
-        for i, function in enumerate((first, second)):
-            start = now()
-            function()
-            pair[i] = now() - start
-    ratios = times[:, 0] / times[:, 1]
-    resampled = np.random.default_rng(0).choice(ratios, (1000, pairs))
-    low, high = np.quantile(np.median(resampled, axis=1), (0.025, 0.975))
-    return Ratio(times[:, 0].min() / times[:, 1].min(), float(np.median(ratios)), float(low), float(high))
 
 
 def prune_by_topk(grad: Tensor, n: int, m: int) -> Tensor:
@@ -81,7 +50,7 @@ def check(grad: Tensor, n: int, m: int, mode: str, rescale: str) -> None:
     )
 
 
-def rows(pairs: int, slow_pairs: int, clock: str) -> Iterator[str]:
+def rows(pairs: int, slow_pairs: int, clock: Callable[[], float]) -> Iterator[str]:
     """Yields one line of the table per case."""
     columns = "kernel/copy: least, median [95 %]    topk/kernel  oracle/kernel"
     yield f"{'shape':17} {'dtype':9} {'mode':10} {'n:m':5} {columns}"
@@ -112,15 +81,16 @@ def main() -> None:
     parser.add_argument("--slow-pairs", type=int, default=3, help="pairs with topk and with the oracle (3; 0: none)")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="wall time, or one thread's own time")
     chosen = parser.parse_args()
+    clock = time.perf_counter
     if chosen.clock == "cpu":
         torch.set_num_threads(1)
+        clock = time.thread_time
     print(kernels.backend_report())
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {chosen.clock} clock, load {os.getloadavg()}")
-    if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        print("MALLOC_MMAP_THRESHOLD_ is not set: results above 32 MiB are fresh memory in every call")
-    for row in rows(chosen.pairs, chosen.slow_pairs, chosen.clock):
+    for row in rows(chosen.pairs, chosen.slow_pairs, clock):
         print(row, flush=True)
 
 
 if __name__ == "__main__":
+    run_as_a_trial_does()
     main()

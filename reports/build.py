@@ -1,0 +1,139 @@
+"""From a folder's records to the report model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from reports.course_figures import course_figures
+from reports.headline import headlines
+from reports.model import BASELINE, Group, Report
+from reports.records import Records, clean
+from reports.rows import TrialGroup, group_trials, label, method_rows, repeated_seeds
+from reports.steadiness import unsteady_times
+from reports.tables import flops_table, trade_table
+from reports.trade_figures import trade_figures
+from reports.trust import flatten, problems, trust
+
+
+def build(records: Records) -> Report:
+    """Make the whole report, figures drawn, out of what a folder holds."""
+    groups, apart = group_trials(records.trials)
+    colours = _colours([label(trial) for trial in records.trials])
+    slugs = _slugs(groups)
+    drawn = tuple(_group(group, groups, slug, colours) for group, slug in zip(groups, slugs, strict=True))
+    done = sum(trial.done for trial in records.trials)
+    tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
+    summary = f"{len(records.trials)} trials, {done} done. Numbers from {records.source}."
+    if done < len(records.trials):
+        count = f"{len(records.trials)} trials, {done} done, {len(records.trials) - done} not"
+        summary = f"{count}. Numbers from {records.source}."
+    if apart:
+        summary += (
+            f" {len(apart)} trials that are not done fit several groups and stand in the list of what went wrong alone."
+        )
+    return Report(f"Pruning during training: {tasks}", summary, drawn, problems(records), trust(records))
+
+
+def _colours(labels: Sequence[str]) -> dict[str, int]:
+    """Colour 0 is dense's and nobody else's; the others in the order of the table."""
+    others = [name for name in dict.fromkeys(labels) if name != BASELINE]
+    return {BASELINE: 0, **{name: index for index, name in enumerate(others, 1)}}
+
+
+def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: dict[str, int]) -> Group:
+    rows = method_rows(group, colours)
+    key = group.key
+    copy = _copy_kind(key["data_copy"])
+    task, model = key["task"] or "unnamed task", key["model"] or "unnamed model"
+    setting = f"{task} ({copy}), {model}"
+    title = " · ".join([f"{task} ({copy})", model, *(key[name] for name in ("preset", "dtype") if key[name])])
+    # What else tells this group from one with the same title must be in the title too.
+    twins = [other for other in groups if other is not group and all(other.key[k] == key[k] for k in _TITLED)]
+    if any(other.key["hardware_id"] != key["hardware_id"] for other in twins):
+        title += f" · hardware {key['hardware_id'] or 'not recorded'}"
+        setting += f", hardware {key['hardware_id'] or 'not recorded'}"
+    if any(other.key["recipe"] != key["recipe"] for other in twins):
+        differences = _recipe_differences(group, twins)
+        title += f" · {differences}"
+        setting += f", {differences}"
+    device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
+    trade, missing_trade = trade_figures(rows, slug)
+    course, missing_course = course_figures(rows, slug)
+    any_done = any(row.done for row in rows)
+    return Group(
+        title=title,
+        slug=slug,
+        subtitle=_subtitle(group, device),
+        data_note=_data_note(group),
+        headlines=headlines(rows, setting),
+        remarks=(*unsteady_times(group.trials), *repeated_seeds(group)),
+        trade_table=trade_table(rows, slug, device) if any_done else None,
+        flops_table=flops_table(rows, slug) if any_done else None,
+        trade_figures=tuple(trade),
+        course_figures=tuple(course),
+        missing_figures=(*missing_trade, *missing_course),
+    )
+
+
+_TITLED = ("task", "data_copy", "model", "preset", "dtype")
+
+
+def _copy_kind(data_copy: str) -> str:
+    kind = re.sub(r"-[0-9a-f]{8}$", "", data_copy)
+    return f"{kind} copy" if kind else "data copy not recorded"
+
+
+def _subtitle(group: TrialGroup, device: str) -> str:
+    done = [trial for trial in group.trials if trial.done]
+    parts = []
+    for column, one, several in (("epochs", "epoch", "epochs"), ("batch_size", "batch size", "batch sizes")):
+        values = sorted({value for trial in done if (value := trial.number(column)) is not None})
+        texts = [f"{value:g}" for value in values]
+        if column == "epochs" and texts:
+            parts.append(f"{' or '.join(texts)} {one if texts == ['1'] else several}")
+        elif texts:
+            parts.append(f"{one if len(texts) == 1 else several} {' or '.join(texts)}")
+    hardware = group.key["hardware_id"]
+    parts.append(f"device {device or 'not recorded'} (hardware id {hardware or 'not recorded'})")
+    if group.key["data_copy"]:
+        parts.append(f"data copy {group.key['data_copy']}")
+    return ", ".join(parts) + "."
+
+
+def _data_note(group: TrialGroup) -> str:
+    copies = [trial.spec.get("data_copy") for trial in group.trials]
+    return next((clean(str(copy["note"])) for copy in copies if isinstance(copy, Mapping) and copy.get("note")), "")
+
+
+def _recipe_differences(group: TrialGroup, twins: Sequence[TrialGroup]) -> str:
+    """The fields of the recipe in which a group differs from its twins: `epochs=5, batch_size=128`."""
+    if not group.key["recipe"]:
+        return "recipe not recorded"
+    own, *others = ({} if not one.key["recipe"] else flatten(json.loads(one.key["recipe"])) for one in (group, *twins))
+    differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
+    return "recipe " + ", ".join(f"{key}={own[key]}" for key in differing[:4])
+
+
+def _slugs(groups: Sequence[TrialGroup]) -> list[str]:
+    """A name for each group in letters, digits, `.`, `_` and `-`, for anchors and files."""
+    slugs: list[str] = []
+    for group in groups:
+        parts = [
+            group.key["task"],
+            group.key["model"],
+            group.key["preset"],
+            group.key["dtype"],
+            group.key["hardware_id"][:8],
+        ]
+        text = "-".join(filter(None, (re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts))).replace(
+            "=", ""
+        )
+        # A letter first: an id that starts with a digit needs escapes in style sheets.
+        slug = base = f"g-{text or 'group'}"
+        number = 2
+        while slug in slugs:
+            slug, number = f"{base}-{number}", number + 1
+        slugs.append(slug)
+    return slugs

@@ -1,0 +1,156 @@
+"""Figures as SVG text: one that follows the page's light or dark scheme, one for a file on a light ground.
+
+Colours that change with the scheme are drawn in sentinel colours, which no data uses, and replaced in the text: by CSS
+variables of the page (inline), or by the light scheme's values (standalone). Equal figures give equal text.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+INK, MUTED, GRID, DENSE, GROUND = "#010101", "#020202", "#030303", "#040404", "#050505"
+_INLINE = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    GRID: "var(--grid)",
+    DENSE: "var(--dense)",
+    GROUND: "var(--ground)",
+}
+_LIGHT = {INK: "#1b1f23", MUTED: "#57606a", GRID: "#d8dee4", DENSE: "#000000", GROUND: "#ffffff"}
+
+# Okabe and Ito's palette without its black, which is dense's; the yellow, faint on white, last.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pruning during training",
+    "text.parse_math": False,
+    "axes.formatter.use_mathtext": False,
+    "axes.unicode_minus": True,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.0,
+    "axes.labelsize": 9.0,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look of every figure; draw and render inside it."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)
+        yield
+
+
+def colour(index: int) -> str:
+    """The colour of a method: 0 is dense; past the palette's end colours come again, with another marker."""
+    return DENSE if index == 0 else PALETTE[(index - 1) % len(PALETTE)]
+
+
+def marker(index: int) -> str:
+    """The marker of a method, which tells two methods apart where the colour does not."""
+    return MARKERS[index % len(MARKERS)]
+
+
+def css_colour(index: int) -> str:
+    """The colour of a method in the page's style sheet."""
+    return _INLINE.get(colour(index), colour(index))
+
+
+def render(figure: Figure, name: str, title: str, alt: str) -> tuple[str, str]:
+    """The figure as `(inline, standalone)` SVG text.
+
+    Args:
+        figure: drawn within `style()`.
+        name: unique in the report: ids start with it, so that several figures share one page.
+        title, alt: what the figure is and what it shows, for those who do not see it.
+    """
+    buffer = io.BytesIO()
+    FigureCanvasSVG(figure).print_figure(
+        buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+    )
+    root = ElementTree.fromstring(buffer.getvalue())
+    for child in list(root):
+        if child.tag.endswith("metadata"):
+            root.remove(child)
+    _prefix_ids(root, name)
+    _describe(root, name, title, alt)
+    inline = _text(_without_namespaces(root), _INLINE)
+    background = ElementTree.Element("rect", {"width": "100%", "height": "100%", "fill": GROUND})
+    root.insert(2, background)
+    root.set("xmlns", "http://www.w3.org/2000/svg")
+    return inline, _text(root, _LIGHT) + "\n"
+
+
+def _prefix_ids(root: ElementTree.Element, name: str) -> None:
+    for element in root.iter():
+        for key, value in list(element.attrib.items()):
+            if key == "id":
+                element.set(key, f"{name}-{value}")
+            elif key.endswith("}href") and value.startswith("#"):
+                # SVG 2 needs no namespace for href, and every browser of the last years reads it so.
+                del element.attrib[key]
+                element.set("href", f"#{name}-{value[1:]}")
+            elif key.endswith("}href"):
+                del element.attrib[key]
+                element.set("href", value)
+            elif "url(#" in value:
+                element.set(key, value.replace("url(#", f"url(#{name}-"))
+
+
+def _describe(root: ElementTree.Element, name: str, title: str, alt: str) -> None:
+    for position, (tag, text) in enumerate((("title", title), ("desc", alt))):
+        element = ElementTree.Element(tag, {"id": f"{name}-{tag}"})
+        element.text = text
+        root.insert(position, element)
+    root.set("role", "img")
+    root.set("aria-labelledby", f"{name}-title {name}-desc")
+
+
+def _without_namespaces(root: ElementTree.Element) -> ElementTree.Element:
+    for element in root.iter():
+        element.tag = element.tag.rsplit("}", 1)[-1]
+    # The page's style sheet gives the width; the view box keeps the shape.
+    for key in ("width", "height", "version"):
+        root.attrib.pop(key, None)
+    return root
+
+
+def _text(root: ElementTree.Element, colours: dict[str, str]) -> str:
+    text = ElementTree.tostring(root, encoding="unicode")
+    text = re.sub(r"font: ([\d.]+)px [^;\"]*", lambda found: f"font-size: {found[1]}px; font-family: {_FONT}", text)
+    for sentinel, value in colours.items():
+        text = text.replace(sentinel, value)
+    return text

@@ -1,0 +1,43 @@
+"""A folder's report, written so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from reports import html, markdown
+from reports.build import build
+from reports.records import read
+
+
+def write_report(folder: Path) -> list[Path]:
+    """See `reports.write_report`."""
+    report = build(read(folder))
+    figures = [(folder / "figures" / f"{figure.name}.svg", figure.standalone) for figure in report.figures]
+    texts = [(folder / "report.html", html.render(report)), (folder / "report.md", markdown.render(report)), *figures]
+    # The figures first: a Markdown file never refers to one that is not there yet.
+    for path, text in reversed(texts):
+        _write(path, text)
+    return [path for path, _ in texts]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        # mkstemp makes files for their owner alone; a report is to be read by whom the folder lets in.
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,8 @@
+"""The door: `python run_suite.py --help`."""
+
+import sys
+
+from suite.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

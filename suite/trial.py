@@ -1,0 +1,204 @@
+"""One trial, in its own process: `python -m suite.trial FOLDER`, from `trial.json` to `model.pt` and a result.
+
+A trial ends with a status in `trial.json` whatever happens in it; one that is killed is given its status by the engine.
+It goes on from `checkpoint.pt` where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from suite.engines.lifeline import watch_parent
+
+log = logging.getLogger("pdt.trial")
+
+
+def main() -> int:
+    """Run the trial whose folder is the first argument; 0 if it is done, 1 if it ended otherwise."""
+    watch_parent()  # before torch starts threads
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    folder = Path(sys.argv[1])
+    # Imported late: the line above must run first.
+    from suite.spec import TrialSpec
+    from suite.store import write_record
+
+    spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text(encoding="utf-8"))["spec"])
+    result: dict[str, Any] = {}
+    provenance: dict[str, Any] = {}
+    status, message = "done", ""
+    try:
+        Trial(spec, folder).run(result, provenance)
+    except Exception as error:  # every failure becomes a status; the traceback is in log.txt
+        traceback.print_exc()
+        status, message = _failure(error)
+    write_record(folder, spec, status, message, result=result, provenance=provenance)
+    if status == "done":
+        (folder / "checkpoint.pt").unlink(missing_ok=True)
+    return 0 if status == "done" else 1
+
+
+class Trial:
+    """Builds what a spec names, trains it, and keeps the trial's files."""
+
+    def __init__(self, spec: Any, folder: Path) -> None:
+        self.spec, self.folder = spec, folder
+        self.began = time.perf_counter()
+        self.earlier_wall_time = 0.0
+
+    def run(self, result: dict[str, Any], provenance: dict[str, Any]) -> None:
+        """Train to the end and fill in result and provenance; what was found out before a failure stays in them."""
+        import torch
+
+        from suite import checkpoint, registry
+        from suite.parameters import build_method, build_model
+        from suite.progress import ProgressFile
+        from suite.provenance import collect
+        from suite.task import DataCopy
+        from suite.trainer import Trainer
+
+        spec = self.spec
+        for plugin in spec.plugins:
+            registry.load_plugin(plugin)
+        device = torch.device(spec.device, spec.device_index) if spec.device == "cuda" else torch.device("cpu")
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+        provenance.update(collect(device))
+        provenance["method"] = {"source": registry.get("method", spec.method).source}
+        task, recipe = registry.get("task", spec.task)(), spec.make_recipe()
+        splits = task.load(DataCopy(**spec.data_copy), recipe, spec.seed, device)
+
+        torch.manual_seed(spec.seed)  # the same weights for every method of a seed
+        model = build_model(spec.model, task.input_shape, task.num_classes)
+        model = model.to(device, memory_format=torch.channels_last)
+        progress = ProgressFile(self.folder)
+        trainer = Trainer(
+            model,
+            build_method(spec.method, spec.parameters, spec.label),
+            recipe,
+            splits,
+            input_shape=task.input_shape,
+            num_classes=task.num_classes,
+            seed=spec.seed,
+            device=device,
+            dtype=getattr(torch, spec.dtype),
+            task=spec.task,
+            preset=spec.preset,
+            on_epoch=self._append_record,
+            on_checkpoint=lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
+            on_step=lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
+        )
+        self._resume(trainer)
+        try:
+            trainer.fit()
+        finally:
+            result.update(self._result(trainer))
+        checkpoint.save_model(
+            self.folder / "model.pt",
+            trainer.model,
+            name=spec.model,
+            num_classes=task.num_classes,
+            input_shape=task.input_shape,
+            reconfigurations=trainer.hooks.reconfigurations,
+        )
+
+    def _resume(self, trainer: Any) -> None:
+        """Go on from the last finished epoch, and cut off records that were written after it."""
+        from suite import checkpoint
+
+        path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
+        if not path.is_file():
+            records.unlink(missing_ok=True)
+            return
+        state = checkpoint.load(path)
+        trainer.load_state_dict(state["trainer"])
+        self.earlier_wall_time = state["wall_time_s"]
+        lines = records.read_text(encoding="utf-8").splitlines(keepends=True)[: trainer.ctx.epochs_done]
+        if len(lines) != trainer.ctx.epochs_done:
+            raise ValueError(f"{records} has {len(lines)} records and the checkpoint {trainer.ctx.epochs_done} epochs")
+        from suite.store import write_atomically
+
+        write_atomically(records, "".join(lines).encode())
+        log.info("resumed after epoch %d", trainer.ctx.epochs_done)
+
+    def _append_record(self, record: dict[str, Any]) -> None:
+        with open(self.folder / "epochs.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _save_checkpoint(self, state: Callable[[], dict[str, Any]], epochs_done: int) -> None:
+        from suite import checkpoint
+
+        checkpoint.save(self.folder / "checkpoint.pt", {"trainer": state(), "wall_time_s": self._wall_time})
+        log.info("epoch %d is saved", epochs_done)
+
+    @property
+    def _wall_time(self) -> float:
+        return self.earlier_wall_time + time.perf_counter() - self.began
+
+    def _result(self, trainer: Any) -> dict[str, Any]:
+        """The columns of `results.csv` that the trial alone knows, and `layers.csv`. What was not measured is left out."""
+        from suite.inference import images_per_second
+        from suite.store import write_atomically
+
+        ledger, progress, seconds = trainer.ledger, trainer.progress, trainer.clock.seconds
+        write_atomically(self.folder / "layers.csv", ledger.to_csv(trainer.ctx.epochs_done).encode())
+        flops = {f"train_flops_{column}": value for column, value in ledger.train_flops.items()}
+        usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        result: dict[str, Any] = {
+            "train_time_s": trainer.clock.training,
+            "eval_time_s": seconds["eval"],
+            "reconfigure_time_s": seconds["reconfigure"],
+            "wall_time_s": self._wall_time,
+            **flops,
+            "inference_flops_dense": ledger.inference_flops_dense,
+            "params_dense": trainer.dense_params,
+            "peak_memory_bytes": progress.peak_memory_bytes or None,
+            "peak_rss_bytes": usage * (1 if sys.platform == "darwin" else 1024),
+        }
+        if trainer.clock.training:
+            result["samples_per_s"] = progress.samples / trainer.clock.training
+        if progress.finished:  # accuracy and inference describe the model in model.pt, or nothing
+            record = progress.last_record
+            parameters = list(trainer.model.parameters())
+            result |= {
+                "test_accuracy": record["test_accuracy"],
+                "test_loss": record["test_loss"],
+                "val_accuracy": record.get("val_accuracy"),
+                "best_epoch_accuracy": progress.best_accuracy,
+                "inference_flops": ledger.inference_flops(),
+                "inference_flops_effective": ledger.inference_flops(effective=True),
+                "params": sum(parameter.numel() for parameter in parameters),
+                "nonzero_params": sum(int(parameter.count_nonzero()) for parameter in parameters),
+                "inference_images_per_s": images_per_second(trainer),
+            }
+        return {column: value for column, value in result.items() if value is not None}
+
+
+def _failure(error: Exception) -> tuple[str, str]:
+    """The status and the one line that an exception ends a trial with."""
+    import torch
+
+    from suite.trainer import Diverged
+
+    text = (str(error).splitlines() or [""])[0]
+    if isinstance(error, Diverged):
+        return "diverged", text
+    # torch says that the CPU's memory is full by a RuntimeError of its allocator.
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in text:
+        return "oom", text
+    from suite.errors import UsageError
+
+    return "error", text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

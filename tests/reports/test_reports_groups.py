@@ -1,0 +1,124 @@
+"""What may be compared with what, and in which order it is read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from reports.build import build
+from reports.records import read
+from reports.rows import group_trials
+
+pytestmark = pytest.mark.usefixtures("without_figures")
+
+
+def order(group: Any) -> list[str]:
+    """The methods of a group's first table."""
+    return [row[0].text for row in group.trade_table.rows]
+
+
+def test_hardware_is_never_mixed(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"))
+    suite.add_all(("prunetrain",), hardware_id="99999999")
+    first, second = build(read(suite.write())).groups
+    assert order(first) == ["dense", "sdgp[n=2,m=4]"]
+    assert order(second) == ["prunetrain[ratio=0.2]"]
+    assert "99999999" in second.title
+    assert "12e45678" in first.title
+    # Nothing to compare its time with, though dense ran: elsewhere.
+    assert second.trade_table.rows[0][5].text == "–"
+
+
+def test_tasks_data_copies_types_and_recipes_are_never_mixed(suite: Any) -> None:
+    suite.add_all(("dense",))
+    for changed in (
+        {"task": "digits"},
+        {"data_copy": "original-01234567"},
+        {"model": "resnet32"},
+        {"dtype": "bfloat16"},
+        {"preset": "quick"},
+        {"recipe": {"epochs": 50}},
+    ):
+        suite.add("sdgp", 0, accuracy=70.0, time=300.0, **changed)
+    groups = build(read(suite.write())).groups
+    assert len(groups) == 7
+    assert len({group.slug for group in groups}) == 7
+    assert len({group.title for group in groups}) == 7
+    assert any("recipe epochs=50" in group.title for group in groups)
+
+
+def test_a_failed_trial_joins_the_group_it_does_not_contradict(suite: Any) -> None:
+    suite.add_all(("dense",))
+    suite.add("sdgp", 0, accuracy=None, time=None, status="error", message="x", hardware_id="")
+    (group,), apart = group_trials(read(suite.write()).trials)
+    assert [trial.text("method") for trial in group.trials] == ["dense"] * 3 + ["sdgp"]
+    assert not apart
+
+
+def test_a_failed_trial_that_fits_two_groups_joins_neither(suite: Any) -> None:
+    suite.add_all(("dense",))
+    suite.add_all(("dense",), hardware_id="99999999")
+    suite.add("sdgp", 0, accuracy=None, time=None, status="error", message="x", hardware_id="")
+    groups, apart = group_trials(read(suite.write()).trials)
+    assert [len(group.trials) for group in groups] == [3, 3]
+    assert [trial.text("method") for trial in apart] == ["sdgp"]
+
+
+def test_order_is_dense_then_fronts_of_measured_accuracy_and_time(suite: Any) -> None:
+    suite.add("aaa_dominated", 0, accuracy=60.0, time=500.0, train_flops_effective=1.0)
+    suite.add("fast", 0, accuracy=65.0, time=200.0)
+    suite.add("accurate", 0, accuracy=75.0, time=450.0)
+    suite.add("beaten_by_dense", 0, accuracy=70.0, time=400.0, train_flops_effective=1.0, modelled_train_time_s=1.0)
+    suite.add("no_time", 0, accuracy=99.0, time=None)
+    suite.add("dense", 0, accuracy=71.0, time=370.0)
+    (group,) = build(read(suite.write())).groups
+    # First front: dense, accurate, fast. Second: what only dense and accurate beat. Effective FLOPs help nobody.
+    assert order(group) == ["dense", "accurate", "fast", "beaten_by_dense", "aaa_dominated", "no_time"]
+
+
+def test_modelled_and_counted_numbers_do_not_change_the_order(suites: Any) -> None:
+    orders = []
+    for name, effective in (("one", 1e9), ("two", 1e15)):
+        suite = suites(name)
+        suite.add_all(("dense", "sdgp"))
+        for seed, time in enumerate((300.0, 301.0, 302.0)):
+            suite.add("other", seed, accuracy=68.0, time=time, train_flops_effective=effective, modelled_train_time_s=1)
+        orders.append(order(build(read(suite.write())).groups[0]))
+    assert orders[0] == orders[1]
+
+
+def test_a_seed_run_twice_counts_once(suite: Any) -> None:
+    suite.add_all(("dense",))
+    suite.add("dense", 0, accuracy=71.6, time=372.0, trial_id="again")
+    (group,) = build(read(suite.write())).groups
+    assert group.trade_table.rows[0][1].text == "3"
+    # Seed 0 is 71.4 by mean; with 71.9 and 70.8 that makes 71.37.
+    assert group.trade_table.rows[0][2].text == "71.4 ± 1.4"
+    assert "dense was run 2 times with seed 0" in group.remarks[0]
+
+
+def test_dense_has_colour_zero_and_colours_are_the_same_in_all_groups(suite: Any) -> None:
+    suite.add_all(("sdgp", "dense"))
+    suite.add_all(("prunetrain", "dense", "sdgp"), task="digits")
+    groups = build(read(suite.write())).groups
+    colours = [{line.name: line.colour for line in group.headlines} for group in groups]
+    assert colours[0]["dense"] == 0
+    assert colours[0]["sdgp[n=2,m=4]"] == colours[1]["sdgp[n=2,m=4]"] != colours[1]["prunetrain[ratio=0.2]"]
+
+
+def test_unsteady_times_are_said_and_shrinking_shapes_are_not_taken_for_them(suite: Any) -> None:
+    suite.add_all(("dense", "prunetrain"), seeds=1)
+    folder = suite.write()
+    assert build(read(folder)).groups[0].remarks == ()
+    for trial in folder.glob("trials/*"):
+        records = [json.loads(line) for line in (trial / "epochs.jsonl").read_text().splitlines()]
+        # Steps get 1.4 times as short at each change of shapes, which happens between epochs 2 and 3, and from 3 to 4.
+        slow = {"dense": [60, 60, 60, 60, 130], "prunetrain": [90, 90, 60, 40, 40]}[trial.name.partition("-")[0]]
+        for index, record in enumerate(records):
+            record["train_time_s"] = sum(slow[: index + 1])
+        (trial / "epochs.jsonl").write_text("\n".join(json.dumps(record) for record in records))
+    (remark,) = build(read(folder)).groups[0].remarks
+    assert "in 1 of 2 trials" in remark
+    assert "at most 2.2 times, in dense-" in remark

@@ -1,0 +1,179 @@
+"""Each rule of a headline, by sentences written by hand from the numbers of the made-up suite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reports.build import build
+from reports.records import read
+
+pytestmark = pytest.mark.usefixtures("without_figures")
+
+
+def sentences(suite: Any) -> dict[str, str]:
+    """The headlines of the one group of a suite, by method."""
+    (group,) = build(read(suite.write())).groups
+    return {headline.name: headline.text for headline in group.headlines}
+
+
+SETTING = "on cifar10 (sample copy), resnet9[width=0.25]"
+
+
+def test_the_three_methods(suite: Any) -> None:
+    suite.add_all()
+    found = sentences(suite)
+    # Differences of sdgp: -0.2, -0.6, 0.3; mean -0.1667, sd 0.4509, half-width 4.3027 * 0.4509 / sqrt(3) = 1.12.
+    # Ratios of its times: 391/372, 388/365, 395/379 = 1.0511, 1.0630, 1.0422; mean 1.0521, half-width 0.026.
+    # Effective is 5/6 of dense, executed all of it.
+    assert found["sdgp[n=2,m=4]"] == (
+        f"{SETTING}, 3 seeds: accuracy not told apart from dense (−0.2 ± 1.1 points); measured training time "
+        "1.05 ± 0.03 × dense, longer; 17 % of dense's training multiply-adds could be skipped, and no kernel here "
+        "skipped them."
+    )
+    # Differences of prunetrain: -3.1, -2.9, -2.6; mean -2.8667, sd 0.2517, half-width 0.625. Executed: squares of
+    # 1, 0.875, 0.75, 0.75, 0.5 make 3.140625 of 5, 37 % are saved. Half of the channels: a quarter of inference.
+    assert found["prunetrain[ratio=0.2]"] == (
+        f"{SETTING}, 3 seeds: accuracy 2.9 ± 0.6 points below dense; measured training time 0.80 ± 0.06 × dense, "
+        "shorter; executed 37 % fewer training FLOPs than the dense net needs; the final model needs 75 % fewer "
+        "inference FLOPs."
+    )
+    assert found["dense"].startswith(f"{SETTING}, 3 seeds: accuracy 71.3 ± 1.4 %; measured training time 6 min 12 s")
+
+
+def test_better_is_said_in_the_words_of_worse(suite: Any) -> None:
+    suite.add_all(("dense",))
+    for seed, (accuracy, time) in enumerate([(74.1, 446.0), (74.8, 438.0), (73.6, 455.0)]):
+        suite.add("other", seed, accuracy=accuracy, time=time)
+    found = sentences(suite)["other"]
+    assert "accuracy 2.87 ± 0.14 points above dense" in found
+    assert "measured training time 1.20 ± 0.00 × dense, longer" in found
+
+
+def test_one_seed_says_so_and_claims_no_interval(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"), seeds=1)
+    found = sentences(suite)["sdgp[n=2,m=4]"]
+    assert found.startswith(
+        f"{SETTING}, 1 seed, no interval: accuracy 0.20 points below dense; measured training time 1.05"
+    )
+    assert "±" not in found
+    assert "told apart" not in found
+
+
+def test_equal_accuracies_are_never_called_equal(suite: Any) -> None:
+    suite.add_all(("dense",))
+    for seed, accuracy in enumerate((71.2, 71.9, 70.8)):
+        suite.add("same", seed, accuracy=accuracy, time=370.0)
+    found = sentences(suite)["same"]
+    assert "not told apart from dense (0.00 ± 0.00 points)" in found
+    assert "equal" not in found
+
+
+def test_a_time_that_covers_one_is_not_told_apart(suite: Any) -> None:
+    suite.add_all(("dense",))
+    for seed, time in enumerate((372.0 * 0.9, 365.0 * 1.1, 379.0 * 1.0)):
+        suite.add("noisy", seed, accuracy=71.0, time=time)
+    assert "measured training time not told apart from dense (1.0 ± 0.2 × dense)" in sentences(suite)["noisy"]
+
+
+def test_equal_numbers_give_equal_sentences_whatever_the_name(suite: Any) -> None:
+    suite.add_all(("dense",))
+    for name in ("prunetrain", "zebra"):
+        for seed in range(3):
+            # Every number that prunetrain's rows have by themselves is given to both.
+            flops = {f"train_flops_{kind}": 1e12 for kind in ("current", "effective", "executed")}
+            sizes = {"inference_flops": 2e7, "inference_flops_effective": 2e7, "params": 100_000}
+            suite.add(name, seed, accuracy=68.0 + seed / 10, time=300.0 + seed, variant="", **flops, **sizes)
+    found = sentences(suite)
+    assert found["prunetrain"] == found["zebra"]
+
+
+def test_a_skipping_kernel_is_told_from_one_that_skips_nothing(suite: Any) -> None:
+    suite.add_all(("dense",))
+    total = {"train_flops_dense": 1e12, "train_flops_current": 1e12}
+    for seed in range(2):
+        suite.add(
+            "partly",
+            seed,
+            accuracy=71.0,
+            time=300.0,
+            train_flops_executed=0.7e12,
+            train_flops_effective=0.5e12,
+            **total,
+        )
+    found = sentences(suite)["partly"]
+    assert "executed 30 % fewer training FLOPs" in found
+    assert "a further 20 % of dense's training multiply-adds could be skipped, which no kernel here skipped" in found
+
+
+def test_more_work_than_dense_is_said(suite: Any) -> None:
+    suite.add_all(("dense",))
+    for seed in range(2):
+        suite.add("more", seed, accuracy=71.0, time=300.0, train_flops_executed=2.16e12, inference_flops=1.2e8)
+    found = sentences(suite)["more"]
+    assert "executed 20 % more training FLOPs than the dense net needs" in found
+    assert "the final model needs 50 % more inference FLOPs" in found
+
+
+def test_a_possible_saving_is_never_in_the_past_tense(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"))
+    found = sentences(suite)["sdgp[n=2,m=4]"]
+    assert "could be skipped" in found
+    for claim in ("saved", "executed 17", "fewer training FLOPs", "was skipped", "were skipped"):
+        assert claim not in found
+
+
+def test_failed_trials_are_said_before_any_number(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"), seeds=2)
+    suite.add("sdgp", 2, accuracy=None, time=None, status="diverged", message="NaN")
+    suite.add("never", 0, accuracy=None, time=None, status="oom", message="out of memory")
+    found = sentences(suite)
+    assert found["sdgp[n=2,m=4]"].startswith(
+        f"{SETTING}, 2 seeds (1 diverged of 3 trials, which no number here includes):"
+    )
+    assert found["never"] == f"{SETTING}: no trial is done (1 oom of 1 trials), so there is no number."
+
+
+def test_a_diverged_trial_with_a_result_does_not_count(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"), seeds=2)
+    suite.add("dense", 2, accuracy=71.0, time=370.0)
+    before = sentences(suite)
+    suite.add("sdgp", 2, accuracy=10.0, time=1.0, status="diverged", message="NaN")
+    after = sentences(suite)
+    assert after["sdgp[n=2,m=4]"].split(": ", 1)[1] == before["sdgp[n=2,m=4]"].split(": ", 1)[1]
+
+
+def test_without_dense_there_is_no_comparison(suite: Any) -> None:
+    suite.add_all(("sdgp",))
+    found = sentences(suite)["sdgp[n=2,m=4]"]
+    assert "not compared with dense (dense was not run here" in found
+    assert "× dense" not in found
+
+
+def test_a_narrowed_dense_is_no_baseline(suite: Any) -> None:
+    suite.add_all(("dense",))
+    suite.add("dense", 0, accuracy=60.0, time=100.0, variant="match=prunetrain")
+    found = sentences(suite)
+    assert "accuracy 11.20 points below dense" in found["dense[match=prunetrain]"]
+    assert "71.3 ± 1.4 %" in found["dense"]
+
+
+@pytest.mark.parametrize("seeds", [(5, 6, 7), (0, 6, 7)])
+def test_seeds_that_dense_lacks_are_not_paired(suite: Any, seeds: tuple[int, ...]) -> None:
+    suite.add_all(("dense",))
+    for seed in seeds:
+        suite.add("other", seed, accuracy=70.0, time=400.0)
+    found = sentences(suite)["other"]
+    if 0 in seeds:
+        assert "accuracy 1.20 points below dense (on 1 seed, no interval)" in found
+    else:
+        assert "not compared with dense (no seed in common with dense" in found
+
+
+@pytest.mark.parametrize(("time", "explained"), [(300.0, True), (290.0, False), (400.0, True)])
+def test_a_time_that_flops_do_not_explain_is_said_to_be_that(suite: Any, time: float, explained: bool) -> None:
+    suite.add_all(("dense",), seeds=1)
+    # Effective is 5/6 of dense; 290 s are 0.78 of dense's 372 s, 300 s are 0.81.
+    suite.add("sdgp", 0, accuracy=70.0, time=time)
+    assert ("less than its FLOPs explain" in sentences(suite)["sdgp[n=2,m=4]"]) is not explained
