@@ -1,0 +1,1 @@
+"""Data sets and their recipes; the models are in `tasks.models`."""

@@ -1,0 +1,143 @@
+"""CIFAR as its authors publish it: pickled batches, in a folder or still in the archive that holds it."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.errors import UsageError
+from tasks.decoded import DecodedImages
+from tasks.progress import progress
+
+# What reading a compressed archive that is cut short or altered may raise.
+DAMAGE = (OSError, tarfile.TarError, EOFError, zlib.error)
+
+
+@dataclass(frozen=True)
+class PublishedArchive:
+    """What is known of a published archive.
+
+    Attributes:
+        url: the authors' own address.
+        filename, md5: of the archive.
+        folder: that the archive unpacks to.
+        train, test: name and MD5 of each batch.
+        label_key: of a batch's dictionary.
+    """
+
+    url: str
+    filename: str
+    md5: str
+    folder: str
+    train: tuple[tuple[str, str], ...]
+    test: tuple[tuple[str, str], ...]
+    label_key: str = "labels"
+
+    @classmethod
+    def of_torchvision(cls, dataset: Any, label_key: str = "labels") -> PublishedArchive:
+        """What `torchvision.datasets.CIFAR10` or `CIFAR100` says of its archive."""
+        return cls(
+            url=dataset.url,
+            filename=dataset.filename,
+            md5=dataset.tgz_md5,
+            folder=dataset.base_folder,
+            train=tuple((name, md5) for name, md5 in dataset.train_list),
+            test=tuple((name, md5) for name, md5 in dataset.test_list),
+            label_key=label_key,
+        )
+
+
+class CifarArchive:
+    """An archive or its unpacked folder; a `tasks.cache.Source` whose images are the original ones.
+
+    Attributes:
+        kind: `original`.
+        path: the unpacked folder, or the archive.
+    """
+
+    kind = "original"
+
+    def __init__(self, path: Path, published: PublishedArchive) -> None:
+        self.path, self._published = path, published
+
+    def fingerprint(self) -> str:
+        """A hash of the sizes and times of change of the archive or of its batches."""
+        digest = hashlib.sha256()
+        batches = [self.path / name for name, _ in self._published.train + self._published.test]
+        for path in batches if self.path.is_dir() else [self.path]:
+            try:
+                stat = path.stat()
+            except OSError as error:
+                raise self._unusable(path.name, error.strerror or str(error)) from error
+            digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+    def decode(self) -> DecodedImages:
+        """Read all batches, each verified by its MD5 before it is unpickled.
+
+        Raises:
+            UsageError: if a batch is missing or not the published one.
+        """
+        count = len(self._published.train) + len(self._published.test)
+        with progress(f"reading {self.path}", count) as advance:
+            if self.path.is_dir():
+                return self._decoded(lambda name: (self.path / name).read_bytes(), advance)
+            try:
+                with tarfile.open(self.path, "r:gz") as archive:
+                    return self._decoded(lambda name: _member(archive, f"{self._published.folder}/{name}"), advance)
+            except DAMAGE as error:
+                raise self._unusable("the archive", str(error)) from error
+
+    def _decoded(self, read: Callable[[str], bytes], advance: Callable[[int], None]) -> DecodedImages:
+        train = self._split(self._published.train, read, advance)
+        return DecodedImages(*train, *self._split(self._published.test, read, advance))
+
+    def _split(
+        self, batches: tuple[tuple[str, str], ...], read: Callable[[str], bytes], advance: Callable[[int], None]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        images, labels = [], []
+        for name, md5 in batches:
+            try:
+                content = read(name)
+            except (*DAMAGE, KeyError) as error:
+                raise self._unusable(name, str(error)) from error
+            found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            if found != md5:
+                raise self._unusable(name, f"its MD5 is {found}, not the published {md5}")
+            # Unpickling runs what the file says, so it comes after the check.
+            batch = pickle.loads(content, encoding="latin1")
+            images.append(np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+            labels.append(np.asarray(batch[self._published.label_key], dtype=np.int64))
+            advance(1)
+        return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
+
+    def _unusable(self, name: str, reason: str) -> UsageError:
+        # tarfile's own words may have line breaks.
+        reason = " ".join(reason.split())
+        return UsageError(
+            f"{self.path}: {name} cannot be used: {reason}; delete {self.path.name} to have it fetched again"
+        )
+
+
+def find_archive(data_root: Path, published: PublishedArchive) -> CifarArchive | None:
+    """The unpacked folder in the data root, or else the archive, or else `None`."""
+    for name in (published.folder, published.filename):
+        if (data_root / name).exists():
+            return CifarArchive(data_root / name, published)
+    return None
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    file = archive.extractfile(name)
+    if file is None:
+        raise KeyError(f"{name} is no file")
+    return file.read()

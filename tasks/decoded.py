@@ -1,0 +1,105 @@
+"""Decoded images with their labels, their checksum, and the file that keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+# What numpy and zipfile raise for a file that is cut short, altered or foreign; RuntimeError where a changed bit says
+# that the file is encrypted or packed in an unknown way.
+DAMAGE = (OSError, ValueError, KeyError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile)
+
+
+class DamagedFile(Exception):
+    """A file of decoded images is cut short, altered, or not such a file at all."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedImages:
+    """A data set of small images in memory.
+
+    Attributes:
+        train_images, test_images: (N, H, W, C) uint8, 0 .. 255.
+        train_labels, test_labels: (N,) int64.
+    """
+
+    train_images: NDArray[np.uint8]
+    train_labels: NDArray[np.int64]
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[np.int64]
+
+    def checksum(self) -> str:
+        """SHA-256, in hex, of shapes, pixels and labels (little-endian), in the order of the attributes."""
+        digest = hashlib.sha256()
+        for field in fields(self):
+            array = getattr(self, field.name)
+            digest.update(f"{field.name} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).data)
+        return digest.hexdigest()
+
+
+def save_decoded(path: Path, data: DecodedImages, fingerprint: str) -> str:
+    """Write `path` so that it is either whole or as it was before, and return the images' checksum.
+
+    Args:
+        path: in a folder that exists. Two processes may write it at once; the later one stays.
+        data: what to keep.
+        fingerprint: of the source, to notice when that has changed.
+
+    Raises:
+        OSError: if it cannot be written; no part of it is left.
+    """
+    checksum = data.checksum()
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            arrays = {field.name: getattr(data, field.name) for field in fields(data)}
+            np.savez(file, checksum=np.array(checksum), fingerprint=np.array(fingerprint), **arrays)
+        # Readable by whoever reads the folder: mkstemp's files are private.
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return checksum
+
+
+def load_decoded(path: Path) -> tuple[DecodedImages, str]:
+    """Read what `save_decoded` wrote, and verify it against the checksum inside.
+
+    Returns:
+        The images and their checksum.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        DamagedFile: if it does not hold what it held when it was written.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            data = DecodedImages(**{field.name: file[field.name] for field in fields(DecodedImages)})
+            recorded = str(file["checksum"])
+    except FileNotFoundError:
+        raise
+    except DAMAGE as error:
+        raise DamagedFile(f"{path}: {type(error).__name__}: {error}") from error
+    if data.checksum() != recorded:
+        raise DamagedFile(f"{path}: its images do not have the checksum that it records")
+    return data, recorded
+
+
+def read_fingerprint(path: Path) -> str:
+    """The fingerprint of the source that `path` was decoded from; raises as `load_decoded` does."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return str(file["fingerprint"])
+    except FileNotFoundError:
+        raise
+    except DAMAGE as error:
+        raise DamagedFile(f"{path}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,138 @@
+"""Fetch a published file from the first of several hosts that gives it, whole and unaltered."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import logging
+import os
+import queue
+import tempfile
+import threading
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import IO, Any
+
+from tasks.progress import progress
+
+logger = logging.getLogger(__name__)
+
+# All hosts together answer, or fail to, within about 20 s.
+CONNECT_SECONDS = 6.0
+# A transfer that stands still this long has failed.
+STALL_SECONDS = 20.0
+# A host that is slower than this is left for the next one, if there is one; judged after the first seconds.
+SLOW_BYTES_PER_SECOND = 300_000
+JUDGED_AFTER_SECONDS = 15.0
+CHUNK_BYTES = 1 << 18
+
+
+class DownloadFailed(Exception):
+    """No host gave the file; the text has each host's reason."""
+
+
+class _TooSlow(Exception):
+    pass
+
+
+def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
+    """Write the file at one of `urls` to `destination`.
+
+    The hosts are tried in order. One that is very slow is given up for the next, and taken after all if no other gives
+    the file. Until it is whole and verified the file has a temporary name, and it vanishes if that never happens.
+
+    Args:
+        urls: addresses of the same file.
+        md5: of the file, in hex; another file is not accepted.
+        destination: its folder is made if need be.
+
+    Raises:
+        DownloadFailed: if no address gives the file; nothing is left behind.
+        OSError: if the folder cannot be written.
+    """
+    folder_is_new = not destination.parent.exists()
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    reasons: list[str] = []
+    slow: list[str] = []
+    for url in urls:
+        try:
+            return _fetch_from(url, md5, destination, may_be_slow=False)
+        except _TooSlow:
+            slow.append(url)
+            reasons.append(f"{_host(url)}: very slow")
+        except DownloadFailed as error:
+            reasons.append(str(error))
+        logger.warning("%s", reasons[-1])
+    for url in slow:
+        try:
+            return _fetch_from(url, md5, destination, may_be_slow=True)
+        except DownloadFailed as error:
+            reasons.append(str(error))
+            logger.warning("%s", reasons[-1])
+    if folder_is_new:
+        # Another process may have put something there by now.
+        with contextlib.suppress(OSError):
+            destination.parent.rmdir()
+    raise DownloadFailed("; ".join(reasons))
+
+
+def _fetch_from(url: str, md5: str, destination: Path, *, may_be_slow: bool) -> None:
+    handle, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.", suffix=".part")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            found = _transfer(url, file, may_be_slow)
+        if found != md5:
+            raise DownloadFailed(f"{_host(url)}: sent another file (MD5 {found}, not {md5})")
+        temporary.chmod(0o644)
+        temporary.replace(destination)
+    except (OSError, http.client.HTTPException) as error:
+        raise DownloadFailed(f"{_host(url)}: {getattr(error, 'reason', None) or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _transfer(url: str, file: IO[bytes], may_be_slow: bool) -> str:
+    """Write what `url` sends to `file`, and return its MD5."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with _connected(url) as response:
+        length = response.headers.get("Content-Length")
+        with progress(f"fetching {url}", int(length) if length else None) as advance:
+            began, received = time.monotonic(), 0
+            # read1 gives what has arrived; read would wait for a whole chunk of a host that trickles.
+            while chunk := response.read1(CHUNK_BYTES):
+                file.write(chunk)
+                digest.update(chunk)
+                advance(len(chunk))
+                received += len(chunk)
+                seconds = time.monotonic() - began
+                if not may_be_slow and seconds > JUDGED_AFTER_SECONDS and received / seconds < SLOW_BYTES_PER_SECOND:
+                    raise _TooSlow
+    return digest.hexdigest()
+
+
+def _connected(url: str) -> Any:
+    """Open `url`, in a thread of its own, because no timeout reaches the look-up of a host's name."""
+    outcome: queue.Queue[Any] = queue.Queue()
+
+    def connect() -> None:
+        try:
+            outcome.put(urllib.request.urlopen(url, timeout=STALL_SECONDS))
+        except Exception as error:  # raised again by the caller's thread
+            outcome.put(error)
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        answer = outcome.get(timeout=CONNECT_SECONDS)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {CONNECT_SECONDS:g} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _host(url: str) -> str:
+    return urllib.parse.urlsplit(url).hostname or url

@@ -1,0 +1,135 @@
+"""Images of one size in the layout `FOLDER/{train,test}/CLASS/*.{png,jpg,jpeg}`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.errors import UsageError
+from tasks.decoded import DecodedImages
+from tasks.progress import progress
+
+SPLITS = ("train", "test")
+JPEG = (".jpg", ".jpeg")
+SUFFIXES = (*JPEG, ".png")
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """One image as its folder lists it; `stamp` is its size in bytes and its time of change in nanoseconds."""
+
+    path: str
+    label: int
+    stamp: tuple[int, int]
+
+
+class ImageFolder:
+    """A data set as a folder of image files; a `tasks.cache.Source`.
+
+    Attributes:
+        kind: `jpeg` if any image is one, else `png`.
+        path: the folder that holds `train` and `test`.
+        files: of each split, ordered by class and then by name.
+    """
+
+    def __init__(self, path: Path, classes: tuple[str, ...], side: int) -> None:
+        """List the folder.
+
+        Args:
+            path: the folder that holds `train` and `test`.
+            classes: names of the classes' folders; a class's place here is its label.
+            side: height and width of every image in pixels.
+
+        Raises:
+            UsageError: if a class is missing, empty or unreadable, or an unknown one is there.
+        """
+        self.path, self._side = path, side
+        self.files = {split: _listed(path / split, classes) for split in SPLITS}
+        every = (file for files in self.files.values() for file in files)
+        self.kind = "jpeg" if any(file.path.lower().endswith(JPEG) for file in every) else "png"
+
+    def fingerprint(self) -> str:
+        """A hash of every file's name, size and time of change."""
+        digest = hashlib.sha256()
+        for split, files in self.files.items():
+            for file in files:
+                digest.update(f"{split} {os.path.relpath(file.path, self.path)} {file.stamp}\n".encode())
+        return digest.hexdigest()
+
+    def decode(self) -> DecodedImages:
+        """Decode all images with as many threads as there are processors.
+
+        Raises:
+            UsageError: if a file is no image, or has another size.
+        """
+        decoded = {}
+        total = sum(len(files) for files in self.files.values())
+        # Threads, not processes: the decoder lets go of the interpreter, and it does not matter how the program began.
+        with (
+            progress(f"decoding {total:,} images of {self.path}", total) as advance,
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+        ):
+            for split, files in self.files.items():
+                images = np.empty((len(files), self._side, self._side, 3), dtype=np.uint8)
+
+                starts = range(0, len(files), CHUNK)
+                jobs = [pool.submit(_decode_into, images, files, first, self._side) for first in starts]
+                try:
+                    for job in jobs:
+                        advance(job.result())
+                except BaseException:
+                    # After an unreadable image, or Ctrl-C, nothing more is decoded.
+                    pool.shutdown(cancel_futures=True)
+                    raise
+                decoded[split] = images, np.array([file.label for file in files], dtype=np.int64)
+        return DecodedImages(*decoded["train"], *decoded["test"])
+
+
+def _listed(folder: Path, classes: tuple[str, ...]) -> list[ImageFile]:
+    try:
+        present = {entry.name for entry in os.scandir(folder) if entry.is_dir()}
+        missing = [name for name in classes if name not in present]
+        if missing:
+            raise UsageError(f"{folder}: no folder for class {', '.join(missing)}; it needs one for each class")
+        unknown = sorted(present.difference(classes))
+        if unknown:
+            raise UsageError(f"{folder}: '{unknown[0]}' is none of the classes {', '.join(classes)}")
+        files = []
+        for label, name in enumerate(classes):
+            found = [entry for entry in os.scandir(folder / name) if entry.name.lower().endswith(SUFFIXES)]
+            if not found:
+                raise UsageError(f"{folder / name}: no image; files end in {', '.join(SUFFIXES)}")
+            for entry in sorted(found, key=lambda entry: entry.name):
+                stat = entry.stat()
+                files.append(ImageFile(entry.path, label, (stat.st_size, stat.st_mtime_ns)))
+        return files
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
+
+
+def _decode_into(images: NDArray[np.uint8], files: list[ImageFile], first: int, side: int) -> int:
+    chunk = files[first : first + CHUNK]
+    for position, file in enumerate(chunk, start=first):
+        images[position] = _decoded(file.path, side)
+    return len(chunk)
+
+
+def _decoded(path: str, side: int) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"))
+    # Pillow reports damage by these three, depending on the format and the place of the damage.
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read as an image: {error}") from error
+    if pixels.shape != (side, side, 3):
+        raise UsageError(f"{path}: the image is {pixels.shape[1]}x{pixels.shape[0]}, not {side}x{side}")
+    return pixels

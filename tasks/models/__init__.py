@@ -1,0 +1,1 @@
+"""Networks, each as its paper's code builds it."""

@@ -1,0 +1,102 @@
+"""ResNet-9, the small residual network that the SDGP paper trains on CIFAR-10."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from suite.registry import register
+
+# Output channels at width 1, in the order in which the layers run.
+PREP, DOWN, EXPAND, REDUCE = 128, 256, 512, 256
+LOGIT_SCALE = 0.2
+# An 11x11 image is 6x6 after the strided convolution and 3x3 after the pooling: the least that the unpadded 3x3 takes.
+SMALLEST_SIDE = 11
+
+
+class Residual(nn.Module):
+    """`x + branch(x)`, with no activation after the sum.
+
+    Class attributes:
+        residual_branch: the child that may be taken out of the network, after which the module is the identity.
+    """
+
+    residual_branch: ClassVar[str] = "branch"
+
+    def __init__(self, branch: nn.Module) -> None:
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the branch's output to its input; both are (N, C, H, W)."""
+        return x + self.branch(x)
+
+
+class ResNet9(nn.Module):
+    """The network of `resnet9`; its children run in the order in which they are defined."""
+
+    def __init__(self, prep: int, down: int, expand: int, reduce: int, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.prep = _block(in_channels, prep, kernel_size=3, padding=1)
+        self.down = _block(prep, down, kernel_size=5, stride=2, padding=2)
+        self.residual1 = _residual(down)
+        self.expand = _block(down, expand, kernel_size=3, padding=1)
+        self.pool = nn.MaxPool2d(2)
+        self.residual2 = _residual(expand)
+        self.reduce = _block(expand, reduce, kernel_size=3, padding=0)
+        self.global_pool = nn.AdaptiveMaxPool2d(1)
+        self.classifier = nn.Linear(reduce, num_classes, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, num_classes) of images (N, C, H, W)."""
+        x = self.residual1(self.down(self.prep(images)))
+        x = self.residual2(self.pool(self.expand(x)))
+        x = self.global_pool(self.reduce(x)).flatten(1)
+        return self.classifier(x) * LOGIT_SCALE
+
+
+@register("model", "resnet9")
+def resnet9(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Module:
+    """ResNet-9 of the SDGP paper: eight convolutions, two residual blocks, 9.1 million parameters at width 1.
+
+    Weights start as torch's own layers draw them. The SDGP repository's do not: it replaces all but the first
+    convolution by its own class, which redraws them uniformly within sqrt(6 / fan_in), 2.45 times as wide.
+
+    Args:
+        width: factor on every channel count; 0.25 gives 32, 64, 128 and 64 channels.
+        num_classes: outputs of the linear layer.
+        input_shape: (C, H, W) of an image; any size from 11x11 works, since the last pooling is adaptive.
+
+    Raises:
+        ValueError: if `width` gives a channel count that is not a positive whole number, or images are too small.
+
+    Source: SDGP (ICPR 2022, arXiv 2202.00774), the CIFAR-10 network of its repository.
+    """
+    if min(input_shape[1:]) < SMALLEST_SIDE:
+        raise ValueError(f"resnet9: images are {input_shape[1]}x{input_shape[2]}; the smallest are 11x11")
+    prep, down, expand, reduce = (_scaled(channels, width) for channels in (PREP, DOWN, EXPAND, REDUCE))
+    return ResNet9(prep, down, expand, reduce, in_channels=input_shape[0], num_classes=num_classes)
+
+
+def _scaled(channels: int, width: float) -> int:
+    scaled = channels * width
+    if not (scaled >= 1 and float(scaled).is_integer()):
+        raise ValueError(f"resnet9: width {width} makes {scaled} of {channels} channels; use a multiple of 1/{PREP}")
+    return int(scaled)
+
+
+def _block(in_channels: int, out_channels: int, *, kernel_size: int, stride: int = 1, padding: int) -> nn.Sequential:
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers["conv"] = nn.Conv2d(in_channels, out_channels, kernel_size, stride=stride, padding=padding, bias=False)
+    layers["norm"] = nn.BatchNorm2d(out_channels)
+    layers["act"] = nn.ReLU(inplace=True)
+    return nn.Sequential(layers)
+
+
+def _residual(channels: int) -> Residual:
+    blocks: OrderedDict[str, nn.Module] = OrderedDict()
+    blocks["block1"] = _block(channels, channels, kernel_size=3, padding=1)
+    blocks["block2"] = _block(channels, channels, kernel_size=3, padding=1)
+    return Residual(nn.Sequential(blocks))

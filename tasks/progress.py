@@ -1,0 +1,33 @@
+"""Progress of a long preparation: a bar on a terminal, else a line at the start and one at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show on stderr how far a piece of work has come.
+
+    Args:
+        description: what is done: "decoding 60,000 images of /data/cifar10".
+        total: number of parts; `None` where it is not known.
+
+    Yields:
+        A function to call with the number of parts done since its last call; any thread may call it.
+    """
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bars:
+            bar = bars.add_task(description, total=total)
+            yield lambda parts: bars.advance(bar, parts)
+        return
+    print(f"{description} ...", file=sys.stderr, flush=True)
+    began = time.perf_counter()
+    yield lambda parts: None
+    print(f"{description}: done in {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from suite.errors import UsageError
+from tasks.augmentation import Augmentation, draw_epoch
+from tasks.cifar10 import NORMALIZATION
+from tasks.pipeline import DeviceBatches, Normalization
+
+CPU = torch.device("cpu")
+FILL = (125, 123, 114)
+
+
+def make(
+    count: int = 12,
+    *,
+    side: int = 8,
+    training: bool = True,
+    seed: int = 0,
+    augmentation: Augmentation | None = None,
+    normalization: Normalization = NORMALIZATION,
+) -> tuple[DeviceBatches, NDArray[np.uint8], NDArray[np.int64]]:
+    random = np.random.RandomState(7)
+    images = random.randint(0, 256, (count, side, side + 2, len(normalization.mean))).astype(np.uint8)
+    labels = np.arange(count, dtype=np.int64)
+    batches = DeviceBatches(
+        images,
+        labels,
+        normalization=normalization,
+        device=CPU,
+        training=training,
+        seed=seed,
+        augmentation=augmentation,
+    )
+    return batches, images, labels
+
+
+def gathered(batches: DeviceBatches, epoch: int, batch_size: int) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*batches.epoch(epoch, batch_size), strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def back_to_bytes(images: Tensor) -> NDArray[np.uint8]:
+    """(N, H, W, C) uint8 from normalised (N, C, H, W)."""
+    mean, std = torch.tensor(NORMALIZATION.mean), torch.tensor(NORMALIZATION.std)
+    return (images.permute(0, 2, 3, 1) * std + mean).round().clamp(0, 255).to(torch.uint8).numpy()
+
+
+def augmented_one_by_one(
+    images: NDArray[np.uint8], seed: int, epoch: int, augmentation: Augmentation
+) -> NDArray[np.uint8]:
+    """The reference: each image mirrored, padded and cropped, and cut out in turn."""
+    count, height, width, _ = images.shape
+    draws = draw_epoch(seed, epoch, count, height, width, augmentation, CPU)
+    result = []
+    for position, index in enumerate(draws.order.tolist()):
+        image = images[index]
+        if draws.mirrored is not None and draws.mirrored[position]:
+            image = image[:, ::-1]
+        if draws.shift is not None:
+            border = augmentation.translate
+            padded = np.empty((height + 2 * border, width + 2 * border, 3), dtype=np.uint8)
+            padded[:] = FILL
+            padded[border : border + height, border : border + width] = image
+            down, right = draws.shift[position].tolist()
+            image = padded[down : down + height, right : right + width]
+        image = image.copy()
+        if draws.corner is not None:
+            top, left = draws.corner[position].tolist()
+            image[top : top + augmentation.cutout, left : left + augmentation.cutout] = FILL
+        result.append(image)
+    return np.stack(result)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.builds(Augmentation, st.booleans(), st.integers(0, 4), st.integers(0, 5)),
+    st.integers(0, 2**40),
+    st.integers(0, 500),
+)
+def test_augmented_batches_equal_a_loop_over_images(augmentation: Augmentation, seed: int, epoch: int) -> None:
+    batches, images, _ = make(seed=seed, augmentation=augmentation)
+    got, _ = gathered(batches, epoch, 4)
+    np.testing.assert_array_equal(back_to_bytes(got), augmented_one_by_one(images, seed, epoch, augmentation))
+
+
+def test_normalisation_is_mean_and_deviation_of_each_channel() -> None:
+    batches, images, _ = make(training=False)
+    got, _ = gathered(batches, 0, 5)
+    expected = (images.astype(np.float64) - NORMALIZATION.mean) / np.array(NORMALIZATION.std)
+    np.testing.assert_allclose(got.permute(0, 2, 3, 1).numpy(), expected, rtol=0, atol=1e-6)
+
+
+def test_empty_pixels_have_the_mean_colour_which_normalises_to_nearly_zero() -> None:
+    batches, _, _ = make(augmentation=Augmentation(translate=20))
+    got = torch.cat([gathered(batches, epoch, 12)[0] for epoch in range(4)])
+    wholly_empty = [image for image in back_to_bytes(got) if (image == FILL).all()]
+    assert wholly_empty, "a shift of up to 20 pixels must push some 8x10 image out of its window"
+    assert got.abs().amin(dim=(1, 2, 3)).max() < 0.01
+
+
+def test_batches_are_float32_channels_last_with_int64_labels() -> None:
+    for training in (True, False):
+        batches, _, _ = make(training=training, augmentation=Augmentation(True, 2, 3))
+        for images, labels in batches.epoch(0, 4):
+            assert images.dtype == torch.float32
+            assert images.shape == (4, 3, 8, 10)
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            assert labels.dtype == torch.int64
+
+
+def test_single_channel_batches_are_channels_last_too() -> None:
+    grey = Normalization((100.0,), (50.0,))
+    batches, stored, _ = make(normalization=grey, training=False)
+    images, _ = gathered(batches, 0, 4)
+    assert next(iter(batches.epoch(0, 4)))[0].is_contiguous(memory_format=torch.channels_last)
+    np.testing.assert_allclose(images[:, 0].numpy(), (stored[..., 0] - 100.0) / 50, rtol=0, atol=1e-6)
+
+
+def test_same_seed_and_epoch_give_the_same_batches_in_any_order_of_asking() -> None:
+    first, _, _ = make(seed=3, augmentation=Augmentation(True, 2, 3))
+    second, _, _ = make(seed=3, augmentation=Augmentation(True, 2, 3))
+    early = gathered(first, 0, 4)
+    late = gathered(first, 5, 4)
+    torch.manual_seed(99)
+    for got, expected in ((gathered(second, 5, 4), late), (gathered(second, 0, 4), early)):
+        assert torch.equal(got[0], expected[0])
+        assert torch.equal(got[1], expected[1])
+
+
+def test_other_epochs_and_other_seeds_give_other_batches() -> None:
+    batches, _, _ = make(seed=3, augmentation=Augmentation(True, 2, 3))
+    other_seed, _, _ = make(seed=4, augmentation=Augmentation(True, 2, 3))
+    orders = [gathered(batches, epoch, 12)[1] for epoch in range(3)] + [gathered(other_seed, 0, 12)[1]]
+    assert len({tuple(order.tolist()) for order in orders}) == 4
+
+
+def test_drawing_leaves_the_global_generator_alone() -> None:
+    batches, _, _ = make(augmentation=Augmentation(True, 2, 3))
+    torch.manual_seed(5)
+    gathered(batches, 0, 4)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3))
+
+
+def test_switching_one_augmentation_off_leaves_the_others() -> None:
+    everything = draw_epoch(1, 2, 50, 32, 32, Augmentation(True, 2, 4), CPU)
+    without = draw_epoch(1, 2, 50, 32, 32, Augmentation(False, 2, 0), CPU)
+    assert without.mirrored is None
+    assert without.corner is None
+    assert torch.equal(everything.order, without.order)
+    assert everything.shift is not None
+    assert without.shift is not None
+    assert torch.equal(everything.shift, without.shift)
+
+
+def test_draws_cover_their_whole_range_evenly() -> None:
+    draws = draw_epoch(0, 0, 20_000, 32, 32, Augmentation(True, 2, 4), CPU)
+    assert draws.mirrored is not None
+    assert draws.shift is not None
+    assert draws.corner is not None
+    assert 0.48 < draws.mirrored.float().mean() < 0.52
+    for axis in (0, 1):
+        assert (torch.bincount(draws.shift[:, axis]) / 20_000 - 1 / 5).abs().max() < 0.015
+        assert (torch.bincount(draws.corner[:, axis]) / 20_000 - 1 / 29).abs().max() < 0.01
+
+
+def test_training_sees_every_image_once_and_drops_the_last_smaller_batch() -> None:
+    batches, _, _ = make(11)
+    assert batches.steps_per_epoch(4) == 2
+    _, labels = gathered(batches, 0, 4)
+    assert len(labels) == len(set(labels.tolist())) == 8
+
+
+def test_labels_stay_with_their_images() -> None:
+    batches, images, _ = make()
+    got, labels = gathered(batches, 3, 4)
+    np.testing.assert_array_equal(back_to_bytes(got), images[labels.numpy()])
+
+
+def test_evaluation_sees_every_image_once_in_order_and_unaugmented() -> None:
+    batches, images, labels = make(11, training=False, augmentation=Augmentation(True, 2, 3))
+    assert batches.steps_per_epoch(4) == 3
+    got, got_labels = gathered(batches, 6, 4)
+    np.testing.assert_array_equal(back_to_bytes(got), images)
+    np.testing.assert_array_equal(got_labels.numpy(), labels)
+
+
+def test_a_training_split_smaller_than_a_batch_is_a_usage_error() -> None:
+    batches, _, _ = make(11)
+    with pytest.raises(UsageError, match="batch of 12 is larger than the training split of 11"):
+        batches.steps_per_epoch(12)
+    with pytest.raises(UsageError):
+        batches.epoch(0, 12)
+
+
+def test_a_cutout_larger_than_the_image_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="cutout"):
+        make(augmentation=Augmentation(cutout=9))
+
+
+def test_wrong_shapes_and_types_are_programming_errors() -> None:
+    labels = np.zeros(2, dtype=np.int64)
+    for images in (np.zeros((2, 4, 4), dtype=np.uint8), np.zeros((2, 4, 4, 3), dtype=np.float32)):
+        with pytest.raises(ValueError, match="uint8"):
+            DeviceBatches(images, labels, normalization=NORMALIZATION, device=CPU, training=True)
+    with pytest.raises(ValueError, match="labels"):
+        DeviceBatches(
+            np.zeros((3, 4, 4, 3), dtype=np.uint8), labels, normalization=NORMALIZATION, device=CPU, training=True
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_sees_the_batches_of_the_cpu() -> None:
+    augmentation = Augmentation(True, 2, 3)
+    _, images, labels = make()
+    both = [
+        DeviceBatches(
+            images,
+            labels,
+            normalization=NORMALIZATION,
+            device=torch.device(device),
+            training=True,
+            seed=1,
+            augmentation=augmentation,
+        )
+        for device in ("cpu", "cuda")
+    ]
+    (on_cpu, labels_cpu), (on_cuda, labels_cuda) = (gathered(batches, 2, 4) for batches in both)
+    assert torch.equal(labels_cpu, labels_cuda.cpu())
+    torch.testing.assert_close(on_cuda.cpu(), on_cpu, rtol=0, atol=1e-6)
