@@ -6,7 +6,8 @@ neighbour's load hits both. Each case is checked against the oracle before it is
     python benchmarks/bench_prune_nm.py
 
 It runs with the allocator settings of a trial: without them a large result is fresh memory in every call, and the page
-faults cost more than the pruning. On a machine with other load, `--clock cpu` (one thread, its own processor time) leaves out the time spent waiting.
+faults cost more than the pruning. On a machine with other load, `--clock cpu` (one thread, its own processor time)
+leaves out the time spent waiting.
 """
 
 from __future__ import annotations

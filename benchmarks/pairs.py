@@ -38,7 +38,7 @@ class Ratio:
 def interleaved_ratio(
     first: Callable[[], object], second: Callable[[], object], pairs: int, now: Callable[[], float] = time.perf_counter
 ) -> Ratio:
-    """The time of `first` over that of `second`; each runs once before, unmeasured. Within a pair the order alternates."""
+    """The time of `first` over that of `second`; each runs once before, unmeasured. The order alternates."""
     times = np.empty((pairs, 2))
     for function in (first, second):
         function()

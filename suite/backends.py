@@ -1,8 +1,8 @@
 """Who multiplies: the three products of a planned layer.
 
 A backend is handed operands that are masked, pruned and cast already, and says afterwards what share of the dense
-multiply-adds it *executed*. `torch` multiplies everything, zeros included. `compact` leaves out channels of the weight that are
-zero throughout, by slicing the operands and multiplying smaller dense ones.
+multiply-adds it *executed*. `torch` multiplies everything, zeros included. `compact` leaves out channels of the
+weight that are zero throughout, by slicing the operands and multiplying smaller dense ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Backend(Protocol):
         """dW, and the bias's gradient if asked for, from dO and A. `weight` gives the shape alone."""
 
     def executed(self, product: str, grad: Tensor | None, weight: Tensor, geometry: Geometry) -> float:
-        """Share of the dense multiply-adds of `product` (`forward`, `dgrad`, `wgrad`) that a call with these operands does."""
+        """Share of the dense multiply-adds of `product` (`forward`, `dgrad`, `wgrad`) that these operands cost."""
 
 
 class TorchBackend:

@@ -1,7 +1,8 @@
 """Files of tensors: a checkpoint to resume from bit-exactly, and a final model that loads without its run.
 
-Both hold tensors, numbers, strings, lists and dicts alone, and are read with `weights_only=True`: nothing in them is executed.
-They are written beside their place and then moved there, so that a killed process leaves the old file or the new one.
+Both hold tensors, numbers, strings, lists and dicts alone, and are read with `weights_only=True`: nothing in them is
+executed. They are written beside their place and then moved there, so that a killed process leaves the old file or
+the new one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

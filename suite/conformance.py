@@ -7,6 +7,7 @@ download: a narrow ResNet-9, a few hundred images, seconds.
 from __future__ import annotations
 
 import copy
+import itertools
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -143,7 +144,7 @@ def resumes(subject: Subject) -> str:
 
 
 def leaves_the_rest_alone(subject: Subject) -> str:
-    """Planning an initialised model keeps its weights; layers it leaves alone compute what torch's own do, bit for bit."""
+    """Planning an initialised model keeps its weights; layers left alone compute what torch's own do, bit for bit."""
     bare = subject.model().eval()
     trainer = subject.trainer()
     planned = trainer.model.eval()
@@ -160,7 +161,7 @@ def leaves_the_rest_alone(subject: Subject) -> str:
 
 
 def transforms_are_pure(subject: Subject) -> str:
-    """A transform keeps shape and type, writes nothing into its argument, and gives the same for the same site and layout."""
+    """A transform keeps shape and type, writes nothing into its argument, and depends on site and values alone."""
     seen = 0
     for name, operand, transform, tensor in _transforms(subject):
         seen += 1
@@ -208,9 +209,9 @@ def density_is_true(subject: Subject) -> str:
 
 
 def never_grows(subject: Subject) -> str:
-    """What is gone stays gone: no layer's channels grow, and the FLOPs that are executed never exceed the current shapes'."""
+    """What is gone stays gone: no layer's channels grow, and executed FLOPs never exceed the current shapes'."""
     _, records, _ = subject.undisturbed
-    for before, after in zip(records, records[1:], strict=False):
+    for before, after in itertools.pairwise(records):
         for name, layer in after["layers"].items():
             if name not in before["layers"]:
                 raise Broken(f"layer '{name}' came back in epoch {after['epoch']}")
@@ -314,8 +315,10 @@ def _transforms(subject: Subject, trainer: Trainer | None = None) -> list[tuple[
             transform = getattr(layer.op_plan, operand)
             if transform is None:
                 continue
-            like = layer.weight.detach() if operand == "weight_forward" else outputs[name]  # type: ignore[attr-defined]
-            tensor = like.clone() if operand == "weight_forward" else torch.randn(like.shape, generator=generator)
+            if operand == "weight_forward":
+                tensor = trainer.model.get_parameter(f"{name}.weight").detach().clone()
+            else:
+                tensor = torch.randn(outputs[name].shape, generator=generator)
             if tensor.ndim == 4:
                 tensor = tensor.contiguous(memory_format=torch.channels_last)
             found.append((name, operand, transform, tensor))

@@ -147,26 +147,31 @@ def as_text(found: dict[str, Any]) -> str:
     """The same for readers: a line a fact, a line a parameter, a block a recipe."""
     lines = []
     for key, value in found.items():
-        if isinstance(value, dict):
+        if key == "parameters":
+            lines.append("parameters:" if value else "parameters: none")
+            lines += [f"  {_parameter(item)}" for item in value]
+        elif isinstance(value, dict):
             lines.append(f"{key}:")
             lines += [f"  {name:7}  {_line(item)}" for name, item in value.items()]
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            lines.append(f"{key}:")
-            lines += [f"  {_line(item)}" for item in value]
-        elif key == "parameters":
-            lines.append("parameters: none")
         else:
             lines.append(f"{key}: {_line(value)}")
     return "\n".join(lines)
+
+
+def _parameter(item: dict[str, Any]) -> str:
+    """`interval: int = 10 (smoke 1, quick 1)`: presets are named where they differ from the default."""
+    from suite.parameters import show
+
+    value = item["value"] if "value" in item else item["default"]
+    other = ", ".join(f"{preset} {show(held)}" for preset, held in item.get("presets", {}).items() if held != value)
+    return f"{item['name']}: {item['type']} = {show(value)}" + (f" ({other})" if other else "")
 
 
 def _line(value: Any) -> str:
     from suite.parameters import show
 
     if isinstance(value, dict):
-        return ", ".join(
-            f"{key}={_line(item)}" if isinstance(item, dict) else f"{key} {show(item)}" for key, item in value.items()
-        )
+        return ", ".join(f"{key} {show(item)}" for key, item in value.items())
     if isinstance(value, list):
         return "x".join(str(item) for item in value)
     return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)

@@ -76,6 +76,21 @@ def has_bfloat16_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return False
 
 
+def competition(load: float, cores: int) -> str:
+    """One line that warns of other programs, or nothing where the machine is free enough to measure times on.
+
+    Threads wait for each other at the end of every operation, so that one which another program keeps from its core
+    holds up all. Two-threaded trials were seen to take many times as long on a machine with two such programs a core.
+
+    Args:
+        load: the load average of the last minute, before the trials start.
+        cores: what the trials will use.
+    """
+    if load < 0.5 * cores:
+        return ""
+    return f"load average {load:.1f} on {cores} cores before the first trial: other programs compete; trust no time"
+
+
 def available_cores() -> int:
     """Physical cores that this process may keep busy: those of its affinity, within the container's quota.
 

@@ -208,8 +208,8 @@ class Hooks:
     def _memory_estimate(self, plan: ReconfigPlan) -> int:
         """Bytes of training with `plan` carried out: layer inputs for backward, and weights with gradient and momentum.
 
-        Counted from shapes, as PruneTrain does (Sec. 4.3): stored layer inputs dominate. An input shrinks with the channels
-        that a plan keeps of its index space, a weight with both.
+        Counted from shapes, as PruneTrain does (Sec. 4.3): stored layer inputs dominate. An input shrinks with the
+        channels that a plan keeps of its index space, a weight with both.
         """
         costs, spaces = count_layers(self.model, self.input_shape), self.ctx.spaces
         gone = {name for branch in plan.removed_branches for name in spaces.removable_branches[branch].layers}

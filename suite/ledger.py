@@ -1,8 +1,8 @@
 """Counted cost: FLOPs by layer and product, integrated over the changing architecture.
 
-Conventions: one multiply-add is 2 FLOPs; convolution and linear layers; padding counted; a layer whose input needs no gradient
-(the first) has no data gradient. A method's own arithmetic is overhead, in a column of its own. Every figure of training FLOPs
-exists four times:
+One multiply-add is 2 FLOPs; convolution and linear layers are counted, padding included; a layer whose input needs no
+gradient (the first) has no data gradient. A method's own arithmetic is overhead, in a column of its own. Every figure
+of training FLOPs exists four times:
 
     dense       the model as it was built
     current     the shapes as they are now

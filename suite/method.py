@@ -78,7 +78,8 @@ class Site:
     def key(self) -> int:
         """A random key in 0 .. 2**63 - 1 made of all the fields: the seed of a counter-based generator.
 
-        Nothing has to be saved for a resumed trial to draw the same numbers, and recomputed activations draw them again.
+        Nothing has to be saved for a resumed trial to draw the same numbers, and recomputed activations draw them
+        again.
         """
         packed = struct.pack("<qqq", self.seed, self.step, self.slot) + f"{self.operand}\0{self.name}".encode()
         return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
@@ -117,9 +118,9 @@ class OpPlan:
         grad_wgrad: dO -> dO, for the weight gradient alone, not the bias.
         backend: who multiplies; `None` is torch.
 
-    `grad_shared` runs first; `grad_dgrad` and `grad_wgrad` see what it returned. A transform returns a new tensor of the same
-    shape, or its argument unchanged; it never writes into its argument, which other layers may share. None of them is called
-    for a product that nobody needs (the first layer has no data gradient).
+    `grad_shared` runs first; `grad_dgrad` and `grad_wgrad` see what it returned. A transform returns a new tensor of
+    the same shape, or its argument unchanged; it never writes into its argument, which other layers may share. None
+    of them is called for a product that nobody needs (the first layer has no data gradient).
     """
 
     weight_forward: Transform | None = None
@@ -153,8 +154,8 @@ class ReconfigPlan:
 
     Attributes:
         kept: for each index space that shrinks, the *original* indices that stay (`space.original`), ascending.
-        removed_branches: names of residual branches that are taken out; the constant that their last normalisation would
-            still emit stays, so that the outputs do.
+        removed_branches: names of residual branches that are taken out; the constant that their last normalisation
+            would still emit stays, so that the outputs do.
         batch_size: the global batch size from now on; `None` leaves it.
         lr_scale: the learning rate against the recipe's, absolute; `None` leaves it.
         restart: optimizer state is cleared, and schedule and epochs begin again.
@@ -226,8 +227,8 @@ class Context:
             `regularization` it is the loss of the step that is running.
         preset: `smoke`, `quick` or `paper`.
         all_reduce: sums a tensor over the ranks of the trial, and returns it.
-        memory_estimate: bytes that training would hold with a `ReconfigPlan` carried out: layer inputs kept for backward,
-            parameters, gradients and optimizer state.
+        memory_estimate: bytes that training would hold with a `ReconfigPlan` carried out: layer inputs kept for
+            backward, parameters, gradients and optimizer state.
     """
 
     model: nn.Module
@@ -279,7 +280,7 @@ class Method:
         """Once, on the bare model on its device; before optimizer, compilation and DDP."""
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
-        """The arithmetic of one layer; after `setup`, when `plan_version` changes, after reconfigurations and on resume."""
+        """One layer's arithmetic; after `setup`, when `plan_version` changes, after reconfigurations and on resume."""
         return None
 
     def transform_batch(self, images: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,10 @@
 """The one planned convolution and linear op: separate operands for output, data gradient and weight gradient.
 
-A layer is converted in place to a subclass of torch's own, with the same parameter objects and state-dict names. With an
-empty plan it *is* torch's layer, bit for bit. With a plan, one autograd function computes data gradient and weight gradient by
-separate calls, so that a method may give each of them its own copy of the output gradient: what no backward hook can express.
+A layer is converted in place to a subclass of torch's own, with the same parameter objects and state-dict names. With
+an empty plan it *is* torch's layer, bit for bit. With a plan, one autograd function computes data gradient and weight
+gradient by separate calls, so that a method may give each of them its own copy of the output gradient: what no
+backward hook can
+    express.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
             activation = F.pad(activation, self._reversed_padding_repeated_twice, self.padding_mode)
             padding = (0, 0)
         elif isinstance(self.padding, str):
-            # `same` pads at the far edge by one more where the sum is odd, which a convolution's own padding cannot say.
+            # `same` pads at the far edge by one more where the sum is odd, which a convolution's own padding cannot
+            # say.
             left, right, top, bottom = self._reversed_padding_repeated_twice
             if left == right and top == bottom:
                 padding = (top, left)
@@ -179,8 +182,8 @@ def _run(
     """Cast under autocast as torch would, then call the planned op."""
     device = activation.device.type
     if torch.is_autocast_enabled(device) and activation.is_floating_point() and activation.dtype != torch.float64:
-        # The activation is cast outside the function, so that its cast copy is what is kept; the weight inside, so that the
-        # parameter is kept and no copy of it.
+        # The activation is cast outside the function, so that its cast copy is what is kept; the weight inside, so
+        # that the parameter is kept and no copy of it.
         activation = activation.to(torch.get_autocast_dtype(device))
     return _PlannedOp.apply(activation, weight, bias, layer, geometry)  # type: ignore[no-any-return]
 
@@ -199,8 +202,8 @@ class _PlannedOp(torch.autograd.Function):
         ctx.step, ctx.slot = layer.step_state.step, layer.step_state.slot
         ctx.activation_like = (activation.shape, activation.stride(), activation.dtype, activation.device)
         ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
-        # Only what a gradient asks for is kept: A for that of W, W for that of A. An unmasked weight is kept as the parameter;
-        # a masked one as it was used, so that no mask is computed twice.
+        # Only what a gradient asks for is kept: A for that of W, W for that of A. An unmasked weight is kept as the
+        # parameter; a masked one as it was used, so that no mask is computed twice.
         needs_activation, needs_weight, _ = ctx.needs_input_grad[:3]
         masked = plan.weight_forward is not None and needs_activation
         ctx.save_for_backward(activation if needs_weight else None, used if masked else weight)
@@ -252,7 +255,8 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Te
         operand = transformed("grad_dgrad", shared)
         grad_activation = backend.dgrad(operand, weight, activation, geometry)
         _meter(layer, plan, "dgrad", operand, weight, geometry)
-    # The bias takes the gradient that both share. It comes with the weight's for nothing, unless the weight's is another.
+    # The bias takes the gradient that both share. It comes with the weight's for nothing, unless the weight's is
+    # another.
     bias_along = needs_bias and needs_weight and plan.grad_wgrad is None
     if needs_weight:
         operand = transformed("grad_wgrad", shared)

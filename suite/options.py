@@ -16,7 +16,7 @@ from suite.devices import read_device, read_dtype
 from suite.errors import UsageError, nearest
 from suite.planning import read_names, read_override
 from suite.spec import read_preset, read_seeds
-from suite.store import ONLY
+from suite.store import ONLY, Store
 
 DEFAULTS = {
     "methods": "dense,sdgp,prunetrain",
@@ -58,17 +58,18 @@ class Parser(argparse.ArgumentParser):
         """
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
-            options = [option for action in self._actions for option in action.option_strings]
+            # The dashes are left out of the comparison, or every two options would be alike.
+            options = [text[2:] for action in self._actions for text in action.option_strings if text[:2] == "--"]
             typed = unknown[0].partition("=")[0]
             if typed.startswith("-"):
-                raise UsageError(f"no option is called '{typed}'{nearest(typed, options)}")
+                raise UsageError(f"no option is called '{typed}'{nearest(typed.lstrip('-'), options)}")
             raise UsageError(f"'{typed}' belongs to no option; a list has commas and no spaces")
         return namespace
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of `run`, checked as far as that goes without torch. `preset`, `seeds`, `out` are empty if not typed."""
+    """The options of `run`, checked as far as that goes without torch; empty: not typed, and no default."""
 
     methods: str
     task: str
@@ -160,6 +161,12 @@ def read_run_options(arguments: Sequence[str]) -> RunOptions:
     values |= {name: value for name, value in (config | typed).items() if name in TEXTS}
     overrides = _overrides(config) | _overrides(typed)
 
+    data_root = Path(values["data-root"]).expanduser().absolute()
+    if next(path for path in (data_root, *data_root.parents) if path.exists()).is_file():
+        raise UsageError(f"--data-root {values['data-root']}: is a file, not a folder")
+    out = Path(values["out"]).expanduser().absolute() if "out" in values else None
+    if out is not None:
+        Store(out).check()
     plugins = tuple(Path(path).expanduser().absolute() for path in typed.get("plugin", config.get("plugin", ())))
     for path in plugins:
         registry.load_plugin(path)
@@ -167,9 +174,6 @@ def read_run_options(arguments: Sequence[str]) -> RunOptions:
     read_names(values["task"], "task", "--task")
     if "model" in values:
         read_names(values["model"], "model", "--model")
-    data_root = Path(values["data-root"]).expanduser().absolute()
-    if next(path for path in (data_root, *data_root.parents) if path.exists()).is_file():
-        raise UsageError(f"--data-root {values['data-root']}: is a file, not a folder")
     if values["only"] not in ONLY:
         raise UsageError(f"--only '{values['only']}'{nearest(values['only'], ONLY)}")
     if values["engine"] not in registry.names("engine"):
@@ -184,7 +188,7 @@ def read_run_options(arguments: Sequence[str]) -> RunOptions:
         device=read_device(values["device"]),
         dtype=read_dtype(values["dtype"]),
         data_root=data_root,
-        out=Path(values["out"]).expanduser().absolute() if "out" in values else None,
+        out=out,
         only=values["only"],
         jobs=_count("jobs", values["jobs"]),
         engine=values["engine"],

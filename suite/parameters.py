@@ -157,14 +157,14 @@ def read_one(text: str, kind: str) -> Choice:
 
 def declared(thing: Any) -> dict[str, Parameter]:
     """The keywords that may be typed for a class or function, in declaration order."""
-    fields = {item.name: item for item in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else {}
+    fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
+    factories = {item.name: item.default_factory for item in fields}
     found = {}
     for name, parameter in inspect.signature(thing).parameters.items():
         if name in CONTEXT or parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
-        default = parameter.default
-        if name in fields and fields[name].default_factory is not dataclasses.MISSING:
-            default = fields[name].default_factory()
+        factory = factories.get(name)  # dataclasses.MISSING, which cannot be called, where the default is a value
+        default = factory() if callable(factory) else parameter.default
         found[name] = Parameter(name, _annotation(thing, name, parameter.annotation), default)
     return found
 

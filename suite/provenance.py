@@ -21,19 +21,9 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "triton", "cupy-cuda12x", "cupy-cuda13x")
 FLAG_PREFIXES = (
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "GOMP_",
-    "ONEDNN_",
-    "DNNL_",
-    "MALLOC_",
-    "TORCH_",
-    "PYTORCH_",
-    "CUDA_",
-    "CUBLAS_",
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_", "TORCH_", "PYTORCH_", "ATEN_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "LD_PRELOAD"),
 )
-FLAG_PREFIXES += ("CUDNN_", "NVIDIA_TF32", "ATEN_", "LD_PRELOAD")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -61,6 +51,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
                 if name.startswith(FLAG_PREFIXES)
             },
         },
+        "load_average": [round(load, 2) for load in os.getloadavg()],
         "git": _git(ROOT),
         "command_line": without_home(os.environ.get("PDT_COMMAND_LINE") or shlex.join(sys.argv)),
         "time_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

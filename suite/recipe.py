@@ -16,8 +16,9 @@ class Recipe:
         batch_size: global batch size; the last, smaller batch of an epoch is dropped.
         eval_batch_size: images a forward pass of an evaluation.
         learning_rate: at the peak of the schedule.
-        schedule: `linear`: from `lr_start` up to the peak at `peak_at`, down to `lr_end` at the end, interpolated at every
-            step; `cosine`: the same rise, then half a cosine; `step`: times `step_factor` at each of `milestones`.
+        schedule: `linear`: from `lr_start` up to the peak at `peak_at`, down to `lr_end` at the end, interpolated at
+            every step; `cosine`: the same rise, then half a cosine; `step`: times `step_factor` at each of
+            `milestones`.
         lr_start, lr_end: learning rates relative to the peak's.
         peak_at: where the peak stands, as a share of all epochs, so that `--epochs` stretches the schedule.
         milestones: shares of all epochs, for `step`.
@@ -26,7 +27,8 @@ class Recipe:
         label_smoothing: of the cross entropy.
         micro_batches: parts into which a batch is split for forward and backward.
         clip_norm: largest norm of the gradient; `None` does not clip.
-        validation_images: size of the split taken from the training images by `split_seed`, stratified by class; 0: none.
+        validation_images: size of the split taken from the training images by `split_seed`, stratified by class; 0:
+            none.
         train_images, test_images: use only the first so many of a seeded stratified order; `None`: all.
         flip: whether images are mirrored at random.
         translate: pixels of random translation in each direction.

@@ -20,6 +20,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,19 +124,21 @@ def load_plugin(path: str | Path) -> list[Entry]:
     module_name = f"pdt_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if module_name in sys.modules:
         return [entry for entry in _plugin_entries.values() if entry.origin == str(path)]
-    found = _read(path, str(path))
+    try:
+        found = _read(path, str(path))
+    except (OSError, ValueError, SyntaxError) as error:  # bytes that are no text, and null bytes, are a ValueError
+        raise UsageError(f"--plugin {path}: is not a Python file: {error}") from error
     if not found:
         raise UsageError(f"--plugin {path}: registers nothing; put @register('method', 'name') above a class")
     for entry in found:
         if entry.name in entries(entry.kind):
             raise UsageError(f"--plugin {path}: {entry.kind} '{entry.name}' exists already; give it another name")
-    specification = importlib.util.spec_from_file_location(module_name, path)
-    if specification is None or specification.loader is None:
-        raise UsageError(f"--plugin {path}: is not a Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(specification)
+    # Run from its text: an import would leave a __pycache__ in the user's folder, whose name may not end in .py either.
+    module = types.ModuleType(module_name)
+    module.__file__ = str(path)
     sys.modules[module_name] = module
     try:
-        specification.loader.exec_module(module)
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise UsageError(f"--plugin {path}: {type(error).__name__}: {error}") from error
@@ -170,10 +173,7 @@ def _installed(kind: str) -> dict[str, Entry]:
 
 def _read(path: Path, origin: str) -> list[Entry]:
     """The entries that a file's `@register(kind, name)` decorators make, read without running it."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError) as error:  # a null byte in a source is a ValueError
-        raise UsageError(f"{path}: is not a Python file: {error}") from error
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     found = []
     for node in tree.body:
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
@@ -183,13 +183,13 @@ def _read(path: Path, origin: str) -> list[Entry]:
             name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", None)
             if name != "register" or not isinstance(decorator, ast.Call):
                 continue
+            where = f"{path}:{decorator.lineno}"
             literals = [argument.value for argument in decorator.args if isinstance(argument, ast.Constant)]
-            if len(literals) != 2 or not all(isinstance(literal, str) for literal in literals):
-                raise UsageError(f"{path}:{decorator.lineno}: register takes two literal strings, a kind and a name")
-            if literals[0] not in KINDS:
-                raise UsageError(
-                    f"{path}:{decorator.lineno}: no kind '{literals[0]}'{nearest(str(literals[0]), KINDS)}"
-                )
+            texts = [literal for literal in literals if isinstance(literal, str)]
+            if len(texts) != 2 or len(decorator.args) != 2:
+                raise UsageError(f"{where}: register takes two literal strings, a kind and a name")
+            if texts[0] not in KINDS:
+                raise UsageError(f"{where}: cannot register a '{texts[0]}'{nearest(texts[0], KINDS)}")
             summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
-            found.append(Entry(str(literals[0]), str(literals[1]), origin, summary))
+            found.append(Entry(texts[0], texts[1], origin, summary))
     return found

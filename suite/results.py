@@ -80,7 +80,15 @@ def write_results(store: Store) -> list[dict[str, Any]]:
     # The types are fixed: a column in which nothing was measured would else change its type from folder to folder.
     types = dict.fromkeys(COLUMNS, pa.float64())
     types |= dict.fromkeys(TEXT_COLUMNS, pa.string()) | dict.fromkeys(INTEGER_COLUMNS, pa.int64())
-    table = pa.Table.from_pylist(found, schema=pa.schema(list(types.items())))
+    # Counts above 2**53 do not fit a float exactly, and pyarrow refuses them; 16 digits of a FLOP count are enough.
+    plain = [
+        {
+            key: float(value) if isinstance(value, int) and types[key] == pa.float64() else value
+            for key, value in row.items()
+        }
+        for row in found
+    ]
+    table = pa.Table.from_pylist(plain, schema=pa.schema(list(types.items())))
     binary = io.BytesIO()
     parquet.write_table(table, binary)
     write_atomically(store.folder / "results.parquet", binary.getvalue())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,7 @@ from suite.spec import SuiteSpec, TrialSpec, suite_hash
 log = logging.getLogger(__name__)
 
 PAPER_SEEDS = 3
+LINE_WIDTH = 140  # of what is printed where no terminal says how wide it is
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -32,8 +34,6 @@ def run(arguments: Sequence[str]) -> int:
         UsageError: before anything is written.
     """
     options = read_run_options(arguments)
-    if options.out is not None:
-        _store(options.out).check()
     suite = resolve(options)
 
     from suite.planning import plan
@@ -80,12 +80,15 @@ def _store(folder: Path) -> Any:
 
 def _run(options: RunOptions, suite: SuiteSpec, trials: Sequence[TrialSpec], folder: Path) -> int:
     from reports import write_report
+    from suite.devices import available_cores, competition
     from suite.provenance import collect, without_home
     from suite.results import write_results
 
-    store, console = _store(folder), Console()
+    store, console = _store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
     with store.lock():
+        if warning := competition(os.getloadavg()[0], available_cores()):
+            log.warning("%s", warning)
         provenance = collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
         store.add_command(suite, without_home(shlex.join(sys.argv)), provenance)
         chosen = store.choose(trials, options.only)
@@ -114,8 +117,10 @@ def _run(options: RunOptions, suite: SuiteSpec, trials: Sequence[TrialSpec], fol
 def summary(rows: Sequence[dict[str, Any]]) -> Table:
     """Accuracy, training time and FLOPs of each method, as means over the seeds that are done."""
     table = Table(title="means over the seeds that are done; FLOPs of training, as shares of dense's")
-    for column in ("task", "model", "method", "done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
-        table.add_column(column, justify="left" if column in ("task", "model", "method") else "right")
+    for column in ("task", "model", "method"):
+        table.add_column(column, overflow="fold")
+    for column in ("done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
+        table.add_column(column, justify="right", overflow="fold")
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: (row["task"] or "", row["model"] or "", row["method"] != "dense")):
         method = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]

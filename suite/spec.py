@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from suite.errors import UsageError
+from suite.errors import UsageError, nearest
 from suite.recipe import Recipe
 
 PRESETS = ("smoke", "quick", "paper")
@@ -92,10 +92,10 @@ class TrialSpec:
         Raises:
             ValueError: if it is no such data, or does not have the hash that it says.
         """
-        fields = {name: value for name, value in data.items() if name != "hash"}
-        for name in ("parameters", "model_parameters", "recipe"):
-            fields[name] = _without_lists(fields.get(name, {}))
         try:
+            fields = {name: value for name, value in data.items() if name != "hash"}
+            for name in ("parameters", "model_parameters", "recipe"):
+                fields[name] = _without_lists(fields.get(name, {}))
             spec = cls(**{**fields, "plugins": tuple(fields.get("plugins", ()))})
             digest = spec.hash
         except (TypeError, KeyError, AttributeError) as error:
@@ -155,7 +155,7 @@ def suite_hash(trials: Iterable[TrialSpec]) -> str:
 def read_preset(text: str) -> str:
     """Check the name of a preset."""
     if text not in PRESETS:
-        raise UsageError(f"--preset '{text}'; known: {', '.join(PRESETS)}")
+        raise UsageError(f"no preset is called '{text}'{nearest(text, PRESETS)}")
     return text
 
 

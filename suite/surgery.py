@@ -1,8 +1,8 @@
 """Surgery: finding what can be cut out of a model, and carrying out a `ReconfigPlan` on model and optimizer, in place.
 
 A channel that goes is sliced out of every tensor that has it: both axes of weights, biases, normalisation parameters
-and statistics, and the optimizer's state for them. Parameters stay the same objects, so that optimizer and planned layers
-keep holding them.
+and statistics, and the optimizer's state for them. Parameters stay the same objects, so that the optimizer keeps
+holding them.
 
 A residual branch that goes leaves the constant that it emits when its dead layer's output is zero (the tail's
 normalisation turns zero into beta - gamma * mean / sqrt(var + eps)). So taking out a dead branch preserves the model's
@@ -45,9 +45,9 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
     frozen, and so is whatever meets something else: grouped convolutions, concatenation, attention, reshaping, a layer
     whose weight is parametrised. If the model cannot be traced at all, every space is frozen.
 
-    A module whose class has an attribute `residual_branch = "name"` declares that the output of its child `name` is only
-    ever added to something of the same shape. Such a child is a removable branch if it is a chain of layers of which
-    none behind the second pads its input: only then is what it emits for dead channels one constant a channel.
+    A module whose class has an attribute `residual_branch = "name"` declares that the output of its child `name` is
+    only ever added to something of the same shape. Such a child is a removable branch if it is a chain of layers of
+    which none behind the second pads its input: only then is what it emits for dead channels one constant a channel.
 
     Args:
         model: the bare model; its mode, weights and statistics are left as they are.
@@ -231,7 +231,8 @@ def _emitted_constant(model: nn.Module, branch: Branch) -> Tensor:
     finally:
         handle.remove()
     places = out.flatten(2)[0] if out.ndim > 2 else out[0][:, None]
-    if not torch.equal(places, places[:, :1].expand_as(places)):
+    # Products round differently at different places; a border that padding makes differs by far more.
+    if (places - places[:, :1]).abs().max() > 1e-3 * places.abs().max():
         raise ValueError(f"branch '{branch.name}' cannot be taken out: what it emits is no constant")
     return places[:, 0].clone()
 

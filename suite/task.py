@@ -46,8 +46,8 @@ class Batches(Protocol):
     def epoch(self, epoch: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch: images (n, C, H, W) float32, normalised, channels-last, and labels (n,) int64.
 
-        A training split is shuffled and augmented by numbers that depend on the trial's seed and `epoch` alone, so that a
-        resumed trial sees what an undisturbed one does; an evaluation split is neither.
+        A training split is shuffled and augmented by numbers that depend on the trial's seed and `epoch` alone, so
+        that a resumed trial sees what an undisturbed one does; an evaluation split is neither.
         """
 
 
@@ -94,5 +94,5 @@ class Task:
         raise NotImplementedError
 
     def load(self, copy: DataCopy, recipe: Recipe, seed: int, device: torch.device) -> Splits:
-        """Put the splits on the device. The seed decides shuffling and augmentation, never which images are which split."""
+        """Put the splits on the device. The seed decides shuffling and augmentation, never which image is in which."""
         raise NotImplementedError

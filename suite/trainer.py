@@ -107,7 +107,7 @@ class Trainer:
         """
         while self._epochs_left():
             with self.clock.span("train"):
-                record = self._train_epoch()
+                record = self.train_epoch()
             self.ctx.progress = (self.ctx.epochs_done + 1 - self.progress.first_epoch) / self.recipe.epochs
             with self.clock.span("reconfigure"):
                 plan = self.hooks.close_epoch()
@@ -123,7 +123,7 @@ class Trainer:
             with self.clock.span("io"):
                 self.on_checkpoint(self.state_dict)
 
-    def _train_epoch(self) -> Record:
+    def train_epoch(self) -> Record:
         """Every step of one epoch, in the order of `suite.method`."""
         ctx, recipe, hooks = self.ctx, self.recipe, self.hooks
         batches = self.splits.train
@@ -224,7 +224,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches: Batches) -> tuple[float, float]:
-        """Accuracy and mean cross entropy (no smoothing) over a split; mirrored images take part where the recipe says so."""
+        """Accuracy and mean cross entropy (no smoothing) over a split; of mirrored images too if the recipe says so."""
         self.model.eval()
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)

@@ -77,7 +77,7 @@ class Trial:
 
         torch.manual_seed(spec.seed)  # the same weights for every method of a seed
         model = build_model(spec.model, task.input_shape, task.num_classes)
-        model = model.to(device, memory_format=torch.channels_last)
+        model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         progress = ProgressFile(self.folder)
         trainer = Trainer(
             model,
@@ -145,7 +145,7 @@ class Trial:
         return self.earlier_wall_time + time.perf_counter() - self.began
 
     def _result(self, trainer: Any) -> dict[str, Any]:
-        """The columns of `results.csv` that the trial alone knows, and `layers.csv`. What was not measured is left out."""
+        """The columns of `results.csv` that the trial alone knows, and `layers.csv`. What was not measured is absent."""
         from suite.inference import images_per_second
         from suite.store import write_atomically
 

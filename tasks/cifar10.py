@@ -57,9 +57,9 @@ RECIPES = {
         translate=2,
     ),
     "quick": Recipe(
-        epochs=5,
+        epochs=6,
         batch_size=128,
-        learning_rate=0.3,
+        learning_rate=0.2,
         peak_at=0.25,
         nesterov=True,
         label_smoothing=0.1,

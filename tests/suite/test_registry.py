@@ -1,0 +1,79 @@
+"""Names are found without running their files; plugins fail in one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite import registry
+from suite.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch):
+    monkeypatch.setattr(registry, "_objects", dict(registry._objects))
+    monkeypatch.setattr(registry, "_plugin_entries", dict(registry._plugin_entries))
+
+
+def plugin(tmp_path, text, name="plugin.py"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_listing_imports_no_torch():
+    script = (
+        "import sys; from suite import registry; [registry.entries(kind) for kind in registry.KINDS];"
+        "assert 'local' in registry.names('engine'); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+def test_a_plugins_things_are_found_by_name_with_their_summary(tmp_path):
+    path = plugin(
+        tmp_path,
+        "from suite.registry import register\n"
+        "@register('model', 'toy_registry_model')\n"
+        "def toy(*, width: float = 1.0):\n    '''A toy.\n\n    More.'''\n    return width\n",
+        "any name.txt",
+    )
+    (entry,) = registry.load_plugin(path)
+    assert (entry.kind, entry.name, entry.summary) == ("model", "toy_registry_model", "A toy.")
+    assert "toy_registry_model" in registry.names("model")
+    assert registry.get("model", "toy_registry_model")(width=2.0) == 2.0
+    assert registry.load_plugin(path) == [entry]
+    assert [item.name for item in tmp_path.iterdir()] == ["any name.txt"]  # no __pycache__
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("raise RuntimeError('no luck')", "registers nothing"),
+        (
+            "from suite.registry import register\n@register('model', 'toy_x')\nclass X: pass\n1 / 0\n",
+            "ZeroDivisionError",
+        ),
+        ("from suite.registry import register\n@register('model', 'toy_x')\nclass X: pass\nexit(3)\n", "SystemExit"),
+        ("def broken(:", "is not a Python file"),
+        ("from suite.registry import register\n@register('engine', 'local')\nclass X: pass\n", "exists already"),
+        ("from suite.registry import register\n@register('modle', 'x')\nclass X: pass\n", "did you mean 'model'"),
+        ("from suite.registry import register\n@register('model', NAME)\nclass X: pass\n", "two literal strings"),
+        ("from suite.registry import register\n@register('model')\nclass X: pass\n", "two literal strings"),
+        ("x = 1\0", "is not a Python file"),
+    ],
+)
+def test_a_bad_plugin_is_a_usage_error(tmp_path, text, expected):
+    path = plugin(tmp_path, text)
+    with pytest.raises(UsageError, match=expected):
+        registry.load_plugin(path)
+    assert "toy_x" not in registry.names("model")
+
+
+def test_a_missing_plugin_and_an_unknown_name():
+    with pytest.raises(UsageError, match="no such file"):
+        registry.load_plugin("nowhere.py")
+    with pytest.raises(UsageError, match="did you mean 'local'"):
+        registry.get("engine", "locall")

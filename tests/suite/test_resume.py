@@ -1,0 +1,181 @@
+"""Killed trials and killed runs, with real processes: the rest finishes, and the same command goes on bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+
+from suite import checkpoint
+
+ROOT = Path(__file__).parents[2]
+METHODS = "dense,sdgp,prunetrain"
+TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s")
+# Long enough to be killed in the middle; PruneTrain reconfigures from the second epoch on.
+OPTIONS = ("--task", "digits", "--preset", "smoke", "--epochs", "8", "--set", "recipe.learning_rate=0.1")
+
+
+def command(out, methods=METHODS):
+    return [sys.executable, str(ROOT / "run_suite.py"), "--methods", methods, *OPTIONS, "--out", str(out)]
+
+
+def run(out, methods=METHODS):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command(out, methods), capture_output=True, text=True, timeout=280, env=environment)
+
+
+def start(out, methods=METHODS):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command(out, methods), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
+
+
+def trial(out, method):
+    return next((out / "trials").glob(f"{method}-*"))
+
+
+def records(folder):
+    lines = (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def epochs_done(out, method):
+    found = list((out / "trials").glob(f"{method}-*/epochs.jsonl"))
+    return len(found[0].read_text(encoding="utf-8").splitlines()) if found else 0
+
+
+def trial_process(folder):
+    """The process that trains in a folder, guardian and compilers apart."""
+    for process in psutil.process_iter(["cmdline"]):
+        if process.info["cmdline"] and str(folder) in process.info["cmdline"] and process.children():
+            return process
+    return None
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    done = run(out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def assert_same_results(out, undisturbed):
+    for method in METHODS.split(","):
+        ours, theirs = trial(out, method), trial(undisturbed, method)
+        assert ours.name == theirs.name
+        assert records(ours) == records(theirs)
+        assert [record["epoch"] for record in records(ours)] == list(range(1, 9))
+        one, other = (checkpoint.load(folder / "model.pt") for folder in (ours, theirs))
+        assert one["architecture"] == other["architecture"]
+        for name, tensor in other["tensors"].items():
+            assert torch.equal(one["tensors"][name], tensor), (method, name)
+        assert (ours / "layers.csv").read_text() == (theirs / "layers.csv").read_text()
+        assert not (ours / "checkpoint.pt").exists()
+    left, right = (pd.read_csv(folder / "results.csv") for folder in (out, undisturbed))
+    exact = [c for c in left if c.startswith(("test_", "best_", "train_flops", "inference_flops", "params", "nonzero"))]
+    pd.testing.assert_frame_equal(left[["trial_id", "status", *exact]], right[["trial_id", "status", *exact]])
+
+
+@pytest.mark.parametrize(("method", "epochs"), [("dense", 2), ("prunetrain", 3)])
+def test_killed_trial_is_named_and_the_rest_finish(method, epochs, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    running = start(out)
+    wait_for(lambda: epochs_done(out, method) >= epochs)
+    victim = trial_process(trial(out, method))
+    os.kill(victim.pid, signal.SIGKILL)
+    assert running.wait(timeout=200) == 1
+    table = pd.read_csv(out / "results.csv").set_index("method")
+    assert table.loc[method, "status"] == "error"
+    assert table.loc[method, "message"] == "killed by signal 9"
+    assert (table.drop(method)["status"] == "done").all()
+    assert "killed by signal 9" in (out / "report.md").read_text(encoding="utf-8")
+    if method == "prunetrain":
+        assert any(record["reconfigured"] for record in records(trial(out, method)))
+    assert run(out).returncode == 0
+    assert "resumed after epoch" in (trial(out, method) / "log.txt").read_text(encoding="utf-8")
+    assert_same_results(out, undisturbed)
+
+
+@pytest.mark.parametrize("method", ["sdgp", "prunetrain"])
+def test_killed_run_leaves_no_process_and_goes_on_where_it_was(method, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    running = start(out)
+    wait_for(lambda: epochs_done(out, method) >= 3)
+    family = [*psutil.Process(running.pid).children(recursive=True)]
+    assert family
+    running.kill()
+    running.wait()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+    dense = trial(out, "dense") / "trial.json"
+    before = dense.stat().st_mtime_ns
+    assert run(out).returncode == 0
+    assert dense.stat().st_mtime_ns == before, "a finished trial ran again"
+    assert_same_results(out, undisturbed)
+
+
+def test_same_command_again_runs_nothing(undisturbed):
+    before = {path: path.stat().st_mtime_ns for path in (undisturbed / "trials").rglob("*")}
+    assert run(undisturbed).returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in (undisturbed / "trials").rglob("*")} == before
+
+
+def test_record_written_after_the_last_checkpoint_is_cut_off(undisturbed, tmp_path):
+    """A kill between an epoch's record and its checkpoint leaves one line too many."""
+    out = tmp_path / "out"
+    running = start(out, "prunetrain")
+    wait_for(lambda: epochs_done(out, "prunetrain") >= 2)
+    running.kill()
+    running.wait()
+    wait_for(lambda: trial_process(trial(out, "prunetrain")) is None)
+    path = trial(out, "prunetrain") / "epochs.jsonl"
+    path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
+    assert run(out, "prunetrain").returncode == 0
+    assert records(trial(out, "prunetrain")) == records(trial(undisturbed, "prunetrain"))
+
+
+def test_final_model_opens_without_the_run(undisturbed, tmp_path):
+    source = trial(undisturbed, "prunetrain")
+    alone = tmp_path / "model.pt"
+    alone.write_bytes((source / "model.pt").read_bytes())
+    model = checkpoint.load_model(alone)
+    table = pd.read_csv(undisturbed / "results.csv").set_index("method")
+    assert sum(p.numel() for p in model.parameters()) == table.loc["prunetrain", "params"]
+    assert table.loc["prunetrain", "params"] < table.loc["prunetrain", "params_dense"]
+    assert type(model.get_submodule("head") if hasattr(model, "head") else model).__module__.startswith(
+        ("torch.nn", "tasks.models")
+    )
+    # The model that results.csv describes: its accuracy on the test set, computed anew.
+    from suite import registry
+    from suite.task import DataCopy
+
+    record = json.loads((source / "trial.json").read_text())
+    task = registry.get("task", "digits")()
+    from suite.spec import TrialSpec
+
+    spec = TrialSpec.from_json(record["spec"])
+    splits = task.load(DataCopy(**spec.data_copy), spec.make_recipe(), 0, torch.device("cpu"))
+    correct = 0
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=spec.dtype == "bfloat16"):
+        for images, labels in splits.test.epoch(0, 500):
+            logits = model(images).float()
+            if spec.recipe["flip_tta"]:
+                logits += model(images.flip(3)).float()
+            correct += (logits.argmax(1) == labels).sum().item()
+    assert correct / splits.test.num_samples == pytest.approx(record["result"]["test_accuracy"], abs=1e-9)
