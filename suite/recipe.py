@@ -27,8 +27,8 @@ class Recipe:
         label_smoothing: of the cross entropy.
         micro_batches: parts into which a batch is split for forward and backward.
         clip_norm: largest norm of the gradient; `None` does not clip.
-        validation_images: size of the split taken from the training images by `split_seed`, stratified by class; 0:
-            none.
+        validation_images: size of the split taken from the training images by `split_seed`, stratified by class;
+            0: none.
         train_images, test_images: use only the first so many of a seeded stratified order; `None`: all.
         flip: whether images are mirrored at random.
         translate: pixels of random translation in each direction.
@@ -66,6 +66,13 @@ class Recipe:
         for name, smallest in (("epochs", 1), ("batch_size", 1), ("eval_batch_size", 1), ("micro_batches", 1)):
             if getattr(self, name) < smallest:
                 raise ValueError(f"recipe.{name} is {getattr(self, name)}; the smallest is {smallest}")
+        for name in ("train_images", "test_images"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"recipe.{name} is {getattr(self, name)}; the smallest is 1")
+        if self.validation_images < 0:
+            raise ValueError(f"recipe.validation_images is {self.validation_images}; it must not be negative")
+        if any(not 0 < milestone <= 1 for milestone in self.milestones):
+            raise ValueError(f"recipe.milestones are {self.milestones}; each is a share of all epochs, in (0, 1]")
         for name in ("learning_rate", "momentum", "weight_decay", "lr_start", "lr_end", "translate", "cutout"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
