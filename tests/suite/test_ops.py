@@ -37,7 +37,7 @@ def gradients(layer, inputs, dtype=torch.float32):
     inputs = inputs.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         out = layer(inputs)
-    weights = torch.linspace(-1, 1, out.numel()).view_as(out)
+    weights = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)
     (out.float() * weights).sum().backward()
     return {"out": out.detach(), "data": inputs.grad} | {n: p.grad for n, p in layer.named_parameters()}
 

@@ -1,0 +1,1 @@
+"""The methods, one file each; shared mathematics beside them. They know the suite's contracts, never its trainer."""

@@ -1,0 +1,112 @@
+"""SDGP: the data gradient is computed from an output gradient pruned to n of every m channels.
+
+Source: McDanel, Dinh, Magallanes, "Accelerating DNN Training with Structured Data Gradient Pruning", ICPR 2022
+(arXiv 2202.00774).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+import kernels
+from suite.method import Context, Density, Method, OpPlan, Site
+from suite.registry import register
+
+RGB = 3
+"""Convolutions with no more input channels are left alone: they read the image, whose gradient nobody needs."""
+
+
+@dataclass(frozen=True)
+class PruneOutputGradient:
+    """A transform dO -> dO with n of every m channels left; the arguments are those of `kernels.prune_nm`."""
+
+    n: int
+    m: int
+    mode: str
+    rescale: str
+
+    def __call__(self, grad: Tensor, site: Site) -> Tensor:
+        return kernels.prune_nm(grad, self.n, self.m, mode=self.mode, rescale=self.rescale, seed=site.key)
+
+
+@register("method", "sdgp")
+class SDGP(Method):
+    """SDGP: n of every m channels of the output gradient make the data gradient; the weight gradient stays dense.
+
+    Attributes:
+        n, m: channels kept, of each group of consecutive channels at one pixel. The last group is short where m does
+            not divide the channels, and keeps min(n, its size).
+        mode: `random`; `magnitude`, the largest; `rescaled`, the largest, multiplied so that sums of magnitudes stay.
+        scope: what `rescaled` sums over; no other mode looks at it. Each channel of each sample, `sample_channel` (the
+            published code); each `group` of m; or each `channel` over the whole batch (the paper's text).
+        layers: `conv`, every convolution but those that read the image; `all`, linear layers too.
+    """
+
+    source: ClassVar[str] = "McDanel et al., Structured Data Gradient Pruning, ICPR 2022"
+
+    n: int = 2
+    m: int = 4
+    mode: Literal["random", "magnitude", "rescaled"] = "rescaled"
+    scope: Literal["sample_channel", "group", "channel"] = "sample_channel"
+    layers: Literal["conv", "all"] = "conv"
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.m <= 32:
+            raise ValueError(f"m is {self.m}; groups have 2 to 32 channels")
+        if not 1 <= self.n <= self.m:
+            raise ValueError(f"n is {self.n}; it lies between 1 and m, which is {self.m}")
+        for name, known in (
+            ("mode", ("random", "magnitude", "rescaled")),
+            ("scope", ("sample_channel", "group", "channel")),
+            ("layers", ("conv", "all")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is '{getattr(self, name)}'; known: {', '.join(known)}")
+        self._channels: dict[str, int] = {}  # output channels of the layers that are pruned, by name
+
+    def setup(self, ctx: Context) -> None:
+        self._positions = ctx.spaces.positions
+
+    def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
+        self._channels.pop(name, None)
+        if isinstance(layer, nn.Conv2d) and layer.in_channels > RGB:
+            self._channels[name] = layer.out_channels
+        elif isinstance(layer, nn.Linear) and self.layers == "all":
+            self._channels[name] = layer.out_features
+        if name not in self._channels or self.n == self.m:  # n = m keeps everything
+            return None
+        rescale = self.scope if self.mode == "rescaled" else "none"
+        return OpPlan(
+            grad_dgrad=PruneOutputGradient(self.n, self.m, "random" if self.mode == "random" else "magnitude", rescale)
+        )
+
+    def density(self, name: str, step: int) -> Density:
+        """The share of the output gradient's channels that is kept, short group included."""
+        channels = self._channels.get(name, 0)
+        kept = sum(min(self.n, size) for size in self._groups(channels))
+        return Density(dgrad=kept / channels if channels else 1.0)
+
+    def overhead(self, name: str, samples: int) -> float:
+        """Operations of the pruning, counted for each pixel of the output gradient.
+
+        Magnitude: a comparison of every two channels of a group. Random: a draw and a comparison for each channel.
+        Rescaling: three for each channel, to add it to the sums before and after, and to multiply it.
+        """
+        channels = self._channels.get(name, 0)
+        if self.n == self.m or not channels:
+            return 0.0
+        if self.mode == "random":
+            operations = 2 * channels
+        else:
+            operations = sum(size * (size - 1) // 2 for size in self._groups(channels))
+        if self.mode == "rescaled":
+            operations += 3 * channels
+        return float(operations * samples * self._positions[name])
+
+    def _groups(self, channels: int) -> list[int]:
+        """The sizes of a pixel's groups."""
+        whole, rest = divmod(channels, self.m)
+        return [self.m] * whole + ([rest] if rest else [])

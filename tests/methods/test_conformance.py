@@ -1,0 +1,76 @@
+"""Every registered method keeps every contract; a new one is held to them by being registered."""
+
+import functools
+
+import pytest
+
+from suite import registry
+from suite.conformance import CONTRACTS, Subject, check
+from suite.method import Density, Method, OpPlan
+
+VARIANTS = {
+    "sdgp": ({}, {"mode": "random"}, {"mode": "magnitude", "n": 1, "m": 8}, {"scope": "group", "layers": "all"}),
+    "prunetrain": ({}, {"update": "proximal", "coefficient": "size"}),
+}
+CASES = [(name, index) for name in registry.names("method") for index in range(len(VARIANTS.get(name, ({},))))]
+
+
+@functools.cache
+def subject(name, index):
+    return Subject(name, VARIANTS.get(name, ({},))[index])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_contract(name, index, contract):
+    assert contract(subject(name, index))
+
+
+def broken(**members):
+    """A registered method with one fault."""
+    return type("Faulty", (Method,), {"__annotations__": {}, **members})
+
+
+def halve(weight, site):
+    return weight * (weight.abs() > weight.abs().median())
+
+
+def zero_in_place(grad, site):
+    return grad.mul_(0.5)
+
+
+class Forgetful:
+    """A counter that is not in the state."""
+
+    seen = 0
+
+    def __call__(self, model, ctx):
+        type(self).seen += 1
+        return model.fc.weight.square().sum() * 1e-3 * type(self).seen if hasattr(model, "fc") else None
+
+
+FAULTS = {
+    "transforms_are_pure": broken(plan=lambda self, name, layer: OpPlan(grad_dgrad=zero_in_place)),
+    "density_is_true": broken(
+        plan=lambda self, name, layer: OpPlan(weight_forward=halve),
+        density=lambda self, name, step: Density(0.1, 0.1, 1.0),
+    ),
+    "trains": broken(regularization=lambda self, model, ctx: next(model.parameters()).sum() * float("nan")),
+    "resumes": broken(
+        before_optimizer_step=lambda self, ctx: (
+            setattr(self, "n", getattr(self, "n", 0) + 1)
+            or ([p.grad.mul_(1 + self.n / 10) for p in ctx.model.parameters()] and None)
+        )
+    ),
+    "leaves_the_rest_alone": broken(
+        setup=lambda self, ctx: next(iter(ctx.layers.values())).weight.data.mul_(2) and None
+    ),
+}
+
+
+@pytest.mark.parametrize("contract", FAULTS)
+def test_check_says_which_contract_a_faulty_method_breaks(contract, monkeypatch):
+    monkeypatch.setitem(registry._objects, ("method", "faulty"), FAULTS[contract])
+    results = {result.name: result for result in check("faulty")}
+    assert not results[contract].passed, results
+    assert results[contract].message

@@ -1,0 +1,185 @@
+"""SDGP: which gradients see the pruned output gradient, and which layers."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import kernels
+from methods.dense import Dense
+from methods.sdgp import SDGP, PruneOutputGradient
+from suite.method import Density, Site
+from suite.ops import apply
+from tasks.models.resnet9 import resnet9
+
+SHAPE = (3, 16, 16)
+
+
+def planned(model, method, shape=SHAPE):
+    return apply(model, method, input_shape=shape, num_classes=10, epochs=1, batch_size=4, seed=7)
+
+
+MODES = [
+    {"mode": "random"},
+    {"mode": "magnitude"},
+    {"mode": "rescaled"},
+    {"mode": "rescaled", "scope": "group"},
+    {"mode": "rescaled", "scope": "channel", "n": 1, "m": 8},
+]
+
+
+@pytest.mark.parametrize("parameters", MODES, ids=str)
+@pytest.mark.parametrize(
+    ("geometry", "size"),
+    [({"padding": 1}, 3), ({"stride": 2, "padding": 2}, 5), ({"groups": 2}, 3), ({"stride": 2}, 1)],
+)
+def test_sdgp_4_only_the_data_gradient_sees_the_pruned_gradient(parameters, geometry, size):
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, size, **geometry))
+    pruned = copy.deepcopy(dense)
+    planned(pruned, SDGP(**parameters))
+    images = torch.randn(4, *SHAPE)
+    site = Site("1", "grad_dgrad", 0, 0, 7)
+    seen = {}
+    for name, model in (("dense", dense), ("pruned", pruned)):
+        hidden = model[0](images).detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+        out = model[1](hidden)
+        grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).contiguous(
+            memory_format=torch.channels_last
+        )
+        out.backward(grad)
+        seen[name] = (out, model[1].weight.grad, model[1].bias.grad, hidden.grad, grad, hidden)
+    for index in range(3):  # output, weight gradient, bias gradient: bit for bit
+        assert torch.equal(seen["pruned"][index], seen["dense"][index])
+    # The data gradient is what the dense layer gives for the pruned output gradient.
+    n, m = parameters.get("n", 2), parameters.get("m", 4)
+    rescale = parameters.get("scope", "sample_channel") if parameters["mode"] == "rescaled" else "none"
+    mode = "random" if parameters["mode"] == "random" else "magnitude"
+    fed = kernels.prune_nm(seen["dense"][4], n, m, mode=mode, rescale=rescale, seed=site.key)
+    hidden = seen["dense"][5].detach().requires_grad_()
+    dense[1](hidden).backward(fed)
+    assert torch.equal(seen["pruned"][3], hidden.grad)
+    assert not torch.equal(seen["pruned"][3], seen["dense"][3])
+
+
+def test_sdgp_5_output_is_untouched_and_so_are_first_convolution_and_linear_layer():
+    torch.manual_seed(0)
+    model = resnet9(width=1 / 16)
+    bare = copy.deepcopy(model)
+    hooks = planned(model, SDGP())
+    images = torch.randn(4, *SHAPE)
+    assert torch.equal(model.train()(images), bare.train()(images))
+    assert torch.equal(model.eval()(images), bare.eval()(images))
+    plans = {name: layer.op_plan for name, layer in hooks.ctx.layers.items()}
+    assert plans["prep.conv"].empty
+    assert plans["classifier"].empty
+    for name in set(plans) - {"prep.conv", "classifier"}:
+        assert plans[name].grad_dgrad == PruneOutputGradient(2, 4, "magnitude", "sample_channel")
+        others = (plans[name].weight_forward, plans[name].grad_shared, plans[name].grad_wgrad, plans[name].backend)
+        assert others == (None,) * 4
+
+
+def test_sdgp_5_converting_an_initialised_model_preserves_its_weights():
+    model = resnet9(width=1 / 16)
+    bare = copy.deepcopy(model.state_dict())
+    planned(model, SDGP())
+    assert list(model.state_dict()) == list(bare)
+    assert all(torch.equal(bare[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_sdgp_5_a_converted_layer_trains_by_the_rule_inside_a_net():
+    torch.manual_seed(0)
+    model = resnet9(width=1 / 16)
+    bare = copy.deepcopy(model)
+    planned(model, SDGP(mode="magnitude"))
+    for net in (model, bare):
+        net(torch.ones(4, *SHAPE)).sum().backward()
+    # Behind the last pruned layer nothing differs; before it, everything is computed from pruned gradients.
+    assert torch.equal(model.classifier.weight.grad, bare.classifier.weight.grad)
+    assert torch.equal(model.reduce.conv.weight.grad, bare.reduce.conv.weight.grad)
+    assert not torch.equal(model.prep.conv.weight.grad, bare.prep.conv.weight.grad)
+
+
+def test_layers_all_takes_linear_layers_too():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(864, 10))
+    hooks = planned(model, SDGP(layers="all"))
+    assert [name for name, layer in hooks.ctx.layers.items() if not layer.op_plan.empty] == ["1", "3"]
+    hidden = torch.randn(4, 864, requires_grad=True)
+    grad = torch.randn(4, 10)
+    model[3](hidden).backward(grad)
+    assert torch.equal(hidden.grad, kernels.prune_nm(grad, 2, 4, rescale="sample_channel") @ model[3].weight)
+
+
+def test_n_equal_to_m_is_dense():
+    model = resnet9(width=1 / 16)
+    method = SDGP(n=4, m=4, mode="random")
+    hooks = planned(model, method)
+    assert all(layer.op_plan.empty for layer in hooks.ctx.layers.values())
+    assert method.density("down.conv", 0) == Density()
+    assert method.overhead("down.conv", 8) == 0.0
+
+
+def test_density_counts_the_short_group():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Conv2d(8, 10, 3), nn.Conv2d(10, 9, 3), nn.Flatten(), nn.Linear(900, 10)
+    )
+    method = SDGP()
+    planned(model, method)
+    assert method.density("0", 0) == Density()
+    assert method.density("1", 0) == Density(dgrad=(2 + 2 + 2) / 10)  # groups of 4, 4 and 2
+    assert method.density("2", 5) == Density(dgrad=(2 + 2 + 1) / 9)
+    assert method.density("4", 0) == Density()
+
+
+def test_overhead_is_counted_for_each_pixel():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 10, 3), nn.Flatten(), nn.Linear(1440, 10))
+    operations = {"magnitude": 6 + 6 + 1, "random": 2 * 10, "rescaled": 6 + 6 + 1 + 3 * 10}  # groups of 4, 4 and 2
+    for mode, per_pixel in operations.items():
+        method = SDGP(mode=mode)
+        planned(model, method)
+        assert method.overhead("1", 5) == per_pixel * 5 * 12 * 12
+        assert method.overhead("0", 5) == method.overhead("3", 5) == 0.0
+
+
+def test_a_transform_pickles_copies_and_draws_by_its_site():
+    transform = PruneOutputGradient(2, 4, "random", "none")
+    assert pickle.loads(pickle.dumps(transform)) == copy.deepcopy(transform) == transform
+    grad = torch.randn(2, 16, 4, 4)
+    site = Site("layer", "grad_dgrad", 3, 0, 7)
+    assert torch.equal(transform(grad, site), transform(grad, site))
+    for other in (
+        Site("other", "grad_dgrad", 3, 0, 7),
+        Site("layer", "grad_dgrad", 4, 0, 7),
+        Site("layer", "grad_dgrad", 3, 1, 7),
+        Site("layer", "grad_dgrad", 3, 0, 8),
+    ):
+        assert not torch.equal(transform(grad, site), transform(grad, other))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "line"),
+    [
+        ({"n": 5, "m": 4}, "n is 5; it lies between 1 and m, which is 4"),
+        ({"n": 0}, "n is 0"),
+        ({"n": 1, "m": 1}, "m is 1; groups have 2 to 32 channels"),
+        ({"m": 33}, "m is 33"),
+        ({"mode": "stc"}, "mode is 'stc'; known: random, magnitude, rescaled"),
+        ({"scope": "batch"}, "scope is 'batch'; known"),
+        ({"layers": "linear"}, "layers is 'linear'; known"),
+    ],
+)
+def test_wrong_parameters_are_one_line(parameters, line):
+    with pytest.raises(ValueError, match=line):
+        SDGP(**parameters)
+
+
+def test_dense_plans_nothing():
+    model = resnet9(width=1 / 16)
+    method = Dense()
+    hooks = planned(model, method)
+    assert all(layer.op_plan.empty for layer in hooks.ctx.layers.values())
+    assert method.density("down.conv", 0) == Density()
+    assert method.overhead("down.conv", 8) == 0.0
+    assert hooks.end_epoch() is None
