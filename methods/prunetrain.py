@@ -45,8 +45,8 @@ class PruneTrain(Method):
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:
         """As published for `paper`; the short presets cut every epoch, and by a coarser threshold.
 
-        `quick`'s threshold was chosen on validation images. `smoke` trains for a few dozen steps, in which weights hardly
-        leave their initial range: its thresholds lie inside that range, so that some channels go.
+        `quick`'s threshold was chosen on validation images. `smoke` trains for a few dozen steps, in which weights
+        hardly leave their initial range: its thresholds lie inside that range, so that some channels go.
         """
         if preset == "quick":
             return {"interval": 1, "threshold": 3e-2}
@@ -96,7 +96,7 @@ class PruneTrain(Method):
             soft_threshold(layer, rate * self._penalty_coefficient, self._by_size)
 
     def on_epoch_end(self, ctx: Context) -> None:
-        """Before a reconfiguration, set dead groups to zero: cutting them out then changes no output in evaluation."""
+        """Before a reconfiguration, set dead groups to zero: cutting them then changes no output in evaluation."""
         if ctx.epochs_done % self.interval:
             return
         spared = []  # the weights of a last channel that has to stay, which groups of the other axis would zero too

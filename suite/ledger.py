@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from suite.method import Method
+from suite.method import Density, Method
 from suite.ops import PlannedLayer
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
@@ -151,7 +151,7 @@ class Ledger:
         for name, dense in self.dense.items():
             cost, layer = self.current.get(name), self._layers.get(name)
             sums = self._interval[name]
-            density = self._method.density(name, step)
+            density = self._method.density(name, step) if cost else Density()  # a layer that is gone is nobody's
             executed = layer.meter.take() if isinstance(layer, PlannedLayer) else None
             for index, product in enumerate(PRODUCTS):
                 whole = float(dense.flops(product) * samples)

@@ -169,7 +169,7 @@ class ReconfigPlan:
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {
-            "kept": {name: list(indices) for name, indices in self.kept.items()},
+            "kept": {name: [int(index) for index in indices] for name, indices in self.kept.items()},
             "removed_branches": list(self.removed_branches),
         }
 

@@ -89,6 +89,8 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
         settings.append((name, recipe, models))
 
     copies = {name: task.prepare(Path(suite.data_root), suite.preset) for name, task in tasks}
+    for (name, recipe, _), (_, task) in zip(settings, tasks, strict=True):
+        _check_fits(name, task, copies[name], recipe)
     found: dict[str, TrialSpec] = {}
     for name, recipe, models in settings:
         for model in models:
@@ -99,6 +101,20 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
                         log.info("%s is %s again; it runs once", trial.label, found[trial.hash].label)
                     found.setdefault(trial.hash, trial)
     return list(found.values())
+
+
+def _check_fits(name: str, task: Any, copy: Any, recipe: Recipe) -> None:
+    """Check that the data has the images that a recipe asks for, by making its splits once.
+
+    Raises:
+        UsageError: if a split, a cutout or a batch is larger than what there is.
+    """
+    import torch
+
+    try:
+        task.load(copy, recipe, 0, torch.device("cpu")).train.steps_per_epoch(recipe.batch_size)
+    except UsageError as error:
+        raise UsageError(f"task {name}: {error}") from error
 
 
 def _expand(text: str, kind: str, option: str) -> list[Choice]:

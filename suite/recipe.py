@@ -87,6 +87,10 @@ class Recipe:
             raise ValueError(
                 f"recipe.batch_size {self.batch_size} is no multiple of micro_batches {self.micro_batches}"
             )
+        if self.split_seed < 0:
+            raise ValueError(f"recipe.split_seed is {self.split_seed}; it must not be negative")
+        if self.nesterov and not self.momentum:
+            raise ValueError("recipe.nesterov needs a recipe.momentum above 0")
         if self.schedule not in ("linear", "cosine", "step"):
             raise ValueError(f"recipe.schedule is '{self.schedule}'; known: cosine, linear, step")
 

@@ -50,27 +50,34 @@ def row(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
     }
     measured = record.get("result", {})
     if unknown := set(measured) - set(COLUMNS):
-        raise KeyError(f"{folder}/trial.json: the result holds no column of results.csv: {', '.join(sorted(unknown))}")
+        outcome |= {"status": "error", "message": f"damaged record: results.csv has no column {min(unknown)}"}
     values = {**measured, **known, **outcome}
     return {column: values.get(column) for column in COLUMNS}
 
 
-def rows(store: Store) -> list[dict[str, Any]]:
-    """The rows of all trials that ended, by trial id; one that runs now has none yet."""
+def rows(store: Store, none_runs: bool = False) -> list[dict[str, Any]]:
+    """The rows of all trials that ended, by trial id; one that runs now has none yet.
+
+    Args:
+        store: the folder.
+        none_runs: the caller holds the folder's lock and runs nothing: what says that it runs was left by a killed
+            command.
+    """
+    busy = not none_runs and store.is_locked()
     found = []
     for folder in store.trial_folders():
         record = read_record(folder)
-        if record is not None and not (record["status"] == RUNNING and store.is_locked()):
+        if record is not None and not (record["status"] == RUNNING and busy):
             found.append(row(folder, record))
     return found
 
 
-def write_results(store: Store) -> list[dict[str, Any]]:
+def write_results(store: Store, none_runs: bool = False) -> list[dict[str, Any]]:
     """Rebuild `results.csv` and `results.parquet`, each atomically, and return the rows. Unmeasured: empty."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    found = rows(store)
+    found = rows(store, none_runs)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -101,7 +101,7 @@ def _run(options: RunOptions, suite: SuiteSpec, trials: Sequence[TrialSpec], fol
             with shown_on(console, len(chosen)) as progress:
                 engine.run(chosen, progress)
         finally:
-            rows = write_results(store)
+            rows = write_results(store, none_runs=True)
         written = write_report(folder)
 
     names = {trial.trial_id for trial in trials}

@@ -80,8 +80,12 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_bytes())
         TrialSpec.from_json(record["spec"])
-        if record["status"] not in (*ENDED, RUNNING) or not isinstance(record.get("result", {}), dict):
-            raise ValueError("no status or result")
+        if record["status"] not in (*ENDED, RUNNING):
+            raise ValueError("no status")
+        if not all(isinstance(record.get(name, {}), dict) for name in ("result", "provenance")):
+            raise ValueError("no result or provenance")
+        if not all(isinstance(value, (int, float, type(None))) for value in record.get("result", {}).values()):
+            raise ValueError("a result that is no number")
     except (OSError, ValueError, KeyError, TypeError):
         return {"status": "error", "message": "damaged record"}
     return dict(record)
@@ -184,6 +188,8 @@ class Store:
         record = read_record(self.trial_folder(trial_id))
         if record is None:
             return ""
+        if record["status"] == "done" and not (self.trial_folder(trial_id) / "model.pt").is_file():
+            return "error"  # somebody took it away; a trial is done when all of it is there
         return "error" if record["status"] == RUNNING else str(record["status"])
 
     def choose(self, trials: Sequence[TrialSpec], only: str) -> list[tuple[TrialSpec, Path]]:

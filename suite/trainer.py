@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -118,6 +119,9 @@ class Trainer:
                 self.progress.finished = True
             with self.clock.span("eval"):
                 record |= self._evaluate_splits()
+            losses = [record[name] for name in ("test_loss", "val_loss") if name in record]
+            if not all(map(math.isfinite, losses)):
+                raise Diverged(f"the loss is {losses[0]} in the evaluation after epoch {self.ctx.epochs_done}")
             self._complete(record, reconfigured=plan is not None)
             self.on_epoch(record)
             with self.clock.span("io"):
@@ -200,7 +204,14 @@ class Trainer:
         return True
 
     def _carry_out(self, plan: ReconfigPlan) -> None:
-        """Change model, optimizer and schedule as the method decided."""
+        """Change model, optimizer and schedule as the method decided.
+
+        Raises:
+            ValueError: if the new batch does not split into the recipe's micro-batches.
+        """
+        if plan.batch_size is not None and plan.batch_size % self.recipe.micro_batches:
+            parts = self.recipe.micro_batches
+            raise ValueError(f"a batch of {plan.batch_size} does not split into recipe.micro_batches={parts}")
         self.ledger.close_interval(self.ctx.epochs_done)
         with self.clock.span("reconfigure"):
             self.hooks.carry_out(plan)

@@ -13,7 +13,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ class Trial:
         self.spec, self.folder = spec, folder
         self.began = time.perf_counter()
         self.earlier_wall_time = 0.0
+        self.earlier_rss = 0
+        self.provenance: dict[str, Any] = {}
 
     def run(self, result: dict[str, Any], provenance: dict[str, Any]) -> None:
         """Train to the end and fill in result and provenance; what was found out before a failure stays in them."""
@@ -69,7 +71,9 @@ class Trial:
         for plugin in spec.plugins:
             registry.load_plugin(plugin)
         device = torch.device(spec.device, spec.device_index) if spec.device == "cuda" else torch.device("cpu")
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+        threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number a nesting level
+        if threads.isdigit() and int(threads):
+            torch.set_num_threads(int(threads))
         provenance.update(collect(device))
         provenance["method"] = {"source": registry.get("method", spec.method).source}
         task, recipe = registry.get("task", spec.task)(), spec.make_recipe()
@@ -95,7 +99,8 @@ class Trial:
             on_checkpoint=lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
             on_step=lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
         )
-        self._resume(trainer)
+        self._resume(trainer, provenance)
+        self.provenance = provenance
         try:
             trainer.fit()
         finally:
@@ -109,24 +114,38 @@ class Trial:
             reconfigurations=trainer.hooks.reconfigurations,
         )
 
-    def _resume(self, trainer: Any) -> None:
-        """Go on from the last finished epoch, and cut off records that were written after it."""
+    def _resume(self, trainer: Any, provenance: dict[str, Any]) -> None:
+        """Go on from the last finished epoch, and cut off records that were written after it.
+
+        Raises:
+            UsageError: if the files of the earlier attempt are damaged; one line that says what to do.
+        """
         from suite import checkpoint
+        from suite.errors import UsageError
+        from suite.store import write_atomically
 
         path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
         if not path.is_file():
             records.unlink(missing_ok=True)
             return
-        state = checkpoint.load(path)
+        hint = f"delete {path} to train from the beginning"
+        try:
+            state = checkpoint.load(path)
+            earlier, done = state["provenance"], state["trainer"]["hooks"]["epochs_done"]
+            lines = records.read_text(encoding="utf-8").splitlines(keepends=True)[:done]
+            if [json.loads(line)["epoch"] for line in lines] != list(range(1, done + 1)):
+                raise ValueError(f"epochs.jsonl does not hold the {done} epochs of the checkpoint")
+        except (UsageError, OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"cannot be resumed ({type(error).__name__}: {error}); {hint}") from error
+        for name, now in comparable(provenance).items():
+            if comparable(earlier)[name] != now:
+                note = f"{name} was {comparable(earlier)[name]} before the interruption and is {now} now"
+                log.warning("resumed elsewhere: %s; results may differ in bits, times are not comparable", note)
+                provenance.setdefault("resumed_elsewhere", []).append(note)
         trainer.load_state_dict(state["trainer"])
-        self.earlier_wall_time = state["wall_time_s"]
-        lines = records.read_text(encoding="utf-8").splitlines(keepends=True)[: trainer.ctx.epochs_done]
-        if len(lines) != trainer.ctx.epochs_done:
-            raise ValueError(f"{records} has {len(lines)} records and the checkpoint {trainer.ctx.epochs_done} epochs")
-        from suite.store import write_atomically
-
+        self.earlier_wall_time, self.earlier_rss = state["wall_time_s"], state["peak_rss_bytes"]
         write_atomically(records, "".join(lines).encode())
-        log.info("resumed after epoch %d", trainer.ctx.epochs_done)
+        log.info("resumed after epoch %d", done)
 
     def _append_record(self, record: dict[str, Any]) -> None:
         with open(self.folder / "epochs.jsonl", "a", encoding="utf-8") as file:
@@ -137,22 +156,28 @@ class Trial:
     def _save_checkpoint(self, state: Callable[[], dict[str, Any]], epochs_done: int) -> None:
         from suite import checkpoint
 
-        checkpoint.save(self.folder / "checkpoint.pt", {"trainer": state(), "wall_time_s": self._wall_time})
+        attempt = {"wall_time_s": self._wall_time, "peak_rss_bytes": self._peak_rss, "provenance": self.provenance}
+        checkpoint.save(self.folder / "checkpoint.pt", {"trainer": state(), **attempt})
         log.info("epoch %d is saved", epochs_done)
 
     @property
     def _wall_time(self) -> float:
         return self.earlier_wall_time + time.perf_counter() - self.began
 
+    @property
+    def _peak_rss(self) -> int:
+        """Bytes; the largest of all attempts."""
+        unit = 1 if sys.platform == "darwin" else 1024
+        return max(self.earlier_rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
     def _result(self, trainer: Any) -> dict[str, Any]:
-        """The columns of `results.csv` that the trial alone knows, and `layers.csv`. What was not measured is absent."""
+        """The columns of `results.csv` that the trial alone knows, and `layers.csv`. Not measured: absent."""
         from suite.inference import images_per_second
         from suite.store import write_atomically
 
         ledger, progress, seconds = trainer.ledger, trainer.progress, trainer.clock.seconds
         write_atomically(self.folder / "layers.csv", ledger.to_csv(trainer.ctx.epochs_done).encode())
         flops = {f"train_flops_{column}": value for column, value in ledger.train_flops.items()}
-        usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         result: dict[str, Any] = {
             "train_time_s": trainer.clock.training,
             "eval_time_s": seconds["eval"],
@@ -162,7 +187,7 @@ class Trial:
             "inference_flops_dense": ledger.inference_flops_dense,
             "params_dense": trainer.dense_params,
             "peak_memory_bytes": progress.peak_memory_bytes or None,
-            "peak_rss_bytes": usage * (1 if sys.platform == "darwin" else 1024),
+            "peak_rss_bytes": self._peak_rss,
         }
         if trainer.clock.training:
             result["samples_per_s"] = progress.samples / trainer.clock.training
@@ -181,6 +206,16 @@ class Trial:
                 "inference_images_per_s": images_per_second(trainer),
             }
         return {column: value for column, value in result.items() if value is not None}
+
+
+def comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a provenance decides bits and times: a resumed trial should find it unchanged."""
+    hardware, software = provenance["hardware"], provenance["software"]
+    return {
+        "hardware": provenance["hardware_id"],
+        "number of threads": hardware["threads"],
+        "torch": software["torch"],
+    }
 
 
 def _failure(error: Exception) -> tuple[str, str]:

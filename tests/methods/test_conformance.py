@@ -5,6 +5,7 @@ import functools
 import pytest
 
 from suite import registry
+from suite.backends import TorchBackend
 from suite.conformance import CONTRACTS, Subject, check
 from suite.method import Density, Method, OpPlan
 
@@ -39,14 +40,21 @@ def zero_in_place(grad, site):
     return grad.mul_(0.5)
 
 
-class Forgetful:
-    """A counter that is not in the state."""
+class Boasts(TorchBackend):
+    """A backend that says it multiplied twice what there is."""
 
-    seen = 0
+    def executed(self, product, grad, weight, geometry):
+        return 2.0
 
-    def __call__(self, model, ctx):
-        type(self).seen += 1
-        return model.fc.weight.square().sum() * 1e-3 * type(self).seen if hasattr(model, "fc") else None
+
+class Counts:
+    """A transform whose result depends on how often it was called."""
+
+    calls = 0
+
+    def __call__(self, weight, site):
+        self.calls += 1
+        return weight * self.calls
 
 
 FAULTS = {
@@ -62,10 +70,17 @@ FAULTS = {
             or ([p.grad.mul_(1 + self.n / 10) for p in ctx.model.parameters()] and None)
         )
     ),
+    "never_grows": broken(plan=lambda self, name, layer: OpPlan(backend=Boasts())),
+    "final_model_stands_alone": broken(density=lambda self, name, step: Density(0.5, 0.5, 1.0)),
+    "copies": broken(plan=lambda self, name, layer: OpPlan(weight_forward=Counts())),
     "leaves_the_rest_alone": broken(
         setup=lambda self, ctx: next(iter(ctx.layers.values())).weight.data.mul_(2) and None
     ),
 }
+
+
+def test_every_contract_has_a_method_that_breaks_it():
+    assert set(FAULTS) == {contract.__name__ for contract in CONTRACTS}
 
 
 @pytest.mark.parametrize("contract", FAULTS)

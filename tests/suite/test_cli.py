@@ -25,11 +25,11 @@ TOY = textwrap.dedent(
 
     from torch import nn
 
-    from suite.errors import MissingData
+    from suite.errors import MissingData, UsageError
     from suite.method import Method
     from suite.recipe import Recipe
     from suite.registry import register
-    from suite.task import DataCopy, Task
+    from suite.task import DataCopy, Splits, Task
 
     @register("method", "toy_method")
     class ToyMethod(Method):
@@ -46,6 +46,14 @@ TOY = textwrap.dedent(
         def defaults(cls, task, preset):
             return {"n": 1} if preset == "smoke" else {}
 
+    class ToyBatches:
+        num_samples = 12
+
+        def steps_per_epoch(self, batch_size):
+            if batch_size > 12:
+                raise UsageError("a batch of 13 is more than the 12 images")
+            return 12 // batch_size
+
     @register("task", "toy_task")
     class ToyTask(Task):
         '''A task for tests.'''
@@ -61,6 +69,9 @@ TOY = textwrap.dedent(
 
         def prepare(self, data_root, preset):
             return DataCopy("original", "ab" * 32, note="made up")
+
+        def load(self, copy, recipe, seed, device):
+            return Splits(ToyBatches(), ToyBatches())
 
     @register("task", "missing_task")
     class MissingTask(ToyTask):
@@ -93,6 +104,7 @@ CHILD = textwrap.dedent(
     spec = TrialSpec.from_json(read_record(folder)["spec"])
     with open(folder / "starts", "a") as file:
         file.write("x")
+    (folder / "model.pt").touch()
     if spec.parameters["n"] == 3:
         raise RuntimeError("three is too many")
     result = {"test_accuracy": 0.75, "train_time_s": 2.0, "train_flops_dense": 4, "train_flops_executed": 4}
@@ -331,6 +343,9 @@ def suite(folder, monkeypatch, forget_toys):
         (["--methods", "toy_method[mode=rando]"], "allowed: random, magnitude"),
         (["--model", "toy_model[width=0]"], "toy_model[width=0.0]: width is 0.0"),
         (["--set", "recipe.peak_at=2"], "recipe.peak_at is 2.0"),
+        (["--batch-size", "13"], "task toy_task: a batch of 13 is more than the 12 images"),
+        (["--set", "recipe.split_seed=-1"], "recipe.split_seed is -1"),
+        (["--set", "recipe.nesterov=true", "--set", "recipe.momentum=0"], "recipe.nesterov needs"),
         (["--device", "cuda"], "type --device cpu"),
         (["--task", "toy_task,missing_task"], "toys are sold out"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from suite import checkpoint
+from suite.errors import UsageError
+from suite.ops import PlannedLayer
 
 ROOT = Path(__file__).parents[2]
 METHODS = "dense,sdgp,prunetrain"
@@ -158,9 +161,7 @@ def test_final_model_opens_without_the_run(undisturbed, tmp_path):
     table = pd.read_csv(undisturbed / "results.csv").set_index("method")
     assert sum(p.numel() for p in model.parameters()) == table.loc["prunetrain", "params"]
     assert table.loc["prunetrain", "params"] < table.loc["prunetrain", "params_dense"]
-    assert type(model.get_submodule("head") if hasattr(model, "head") else model).__module__.startswith(
-        ("torch.nn", "tasks.models")
-    )
+    assert not any(isinstance(layer, PlannedLayer) for layer in model.modules())
     # The model that results.csv describes: its accuracy on the test set, computed anew.
     from suite import registry
     from suite.task import DataCopy
@@ -179,3 +180,98 @@ def test_final_model_opens_without_the_run(undisturbed, tmp_path):
                 logits += model(images.flip(3)).float()
             correct += (logits.argmax(1) == labels).sum().item()
     assert correct / splits.test.num_samples == pytest.approx(record["result"]["test_accuracy"], abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def interrupted(undisturbed, tmp_path_factory):
+    """A folder whose one trial was killed after its second epoch."""
+    out = tmp_path_factory.mktemp("interrupted") / "out"
+    running = start(out, "dense")
+    wait_for(lambda: epochs_done(out, "dense") >= 3)
+    running.kill()
+    running.wait()
+    wait_for(lambda: trial_process(trial(out, "dense")) is None)
+    return out
+
+
+def truncate(folder):
+    path = folder / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def empty(folder):
+    (folder / "checkpoint.pt").write_bytes(b"")
+
+
+def replace_by_another(folder):
+    torch.save({"weights": torch.zeros(2)}, folder / "checkpoint.pt")
+
+
+def lose_records(folder):
+    (folder / "epochs.jsonl").unlink()
+
+
+def damage_records(folder):
+    path = folder / "epochs.jsonl"
+    path.write_text("garbage\n" + path.read_text().split("\n", 1)[1])
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, replace_by_another, lose_records, damage_records])
+def test_damaged_files_of_an_attempt_give_one_line_that_says_what_to_do(damage, interrupted, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(interrupted, out)
+    damage(trial(out, "dense"))
+    assert run(out, "dense").returncode == 1
+    record = json.loads((trial(out, "dense") / "trial.json").read_text())
+    assert record["status"] == "error"
+    assert "cannot be resumed" in record["message"]
+    assert "checkpoint.pt to train from the beginning" in record["message"]
+    (trial(out, "dense") / "checkpoint.pt").unlink()
+    assert run(out, "dense").returncode == 0
+
+
+def test_resume_with_other_threads_is_noted(interrupted, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(interrupted, out)
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command(out, "dense"), capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0
+    record = json.loads((trial(out, "dense") / "trial.json").read_text())
+    assert any("number of threads was 1" in note for note in record["provenance"]["resumed_elsewhere"])
+
+
+def test_trial_without_its_model_is_not_done(undisturbed, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed, out)
+    (trial(out, "sdgp") / "model.pt").unlink()
+    assert run(out).returncode == 0
+    assert_same_results(out, undisturbed)
+
+
+def test_flipped_bit_in_a_model_is_noticed(undisturbed, tmp_path):
+    content = bytearray((trial(undisturbed, "dense") / "model.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "model.pt").write_bytes(content)
+    with pytest.raises(UsageError, match="damaged"):
+        checkpoint.load_model(tmp_path / "model.pt")
+
+
+def test_files_that_are_no_models_are_refused_in_one_line(undisturbed, tmp_path):
+    for content in (b"", b"text"):
+        (tmp_path / "model.pt").write_bytes(content)
+        with pytest.raises(UsageError, match="damaged, or no file of tensors"):
+            checkpoint.load_model(tmp_path / "model.pt")
+    torch.save({"x": 1}, tmp_path / "model.pt")
+    with pytest.raises(UsageError, match="no model of this suite"):
+        checkpoint.load_model(tmp_path / "model.pt")
+    with pytest.raises(UsageError, match="no such file"):
+        checkpoint.load_model(tmp_path / "nothing.pt")
+
+
+def test_trial_left_by_a_killed_command_is_named_by_the_next(interrupted, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(interrupted, out)
+    assert run(out, "sdgp").returncode == 0
+    table = pd.read_csv(out / "results.csv").set_index("method")
+    assert table.loc["dense", "status"] == "error"
+    assert table.loc["sdgp", "status"] == "done"

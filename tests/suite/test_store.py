@@ -49,6 +49,8 @@ def put(store, trial, status, message="", **more):
     folder = store.trial_folder(trial.trial_id)
     folder.mkdir(parents=True, exist_ok=True)
     write_record(folder, trial, status, message, **more)
+    if status == "done":
+        (folder / "model.pt").touch()
     return folder
 
 
@@ -212,7 +214,14 @@ def test_a_trial_that_runs_now_has_no_row(store):
         assert write_results(store) == []
 
 
-def test_a_result_with_an_unknown_column_is_a_programming_error(store):
-    put(store, spec(0), "done", result={"test_acuracy": 0.5})
-    with pytest.raises(KeyError, match="test_acuracy"):
-        write_results(store)
+@pytest.mark.parametrize(
+    "content",
+    [{"result": {"test_acuracy": 0.5}}, {"result": {"test_accuracy": "high"}}, {"result": [1]}, {"provenance": ["x"]}],
+)
+def test_a_damaged_record_hides_no_other(store, content):
+    put(store, spec(0), "done", **content)
+    put(store, spec(1), "done", result={"test_accuracy": 0.5})
+    rows = {row["seed"]: row for row in write_results(store)}
+    assert rows[1]["status"] == "done"
+    (damaged,) = [row for row in rows.values() if row["status"] == "error"]
+    assert damaged["message"].startswith("damaged record")

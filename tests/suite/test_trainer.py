@@ -205,7 +205,7 @@ def test_every_operand_and_hook_trains_and_resumes_bit_exactly(method, dtype):
         assert resumed.ledger.to_csv(5) == whole.ledger.to_csv(5)
 
 
-def test_dense_equals_a_loop_written_by_hand_bit_for_bit():
+def test_dense_equals_a_loop_written_by_hand():
     recipe = dataclasses.replace(RECIPE, label_smoothing=0.1, weight_decay=1e-3, nesterov=True)
     trainer = small_trainer(Nothing(), recipe)
     trainer.fit()
@@ -501,3 +501,48 @@ def test_apply_serves_a_loop_of_ones_own():
     hooks.finish()
     assert losses[-1] < losses[0]
     assert hooks.ctx.step == 16
+
+
+def test_evaluation_that_is_no_number_is_divergence():
+    class Poisons(Method):
+        def on_epoch_end(self, ctx):
+            ctx.model[0].weight.data.fill_(float("nan"))
+
+    with pytest.raises(Diverged, match="in the evaluation after epoch 1"):
+        small_trainer(Poisons()).fit()
+
+
+def test_batch_that_does_not_split_into_micro_batches_is_refused():
+    class Odd(Method):
+        def reconfigure(self, ctx):
+            return ReconfigPlan(batch_size=10)
+
+    with pytest.raises(ValueError, match=r"a batch of 10 does not split into recipe\.micro_batches=4"):
+        small_trainer(Odd(), dataclasses.replace(RECIPE, micro_batches=4)).fit()
+
+
+def test_method_that_forgets_a_removed_branch_is_not_asked_for_it():
+    class Forgets(Method):
+        def setup(self, ctx):
+            self.known = set(ctx.layers)
+
+        def reconfigure(self, ctx):
+            return ReconfigPlan(removed_branches=("3.branch",)) if ctx.epochs_done == 1 else None
+
+        def on_reconfigured(self, index_map, ctx):
+            self.known = {name for name in self.known if index_map.exists(name)}
+
+        def density(self, name, step):
+            assert name in self.known
+            return Density()
+
+    trainer = small_trainer(Forgets())
+    trainer.fit()
+    assert trainer.ledger.current.keys() == {"0", "4", "8"}
+
+
+def test_plan_of_numpy_integers_is_plain_data():
+    numpy = pytest.importorskip("numpy")
+    plan = ReconfigPlan(kept={"0": numpy.arange(3)})
+    assert [type(index) for index in plan.to_json()["kept"]["0"]] == [int] * 3
+    assert ReconfigPlan.from_json(plan.to_json()).kept == {"0": [0, 1, 2]}
