@@ -46,7 +46,16 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        # Whatever torch's reader trips over in bytes that it did not write.
         raise UsageError(f"{path}: is damaged, or no file of tensors") from error
     if not isinstance(state, dict):
         raise UsageError(f"{path}: holds a {type(state).__name__}, not a checkpoint")

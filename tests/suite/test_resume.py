@@ -14,9 +14,12 @@ import psutil
 import pytest
 import torch
 
-from suite import checkpoint
+from suite import checkpoint, registry
 from suite.errors import UsageError
 from suite.ops import PlannedLayer
+from suite.spec import TrialSpec
+from suite.task import DataCopy
+from suite.trial import Trial
 
 ROOT = Path(__file__).parents[2]
 METHODS = "dense,sdgp,prunetrain"
@@ -163,13 +166,8 @@ def test_final_model_opens_without_the_run(undisturbed, tmp_path):
     assert table.loc["prunetrain", "params"] < table.loc["prunetrain", "params_dense"]
     assert not any(isinstance(layer, PlannedLayer) for layer in model.modules())
     # The model that results.csv describes: its accuracy on the test set, computed anew.
-    from suite import registry
-    from suite.task import DataCopy
-
     record = json.loads((source / "trial.json").read_text())
     task = registry.get("task", "digits")()
-    from suite.spec import TrialSpec
-
     spec = TrialSpec.from_json(record["spec"])
     splits = task.load(DataCopy(**spec.data_copy), spec.make_recipe(), 0, torch.device("cpu"))
     correct = 0
@@ -218,16 +216,12 @@ def damage_records(folder):
 
 @pytest.mark.parametrize("damage", [truncate, empty, replace_by_another, lose_records, damage_records])
 def test_damaged_files_of_an_attempt_give_one_line_that_says_what_to_do(damage, interrupted, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(interrupted, out)
-    damage(trial(out, "dense"))
-    assert run(out, "dense").returncode == 1
-    record = json.loads((trial(out, "dense") / "trial.json").read_text())
-    assert record["status"] == "error"
-    assert "cannot be resumed" in record["message"]
-    assert "checkpoint.pt to train from the beginning" in record["message"]
-    (trial(out, "dense") / "checkpoint.pt").unlink()
-    assert run(out, "dense").returncode == 0
+    folder = tmp_path / "trial"
+    shutil.copytree(trial(interrupted, "dense"), folder)
+    damage(folder)
+    spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text())["spec"])
+    with pytest.raises(UsageError, match=r"cannot be resumed .*checkpoint\.pt to train from the beginning"):
+        Trial(spec, folder).run({}, {})
 
 
 def test_resume_with_other_threads_is_noted(interrupted, tmp_path):
