@@ -76,6 +76,16 @@ def has_bfloat16_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return False
 
 
+def busy_cores(seconds: float = 0.3) -> float:
+    """How many cores are at work just now, in this program or any other, observed for a moment.
+
+    The load average would still show what has just ended: the installation of this suite, for one.
+    """
+    import psutil
+
+    return psutil.cpu_percent(interval=seconds) / 100 * (psutil.cpu_count() or 1)
+
+
 def competition(load: float, cores: int) -> str:
     """One line that warns of other programs, or nothing where the machine is free enough to measure times on.
 
@@ -83,12 +93,12 @@ def competition(load: float, cores: int) -> str:
     holds up all. Two-threaded trials were seen to take many times as long on a machine with two such programs a core.
 
     Args:
-        load: the load average of the last minute, before the trials start.
+        load: cores that are at work before the trials start.
         cores: what the trials will use.
     """
     if load < 0.5 * cores:
         return ""
-    return f"load average {load:.1f} on {cores} cores before the first trial: other programs compete; trust no time"
+    return f"{load:.1f} of {cores} cores are at work before the first trial: other programs compete; trust no time"
 
 
 def available_cores() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -80,14 +79,14 @@ def _store(folder: Path) -> Any:
 
 def _run(options: RunOptions, suite: SuiteSpec, trials: Sequence[TrialSpec], folder: Path) -> int:
     from reports import write_report
-    from suite.devices import available_cores, competition
+    from suite.devices import available_cores, busy_cores, competition
     from suite.provenance import collect, without_home
     from suite.results import write_results
 
     store, console = _store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
     with store.lock():
-        if warning := competition(os.getloadavg()[0], available_cores()):
+        if warning := competition(busy_cores(), available_cores()):
             log.warning("%s", warning)
         provenance = collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
         store.add_command(suite, without_home(shlex.join(sys.argv)), provenance)

@@ -27,7 +27,7 @@ POLL_INTERVAL = 0.1
 LAST_BYTES = 4096  # of the log, in which its last line is looked for
 
 # glibc gives each allocation above 128 KiB (growing to at most 32 MiB) a mapping of its own and takes it back when it
-# is freed. Activations are larger, so that every step pays for fresh, zeroed pages: 45 % of a float32 step, measured.
+# is freed. Activations are larger, so that every step would pay for fresh, zeroed pages.
 MALLOC: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
     "MALLOC_TRIM_THRESHOLD_": str(2**33),

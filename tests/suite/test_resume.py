@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 METHODS = "dense,sdgp,prunetrain"
 TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s")
 # Long enough to be killed in the middle; PruneTrain reconfigures from the second epoch on.
-OPTIONS = ("--task", "digits", "--preset", "smoke", "--epochs", "8", "--set", "recipe.learning_rate=0.1")
+OPTIONS = ("--task", "digits", "--preset", "smoke", "--epochs", "8", "--set", "recipe.train_images=640")
 
 
 def command(out, methods=METHODS):
