@@ -546,3 +546,29 @@ def test_plan_of_numpy_integers_is_plain_data():
     plan = ReconfigPlan(kept={"0": numpy.arange(3)})
     assert [type(index) for index in plan.to_json()["kept"]["0"]] == [int] * 3
     assert ReconfigPlan.from_json(plan.to_json()).kept == {"0": [0, 1, 2]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"learning_rate": float("nan")},
+        {"weight_decay": -1.0},
+        {"clip_norm": 0.0},
+        {"label_smoothing": 1.0},
+        {"peak_at": 1.5},
+        {"milestones": (0.5, 1.5)},
+        {"validation_images": -1},
+        {"train_images": 0},
+        {"test_images": 0},
+        {"split_seed": -1},
+        {"micro_batches": 3},
+        {"momentum": 0.0, "nesterov": True},
+        {"schedule": "wavy"},
+    ],
+)
+def test_recipe_names_the_field_that_is_wrong(wrong):
+    field = "nesterov" if "nesterov" in wrong else next(iter(wrong))
+    with pytest.raises(ValueError, match=field):
+        dataclasses.replace(RECIPE, **wrong)
