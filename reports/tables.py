@@ -11,9 +11,7 @@ from reports.records import Trial
 from reports.rows import by_seed
 
 _INTERVAL = "± is the half-width of the 95 % t-interval over seeds."
-_SKIPS = (
-    "Assumes hardware that skips every multiply-add the method's sparsity makes superfluous; this hardware did not."
-)
+_SKIPS = "Assumes hardware that skips every multiply-add the method's sparsity makes superfluous; what was multiplied is the executed column."
 
 
 def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:

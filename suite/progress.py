@@ -115,7 +115,7 @@ def epoch_line(trial: TrialSpec, record: dict[str, Any]) -> str:
     parts = [trial.trial_id, f"epoch {record.get('epoch', '?')}/{trial.recipe.get('epochs', '?')}"]
     loss, accuracy, seconds = (record.get(key) for key in ("train_loss", "test_accuracy", "train_time_s"))
     if isinstance(loss, (int, float)):
-        parts.append(f"loss {loss:.4g}")
+        parts.append(f"loss {loss:.3f}")
     if isinstance(accuracy, (int, float)):
         parts.append(f"accuracy {100 * accuracy:.2f} %")
     if isinstance(seconds, (int, float)):

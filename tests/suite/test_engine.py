@@ -353,7 +353,7 @@ def test_lines_and_bars(capsys):
 
     record = {"epoch": 3, "train_loss": 0.91, "test_accuracy": 0.8214, "train_time_s": 130}
     line = epoch_line(spec("dense"), record)
-    assert line == f"{spec('dense').trial_id}  epoch 3/3  loss 0.91  accuracy 82.14 %  2 min 10 s"
+    assert line == f"{spec('dense').trial_id}  epoch 3/3  loss 0.910  accuracy 82.14 %  2 min 10 s"
     assert epoch_line(spec("dense"), {"epoch": 1, "train_loss": None}).endswith("epoch 1/3")
     assert [duration(seconds) for seconds in (3.24, 9.96, 59.6, 3599.7, 3900)] == [
         "3.2 s",
