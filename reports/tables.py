@@ -11,7 +11,10 @@ from reports.records import Trial
 from reports.rows import by_seed
 
 _INTERVAL = "± is the half-width of the 95 % t-interval over seeds."
-_SKIPS = "Assumes hardware that skips every multiply-add the method's sparsity makes superfluous; what was multiplied is the executed column."
+_SKIPS = (
+    "Assumes hardware that skips every multiply-add the method's sparsity makes superfluous; "
+    "what was multiplied here is the executed column."
+)
 
 
 def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
