@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from reports.course_figures import course_figures
 from reports.headline import headlines
-from reports.model import BASELINE, Group, Report
+from reports.model import BASELINE, SMOKE, Group, Report
 from reports.records import Records, clean
 from reports.rows import TrialGroup, group_trials, label, method_rows, repeated_seeds
 from reports.steadiness import unsteady_times
@@ -64,16 +64,23 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
     any_done = any(row.done for row in rows)
     return Group(
         title=title,
+        question="What came out" if key["preset"] == SMOKE else "What should I use?",
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
         headlines=headlines(rows, setting),
-        remarks=(*unsteady_times(group.trials), *repeated_seeds(group)),
+        remarks=(*_smoke(key["preset"]), *unsteady_times(group.trials), *repeated_seeds(group)),
         trade_table=trade_table(rows, slug, device) if any_done else None,
         flops_table=flops_table(rows, slug) if any_done else None,
         trade_figures=tuple(trade),
         course_figures=tuple(course),
         missing_figures=(*missing_trade, *missing_course),
+    )
+
+
+def _smoke(preset: str) -> tuple[str, ...]:
+    return (
+        ("A smoke test shows that everything runs; nothing here says which method to use.",) if preset == SMOKE else ()
     )
 
 

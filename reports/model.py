@@ -12,6 +12,9 @@ from reports.records import Trial
 # The one name a report must know: what everything is compared with, when it has no parameters of its own.
 BASELINE = "dense"
 
+# The preset that trains for seconds, to see that everything runs.
+SMOKE = "smoke"
+
 Kind = Literal["measured", "counted", "counted, assumes hardware that skips", "modelled", "published", ""]
 
 
@@ -93,10 +96,11 @@ class Headline:
 class Group:
     """Trials that may be compared: one task, data copy, model, hardware, type and recipe.
 
-    `data_note` is the data copy's own line about what it means for the numbers.
+    `question` heads the sentences; `data_note` is the data copy's own line about what it means for the numbers.
     """
 
     title: str
+    question: str
     slug: str
     subtitle: str
     data_note: str

@@ -11,6 +11,7 @@ from reports.records import Trial
 from reports.rows import by_seed
 
 _INTERVAL = "± is the half-width of the 95 % t-interval over seeds."
+_ONE_SEED = "From one seed: no interval, and no telling what chance did; --seeds 3 gives one."
 _SKIPS = (
     "Assumes hardware that skips every multiply-add the method's sparsity makes superfluous; "
     "what was multiplied here is the executed column."
@@ -31,14 +32,19 @@ def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
     columns = (
         Column("Method", numeric=False),
         Column("Seeds done"),
-        Column("Test accuracy", "%", "measured", _INTERVAL),
+        Column("Test accuracy", "%", "measured", _INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED),
         Column("Difference to dense", "points", "measured", "Paired by seed."),
         Column(
             "Training time", "", "measured", "Mean over seeds; pruning, regulariser and reconfiguration are inside."
         ),
         Column("Training time", "× dense", "measured", "Mean of the ratios, paired by seed."),
-        Column("Realised saving of time", "%", "measured", "1 − training time × dense."),
-        Column("Theoretical saving", "%", "modelled", "1 − effective training FLOPs × dense. " + _SKIPS),
+        Column("Realised saving of time", "%", "measured", _realised_note(rows)),
+        Column(
+            "Theoretical saving of FLOPs",
+            "%",
+            "counted, assumes hardware that skips",
+            "1 − effective training FLOPs × dense. " + _SKIPS,
+        ),
         Column("Training FLOPs, executed", "× dense", "counted", "Of the dense net's FLOPs in the same trial."),
         Column("Training FLOPs, effective", "× dense", "counted, assumes hardware that skips", _SKIPS),
         Column("Inference FLOPs", "× dense", "counted", "Of the final model's shapes."),
@@ -48,6 +54,11 @@ def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
     body = tuple(_trade_row(row) for row in rows)
     caption = "Dense first, then by best measured trade of accuracy against training time."
     return Table(f"{slug}-trade", caption, columns, body, pinned=sum(row.is_baseline for row in rows))
+
+
+def _realised_note(rows: Sequence[MethodRow]) -> str:
+    note = "1 − training time × dense."
+    return note if any(row.seeds > 1 for row in rows) else f"{note} {_ONE_SEED}"
 
 
 def _trade_row(row: MethodRow) -> tuple[Cell, ...]:

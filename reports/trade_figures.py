@@ -110,7 +110,7 @@ def _scatter(points: pd.DataFrame, name: str, title: str, caption: str, axis: st
             )
             alts.append(f"{label}: {y.mean:.2f} % at {x.mean:.3g} {unit}")
         axes.set(xlabel=axis, ylabel="Test accuracy, measured (%)")
-        axes.margins(0.08)
+        axes.margins(0.14)
         legend(axes, points[["method", "colour"]].drop_duplicates(), lines=False)
         alt = f"{title}. {'; '.join(alts)}."
         inline, standalone = svg.render(figure, name, title, alt)

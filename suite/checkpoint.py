@@ -115,9 +115,8 @@ def load_model(path: str | Path) -> nn.Module:
     if _checksum(state["tensors"]) != state["sha256"]:
         raise UsageError(f"{path}: is damaged: its tensors do not have the checksum that stands beside them")
     input_shape = tuple(architecture["input_shape"])
-    generator_state = (
-        torch.get_rng_state()
-    )  # building draws weights that are overwritten; nobody else's draws should move
+    # Building draws weights, which are overwritten; the caller's own draws must not move by it.
+    generator_state = torch.get_rng_state()
     model = build_model(architecture["model"], input_shape, architecture["num_classes"])
     torch.set_rng_state(generator_state)
     spaces = find_index_spaces(model, input_shape)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-SPANS = ("train", "eval", "reconfigure", "io", "setup")
+SPANS = ("train", "eval", "reconfigure", "io")
 
 
 class Clock:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from suite import registry
+from suite.docstrings import parameter_texts
 from suite.errors import UsageError, nearest
-from suite.options import Parser
+from suite.options import Parser, door
 from suite.planning import read_names
 from suite.spec import PRESETS
 
@@ -20,7 +22,7 @@ DESCRIBED = ("method", "task", "model")
 
 def list_all(arguments: Sequence[str]) -> int:
     """Print every registered thing with the first line of its docstring; imports none of them."""
-    parser = Parser(prog="pdt list", description="List methods, tasks, models and engines.")
+    parser = Parser(prog=f"{door()} list", description="List methods, tasks, models and engines.")
     parser.add_argument("--json", action="store_true", help="as JSON: {kind: [{name, summary, origin}]}")
     parser.add_argument(
         "--plugin", metavar="FILE", action="append", default=[], help="list what this file registers, too"
@@ -46,7 +48,7 @@ def list_all(arguments: Sequence[str]) -> int:
 
 def describe(arguments: Sequence[str]) -> int:
     """Print what is known of one method, task or model."""
-    parser = Parser(prog="pdt describe", description="Describe a method, a task or a model.")
+    parser = Parser(prog=f"{door()} describe", description="Describe a method, a task or a model.")
     parser.add_argument("name", metavar="NAME", help="a name of `pdt list`; a model's parameters in brackets")
     parser.add_argument(
         "--task", metavar="TASK", default="", help="the task that gives a model its input, a method its defaults"
@@ -77,6 +79,7 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
 
     choice = read_one(text, "method")
     thing = registry.get("method", choice.name)
+    texts = parameter_texts(thing)
     presets = {preset: resolve(thing, thing.defaults(task or "cifar10", preset), choice.typed) for preset in PRESETS}
     return {
         "name": str(choice),
@@ -91,6 +94,7 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
                 "allowed": allowed(parameter.annotation),
                 "default": None if parameter.default is REQUIRED else parameter.default,
                 "presets": {preset: values.get(name) for preset, values in presets.items()},
+                "text": texts.get(name, ""),
             }
             for name, parameter in declared(thing).items()
         ],
@@ -128,7 +132,7 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
         described = registry.get("task", task)
         shape, classes = described.input_shape, described.num_classes
     model = build_model(text, shape, classes)
-    values = resolve(thing, choice.typed)
+    values, texts = resolve(thing, choice.typed), parameter_texts(thing)
     return {
         "name": str(canonical(choice, thing)),
         "kind": "model",
@@ -137,7 +141,12 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
         "input_shape": list(shape),
         "classes": classes,
         "parameters": [
-            {"name": name, "type": type_name(parameter.annotation), "value": values[name]}
+            {
+                "name": name,
+                "type": type_name(parameter.annotation),
+                "value": values[name],
+                "text": texts.get(name, ""),
+            }
             for name, parameter in declared(thing).items()
         ],
     }
@@ -149,7 +158,13 @@ def as_text(found: dict[str, Any]) -> str:
     for key, value in found.items():
         if key == "parameters":
             lines.append("parameters:" if value else "parameters: none")
-            lines += [f"  {_parameter(item)}" for item in value]
+            for item in value:
+                lines.append(f"  {_parameter(item)}")
+                lines += [f"      {line}" for line in textwrap.wrap(item["text"], 90)]
+        elif key == "presets_of_task":
+            lines.append(
+                f"values in parentheses: where a preset of task {value} has its own (--task NAME: another task's)"
+            )
         elif isinstance(value, dict):
             lines.append(f"{key}:")
             lines += [f"  {name:7}  {_line(item)}" for name, item in value.items()]

@@ -3,8 +3,7 @@
 A layer is converted in place to a subclass of torch's own, with the same parameter objects and state-dict names. With
 an empty plan it *is* torch's layer, bit for bit. With a plan, one autograd function computes data gradient and weight
 gradient by separate calls, so that a method may give each of them its own copy of the output gradient: what no
-backward hook can
-    express.
+backward hook can express.
 """
 
 from __future__ import annotations

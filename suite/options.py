@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,11 +35,16 @@ TEXTS = (*LISTS, "preset", *SHORTHANDS, "device", "dtype", "data-root", "out", "
 
 EXAMPLES = """\
 examples:
-  python run_suite.py --methods dense,sdgp,prunetrain --task cifar10 --preset smoke
-  python run_suite.py --methods "dense,sdgp[mode=random|magnitude|rescaled]" --seeds 3 --set recipe.epochs=20
+  {door} --methods dense,sdgp,prunetrain --task cifar10 --preset smoke
+  {door} --methods "dense,sdgp[mode=random|magnitude|rescaled]" --seeds 3 --set recipe.epochs=20
 
 exit status: 0 all trials done; 1 some trial failed (the report is still made); 2 wrong usage or missing data
 """
+
+
+def door() -> str:
+    """How this program was called, as one types it again: `pdt`, or `python run_suite.py`."""
+    return "python run_suite.py" if Path(sys.argv[0]).name == "run_suite.py" else "pdt"
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,15 +97,15 @@ class RunOptions:
 def run_parser() -> Parser:
     """The parser of `run`. Everything is text, or `None` where it is not typed: a TOML file may say it instead."""
     parser = Parser(
-        prog="pdt",
+        prog=door(),
         usage="%(prog)s [run] [OPTION ...]",
         description="Compare ways of pruning during training: accuracy, FLOPs and time, measured.\n\n"
-        "other verbs (pdt VERB --help):\n"
+        f"other verbs ({door()} VERB --help):\n"
         "  list             methods, tasks, models and engines\n"
         "  describe NAME    a method, task or model: its parameters, size or recipes\n"
         "  check METHOD     hold a method to its contract\n"
         "  report DIR       make the report of a suite's folder again",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES.format(door=door()),
     )
     what = parser.add_argument_group("what to run")
     what.add_argument(

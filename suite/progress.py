@@ -69,7 +69,7 @@ class Shown(Protocol):
 
     def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None: ...
 
-    def ended(self, trial: TrialSpec, status: str, message: str, seconds: float) -> None: ...
+    def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None: ...
 
 
 class EpochReader:
@@ -123,10 +123,16 @@ def epoch_line(trial: TrialSpec, record: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def ended_line(trial: TrialSpec, status: str, message: str, seconds: float) -> str:
-    """How a trial ended, in one line."""
-    line = f"{trial.trial_id}  {status} after {duration(seconds)}"
-    return f"{line}: {message}" if message else line
+def ended_line(trial: TrialSpec, record: dict[str, Any], seconds: float) -> str:
+    """How a trial ended, in one line, from its `trial.json`; `seconds` are those that its process took."""
+    line = f"{trial.trial_id}  {record['status']} after {duration(seconds)}"
+    if record.get("message"):
+        return f"{line}: {record['message']}"
+    training, evaluation = (record.get("result", {}).get(name) for name in ("train_time_s", "eval_time_s"))
+    if training is None or evaluation is None or training + evaluation > seconds:
+        return line  # resumed: most of it was done by an earlier process
+    rest = seconds - training - evaluation
+    return f"{line}: training {duration(training)}, evaluation {duration(evaluation)}, the rest {duration(rest)}"
 
 
 class Lines:
@@ -145,8 +151,8 @@ class Lines:
     def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
         self._print(epoch_line(trial, record))
 
-    def ended(self, trial: TrialSpec, status: str, message: str, seconds: float) -> None:
-        self._print(ended_line(trial, status, message, seconds))
+    def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
+        self._print(ended_line(trial, record, seconds))
 
     def __enter__(self) -> Lines:
         return self
@@ -180,9 +186,9 @@ class Bars:
         note = epoch_line(trial, record).partition("  ")[2]
         self._progress.update(self._bars[trial.trial_id], note=note)
 
-    def ended(self, trial: TrialSpec, status: str, message: str, seconds: float) -> None:
+    def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
         self._progress.remove_task(self._bars.pop(trial.trial_id))
-        self._progress.console.print(ended_line(trial, status, message, seconds), markup=False, highlight=False)
+        self._progress.console.print(ended_line(trial, record, seconds), markup=False, highlight=False)
 
     def __enter__(self) -> Bars:
         self._progress.start()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from suite import registry
 from suite.errors import UsageError
-from suite.options import Parser
+from suite.options import Parser, door
 from suite.planning import read_names
 
 
 def check(arguments: Sequence[str]) -> int:
     """Hold a method to every contract; a line each. Exit status 1 if one is broken."""
-    parser = Parser(prog="pdt check", description="Hold a registered method to its contract.")
+    parser = Parser(prog=f"{door()} check", description="Hold a registered method to its contract.")
     parser.add_argument("method", metavar="METHOD", help="a method, with parameters in brackets: sdgp[n=1,m=4]")
     parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="a Python file that registers it")
     namespace = parser.read(arguments)
@@ -34,7 +34,7 @@ def check(arguments: Sequence[str]) -> int:
 
 def report(arguments: Sequence[str]) -> int:
     """Rebuild the table and the report of a suite's folder."""
-    parser = Parser(prog="pdt report", description="Make results.csv and the report of a suite's folder again.")
+    parser = Parser(prog=f"{door()} report", description="Make results.csv and the report of a suite's folder again.")
     parser.add_argument("folder", metavar="DIR", help="what --out named")
     folder = Path(parser.read(arguments).folder).expanduser()
     if not (folder / "suite.json").is_file():

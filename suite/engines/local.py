@@ -128,7 +128,7 @@ class LocalEngine:
                 write_record(item.folder, item.trial, "error", last)
         (item.folder / ProgressFile.NAME).unlink(missing_ok=True)
         record = read_record(item.folder) or {"status": "error", "message": "its trial.json is gone"}
-        progress.ended(item.trial, record["status"], record.get("message", ""), item.seconds)
+        progress.ended(item.trial, record, item.seconds)
 
 
 def environment(jobs: int) -> dict[str, str]:

@@ -57,7 +57,7 @@ class Suite:
         recipe = {**RECIPE, **changed.pop("recipe", {})}
         parameters = dict(part.split("=", 1) for part in variant.split(",") if "=" in part)
         columns: dict[str, Any] = {
-            "method": method, "variant": variant, "task": "cifar10", "model": "resnet9[width=0.25]", "preset": "smoke",
+            "method": method, "variant": variant, "task": "cifar10", "model": "resnet9[width=0.25]", "preset": "quick",
             "seed": seed, "status": "done", "message": "", "device": "cpu", "hardware_id": "12e45678",
             "dtype": "float32",
             "data_copy": "sample-01234567", "batch_size": 128, "epochs": EPOCHS, "test_loss": 0.91,

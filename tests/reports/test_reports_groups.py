@@ -38,7 +38,7 @@ def test_tasks_data_copies_types_and_recipes_are_never_mixed(suite: Any) -> None
         {"data_copy": "original-01234567"},
         {"model": "resnet32"},
         {"dtype": "bfloat16"},
-        {"preset": "quick"},
+        {"preset": "paper"},
         {"recipe": {"epochs": 50}},
     ):
         suite.add("sdgp", 0, accuracy=70.0, time=300.0, **changed)

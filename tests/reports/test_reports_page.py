@@ -138,7 +138,7 @@ def test_every_number_has_its_kind(page: Page) -> None:
                 kinds = [kind for kind in ("measured", "counted", "modelled", "published") if kind in head]
                 assert kinds or "Method" in head or "Seeds" in head
     heads = next(rows for name, rows in page.tables.items() if name.endswith("-trade"))[0]
-    assert "modelled" in next(head for head in heads if "Theoretical" in head)
+    assert "counted, assumes hardware that skips" in next(head for head in heads if "Theoretical" in head)
     assert "hardware that skips" in next(head for head in heads if "effective" in head)
 
 
@@ -231,6 +231,26 @@ def test_sections_come_in_the_order_of_the_readers_questions(page: Page) -> None
         "What went wrong", "Can I trust it?",
     ]  # fmt: skip
     assert [heading for heading in page.headings if heading in wanted] == wanted
+
+
+def test_a_smoke_test_gives_no_advice(suite: Any, without_figures: None) -> None:
+    for method in ("dense", "sdgp"):
+        suite.add(method, 0, accuracy=40.0, time=9.0, preset="smoke")
+    text = (write_report(suite.write())[1]).read_text(encoding="utf-8")
+    assert "What should I use?" not in text
+    assert "### What came out" in text
+    assert "nothing here says which method to use" in text
+
+
+def test_one_seed_says_so_where_the_numbers_stand(suite: Any, without_figures: None) -> None:
+    for method in ("dense", "sdgp"):
+        suite.add(method, 0, accuracy=80.0, time=9.0)
+    once = (write_report(suite.write())[1]).read_text(encoding="utf-8")
+    assert "1 − training time × dense. From one seed: no interval" in once
+    assert "95 % t-interval over seeds." not in once.partition("## Can I trust it?")[0]
+    for method in ("dense", "sdgp"):
+        suite.add(method, 1, accuracy=81.0, time=9.5)
+    assert "From one seed" not in (write_report(suite.write())[1]).read_text(encoding="utf-8")
 
 
 def test_what_went_wrong_names_the_command_that_runs_it_again(full_folder: Path, page: Page) -> None:

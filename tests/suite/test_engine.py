@@ -13,7 +13,7 @@ import pytest
 
 from suite.engines import local
 from suite.engines.local import LocalEngine, environment, trial_command
-from suite.progress import EpochReader, Lines, Position, ProgressFile, duration, epoch_line, shown_on
+from suite.progress import EpochReader, Lines, Position, ProgressFile, duration, ended_line, epoch_line, shown_on
 from suite.recipe import Recipe
 from suite.spec import TrialSpec
 from suite.store import read_record, write_record
@@ -129,8 +129,8 @@ class Recorder:
     def epoch(self, trial, record):
         self.told.append(("epoch", record["epoch"]))
 
-    def ended(self, trial, status, message, seconds):
-        self.told.append(("ended", trial.method, status, message))
+    def ended(self, trial, record, seconds):
+        self.told.append(("ended", trial.method, record["status"], record["message"]))
 
 
 @pytest.fixture
@@ -368,8 +368,13 @@ def test_lines_and_bars(capsys):
         shown.started(spec("dense"))
         shown.position(spec("dense"), Position(1, 3, 0.4))
         shown.epoch(spec("dense"), record)
-        shown.ended(spec("dense"), "error", "killed by signal 9 [x]", 1.0)
+        shown.ended(spec("dense"), {"status": "error", "message": "killed by signal 9 [x]"}, 1.0)
     assert "killed by signal 9 [x]" in terminal.file.getvalue()
+    result = {"train_time_s": 61.0, "eval_time_s": 5.0}
+    done = {"status": "done", "message": "", "result": result}
+    line = f"{spec('dense').trial_id}  done after 1 min 10 s"
+    assert ended_line(spec("dense"), done, 70.0) == f"{line}: training 1 min 1 s, evaluation 5.0 s, the rest 4.0 s"
+    assert ended_line(spec("dense"), done, 30.0).endswith("done after 30 s")  # resumed: trained before this process
 
 
 def test_a_status_that_is_none_is_refused(tmp_path):
