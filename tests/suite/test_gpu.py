@@ -5,9 +5,10 @@ import io
 
 import pytest
 import torch
+from small_methods import METHODS
 from small_training import CLASSES, SHAPE, SmallBatches, small_net
 from test_ops import LAYERS, gradients, identity, planned_copy
-from test_trainer import FIVE, METHODS, without_times
+from test_trainer import FIVE, without_times
 
 from suite.method import OpPlan
 from suite.ops import EMPTY
