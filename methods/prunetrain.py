@@ -31,6 +31,8 @@ class PruneTrain(Method):
         coefficient: `global`, one for all groups; or `size`, times the square root of the group's number of weights.
         update: `subgradient`, the penalty is part of the loss; or `proximal`, groups are shrunk by learning rate times
             coefficient after each step instead.
+        zeroing: what a reconfiguration sets to zero: every `dead` group, also in channels that another layer still
+            needs; or only those of `removed` channels.
     """
 
     source: ClassVar[str] = "Lym et al., PruneTrain, SC 2019"
@@ -40,6 +42,7 @@ class PruneTrain(Method):
     threshold: float = 1e-4
     coefficient: Literal["global", "size"] = "global"
     update: Literal["subgradient", "proximal"] = "subgradient"
+    zeroing: Literal["dead", "removed"] = "dead"
 
     @classmethod
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:
@@ -61,7 +64,11 @@ class PruneTrain(Method):
             raise ValueError(f"interval is {self.interval}; the smallest is 1 epoch")
         if not self.threshold > 0:
             raise ValueError(f"threshold is {self.threshold}; it must be positive")
-        for name, known in (("coefficient", ("global", "size")), ("update", ("subgradient", "proximal"))):
+        for name, known in (
+            ("coefficient", ("global", "size")),
+            ("update", ("subgradient", "proximal")),
+            ("zeroing", ("dead", "removed")),
+        ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is '{getattr(self, name)}'; known: {', '.join(known)}")
         self._by_size = self.coefficient == "size"
@@ -96,7 +103,10 @@ class PruneTrain(Method):
             soft_threshold(layer, rate * self._penalty_coefficient, self._by_size)
 
     def on_epoch_end(self, ctx: Context) -> None:
-        """Before a reconfiguration, set dead groups to zero: cutting them then changes no output in evaluation."""
+        """Before a reconfiguration, set to zero what is dead: cutting it then changes no output in evaluation.
+
+        All that is zeroed lies under the threshold, so that no other group falls under it by this.
+        """
         if ctx.epochs_done % self.interval:
             return
         spared = []  # the weights of a last channel that has to stay, which groups of the other axis would zero too
@@ -105,11 +115,12 @@ class PruneTrain(Method):
             stays, forced = self._channels_that_stay(space, ctx)
             for weight, axis, block in weights_of(space, ctx.layers):
                 channels = weight.data.movedim(axis, 0).unflatten(0, (-1, block))
-                dead.append((channels, channel_peaks(weight, axis, block) < self.threshold))
+                is_dead = channel_peaks(weight, axis, block) < self.threshold
+                dead.append((channels, is_dead if self.zeroing == "dead" else ~stays))
                 if forced:
                     spared.append((channels, stays, channels[stays]))
-        for channels, of_channel in dead:
-            channels[of_channel] = 0.0
+        for channels, is_zeroed in dead:
+            channels[is_zeroed] = 0.0
         for channels, stays, values in spared:
             channels[stays] = values
 

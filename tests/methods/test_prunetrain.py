@@ -224,8 +224,9 @@ def test_prunetrain_7_a_dead_inner_space_takes_its_branch_out():
     assert decide(hooks) is None
 
 
-def test_dead_weights_are_zero_and_outputs_stay():
-    model, _, hooks, optimizer = start(threshold=1e-2)
+@pytest.mark.parametrize("zeroing", ["dead", "removed"])
+def test_dead_weights_are_zero_and_outputs_stay(zeroing):
+    model, _, hooks, optimizer = start(threshold=1e-2, zeroing=zeroing)
     train(hooks, optimizer, 2)
     for name, index in [("prep.conv", 0), ("down.conv", 3), ("expand.conv", 31), ("reduce.conv", 7)]:
         kill(model, hooks.ctx.spaces, name, index, 9e-3)
@@ -234,7 +235,7 @@ def test_dead_weights_are_zero_and_outputs_stay():
     plan = hooks.close_epoch()
     assert not model.prep.conv.weight[0].any()
     assert not model.down.conv.weight[:, 0].any()
-    assert not model.down.conv.weight[4].any()
+    assert model.down.conv.weight[4].any() == (zeroing == "removed")
     assert model.expand.conv.weight[:, 4].any()
     before = model.eval()(images)
     hooks.carry_out(plan)
@@ -324,6 +325,7 @@ def test_defaults_are_published_for_paper_and_short_otherwise():
         ({"threshold": 0.0}, "threshold is 0.0"),
         ({"update": "prox"}, "update is 'prox'; known: subgradient, proximal"),
         ({"coefficient": "all"}, "coefficient is 'all'; known: global, size"),
+        ({"zeroing": "all"}, "zeroing is 'all'; known: dead, removed"),
     ],
 )
 def test_wrong_parameters_are_one_line(parameters, line):
