@@ -52,7 +52,7 @@ class PruneTrain(Method):
         hardly leave their initial range: its thresholds lie inside that range, so that some channels go.
         """
         if preset == "quick":
-            return {"interval": 1, "threshold": 3e-2}
+            return {"ratio": 0.18, "interval": 1, "threshold": 3e-2, "zeroing": "removed"}
         if preset == "smoke":
             return {"interval": 1, "threshold": 5e-2 if task == "digits" else 3.5e-2}
         return {"ratio": 0.25, "interval": 5} if task == "imagenet" else {}

@@ -57,7 +57,7 @@ RECIPES = {
         translate=2,
     ),
     "quick": Recipe(
-        epochs=6,
+        epochs=7,
         batch_size=128,
         learning_rate=0.2,
         peak_at=0.25,

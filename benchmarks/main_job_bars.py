@@ -1,0 +1,82 @@
+"""What the main job has to show, from its committed table: a line a bar, and whether report.md says the same numbers.
+
+    python benchmarks/main_job_bars.py results/cpu-zen4-2cores/main-job
+
+Exit status 1 if a bar is missed, or the report's table disagrees with `results.csv`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+LONGEST_TRIAL_S = 600
+LEAST_DENSE_ACCURACY = 0.85
+MOST_POINTS_BELOW = {"sdgp[mode=rescaled]": 1.5, "sdgp[mode=magnitude]": 1.5, "prunetrain": 3.0}
+LEAST_INFERENCE_SAVED = 0.20
+
+
+def read(folder: Path) -> pd.DataFrame:
+    """The trials that are done, with the method as typed in the column `label`."""
+    trials = pd.read_csv(folder / "results.csv").query("status == 'done'")
+    variant = trials["variant"].fillna("").map(lambda text: f"[{text}]" if text else "")
+    return trials.assign(label=trials["method"] + variant)
+
+
+def bars(trials: pd.DataFrame) -> Iterator[tuple[str, bool]]:
+    """Each bar as a line with its figure, and whether it holds."""
+    longest = trials["wall_time_s"].max()
+    yield f"longest trial {longest:.0f} s, of at most {LONGEST_TRIAL_S} s", longest < LONGEST_TRIAL_S
+    seeds = trials.groupby("label")["seed"].nunique()
+    yield f"seeds {', '.join(f'{label} {count}' for label, count in seeds.items())}", bool((seeds >= 3).all())
+    accuracy = trials.groupby("label")["test_accuracy"].mean()
+    dense = accuracy["dense"]
+    yield f"dense {dense:.4f}, of at least {LEAST_DENSE_ACCURACY}", dense >= LEAST_DENSE_ACCURACY
+    for label, most in MOST_POINTS_BELOW.items():
+        below = 100 * (dense - accuracy[label])
+        yield f"{label} {accuracy[label]:.4f}, {below:.2f} points below dense, of at most {most}", below <= most
+    pruned = trials[trials["label"] == "prunetrain"]
+    saved = 1 - (pruned["inference_flops"] / pruned["inference_flops_dense"]).mean()
+    line = f"prunetrain removes {100 * saved:.1f} % of inference FLOPs, of at least {100 * LEAST_INFERENCE_SAVED:.0f} %"
+    yield line, saved >= LEAST_INFERENCE_SAVED
+
+
+def disagreements(folder: Path, trials: pd.DataFrame) -> Iterator[str]:
+    """Methods whose mean accuracy in the report's first table is not that of `results.csv`, to the digits written."""
+    rows = re.findall(
+        r"^\| `([^`]+)`[^|]*\| [^|]+\| (-?[\d.]+)", (folder / "report.md").read_text("utf-8"), re.MULTILINE
+    )
+    written: dict[str, str] = {}
+    for label, text in rows:
+        written.setdefault(label, text)
+    for label, mean in (100 * trials.groupby("label")["test_accuracy"].mean()).items():
+        text = written.get(str(label), "nothing")
+        decimals = len(text.partition(".")[2])
+        if text != f"{mean:.{decimals}f}":
+            yield f"report.md says {text} % for {label}, results.csv {mean:.4f} %"
+
+
+def main() -> int:
+    """Read the command line and print the lines."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="holds results.csv and report.md of the main job")
+    folder = parser.parse_args().folder
+    trials = read(folder)
+    holds = True
+    for line, kept in bars(trials):
+        print(f"{'holds ' if kept else 'MISSED'}  {line}")
+        holds = holds and kept
+    wrong = list(disagreements(folder, trials))
+    print(
+        "\n".join(f"MISSED  {line}" for line in wrong) or "holds   report.md and results.csv give the same accuracies"
+    )
+    return 0 if holds and not wrong else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
