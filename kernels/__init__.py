@@ -4,6 +4,6 @@
 which one a tensor gets, `backend_report` why. `kernels.reference` defines the result.
 """
 
-from kernels.dispatch import backend_of, backend_report, prune_nm, prune_nm_
+from kernels.dispatch import backend_in_use, backend_of, backend_report, prune_nm, prune_nm_
 
-__all__ = ["backend_of", "backend_report", "prune_nm", "prune_nm_"]
+__all__ = ["backend_in_use", "backend_of", "backend_report", "prune_nm", "prune_nm_"]

@@ -88,6 +88,11 @@ def backend_report() -> str:
     return cpu.load().description
 
 
+def backend_in_use() -> str:
+    """What `backend_report` says in a process that asked for it or pruned; else empty, and nothing is compiled."""
+    return cpu.load().description if cpu.load.cache_info().currsize else ""
+
+
 def _is_channels_last(tensor: Tensor) -> bool:
     """Whether the memory is dense in (N, P, Q, K) or (rows, K) order."""
     return tensor.movedim(1, -1).is_contiguous()

@@ -117,8 +117,21 @@ def arithmetic(layer: LassoLayer) -> float:
     """
     out_channels, in_channels = layer.weight.shape[:2]
     groupings = layer.outputs + layer.inputs
-    groups = layer.outputs * out_channels + layer.inputs * in_channels
-    return float(4 * layer.weight.numel() + 2 * groupings * out_channels * in_channels + 3 * groups)
+    return float(4 * layer.weight.numel() + 2 * groupings * out_channels * in_channels + 3 * _groups(layer))
+
+
+def soft_threshold_arithmetic(layer: LassoLayer) -> float:
+    """Operations of `soft_threshold` on one layer.
+
+    Counted, a grouping at a time: for each weight 3 (square, add, multiply); for each group 4 (root, compare, divide,
+    subtract).
+    """
+    return float(3 * (layer.outputs + layer.inputs) * layer.weight.numel() + 4 * _groups(layer))
+
+
+def _groups(layer: LassoLayer) -> int:
+    out_channels, in_channels = layer.weight.shape[:2]
+    return layer.outputs * out_channels + layer.inputs * in_channels
 
 
 def _size_factor(weight: Tensor, axis: int) -> float:

@@ -14,7 +14,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.lasso import arithmetic, channel_peaks, lasso_layers, penalty, soft_threshold, weights_of
+from methods.lasso import (
+    arithmetic,
+    channel_peaks,
+    lasso_layers,
+    penalty,
+    soft_threshold,
+    soft_threshold_arithmetic,
+    weights_of,
+)
 from suite.method import Context, Method, ReconfigPlan
 from suite.registry import register
 from suite.surgery import IndexSpace
@@ -151,9 +159,11 @@ class PruneTrain(Method):
         return stays, forced
 
     def overhead(self, name: str, samples: int) -> float:
-        """Operations of the lasso on this layer (`methods.lasso.arithmetic`); they do not depend on the batch."""
+        """Operations of the lasso on this layer, as `methods.lasso` counts them; they do not depend on the batch."""
         layer = lasso_layers({name: self._ctx.layers[name]}, self._ctx.spaces).get(name)
-        return arithmetic(layer) if layer is not None else 0.0
+        if layer is None:
+            return 0.0
+        return arithmetic(layer) if self.update == "subgradient" else soft_threshold_arithmetic(layer)
 
     def state_dict(self) -> dict[str, Any]:
         return {"penalty_coefficient": self._penalty_coefficient}

@@ -37,8 +37,9 @@ class SDGP(Method):
     """SDGP: n of every m channels of the output gradient make the data gradient; the weight gradient stays dense.
 
     Attributes:
-        n, m: channels kept, of each group of consecutive channels at one pixel. The last group is short where m does
-            not divide the channels, and keeps min(n, its size).
+        n: channels kept of each group.
+        m: consecutive channels, at one pixel, that make a group. The last group is short where m does not divide the
+            channels, and keeps min(n, its size).
         mode: `random`; `magnitude`, the largest; `rescaled`, the largest, multiplied so that sums of magnitudes stay.
         scope: what `rescaled` sums over; no other mode looks at it. Each channel of each sample, `sample_channel` (the
             published code); each `group` of m; or each `channel` over the whole batch (the paper's text).

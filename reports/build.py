@@ -11,7 +11,7 @@ from reports.headline import headlines
 from reports.model import BASELINE, SMOKE, Group, Report
 from reports.records import Records, clean
 from reports.rows import TrialGroup, group_trials, label, method_rows, repeated_seeds
-from reports.steadiness import unsteady_times
+from reports.steadiness import competing_programs, resumed, unsteady_times
 from reports.tables import flops_table, trade_table
 from reports.trade_figures import trade_figures
 from reports.trust import flatten, problems, trust
@@ -29,10 +29,12 @@ def build(records: Records) -> Report:
     if done < len(records.trials):
         count = f"{len(records.trials)} trials, {done} done, {len(records.trials) - done} not"
         summary = f"{count}. Numbers from {records.source}."
-    if apart:
-        summary += (
-            f" {len(apart)} trials that are not done fit several groups and stand in the list of what went wrong alone."
-        )
+    for several, why in (
+        ([trial for trial in apart if trial.text("method")], "fit several groups"),
+        ([trial for trial in apart if not trial.text("method")], "have a damaged record"),
+    ):
+        if several:
+            summary += f" {len(several)} trials {why} and stand in the list of what went wrong alone."
     return Report(f"Pruning during training: {tasks}", summary, drawn, problems(records), trust(records))
 
 
@@ -69,7 +71,13 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
         headlines=headlines(rows, setting),
-        remarks=(*_smoke(key["preset"]), *unsteady_times(group.trials), *repeated_seeds(group)),
+        remarks=(
+            *_smoke(key["preset"]),
+            *competing_programs(group.trials),
+            *unsteady_times(group.trials),
+            *resumed(group.trials),
+            *repeated_seeds(group),
+        ),
         trade_table=trade_table(rows, slug, device) if any_done else None,
         flops_table=flops_table(rows, slug) if any_done else None,
         trade_figures=tuple(trade),

@@ -102,7 +102,7 @@ def _lines(axes: Axes, frame: pd.DataFrame, axis: str, unit: str) -> str:
         last = own[own["epoch"] == own["epoch"].max()]
         ends.append((str(label), index, float(last["epoch"].iloc[0]), float(last["y"].mean())))
     axes.set(xlabel="Epoch", ylabel=axis)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _epoch_axis(axes, frame)
     return name_lines(axes, frame, ends, unit)
 
 
@@ -153,8 +153,15 @@ def _draw_step_flops(axes: Axes, records: pd.DataFrame) -> str:
                 ends.append((str(label), index, float(mean.index[-1]), float(mean.iloc[-1])))
     axes.set(xlabel="Epoch", ylabel=f"FLOPs of a training step, counted ({prefix}FLOPs)")
     axes.set_ylim(0, 1.06 * float(records["step_executed"].max()) / divisor)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _epoch_axis(axes, records)
     return name_lines(axes, records, ends, f"{prefix}FLOPs executed")
+
+
+def _epoch_axis(axes: Axes, frame: pd.DataFrame) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    first, last = frame["epoch"].min(), frame["epoch"].max()
+    if first == last:  # one point: room for its whole number, not for fractions around it
+        axes.set_xlim(first - 1, last + 1)
 
 
 def _every(own: pd.DataFrame) -> int:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from scipy import stats
 
 CONFIDENCE = 0.95
+# Equal values differ by no more than this share once they were subtracted or divided.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,8 @@ class Estimate:
 
     Attributes:
         mean: of one value a seed.
-        half_width: of the 95 % t-interval of the mean; `None` where one seed supports no interval.
+        half_width: of the 95 % t-interval of the mean; `None` where there is none: of one seed, and where all seeds
+            have the same value, which says more of how coarse a value is than of how sure the mean.
         count: how many seeds it comes from.
     """
 
@@ -47,8 +50,10 @@ def estimate(values: Sequence[float], reason: str) -> Quantity:
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return Estimate(mean, None, 1)
-    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
-    return Estimate(mean, quantile * float(stats.sem(values)), len(values))
+    error = float(stats.sem(values))
+    if error <= _ROUNDING * max(abs(value) for value in values):
+        return Estimate(mean, None, len(values))
+    return Estimate(mean, float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error, len(values))
 
 
 def paired(

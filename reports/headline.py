@@ -43,7 +43,7 @@ def sentence(row: MethodRow, setting: str) -> str:
     seeds = "1 seed, no interval" if row.seeds == 1 else f"{row.seeds} seeds"
     head = f"on {setting}, {seeds}" + (f" ({failed}, which no number here includes)" if failed else "")
     if row.is_baseline:
-        clauses = [_own_accuracy(row.accuracy), _own_time(row.train_time), "the others are compared with it"]
+        clauses = [_own_accuracy(row.accuracy), _own_time(row.train_time), "what others are compared with"]
     else:
         clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row)]
     return f"{head}: {'; '.join(clauses)}."
@@ -101,6 +101,8 @@ def _unexplained(row: MethodRow, times: Estimate) -> str:
 
 
 def _fewer_pairs(row: MethodRow, compared: Estimate, single: str = "") -> str:
+    if compared.half_width is None and compared.count > 1:
+        return f" (alike on {compared.count} of {row.seeds} seeds, no interval)"
     if compared.count == row.seeds:
         return ""
     return f" ({single or f'paired over {compared.count} of {row.seeds} seeds'})"

@@ -25,14 +25,14 @@ def name_lines(axes: Axes, frame: pd.DataFrame, ends: list[tuple[str, int, float
         names = short_names([label for label, *_ in ends])
         heights = spread([(y - low) / (high - low) for *_, y in ends], 0.085)
         for (label, index, x, y), height in zip(ends, heights, strict=True):
-            # The name stands right of the axes; a thin leader of the line's colour finds the line's end.
+            # The name stands right of the axes; a thin dotted leader, grey so that it is no part of the line, finds it.
             axes.annotate(
                 "",
                 (x, y),
                 xytext=(1.02, height),
                 textcoords="axes fraction",
                 annotation_clip=False,
-                arrowprops={"arrowstyle": "-", "color": svg.colour(index), "linewidth": 0.7},
+                arrowprops={"arrowstyle": "-", "color": svg.MUTED, "linewidth": 0.6, "linestyle": (0, (1, 3))},
             )
             axes.plot(
                 [1.025],

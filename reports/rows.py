@@ -81,21 +81,22 @@ def method_rows(group: TrialGroup, colours: Mapping[str, int]) -> list[MethodRow
     members: dict[str, list[Trial]] = {}
     for trial in group.trials:
         members.setdefault(label(trial), []).append(trial)
-    dense = [trial for trial in members.get(BASELINE, []) if trial.done]
+    dense = members.get(BASELINE, [])
     return ranked([_row(name, colours[name], trials, dense) for name, trials in members.items()])
 
 
 def _row(name: str, colour: int, trials: Sequence[Trial], dense: Sequence[Trial]) -> MethodRow:
-    done = [trial for trial in trials if trial.done]
+    done, dense_done = ([trial for trial in several if trial.done] for several in (trials, dense))
     is_baseline = name == BASELINE
-    no_baseline = "dense was not run here, so there is nothing to compare with"
+    no_baseline = "no dense trial is done" if dense else "dense was not run here"
+    no_baseline += ", so there is nothing to compare with"
 
     def against_dense(column: str, combine: str) -> Quantity:
         if not done:
             return Missing(NONE_DONE)
-        if not dense:
+        if not dense_done:
             return Missing(no_baseline)
-        return paired(by_seed(done, column), by_seed(dense, column), combine, _not_measured(column))
+        return paired(by_seed(done, column), by_seed(dense_done, column), combine, _not_measured(column))
 
     difference = Missing("dense itself is what the others are compared with")
     return MethodRow(

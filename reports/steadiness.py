@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from reports.records import Trial
+from reports.records import Trial, clean
 
 # Epochs of one shape do equal work. On an idle machine their times differ by a few percent.
 _UNSTEADY = 1.5
+# Threads wait for each other: one core that another program takes holds up all.
+_BUSY = 0.5
 
 
 def unsteady_times(trials: Sequence[Trial]) -> list[str]:
@@ -26,6 +28,49 @@ def unsteady_times(trials: Sequence[Trial]) -> list[str]:
         f"{_UNSTEADY} times as long in one epoch as in another with the same work (at most {found[worst]:.1f} times, "
         f"in {worst}). Something other than the method decides such times, load on the machine for example."
     ]
+
+
+def competing_programs(trials: Sequence[Trial]) -> list[str]:
+    """One line where other programs kept half of the cores busy, or more, as a trial began or went on."""
+    done = [trial for trial in trials if trial.done]
+    busy = {trial.name: load for trial in done if (load := _busy_share(trial)) >= _BUSY}
+    if not busy:
+        return []
+    worst = max(busy, key=lambda name: busy[name])
+    return [
+        f"Other programs were at work when {len(busy)} of {len(done)} trials began (at most on {busy[worst]:.1f} times "
+        f"the cores that the trial uses, in {worst}): trust no time of theirs."
+    ]
+
+
+def resumed(trials: Sequence[Trial]) -> list[str]:
+    """One line that names the trials whose times are sums over several attempts, and what changed between these."""
+    pieces = []
+    for trial in trials:
+        ends = [str(attempt.get("until_epoch")) for attempt in _attempts(trial)]
+        if trial.done and ends:
+            notes = trial.provenance.get("resumed_elsewhere")
+            changed = f"; {'; '.join(map(str, notes))}" if isinstance(notes, list) else ""
+            pieces.append(clean(f"{trial.name} after epoch {' and '.join(ends)}{changed}"))
+    if not pieces:
+        return []
+    count = "One trial was" if len(pieces) == 1 else f"{len(pieces)} trials were"
+    return [f"{count} interrupted and went on later, so that measured times add up attempts: {', '.join(pieces)}."]
+
+
+def _attempts(trial: Trial) -> list[Mapping[str, Any]]:
+    """The attempts before the one that ended the trial."""
+    attempts = trial.provenance.get("attempts")
+    return [attempt for attempt in attempts if isinstance(attempt, Mapping)] if isinstance(attempts, list) else []
+
+
+def _busy_share(trial: Trial) -> float:
+    """Cores that were at work before the trial, or an attempt at it, began, over those that it computes with."""
+    hardware = trial.provenance.get("hardware")
+    threads = hardware.get("threads") if isinstance(hardware, Mapping) else None
+    loads = [record.get("busy_cores") for record in (trial.provenance, *_attempts(trial))]
+    known = [float(load) for load in loads if isinstance(load, (int, float))]
+    return max(known) / threads if known and isinstance(threads, int) and threads > 0 else 0.0
 
 
 def _spread(trial: Trial) -> float:

@@ -52,7 +52,7 @@ def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
         Column("Peak memory", "", memory[0], f"{memory[1]} The largest over seeds."),
     )
     body = tuple(_trade_row(row) for row in rows)
-    caption = "Dense first, then by best measured trade of accuracy against training time."
+    caption = "Dense first, then by best measured trade of accuracy against training time, by means, told apart or not."
     return Table(f"{slug}-trade", caption, columns, body, pinned=sum(row.is_baseline for row in rows))
 
 

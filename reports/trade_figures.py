@@ -111,6 +111,10 @@ def _scatter(points: pd.DataFrame, name: str, title: str, caption: str, axis: st
             alts.append(f"{label}: {y.mean:.2f} % at {x.mean:.3g} {unit}")
         axes.set(xlabel=axis, ylabel="Test accuracy, measured (%)")
         axes.margins(0.14)
+        # An interval of few seeds may reach where no accuracy and no time can be.
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, 0.0), min(high, 100.0))
+        axes.set_xlim(left=max(axes.get_xlim()[0], 0.0))
         legend(axes, points[["method", "colour"]].drop_duplicates(), lines=False)
         alt = f"{title}. {'; '.join(alts)}."
         inline, standalone = svg.render(figure, name, title, alt)

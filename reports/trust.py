@@ -131,6 +131,7 @@ def trust(records: Records) -> Trust:
 def _trial_table(trials: Sequence[Trial]) -> Table:
     columns = (
         Column("Trial", numeric=False),
+        Column("Method", numeric=False),
         Column("Hash", numeric=False, note="Of what determines the result; see docs/architecture.md."),
         Column("Status", numeric=False),
         Column("Seed"),
@@ -148,6 +149,7 @@ def _trial_row(trial: Trial) -> tuple[Cell, ...]:
     digest = str(trial.spec.get("hash", ""))[:16] or trial.name.rsplit("-", 1)[-1]
     return (
         Cell(trial.name, code=True),
+        Cell(label(trial), code=True) if trial.text("method") else missing,
         Cell(clean(digest), code=True),
         Cell(trial.text("status") or "without a status"),
         missing if seed is None else Cell(f"{seed:.0f}", value=seed),

@@ -19,6 +19,9 @@ def write_report(folder: Path) -> list[Path]:
     # The figures first: a Markdown file never refers to one that is not there yet.
     for path, text in reversed(texts):
         _write(path, text)
+    # Figures of an earlier report, whose methods may have other colours now. Names of ours begin with a group's slug.
+    for path in set((folder / "figures").glob("g-*.svg")) - {path for path, _ in figures}:
+        path.unlink()
     return [path for path, _ in texts]
 
 

@@ -24,12 +24,14 @@ class Clock:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Add what runs inside to the span `name`; an exception inside adds nothing."""
+        """Add what runs inside to the span `name`; what an exception cut short counts, as its steps do."""
         self._synchronize()
         began = time.perf_counter()
-        yield
-        self._synchronize()
-        self.seconds[name] += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            self._synchronize()
+            self.seconds[name] += time.perf_counter() - began
 
     @property
     def training(self) -> float:

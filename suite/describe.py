@@ -17,6 +17,7 @@ from suite.spec import PRESETS
 
 DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10
 IMAGENET_SHAPE, IMAGENET_CLASSES = (3, 224, 224), 1000
+TEXT_WIDTH = 96
 DESCRIBED = ("method", "task", "model")
 
 
@@ -75,10 +76,11 @@ def describe(arguments: Sequence[str]) -> int:
 
 def describe_method(text: str, task: str) -> dict[str, Any]:
     """Parameters of a method, with the defaults that each preset of a task gives."""
-    from suite.parameters import REQUIRED, allowed, declared, read_one, resolve, type_name
+    from suite.parameters import REQUIRED, allowed, build_method, declared, read_one, resolve, type_name
 
     choice = read_one(text, "method")
     thing = registry.get("method", choice.name)
+    build_method(choice.name, choice.typed, str(choice))  # values that `run` would refuse are refused here too
     texts = parameter_texts(thing)
     presets = {preset: resolve(thing, thing.defaults(task or "cifar10", preset), choice.typed) for preset in PRESETS}
     return {
@@ -153,24 +155,39 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """The same for readers: a line a fact, a line a parameter, a block a recipe."""
+    """The same for readers: a line a fact, a line or two a parameter, a block a recipe."""
     lines = []
     for key, value in found.items():
         if key == "parameters":
             lines.append("parameters:" if value else "parameters: none")
             for item in value:
                 lines.append(f"  {_parameter(item)}")
-                lines += [f"      {line}" for line in textwrap.wrap(item["text"], 90)]
+                lines += [f"      {line}" for line in textwrap.wrap(item["text"], TEXT_WIDTH)]
         elif key == "presets_of_task":
-            lines.append(
-                f"values in parentheses: where a preset of task {value} has its own (--task NAME: another task's)"
-            )
+            if any("(" in _parameter(item) for item in found["parameters"]):
+                lines.append(f"in parentheses: what a preset of task {value} has of its own (--task: another task's)")
         elif isinstance(value, dict):
             lines.append(f"{key}:")
-            lines += [f"  {name:7}  {_line(item)}" for name, item in value.items()]
+            lines += _block(value)
         else:
             lines.append(f"{key}: {_line(value)}")
     return "\n".join(lines)
+
+
+def _block(named: dict[str, Any]) -> list[str]:
+    """A line each, or a paragraph; a recipe that differs little from the one before says only how."""
+    lines: list[str] = []
+    before = ""
+    for name, value in named.items():
+        text = _line(value)
+        if before and isinstance(value, dict):
+            differing = {key: item for key, item in value.items() if item != named[before][key]}
+            if len(differing) < len(value) / 4:
+                text = f"as {before}" + (f", but {_line(differing)}" if differing else "")
+        wrapped = textwrap.wrap(text, TEXT_WIDTH) or [""]
+        lines += [f"  {name:7}  {wrapped[0]}", *(f"           {line}" for line in wrapped[1:])]
+        before = name
+    return lines
 
 
 def _parameter(item: dict[str, Any]) -> str:

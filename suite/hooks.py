@@ -121,6 +121,7 @@ class Hooks:
 
     def end_epoch(self) -> IndexMap | None:
         """`on_epoch_end`, then the reconfiguration that the method decides on, carried out."""
+        self.ctx.progress = min(1.0, (self.ctx.epochs_done + 1) / self.ctx.epochs)
         plan = self.close_epoch()
         return None if plan is None else self.carry_out(plan)
 
@@ -170,6 +171,7 @@ class Hooks:
             "step": ctx.step,
             "epochs_done": ctx.epochs_done,
             "batch_size": ctx.batch_size,
+            "progress": ctx.progress,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -178,6 +180,7 @@ class Hooks:
         self.method.plan_version = state["plan_version"]  # type: ignore[misc]
         self.ctx.step = self._step_state.step = state["step"]
         self.ctx.epochs_done, self.ctx.batch_size = state["epochs_done"], state["batch_size"]
+        self.ctx.progress = state["progress"]
         self._plan_all()
 
     def _replay(self, plan: ReconfigPlan) -> IndexMap:

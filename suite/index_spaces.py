@@ -307,8 +307,8 @@ class ChannelLabels(fx.Interpreter):
     def _unite(self, first: Label, second: Label) -> bool:
         """Unite two dimensions, and say whether they can share their channels one by one."""
         roots = self.find(first.dimension), self.find(second.dimension)
-        if first.block != second.block or self.sizes[roots[0]] != self.sizes[roots[1]]:
-            return False
+        if self.sizes[roots[0]] != self.sizes[roots[1]]:
+            return False  # as wide, but of other blocks: four channels of four places, say, and sixteen of one
         self._parents[max(roots)] = min(roots)
         return True
 

@@ -72,7 +72,9 @@ def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[st
     def note(name: str, layer: nn.Conv2d | nn.Linear, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         params = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
         elements, has_dgrad = inputs[0].numel(), bool(inputs[0].requires_grad)
-        previous = costs[name].macs if name in costs else 0  # a layer that is used twice multiplies twice
+        previous = 0
+        if name in costs:  # a layer that is used twice multiplies twice
+            previous, has_dgrad = costs[name].macs, has_dgrad or costs[name].has_dgrad
         if isinstance(layer, nn.Conv2d):
             kernel, size = layer.kernel_size, output.shape[-2:]
             macs = output.numel() * (layer.in_channels // layer.groups) * kernel[0] * kernel[1]
@@ -92,12 +94,12 @@ def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[st
         for name, layer in model.named_modules()
         if isinstance(layer, (nn.Conv2d, nn.Linear))
     ]
-    device = next(model.parameters()).device
+    first = next(model.parameters())
     was_training = {module: module.training for module in model.modules()}
     try:
         model.eval()  # batch normalisation takes its stored statistics, and a single image, in this mode alone
         with torch.enable_grad():
-            model(torch.zeros(1, *input_shape, device=device))
+            model(torch.zeros(1, *input_shape, device=first.device, dtype=first.dtype))
     finally:
         for handle in handles:
             handle.remove()
@@ -170,6 +172,7 @@ class Ledger:
         """Write the rows of the interval that ends with `epochs_done`; before the model is changed."""
         if self._steps:
             self._rows += self._interval_rows(epochs_done)
+            self._open_interval()  # should the change fail, nothing is counted twice
 
     def recount(self, epochs_done: int) -> None:
         """Count the architecture that exists from now on; after `close_interval` and the change."""
@@ -191,9 +194,9 @@ class Ledger:
     def inference_flops_dense(self) -> float:
         return float(sum(cost.flops("forward") for cost in self.dense.values()))
 
-    def to_csv(self, epochs_done: int) -> str:
-        """`layers.csv`: a row a layer and interval."""
-        rows = self._rows + (self._interval_rows(epochs_done) if self._steps else [])
+    def to_csv(self, last_epoch: int) -> str:
+        """`layers.csv`: a row a layer and interval; `last_epoch` is the one that trained last, ended or not."""
+        rows = self._rows + (self._interval_rows(last_epoch) if self._steps else [])
         text = io.StringIO()
         fields = list(rows[0]) if rows else ["interval"]
         writer = csv.DictWriter(text, fields, lineterminator="\n")

@@ -63,7 +63,7 @@ class Site:
     Attributes:
         name: the layer's name in the bare model.
         operand: which transform of the plan is running.
-        step: optimizer steps done since the trial began.
+        step: optimizer steps attempted since the trial began.
         slot: `rank * micro_batches + micro_batch`; two ranks equal one rank with two micro-batches.
         seed: the trial's seed.
     """
@@ -224,11 +224,11 @@ class Context:
         epochs: epochs of the whole training.
         batch_size: global batch size.
         task_loss: the step's loss without the regulariser: mean over micro-batches and ranks, detached. In
-            `regularization` it is the loss of the step that is running.
+            `regularization` it is the loss of the step that is running; `None` before the first step of a process.
         preset: `smoke`, `quick` or `paper`.
         all_reduce: sums a tensor over the ranks of the trial, and returns it.
         memory_estimate: bytes that training would hold with a `ReconfigPlan` carried out: layer inputs kept for
-            backward, parameters, gradients and optimizer state.
+            backward, parameters, gradients and optimizer state, all at the precision of the parameters.
     """
 
     model: nn.Module

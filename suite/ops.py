@@ -208,7 +208,8 @@ class _PlannedOp(torch.autograd.Function):
         ctx.save_for_backward(activation if needs_weight else None, used if masked else weight)
         with torch.autocast(activation.device.type, enabled=False):
             out = backend.forward(activation, used, None if bias is None else bias.to(activation.dtype), geometry)
-        _meter(layer, plan, "forward", None, used, geometry)
+        if layer.training:  # an evaluation is no part of a training step
+            _meter(layer, plan, "forward", None, used, geometry)
         return out
 
     @staticmethod

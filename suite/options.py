@@ -68,7 +68,8 @@ class Parser(argparse.ArgumentParser):
             options = [text[2:] for action in self._actions for text in action.option_strings if text[:2] == "--"]
             typed = unknown[0].partition("=")[0]
             if typed.startswith("-"):
-                raise UsageError(f"no option is called '{typed}'{nearest(typed.lstrip('-'), options)}")
+                hint = nearest(typed.lstrip("-"), options).replace("mean '", "mean '--")
+                raise UsageError(f"no option is called '{typed}'{hint}")
             raise UsageError(f"'{typed}' belongs to no option; a list has commas and no spaces")
         return namespace
 

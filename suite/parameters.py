@@ -342,3 +342,7 @@ def build_model(text: str, input_shape: tuple[int, int, int], num_classes: int) 
         return thing(**choice.typed, **{name: value for name, value in given.items() if name in accepted})
     except ValueError as error:
         raise UsageError(f"{choice}: {error}") from error
+    except RuntimeError as error:
+        if "allocate" not in str(error):  # how torch says that the CPU's memory does not suffice
+            raise
+        raise UsageError(f"{choice}: does not fit into memory") from error

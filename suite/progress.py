@@ -6,6 +6,7 @@ Between the processes stand two files in the trial's folder: `progress.json`, re
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -42,15 +43,17 @@ class ProgressFile:
     def write(self, epoch: int, epochs: int, fraction: float) -> None:
         """Say where the trial is; calls that follow too soon do nothing, so that it may be called at every step.
 
-        Atomic, but not flushed to the disk: after a power failure nobody asks.
+        Atomic, but not flushed to the disk: after a power failure nobody asks. A disk that is full for a moment costs
+        the bar a step, not the trial its life.
         """
         now = time.monotonic()
         if now < self._next and fraction < 1:
             return
         self._next = now + SMALLEST_INTERVAL
         temporary = self._path.with_name(f".{self.NAME}.{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(Position(epoch, epochs, fraction))), encoding="utf-8")
-        temporary.replace(self._path)
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(asdict(Position(epoch, epochs, fraction))), encoding="utf-8")
+            temporary.replace(self._path)
 
     def read(self) -> Position | None:
         """Where the trial is; `None` before it said so."""
@@ -82,6 +85,7 @@ class EpochReader:
     def read(self) -> list[dict[str, Any]]:
         """The records of all lines that were completed since the last call."""
         if not self._path.is_file():
+            self._offset = 0  # the trial begins anew
             return []
         # A resumed trial cuts off what came after its checkpoint.
         self._offset = min(self._offset, self._path.stat().st_size)
@@ -131,8 +135,8 @@ def ended_line(trial: TrialSpec, record: dict[str, Any], seconds: float) -> str:
     training, evaluation = (record.get("result", {}).get(name) for name in ("train_time_s", "eval_time_s"))
     if training is None or evaluation is None or training + evaluation > seconds:
         return line  # resumed: most of it was done by an earlier process
-    rest = seconds - training - evaluation
-    return f"{line}: training {duration(training)}, evaluation {duration(evaluation)}, the rest {duration(rest)}"
+    rest = f"start, files and inference speed {duration(seconds - training - evaluation)}"
+    return f"{line}: training {duration(training)}, evaluation {duration(evaluation)}, {rest}"
 
 
 class Lines:

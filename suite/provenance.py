@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.devices import available_cores
+from suite.devices import available_cores, busy_cores
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
     """
     import torch
 
+    busy = busy_cores()  # first: what follows starts programs
     device = torch.device(device)
     hardware = _hardware(device)
     return {
@@ -51,6 +52,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
                 if name.startswith(FLAG_PREFIXES)
             },
         },
+        "busy_cores": round(busy, 2),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "git": _git(ROOT),
         "command_line": without_home(os.environ.get("PDT_COMMAND_LINE") or shlex.join(sys.argv)),

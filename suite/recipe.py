@@ -33,7 +33,7 @@ class Recipe:
         flip: whether images are mirrored at random.
         translate: pixels of random translation in each direction.
         cutout: side of a square that is overwritten by the mean colour; 0: none.
-        flip_tta: whether an evaluation adds the logits of the mirrored image.
+        flip_tta: whether an evaluation takes the mean of an image's logits and its mirror image's.
     """
 
     epochs: int
@@ -77,6 +77,10 @@ class Recipe:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"recipe.{name} is {value}; it must be finite and not negative")
+        if self.momentum >= 1:
+            raise ValueError(f"recipe.momentum is {self.momentum}; it lies in [0, 1)")
+        if not (math.isfinite(self.step_factor) and self.step_factor > 0):
+            raise ValueError(f"recipe.step_factor is {self.step_factor}; it must be positive")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"recipe.clip_norm is {self.clip_norm}; it must be positive")
         if not 0 <= self.label_smoothing < 1:

@@ -79,23 +79,25 @@ def _store(folder: Path) -> Any:
 
 def _run(options: RunOptions, suite: SuiteSpec, trials: Sequence[TrialSpec], folder: Path) -> int:
     from reports import write_report
-    from suite.devices import available_cores, busy_cores, competition
+    from suite.devices import available_cores, competition
     from suite.provenance import collect, without_home
     from suite.results import write_results
 
     store, console = _store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
     with store.lock():
-        if warning := competition(busy_cores(), available_cores()):
-            log.warning("%s", warning)
         provenance = collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
         store.add_command(suite, without_home(shlex.join(sys.argv)), provenance)
         chosen = store.choose(trials, options.only)
         for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
             log.info("%s: %s", task, note)
-        log.info(
-            "%d of %d trials to run on %s in %s, into %s", len(chosen), len(trials), suite.device, suite.dtype, folder
-        )
+        if chosen:
+            where = f"on {suite.device} in {suite.dtype}, into {folder}"
+            log.info("%d of %d trials to run %s", len(chosen), len(trials), where)
+            if warning := competition(provenance["busy_cores"], available_cores()):
+                log.warning("%s", warning)
+        else:
+            log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
         try:
             with shown_on(console, len(chosen)) as progress:
                 engine.run(chosen, progress)

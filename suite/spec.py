@@ -132,14 +132,8 @@ class SuiteSpec:
     plugins: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` of it equals this spec."""
+        """Plain data, for `suite.json`."""
         return {**dataclasses.asdict(self), "seeds": list(self.seeds), "plugins": list(self.plugins)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> SuiteSpec:
-        """Read what `to_json` gave."""
-        lists = {name: tuple(data[name]) for name in ("seeds", "plugins")}
-        return cls(**{**data, **lists, "overrides": _without_lists(data["overrides"])})
 
 
 def canonical_json(data: Any) -> str:
@@ -155,7 +149,7 @@ def suite_hash(trials: Iterable[TrialSpec]) -> str:
 def read_preset(text: str) -> str:
     """Check the name of a preset."""
     if text not in PRESETS:
-        raise UsageError(f"no preset is called '{text}'{nearest(text, PRESETS)}")
+        raise UsageError(f"--preset '{text}': no preset is called so{nearest(text, PRESETS)}")
     return text
 
 

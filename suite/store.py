@@ -16,6 +16,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,14 @@ from suite.spec import SuiteSpec, TrialSpec
 ONLY = ("missing", "failed", "all")
 ENDED = ("done", "diverged", "oom", "timeout", "error", "skipped")
 RUNNING = "running"
+
+# Names under which files are written before they are moved to their place; a folder may hold a user's own `.gitignore`.
+LEFTOVERS = (
+    *(f".{name}.*" for name in ("suite.json", "results.csv", "results.parquet")),
+    *(".report.html-*", ".report.md-*", "figures/.*.svg-*"),
+    *(f"trials/*/.{name}.*" for name in ("trial.json", "progress.json", "epochs.jsonl", "layers.csv")),
+    *(f"trials/*/.{name}.*" for name in ("checkpoint.pt", "model.pt")),
+)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -117,10 +126,20 @@ class Store:
                 if not os.access(path, os.W_OK | os.X_OK):
                     raise UsageError(f"--out {self.folder}: {path} may not be written to")
                 break
-        # A command that was killed before it wrote suite.json leaves only its lock.
-        names = sorted(path.name for path in self.folder.glob("*") if path.name != ".lock")
+        # A command that was killed before it wrote suite.json leaves only its lock, and perhaps half of that file.
+        names = sorted(
+            path.name
+            for path in self.folder.glob("*")
+            if path.name != ".lock" and not path.name.startswith(".suite.json.")
+        )
         if names and "suite.json" not in names:
-            raise UsageError(f"--out {self.folder}: holds '{names[0]}' and no suite.json; name an empty folder")
+            inside = sorted(path.parent.name for path in self.folder.glob("*/suite.json"))
+            hint = (
+                f"name an empty folder, or a suite's own, such as {inside[0]} in it"
+                if inside
+                else "name an empty folder"
+            )
+            raise UsageError(f"--out {self.folder}: holds '{names[0]}' and no suite.json; {hint}")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -133,13 +152,18 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         # Python's files are closed in child processes, so that no trial keeps the lock of a killed command.
         with open(self.folder / ".lock", "a+", encoding="ascii") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(f"{self.folder} is in use by {self._holder()}") from None
+            for patience in (1.0, 0.0):  # `report` looks at the lock by holding it for a moment
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not patience:
+                        raise UsageError(f"{self.folder} is in use by {self._holder()}") from None
+                    time.sleep(patience)
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
+            _remove_leftovers(self.folder)
             yield
 
     def is_locked(self) -> bool:
@@ -212,6 +236,13 @@ class Store:
             ):
                 chosen.append((trial, folder))
         return chosen
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the half-written files that killed processes left; the folder is locked, and no trial of it runs."""
+    for pattern in LEFTOVERS:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def _fcntl() -> Any:

@@ -34,7 +34,6 @@ class Progress:
     first_epoch: int = 0  # epochs done when the schedule began; not 0 after a restart
     lr_scale: float = 1.0
     samples: int = 0
-    skipped_steps: int = 0
     peak_memory_bytes: int = 0
     best_accuracy: float = 0.0
     finished: bool = False
@@ -116,12 +115,12 @@ class Trainer:
                 self._carry_out(plan)
             if not self._epochs_left():
                 self.hooks.finish()
-                self.progress.finished = True
             with self.clock.span("eval"):
                 record |= self._evaluate_splits()
-            losses = [record[name] for name in ("test_loss", "val_loss") if name in record]
-            if not all(map(math.isfinite, losses)):
-                raise Diverged(f"the loss is {losses[0]} in the evaluation after epoch {self.ctx.epochs_done}")
+            for name in ("test_loss", "val_loss"):
+                if not math.isfinite(record.get(name, 0.0)):
+                    raise Diverged(f"the {name} is {record[name]} after epoch {self.ctx.epochs_done}")
+            self.progress.finished = not self._epochs_left()
             self._complete(record, reconfigured=plan is not None)
             self.on_epoch(record)
             with self.clock.span("io"):
@@ -142,22 +141,22 @@ class Trainer:
                 group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale
             images, labels = hooks.transform_batch(images, labels)
             task_loss, term = self._forward_backward(images, labels)
+            for name, value in (("loss", task_loss), ("regularization", term)):
+                if not math.isfinite(value):
+                    raise Diverged(f"the {name} is {value} in epoch {ctx.epochs_done + 1}, step {ctx.step + 1}")
             if self._gradients_are_finite():
                 hooks.optimizer_step()
                 term_sum += term
-            elif not torch.isfinite(task_loss):
-                raise Diverged(f"the loss is {task_loss.item()} in epoch {ctx.epochs_done + 1}, step {ctx.step + 1}")
             else:
                 hooks.end_step()
                 skipped += 1
             self.optimizer.zero_grad(set_to_none=True)
-            loss_sum += task_loss.item()
+            loss_sum += task_loss
             self.ledger.add_step(ctx.step - 1, len(images))
             self.progress.samples += len(images)
             self.on_step((done + 1 / steps) / recipe.epochs)
         if skipped == steps:
             raise Diverged(f"no step of epoch {ctx.epochs_done + 1} had finite gradients")
-        self.progress.skipped_steps += skipped
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
             self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, peak)
@@ -170,7 +169,7 @@ class Trainer:
             "skipped_steps": skipped,
         }
 
-    def _forward_backward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    def _forward_backward(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
         """Gradients of one step into `.grad`; returns the task's loss, and the method's term."""
         parts = self.recipe.micro_batches
         task_loss = torch.zeros((), device=self.device)
@@ -191,7 +190,7 @@ class Trainer:
             loss.backward()
         if saved:
             self._note_peak_memory(saved)
-        return task_loss, value
+        return task_loss.item(), value
 
     def _gradients_are_finite(self) -> bool:
         """Clip where the recipe says so, and look whether every gradient is a number."""

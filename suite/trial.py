@@ -60,10 +60,11 @@ class Trial:
         """Train to the end and fill in result and provenance; what was found out before a failure stays in them."""
         import torch
 
+        import kernels
         from suite import checkpoint, registry
         from suite.parameters import build_method, build_model
         from suite.progress import ProgressFile
-        from suite.provenance import collect
+        from suite.provenance import collect, without_home
         from suite.task import DataCopy
         from suite.trainer import Trainer
 
@@ -99,6 +100,8 @@ class Trial:
             on_checkpoint=lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
             on_step=lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
         )
+        if pruning := kernels.backend_in_use():
+            provenance["kernels"] = without_home(pruning)
         self._resume(trainer, provenance)
         self.provenance = provenance
         try:
@@ -130,18 +133,26 @@ class Trial:
             return
         hint = f"delete {path} to train from the beginning"
         try:
-            state = checkpoint.load(path)
+            state = checkpoint.load(path, trainer.device)
             earlier, done = state["provenance"], state["trainer"]["hooks"]["epochs_done"]
+            before = comparable(earlier)
+            attempt = {**{name: earlier[name] for name in ("time_utc", "busy_cores")}, "until_epoch": done}
             lines = records.read_text(encoding="utf-8").splitlines(keepends=True)[:done]
             if [json.loads(line)["epoch"] for line in lines] != list(range(1, done + 1)):
                 raise ValueError(f"epochs.jsonl does not hold the {done} epochs of the checkpoint")
         except (UsageError, OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"cannot be resumed ({type(error).__name__}: {error}); {hint}") from error
-        for name, now in comparable(provenance).items():
-            if comparable(earlier)[name] != now:
-                note = f"{name} was {comparable(earlier)[name]} before the interruption and is {now} now"
-                log.warning("resumed elsewhere: %s; results may differ in bits, times are not comparable", note)
-                provenance.setdefault("resumed_elsewhere", []).append(note)
+        now = comparable(provenance)
+        notes = [
+            f"{name} was {before.get(name)} until epoch {done} and then {now.get(name)}"
+            for name in {**before, **now}
+            if before.get(name) != now.get(name)
+        ]
+        for note in notes:
+            log.warning("resumed elsewhere: %s; results may differ in bits, times are not comparable", note)
+        provenance["attempts"] = [*earlier.get("attempts", []), attempt]
+        if notes := [*earlier.get("resumed_elsewhere", []), *notes]:
+            provenance["resumed_elsewhere"] = notes
         trainer.load_state_dict(state["trainer"])
         self.earlier_wall_time, self.earlier_rss = state["wall_time_s"], state["peak_rss_bytes"]
         write_atomically(records, "".join(lines).encode())
@@ -176,7 +187,8 @@ class Trial:
         from suite.store import write_atomically
 
         ledger, progress, seconds = trainer.ledger, trainer.progress, trainer.clock.seconds
-        write_atomically(self.folder / "layers.csv", ledger.to_csv(trainer.ctx.epochs_done).encode())
+        last_epoch = trainer.ctx.epochs_done + (trainer.ctx.batch_index > 0)
+        write_atomically(self.folder / "layers.csv", ledger.to_csv(last_epoch).encode())
         flops = {f"train_flops_{column}": value for column, value in ledger.train_flops.items()}
         result: dict[str, Any] = {
             "train_time_s": trainer.clock.training,
@@ -210,11 +222,11 @@ class Trial:
 
 def comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What of a provenance decides bits and times: a resumed trial should find it unchanged."""
-    hardware, software = provenance["hardware"], provenance["software"]
     return {
         "hardware": provenance["hardware_id"],
-        "number of threads": hardware["threads"],
-        "torch": software["torch"],
+        "number of threads": provenance["hardware"]["threads"],
+        "commit": provenance["git"].get("commit"),
+        **provenance["software"],
     }
 
 

@@ -45,6 +45,7 @@ def report(arguments: Sequence[str]) -> int:
     from suite.store import Store
 
     write_results(Store(folder))
-    for path in write_report(folder):
-        print(path)
+    page, text, *_ = write_report(folder)
+    print(f"report: {page}")
+    print(f"        {text}")
     return 0

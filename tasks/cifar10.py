@@ -166,7 +166,12 @@ class CIFAR10(Task):
 
     def _published(self) -> PublishedArchive:
         # Here, because listing tasks must not wait for torchvision.
-        from torchvision.datasets import CIFAR10 as Published
+        try:
+            from torchvision.datasets import CIFAR10 as Published
+        except (ImportError, RuntimeError) as error:  # a RuntimeError where its operators do not fit the torch at hand
+            raise UsageError(
+                f"torchvision cannot be loaded ({error}); install the release that belongs to torch {torch.__version__}"
+            ) from error
 
         return PublishedArchive.of_torchvision(Published)
 

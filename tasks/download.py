@@ -28,6 +28,8 @@ STALL_SECONDS = 20.0
 SLOW_BYTES_PER_SECOND = 300_000
 JUDGED_AFTER_SECONDS = 15.0
 CHUNK_BYTES = 1 << 18
+# A part that has not grown for so long belongs to no process any more.
+LEFT_AFTER_SECONDS = 3600.0
 
 
 class DownloadFailed(Exception):
@@ -55,6 +57,7 @@ def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
     """
     folder_is_new = not destination.parent.exists()
     destination.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(destination)
     reasons: list[str] = []
     slow: list[str] = []
     for url in urls:
@@ -77,6 +80,14 @@ def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
         with contextlib.suppress(OSError):
             destination.parent.rmdir()
     raise DownloadFailed("; ".join(reasons))
+
+
+def _remove_leftovers(destination: Path) -> None:
+    """Remove parts of this file that killed processes left; one that grows is another process's, and stays."""
+    for path in destination.parent.glob(f".{destination.name}.*.part"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > LEFT_AFTER_SECONDS:
+                path.unlink()
 
 
 def _fetch_from(url: str, md5: str, destination: Path, *, may_be_slow: bool) -> None:

@@ -60,7 +60,7 @@ class DeviceBatches:
             augmentation: of a training split; `None`: none.
 
         Raises:
-            UsageError: if the cutout is larger than the image.
+            UsageError: if the cutout is larger than the image, or the translation moves it out.
             ValueError: if shapes or types are not as above.
         """
         images, labels = torch.as_tensor(images), torch.as_tensor(labels)
@@ -74,6 +74,9 @@ class DeviceBatches:
         if self._augmentation.cutout > min(self._height, self._width):
             size = f"{self._height}x{self._width}"
             raise UsageError(f"recipe.cutout is {self._augmentation.cutout}; images are only {size}")
+        if self._augmentation.translate >= min(self._height, self._width):
+            size = f"{self._height}x{self._width}"
+            raise UsageError(f"recipe.translate is {self._augmentation.translate}; images are only {size}")
 
         self.labels = labels.to(device)
         fill = torch.tensor([round(value) for value in normalization.mean], dtype=torch.uint8)

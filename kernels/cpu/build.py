@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -55,7 +56,7 @@ def build() -> Build:
     compiler = find_compiler()
     version = _compiler_version(compiler)
     candidates = [
-        Build(_library_path(compiler, version, flags), f"{Path(compiler).name}: {version}", flags)
+        Build(_library_path(compiler, version, flags), f"{Path(compiler[0]).name}: {version}", flags)
         for flags in (BASE_FLAGS + optional for optional in OPTIONAL_FLAGS)
     ]
     first_error = ""
@@ -66,42 +67,55 @@ def build() -> Build:
         if not error:
             return candidate
         first_error = first_error or error
-    raise BuildError(f"{compiler} failed: {first_error}")
+    raise BuildError(f"{shlex.join(compiler)} failed: {first_error}")
 
 
-def find_compiler() -> str:
-    """Gives the path of the C++ compiler: $CXX when it is set, else the first of c++, g++, clang++ on the PATH.
+def find_compiler() -> list[str]:
+    """Gives the command of the C++ compiler: $CXX when it is set, else the first of c++, g++, clang++ on the PATH.
+
+    $CXX may have words behind the program, as in `ccache g++`.
 
     Raises:
         BuildError: there is none.
     """
-    chosen = os.environ.get("CXX")
+    try:
+        chosen = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(f"$CXX cannot be read: {error}") from error
     if chosen:
-        found = shutil.which(chosen)
+        found = shutil.which(chosen[0])
         if not found:
-            raise BuildError(f"the compiler that $CXX names, {chosen!r}, was not found")
-        return found
+            raise BuildError(f"the compiler that $CXX names, {chosen[0]!r}, was not found")
+        return [found, *chosen[1:]]
     for name in COMPILERS:
         found = shutil.which(name)
         if found:
-            return found
+            return [found]
     raise BuildError(f"no C++ compiler was found ($CXX, {', '.join(COMPILERS)})")
 
 
-def _compiler_version(compiler: str) -> str:
+def _compiler_version(compiler: list[str]) -> str:
+    name = shlex.join(compiler)
     try:
-        result = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"{compiler} --version failed: {error}") from error
+        raise BuildError(f"{name} --version failed: {error}") from error
     if result.returncode != 0:
-        raise BuildError(f"{compiler} --version failed: {_first_line(result.stderr)}")
+        raise BuildError(f"{name} --version failed: {_first_line(result.stderr)}")
     return _first_line(result.stdout)
 
 
-def _library_path(compiler: str, version: str, flags: tuple[str, ...]) -> Path:
+def _library_path(compiler: list[str], version: str, flags: tuple[str, ...]) -> Path:
     """Names the library after all that determines it."""
     digest = hashlib.sha256()
-    for part in (os.path.realpath(compiler), version, *flags, str(_torch_openmp() or ""), *_processor()):
+    for part in (
+        os.path.realpath(compiler[0]),
+        *compiler[1:],
+        version,
+        *flags,
+        str(_torch_openmp() or ""),
+        *_processor(),
+    ):
         digest.update(part.encode() + b"\0")
     for path in sorted([SOURCE, *(header for folder in INCLUDE_FOLDERS for header in folder.glob("*.h"))]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -136,7 +150,7 @@ def _torch_openmp() -> Path | None:
     return Path(found.group(1)) if found else None
 
 
-def _compile(compiler: str, target: Build) -> str:
+def _compile(compiler: list[str], target: Build) -> str:
     """Compiles to a temporary file and moves it into place; returns the error's first line, empty on success."""
     runtime = _torch_openmp() if "-fopenmp" in target.flags else None
     includes = [f"-I{folder}" for folder in INCLUDE_FOLDERS]
@@ -147,7 +161,7 @@ def _compile(compiler: str, target: Build) -> str:
         raise BuildError(f"the cache {target.library.parent} cannot be written ({error.strerror})") from error
     os.close(handle)
     try:
-        command = [compiler, *target.flags, *includes, str(SOURCE), *([str(runtime)] if runtime else []), "-o", name]
+        command = [*compiler, *target.flags, *includes, str(SOURCE), *([str(runtime)] if runtime else []), "-o", name]
         result = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
         if result.returncode != 0:
             return _error_line(result.stderr) or f"exit status {result.returncode}"

@@ -94,8 +94,11 @@ def _open(built: Build) -> ctypes.CDLL:
     """Opens the library; one that does not open (a disk that filled up, another C library) is compiled anew, once."""
     try:
         library = ctypes.CDLL(str(built.library))
-    except OSError:
-        built.library.unlink(missing_ok=True)
+    except OSError as error:
+        try:
+            built.library.unlink(missing_ok=True)
+        except OSError:
+            raise BuildError(f"the compiled library cannot be loaded: {error}") from error
         built = build()
         try:
             library = ctypes.CDLL(str(built.library))

@@ -20,7 +20,7 @@ class Residual(nn.Module):
     """`x + branch(x)`, with no activation after the sum.
 
     Class attributes:
-        residual_branch: the child that may be taken out of the network, after which the module is the identity.
+        residual_branch: the child that may be taken out of the network; the constant that it emits stays.
     """
 
     residual_branch: ClassVar[str] = "branch"

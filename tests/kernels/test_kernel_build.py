@@ -92,3 +92,14 @@ def test_two_processes_build_at_once_without_openmp_and_a_broken_library_is_buil
     library.write_bytes(b"not a library")
     output, errors = start_python(PRUNE, CXX=script, PDT_CACHE=str(cache), PDT_CPU_KERNEL=None).communicate(timeout=120)
     assert output.splitlines()[0] == "cpu", errors
+
+
+@needs_compiler
+def test_a_compiler_may_have_words_behind_its_name(start_python, tmp_path):
+    script = compiler_script(tmp_path, 'exec $real "$@"')
+    cache = tmp_path / "cache"
+    output, errors = start_python(PRUNE, CXX=f"{script} -O0", PDT_CACHE=str(cache), PDT_CPU_KERNEL=None).communicate(
+        timeout=120
+    )
+    assert output.splitlines()[0] == "cpu", errors
+    assert "cannot be read" in slow_path_line(start_python(PRUNE, CXX='"', PDT_CACHE=str(cache), PDT_CPU_KERNEL=None))

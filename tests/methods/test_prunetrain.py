@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from methods.lasso import LassoLayer, arithmetic, channel_peaks, lasso_layers, penalty, soft_threshold
+from methods.lasso import (
+    LassoLayer,
+    arithmetic,
+    channel_peaks,
+    lasso_layers,
+    penalty,
+    soft_threshold,
+    soft_threshold_arithmetic,
+)
 from methods.prunetrain import PruneTrain
 from suite.ops import apply
 from suite.parameters import build_method
@@ -298,6 +306,8 @@ def test_channel_peaks_of_both_axes():
 def test_overhead_counts_the_lasso():
     assert arithmetic(LassoLayer(torch.zeros(4, 2, 3, 3), True, True)) == 4 * 72 + 2 * 2 * 8 + 3 * 6
     assert arithmetic(LassoLayer(torch.zeros(4, 2), False, True)) == 4 * 8 + 2 * 8 + 3 * 2
+    assert soft_threshold_arithmetic(LassoLayer(torch.zeros(4, 2, 3, 3), True, True)) == 3 * 2 * 72 + 4 * 6
+    assert soft_threshold_arithmetic(LassoLayer(torch.zeros(4, 2), False, True)) == 3 * 8 + 4 * 2
     _, method, _, _ = start()
     assert method.overhead("prep.conv", 1) == method.overhead("prep.conv", 64) == 4 * 8 * 27 + 2 * 8 * 3 + 3 * 8
 

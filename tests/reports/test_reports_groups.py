@@ -122,3 +122,34 @@ def test_unsteady_times_are_said_and_shrinking_shapes_are_not_taken_for_them(sui
     (remark,) = build(read(folder)).groups[0].remarks
     assert "in 1 of 2 trials" in remark
     assert "at most 2.2 times, in dense-" in remark
+
+
+def test_competing_programs_and_interruptions_are_said_where_times_are(suite: Any) -> None:
+    for seed in range(3):
+        suite.add("dense", seed, accuracy=71.0 + seed, time=370.0)
+    folder = suite.write()
+    assert build(read(folder)).groups[0].remarks == ()
+    first, second, _ = sorted((folder / "trials").iterdir())
+    for trial, changed in (
+        (first, {"hardware": {"threads": 2}, "busy_cores": 1.8}),
+        (second, {
+            "hardware": {"threads": 2}, "busy_cores": 0.1, "resumed_elsewhere": ["torch was 2.11 until epoch 2"],
+            "attempts": [{"busy_cores": 0.2, "until_epoch": 2}, {"busy_cores": 0.3, "until_epoch": 4}],
+        }),
+    ):  # fmt: skip
+        record = json.loads((trial / "trial.json").read_text())
+        record["provenance"] |= changed
+        (trial / "trial.json").write_text(json.dumps(record))
+    busy, interrupted = build(read(folder)).groups[0].remarks
+    assert busy.startswith("Other programs were at work when 1 of 3 trials began (at most on 0.9 times the cores")
+    assert f"in {first.name}): trust no time" in busy
+    assert interrupted.startswith("One trial was interrupted and went on later")
+    assert f"{second.name} after epoch 2 and 4; torch was 2.11 until epoch 2" in interrupted
+
+
+def test_damaged_records_are_counted_apart(suite: Any) -> None:
+    suite.add_all(("dense",), seeds=1)
+    suite.rows.append({"trial_id": "damaged-1", "method": "", "status": "error", "message": "damaged record"})
+    summary = build(read(suite.write())).summary
+    assert "1 trials have a damaged record" in summary
+    assert "several groups" not in summary

@@ -66,7 +66,7 @@ def test_equal_accuracies_are_never_called_equal(suite: Any) -> None:
     for seed, accuracy in enumerate((71.2, 71.9, 70.8)):
         suite.add("same", seed, accuracy=accuracy, time=370.0)
     found = sentences(suite)["same"]
-    assert "not told apart from dense (0.00 ± 0.00 points)" in found
+    assert "accuracy 0.00 points from dense (alike on 3 of 3 seeds, no interval)" in found
     assert "equal" not in found
 
 
@@ -177,3 +177,18 @@ def test_a_time_that_flops_do_not_explain_is_said_to_be_that(suite: Any, time: f
     # Effective is 5/6 of dense; 290 s are 0.78 of dense's 372 s, 300 s are 0.81.
     suite.add("sdgp", 0, accuracy=70.0, time=time)
     assert ("less than its FLOPs explain" in sentences(suite)["sdgp[n=2,m=4]"]) is not explained
+
+
+def test_dense_that_failed_is_not_said_to_be_absent(suite: Any) -> None:
+    suite.add_all(("sdgp",))
+    suite.add("dense", 0, accuracy=None, time=None, status="diverged", message="the loss is nan")
+    assert "not compared with dense (no dense trial is done, so" in sentences(suite)["sdgp[n=2,m=4]"]
+
+
+def test_equal_differences_on_a_few_seeds_are_no_certainty(suite: Any) -> None:
+    for seed, accuracy in enumerate((71.2, 71.9)):
+        suite.add("dense", seed, accuracy=accuracy, time=372.0)
+        suite.add("other", seed, accuracy=accuracy - 0.3, time=372.0 * 1.1)
+    found = sentences(suite)["other"]
+    assert "accuracy 0.30 points below dense (alike on 2 of 2 seeds, no interval)" in found
+    assert "measured training time 1.10 × dense (alike on 2 of 2 seeds, no interval)" in found

@@ -29,7 +29,7 @@ def test_one_seed_has_no_interval_and_tells_nothing_apart() -> None:
 def test_differences_are_paired_by_seed_and_not_by_position() -> None:
     found = paired({0: 1.0, 1: 2.0, 7: 9.0}, {1: 1.5, 0: 0.5, 8: 4.0}, "difference")
     assert isinstance(found, Estimate)
-    assert (found.mean, found.half_width, found.count) == (0.5, 0.0, 2)
+    assert (found.mean, found.half_width, found.count) == (0.5, None, 2)
 
 
 def test_ratio_is_the_mean_of_ratios_and_not_the_ratio_of_means() -> None:

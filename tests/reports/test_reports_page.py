@@ -441,3 +441,27 @@ def test_labels_of_lines_do_not_overlap() -> None:
     heights = spread([0.99, 0.98, 0.5, 0.97], 0.1)
     assert heights == pytest.approx([1.0, 0.9, 0.5, 0.8])
     assert spread([], 0.1) == []
+
+
+def test_figures_of_an_earlier_report_are_removed_and_nothing_else(suite: Any) -> None:
+    suite.add_all(("dense",), seeds=1)
+    folder = suite.write()
+    (folder / "figures").mkdir()
+    old, own = folder / "figures" / "g-cifar10-shape-7.svg", folder / "figures" / "mine.svg"
+    for path in (old, own):
+        path.write_text("<svg/>")
+    written = write_report(folder)
+    assert not old.exists()
+    assert own.exists()
+    assert all(path.is_file() for path in written)
+
+
+def test_axes_end_where_accuracies_and_times_do(suite: Any) -> None:
+    """Two seeds far apart have an interval that reaches past 100 % and below 0 s."""
+    for seed, (accuracy, time) in enumerate(((60.0, 1.0), (95.0, 9.0))):
+        suite.add("dense", seed, accuracy=accuracy, time=time)
+    figure = next(path for path in write_report(suite.write()) if path.name.endswith("accuracy-time.svg"))
+    ticks = re.findall(r">([−\d.]+)</text>", figure.read_text(encoding="utf-8"))
+    assert ticks
+    assert not any(text.startswith("−") for text in ticks)
+    assert max(map(float, ticks)) <= 100

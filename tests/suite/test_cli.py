@@ -162,7 +162,7 @@ NAMES = [
     (["--set", "recipe.epoch=3"], "did you mean 'epochs'"),
     (["--set", "recipe.epochs"], "expected recipe.key=value"),
     (["--epochs", "3", "--set", "recipe.epochs=4"], "given twice"),
-    (["--preset", "fast"], "no preset is called 'fast'"),
+    (["--preset", "fast"], "--preset 'fast': no preset is called so; known: paper, quick, smoke"),
     (["--device", "gpu"], "--device 'gpu'"),
     (["--dtype", "float16"], "--dtype 'float16'"),
     (["--only", "mising"], "did you mean 'missing'"),
@@ -174,7 +174,7 @@ NAMES = [
     (["--plugin", "absent.py"], "no such file"),
     (["--config", "absent.toml"], "--config absent.toml"),
     (["--nproc-per-trial", "2"], "no option is called '--nproc-per-trial'"),
-    (["--method", "dense"], "did you mean 'methods'"),
+    (["--method", "dense"], "did you mean '--methods'"),
     (["--seeds"], "expected one argument"),
     (["plan"], "no verb is called 'plan'"),
     (["reprot", "x"], "did you mean 'report'"),
@@ -182,6 +182,7 @@ NAMES = [
     (["describe", "resnet8"], "did you mean 'resnet9'"),
     (["describe"], "required: NAME"),
     (["check", "sdpg"], "did you mean 'sdgp'"),
+    (["--sede", "2"], "did you mean '--seeds'"),
 ]
 
 
@@ -471,3 +472,36 @@ def test_a_closed_pipe_is_no_error():
     command = f"{sys.executable} {ROOT / 'run_suite.py'} list --json | head -c 1"
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)
     assert answer.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sdgp[n=9,m=4]", "sdgp[n=9,m=4]: n is 9; it lies between 1 and m, which is 4"),
+        ("resnet9[width=1000]", "resnet9[width=1000.0]: does not fit into memory"),
+        ("resnet9[width=0.3]", "use a multiple of 1/128"),
+    ],
+)
+def test_describe_refuses_what_run_would(capsys, name, expected):
+    assert cli.main(["describe", name]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert expected in captured.err
+
+
+def test_a_recipe_is_told_by_what_it_changes(capsys):
+    assert cli.main(["describe", "digits"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  paper    as quick, but epochs 40" in lines
+    assert max(map(len, lines)) <= 120
+
+
+def test_a_polite_kill_ends_as_an_interruption(folder):
+    (folder / "slow.py").write_text(TOY + "import time\nToyTask.prepare = lambda *arguments: time.sleep(60)\n")
+    command = [sys.executable, str(ROOT / "run_suite.py"), *GOOD[2:], "--plugin", "slow.py"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(6)
+    running.terminate()
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert errors == "pdt: interrupted\n"

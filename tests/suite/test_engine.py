@@ -372,11 +372,26 @@ def test_lines_and_bars(capsys):
     assert "killed by signal 9 [x]" in terminal.file.getvalue()
     result = {"train_time_s": 61.0, "eval_time_s": 5.0}
     done = {"status": "done", "message": "", "result": result}
-    line = f"{spec('dense').trial_id}  done after 1 min 10 s"
-    assert ended_line(spec("dense"), done, 70.0) == f"{line}: training 1 min 1 s, evaluation 5.0 s, the rest 4.0 s"
+    parts = "training 1 min 1 s, evaluation 5.0 s, start, files and inference speed 4.0 s"
+    assert ended_line(spec("dense"), done, 70.0) == f"{spec('dense').trial_id}  done after 1 min 10 s: {parts}"
     assert ended_line(spec("dense"), done, 30.0).endswith("done after 30 s")  # resumed: trained before this process
 
 
 def test_a_status_that_is_none_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no status"):
         write_record(tmp_path, spec("dense"), "finished")
+
+
+def test_progress_that_cannot_be_written_ends_no_trial(tmp_path):
+    ProgressFile(tmp_path / "absent").write(1, 3, 0.4)
+    assert ProgressFile(tmp_path / "absent").read() is None
+
+
+def test_records_of_a_trial_that_begins_anew_are_read_from_its_first(tmp_path):
+    path = tmp_path / "epochs.jsonl"
+    path.write_text('{"epoch": 1}\n{"epoch": 2}\n')
+    reader = EpochReader(tmp_path)
+    path.unlink()
+    assert reader.read() == []
+    path.write_text('{"epoch": 1}\n')
+    assert reader.read() == [{"epoch": 1}]

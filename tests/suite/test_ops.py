@@ -313,3 +313,21 @@ def test_backward_inside_autocast_does_not_cast_again():
         out.sum().backward()
     expected = torch.autograd.grad(F.conv2d(inputs, layer.weight, layer.bias).sum(), inputs)[0]
     assert torch.equal(inputs.grad, expected)
+
+
+def test_backward_belongs_to_the_micro_batch_of_its_forward():
+    seen = []
+
+    def note(tensor, site):
+        seen.append((site.step, site.slot))
+        return tensor
+
+    layer, state = nn.Linear(4, 4), StepState()
+    convert(nn.Sequential(layer), state)
+    layer.op_plan = OpPlan(grad_wgrad=note)
+    outputs = []
+    for state.step, state.slot in ((3, 0), (4, 1)):
+        outputs.append(layer(torch.randn(2, 4)).sum())
+    for output in outputs:
+        output.backward()
+    assert seen == [(3, 0), (4, 1)]

@@ -41,6 +41,8 @@ def test_learning_rate_schedules(schedule, expected):
         {"micro_batches": 3},
         {"momentum": 0.0, "nesterov": True},
         {"schedule": "wavy"},
+        {"momentum": 1.0},
+        {"step_factor": -1.0},
     ],
 )
 def test_recipe_names_the_field_that_is_wrong(wrong):

@@ -225,3 +225,44 @@ def test_a_damaged_record_hides_no_other(store, content):
     assert rows[1]["status"] == "done"
     (damaged,) = [row for row in rows.values() if row["status"] == "error"]
     assert damaged["message"].startswith("damaged record")
+
+
+def test_what_a_killed_writer_left_keeps_nobody_out_and_goes(store):
+    trial = store.trial_folder("dense-digits-resnet9-s0-01234567")
+    trial.mkdir(parents=True)
+    (store.folder / "figures").mkdir()
+    left = [store.folder / ".suite.json.abcd", store.folder / ".report.md-x", store.folder / "figures" / ".g-1.svg-x"]
+    left += [trial / name for name in (".trial.json.x", ".checkpoint.pt.12.tmp", ".progress.json.12")]
+    kept = [store.folder / ".gitignore", trial / "notes.txt"]
+    for path in (*left, *kept):
+        path.write_text("half")
+    (store.folder / "suite.json").write_text("{}")
+    with store.lock():
+        pass
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in kept)
+
+
+def test_a_folder_in_which_only_half_of_suite_json_was_written_may_be_used(tmp_path):
+    (tmp_path / ".suite.json.abcd").write_text("half")
+    Store(tmp_path).check()
+
+
+def test_a_folder_of_suites_names_one_of_them(tmp_path):
+    (tmp_path / "cifar10-01234567").mkdir()
+    (tmp_path / "cifar10-01234567" / "suite.json").write_text("{}")
+    with pytest.raises(UsageError, match="or a suite's own, such as cifar10-01234567 in it"):
+        Store(tmp_path).check()
+
+
+def test_a_lock_that_is_held_for_a_moment_is_waited_for(store):
+    store.folder.mkdir(parents=True)
+    script = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_SH); print(flush=True); "
+        "time.sleep(0.4)"
+    )
+    reader = subprocess.Popen([sys.executable, "-c", script, str(store.folder / ".lock")], stdout=subprocess.PIPE)
+    reader.stdout.readline()
+    with store.lock():
+        pass
+    reader.wait()

@@ -405,3 +405,26 @@ def test_an_extra_model_that_differs_changes_nothing():
     with pytest.raises(ValueError, match="extra model"):
         apply_plan(model, ReconfigPlan(kept={"prep.conv": [0]}), spaces, None, extra=[other])
     assert all(torch.equal(tensors[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_branch_whose_dead_end_is_no_constant_is_refused_and_left():
+    """Zeros in the first convolution alone: the second pads the constant behind it, which leaves a border."""
+    torch.manual_seed(0)
+    model = resnet9(width=1 / 16)
+    model.residual2.branch.block1.conv.weight.data.zero_()
+    model.residual2.branch.block1.norm.bias.data.fill_(1.0)
+    before = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    spaces = find_index_spaces(model, (3, 16, 16))
+    plan = ReconfigPlan(removed_branches=("residual2.branch",))
+    with pytest.raises(ValueError, match="what it emits is no constant"):
+        apply_plan(model, plan, spaces, None)
+    assert {name: tensor.shape for name, tensor in model.state_dict().items()} == before
+    assert "residual2.branch" in spaces.removable_branches
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_replaces_a_branch_is_in_its_mode(training):
+    model = resnet9(width=1 / 16).train(training)
+    spaces = find_index_spaces(model, (3, 16, 16))
+    apply_plan(model, ReconfigPlan(removed_branches=("residual1.branch",)), spaces, None)
+    assert model.residual1.branch.training == training

@@ -1,5 +1,6 @@
 """The training loop: every operand and hook trains and resumes bit for bit, and divergence ends it."""
 
+import copy
 import dataclasses
 import io
 
@@ -152,7 +153,7 @@ def test_evaluation_that_is_no_number_is_divergence():
         def on_epoch_end(self, ctx):
             ctx.model[0].weight.data.fill_(float("nan"))
 
-    with pytest.raises(Diverged, match="in the evaluation after epoch 1"):
+    with pytest.raises(Diverged, match="the test_loss is nan after epoch 1"):
         small_trainer(Poisons()).fit()
 
 
@@ -163,3 +164,50 @@ def test_batch_that_does_not_split_into_micro_batches_is_refused():
 
     with pytest.raises(ValueError, match=r"a batch of 10 does not split into recipe\.micro_batches=4"):
         small_trainer(Odd(), dataclasses.replace(RECIPE, micro_batches=4)).fit()
+
+
+def test_infinite_regulariser_is_divergence_though_its_gradient_is_finite():
+    class Infinite(Method):
+        def regularization(self, model, ctx):
+            return (model[0].weight * 0).sum() + float("inf")
+
+    with pytest.raises(Diverged, match="the regularization is inf in epoch 1, step 1"):
+        small_trainer(Infinite()).fit()
+
+
+def test_divergence_in_the_last_evaluation_leaves_the_trial_unfinished():
+    class Poisons(Method):
+        def on_epoch_end(self, ctx):
+            if ctx.epochs_done == ctx.epochs:
+                ctx.model[0].weight.data.fill_(float("nan"))
+
+    trainer = small_trainer(Poisons())
+    with pytest.raises(Diverged, match="after epoch 3"):
+        trainer.fit()
+    assert not trainer.progress.finished
+    assert trainer.progress.last_record["epoch"] == 2
+
+
+def test_resume_goes_on_with_random_numbers_clock_and_counters():
+    """Dropout draws from torch's own generator, whose state is in the checkpoint; so are seconds and samples."""
+
+    def with_dropout():
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(288, 4))
+
+    states = []
+    whole = small_trainer(
+        Nothing(), model=with_dropout(), on_checkpoint=lambda state: states.append(copy.deepcopy(state()))
+    )
+    whole.fit()
+    resumed = small_trainer(Nothing(), model=with_dropout())
+    torch.manual_seed(123)  # another process has drawn other numbers
+    resumed.load_state_dict(states[0])
+    assert resumed.clock.seconds == states[0]["clock"]
+    assert resumed.clock.seconds["train"] > 0
+    assert resumed.progress.samples == 64
+    assert resumed.progress.peak_memory_bytes == whole.progress.peak_memory_bytes > 0
+    assert 0 < resumed.ctx.progress < 1
+    resumed.fit()
+    assert resumed.progress.samples == whole.progress.samples == 192
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor), name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from suite.errors import MissingData
+from suite.errors import MissingData, UsageError
 from tasks import download
 from tasks.cifar10 import CIFAR10, MIRRORS
 
@@ -163,3 +165,22 @@ def test_a_slow_host_is_left_for_a_faster_one_and_taken_if_there_is_none(
     download.fetch((slow, fast), md5, tmp_path / "y")
     assert asked == [slow, fast, slow]
     assert (tmp_path / "y").read_bytes() == content
+
+
+def test_parts_that_no_process_writes_to_any_more_are_removed(tmp_path: Path, serve: Any) -> None:
+    serve({})
+    old, new = tmp_path / ".a.tar.gz.x.part", tmp_path / ".a.tar.gz.y.part"
+    for path in (old, new):
+        path.write_bytes(b"part")
+    os.utime(old, (0, 0))
+    with pytest.raises(download.DownloadFailed):
+        download.fetch(("http://one/a.tar.gz",), "0" * 32, tmp_path / "a.tar.gz")
+    assert files_below(tmp_path) == [new.name]
+
+
+def test_a_torchvision_that_does_not_fit_torch_is_named(
+    task: CIFAR10, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
+    with pytest.raises(UsageError, match=r"torchvision cannot be loaded .* belongs to torch"):
+        task.prepare(tmp_path / "root", "quick")
