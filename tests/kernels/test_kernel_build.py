@@ -96,7 +96,9 @@ def test_two_processes_build_at_once_without_openmp_and_a_broken_library_is_buil
 
 @needs_compiler
 def test_a_compiler_may_have_words_behind_its_name(start_python, tmp_path):
-    script = compiler_script(tmp_path, 'exec $real "$@"')
+    script = compiler_script(
+        tmp_path, '[ "$1" = -O0 ] || { echo "error: words are lost" >&2; exit 1; }\nshift\nexec $real "$@" -O0'
+    )
     cache = tmp_path / "cache"
     output, errors = start_python(PRUNE, CXX=f"{script} -O0", PDT_CACHE=str(cache), PDT_CPU_KERNEL=None).communicate(
         timeout=120

@@ -478,7 +478,7 @@ def test_a_closed_pipe_is_no_error():
     ("name", "expected"),
     [
         ("sdgp[n=9,m=4]", "sdgp[n=9,m=4]: n is 9; it lies between 1 and m, which is 4"),
-        ("resnet9[width=1000]", "resnet9[width=1000.0]: does not fit into memory"),
+        ("resnet9[width=8000]", "resnet9[width=8000.0]: does not fit into memory"),
         ("resnet9[width=0.3]", "use a multiple of 1/128"),
     ],
 )
