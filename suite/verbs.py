@@ -45,7 +45,5 @@ def report(arguments: Sequence[str]) -> int:
     from suite.store import Store
 
     write_results(Store(folder))
-    page, text, *_ = write_report(folder)
-    print(f"report: {page}")
-    print(f"        {text}")
+    print(f"report: {write_report(folder)[0]}")
     return 0

@@ -416,7 +416,9 @@ def test_a_failed_trial_gives_1_and_a_report(suite, folder, capsys):
     assert suite("--methods", "toy_method[n=2]", "--out", "out") == 0
     assert starts(out) == [1, 1, 2]
     assert (out / "results.csv").read_text().count("\n") == 4
+    capsys.readouterr()
     assert cli.main(["report", "out"]) == 0
+    assert capsys.readouterr().out == f"report: {Path('out', 'report.html')}\n"
 
 
 def test_a_folder_in_use_is_refused(suite, folder, capsys):
