@@ -11,7 +11,7 @@ from suite.method import Density, Method, OpPlan
 
 VARIANTS = {
     "sdgp": ({}, {"mode": "random"}, {"mode": "magnitude", "n": 1, "m": 8}, {"scope": "group", "layers": "all"}),
-    "prunetrain": ({}, {"update": "proximal", "coefficient": "size"}),
+    "prunetrain": ({}, {"update": "proximal", "coefficient": "size", "zeroing": "removed"}),
 }
 CASES = [(name, index) for name in registry.names("method") for index in range(len(VARIANTS.get(name, ({},))))]
 

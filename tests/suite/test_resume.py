@@ -1,5 +1,6 @@
 """Killed trials and killed runs, with real processes: the rest finishes, and the same command goes on bit for bit."""
 
+import itertools
 import json
 import os
 import shutil
@@ -53,6 +54,11 @@ def records(folder):
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
+def train_times(folder):
+    lines = (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["train_time_s"] for line in lines]
+
+
 def wait_for(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -87,6 +93,7 @@ def assert_same_results(out, undisturbed):
         assert ours.name == theirs.name
         assert records(ours) == records(theirs)
         assert [record["epoch"] for record in records(ours)] == list(range(1, 9))
+        assert all(before < after for before, after in itertools.pairwise(train_times(ours)))  # summed over attempts
         one, other = (checkpoint.load(folder / "model.pt") for folder in (ours, theirs))
         assert one["architecture"] == other["architecture"]
         for name, tensor in other["tensors"].items():
@@ -134,6 +141,14 @@ def test_killed_run_leaves_no_process_and_goes_on_where_it_was(method, undisturb
     assert run(out).returncode == 0
     assert dense.stat().st_mtime_ns == before, "a finished trial ran again"
     assert_same_results(out, undisturbed)
+
+
+def test_times_and_rates_of_a_trial_belong_together(undisturbed):
+    table = pd.read_csv(undisturbed / "results.csv")
+    assert (table["samples_per_s"] * table["train_time_s"]).tolist() == pytest.approx([8 * 640] * 3)
+    assert (table["wall_time_s"] > table["train_time_s"] + table["eval_time_s"]).all()
+    assert (table["reconfigure_time_s"] < table["train_time_s"]).all()
+    assert (table["peak_rss_bytes"] > table["peak_memory_bytes"]).all()
 
 
 def test_same_command_again_runs_nothing(undisturbed):
@@ -231,7 +246,12 @@ def test_resume_with_other_threads_is_noted(interrupted, tmp_path):
     done = subprocess.run(command(out, "dense"), capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0
     record = json.loads((trial(out, "dense") / "trial.json").read_text())
-    assert any("number of threads was 1" in note for note in record["provenance"]["resumed_elsewhere"])
+    assert any("number of threads was 1 until" in note for note in record["provenance"]["resumed_elsewhere"])
+    (attempt,) = record["provenance"]["attempts"]
+    assert attempt["until_epoch"] >= 2
+    report = (out / "report.md").read_text(encoding="utf-8")
+    assert "One trial was interrupted and went on later" in report
+    assert "number of threads was 1 until" in report.partition("## Can I trust it?")[0]
 
 
 def test_trial_without_its_model_is_not_done(undisturbed, tmp_path):
