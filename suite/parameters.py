@@ -1,12 +1,4 @@
-"""`name[key=value,...]` and grids, read against the signature of what they configure.
-
-    dense,sdgp[n=2,m=4]            a comma list; commas inside brackets separate parameters
-    sdgp[mode=random|magnitude]    a grid: one choice for each alternative, in declaration order
-    net[milestones=(0.5,0.75)]     parentheses (or brackets) around a value protect its commas
-
-What may be typed, and of which type, stands in the signature of the registered class or function: reading is in two
-steps, `read_list` (syntax; imports nothing) and `choices` (types; needs the object).
-"""
+"""What may be typed as a parameter of a method, model or recipe: the signature of what it configures says so."""
 
 from __future__ import annotations
 
@@ -23,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from suite import registry
+from suite.brackets import CLOSING, OPENING, Request, read_list, split
 from suite.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -32,8 +25,6 @@ REQUIRED = inspect.Parameter.empty
 CONTEXT = ("num_classes", "input_shape", "in_channels")
 """Arguments of a model that the task gives; they cannot be typed."""
 
-_OPENING, _CLOSING = "[(", "])"
-
 
 @dataclass(frozen=True)
 class Parameter:
@@ -42,15 +33,6 @@ class Parameter:
     name: str
     annotation: Any
     default: Any
-
-
-@dataclass(frozen=True)
-class Request:
-    """One item of a list as it was typed: a name, and for each key its alternatives, not yet of any type."""
-
-    text: str
-    name: str
-    alternatives: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,55 +49,6 @@ class Choice:
 
     def __str__(self) -> str:
         return f"{self.name}[{self.variant}]" if self.typed else self.name
-
-
-def split(text: str, separator: str = ",") -> list[str]:
-    """Split at the separators that stand in no bracket, and strip the parts.
-
-    Raises:
-        UsageError: if brackets do not pair.
-    """
-    parts, start, opened = [], 0, ""
-    for position, character in enumerate(text):
-        if character in _OPENING:
-            opened += character
-        elif character in _CLOSING:
-            if not opened or _OPENING.index(opened[-1]) != _CLOSING.index(character):
-                raise UsageError(f"'{text}': the '{character}' at character {position + 1} closes nothing")
-            opened = opened[:-1]
-        elif character == separator and not opened:
-            parts.append(text[start:position].strip())
-            start = position + 1
-    if opened:
-        raise UsageError(f"'{text}': a '{opened[-1]}' is never closed")
-    return [*parts, text[start:].strip()]
-
-
-def read_list(text: str, option: str) -> list[Request]:
-    """Read a comma list of `name` or `name[key=value,...]`; `option` names it in errors."""
-    try:
-        return [_read_item(item) for item in split(text)]
-    except UsageError as error:
-        raise UsageError(f"{option} {error}") from None
-
-
-def _read_item(item: str) -> Request:
-    matched = re.fullmatch(r"(\w+)(?:\[(.*)\])?", item, flags=re.DOTALL)
-    if matched is None:
-        raise UsageError(f"'{item}': expected name or name[key=value,...]")
-    name, inside = matched.groups()
-    if inside is None:
-        return Request(item, name)
-    alternatives: dict[str, list[str]] = {}
-    for assignment in split(inside):
-        key, equals, value = (part.strip() for part in assignment.partition("="))
-        values = split(value, "|")
-        if not key or not equals or not all(values):
-            raise UsageError(f"'{item}': '{assignment}' is not key=value")
-        if key in alternatives:
-            raise UsageError(f"'{item}': {key} is given twice")
-        alternatives[key] = values
-    return Request(item, name, alternatives)
 
 
 def choices(request: Request, thing: Any) -> list[Choice]:
@@ -215,7 +148,7 @@ def _convert(text: str, annotation: Any) -> Any:
                 continue
         raise ValueError(text)
     if origin is tuple:
-        inside = text[1:-1] if text[:1] in _OPENING and text[-1:] in _CLOSING else text
+        inside = text[1:-1] if text[:1] in OPENING and text[-1:] in CLOSING else text
         parts = split(inside) if inside.strip() else []
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             arguments = (arguments[0],) * len(parts)

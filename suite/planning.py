@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from suite import registry
+from suite.brackets import Request, read_list
 from suite.errors import UsageError, nearest
 from suite.parameters import (
     Choice,
-    Request,
     build_method,
     build_model,
     canonical,
@@ -19,7 +19,6 @@ from suite.parameters import (
     convert,
     declared,
     normal,
-    read_list,
     read_one,
     resolve,
 )

@@ -20,16 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from suite.channel_labels import ChannelLabels, LeafTracer, gather_spaces
 from suite.errors import nearest
-from suite.index_spaces import (
-    Branch,
-    ChannelConstant,
-    ChannelLabels,
-    IndexSpace,
-    IndexSpaces,
-    LeafTracer,
-    gather_spaces,
-)
+from suite.index_spaces import Branch, ChannelConstant, IndexSpace, IndexSpaces
 from suite.method import IndexMap, ReconfigPlan
 
 __all__ = ["Branch", "ChannelConstant", "IndexSpace", "IndexSpaces", "apply_plan", "find_index_spaces"]

@@ -9,21 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from suite.brackets import read_list, split
 from suite.errors import UsageError
-from suite.parameters import (
-    Choice,
-    allowed,
-    canonical,
-    choices,
-    convert,
-    declared,
-    normal,
-    read_list,
-    resolve,
-    show,
-    split,
-    type_name,
-)
+from suite.parameters import Choice, allowed, canonical, choices, convert, declared, normal, resolve, show, type_name
 
 
 @dataclass(kw_only=True)
