@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.errors import UsageError
+from suite.provenance import without_home
 from suite.spec import SuiteSpec, TrialSpec
 
 ONLY = ("missing", "failed", "all")
@@ -192,8 +193,11 @@ class Store:
                 commands = list(json.loads(path.read_bytes())["commands"])
             except (ValueError, KeyError, TypeError) as error:
                 raise UsageError(f"{path} is damaged: {error}; move it away to go on") from error
-        entry = {"command_line": command_line, "spec": spec.to_json(), "time_utc": provenance.get("time_utc", "")}
-        content = {"command_line": command_line, "spec": spec.to_json(), "provenance": provenance}
+        # For readers alone, so that the home folder, which holds the user's name, need not be in it.
+        plain = spec.to_json()
+        plain |= {"data_root": without_home(plain["data_root"]), "plugins": [without_home(p) for p in plain["plugins"]]}
+        entry = {"command_line": command_line, "spec": plain, "time_utc": provenance.get("time_utc", "")}
+        content = {"command_line": command_line, "spec": plain, "provenance": provenance}
         write_json(path, {**content, "commands": [*commands, entry]})
 
     def trial_folder(self, trial_id: str) -> Path:

@@ -1,0 +1,35 @@
+"""What is committed under results/ says of itself what the bars ask, and the report there says what its table does."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAIN_JOBS = sorted(path.parent for path in (ROOT / "results").glob("*/main-job/results.csv"))
+
+
+def test_there_is_a_main_job():
+    assert MAIN_JOBS
+
+
+@pytest.mark.parametrize("folder", MAIN_JOBS, ids=lambda folder: folder.parent.name)
+def test_main_job_meets_its_bars_and_report_and_table_agree(folder):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "main_job_bars.py"), str(folder)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_table_that_misses_a_bar_or_disagrees_with_its_report_is_told(tmp_path):
+    folder = MAIN_JOBS[0]
+    (tmp_path / "report.md").write_text((folder / "report.md").read_text("utf-8"), "utf-8")
+    lines = (folder / "results.csv").read_text("utf-8").splitlines(keepends=True)
+    (tmp_path / "results.csv").write_text("".join(lines[:-1]), "utf-8")  # one seed of one method is gone
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "main_job_bars.py"), str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "MISSED  seeds" in done.stdout
+    assert "MISSED  report.md says" in done.stdout
