@@ -63,6 +63,7 @@ class PlannedLayer:
     op_plan: OpPlan
     step_state: StepState
     meter: ExecutedMeter
+    training: bool  # of `nn.Module`
 
     def site(self, operand: Operand) -> Site:
         state = self.step_state
