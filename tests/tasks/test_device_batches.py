@@ -98,11 +98,17 @@ def test_normalisation_is_mean_and_deviation_of_each_channel() -> None:
 
 
 def test_empty_pixels_have_the_mean_colour_which_normalises_to_nearly_zero() -> None:
-    batches, _, _ = make(augmentation=Augmentation(translate=20))
+    batches, _, _ = make(augmentation=Augmentation(translate=7, cutout=8))
     got = torch.cat([gathered(batches, epoch, 12)[0] for epoch in range(4)])
     wholly_empty = [image for image in back_to_bytes(got) if (image == FILL).all()]
-    assert wholly_empty, "a shift of up to 20 pixels must push some 8x10 image out of its window"
+    assert wholly_empty, "a square of 8x8 and a shift of up to 7 pixels must leave nothing of some 8x10 image"
     assert got.abs().amin(dim=(1, 2, 3)).max() < 0.01
+
+
+def test_translation_that_moves_an_image_out_of_its_window_is_refused() -> None:
+    make(augmentation=Augmentation(translate=7))
+    with pytest.raises(UsageError, match=r"recipe\.translate is 8; images are only 8x10"):
+        make(augmentation=Augmentation(translate=8))
 
 
 def test_batches_are_float32_channels_last_with_int64_labels() -> None:
