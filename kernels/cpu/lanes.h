@@ -5,6 +5,10 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "group_selection.h"
 
 namespace pdt {
@@ -27,6 +31,18 @@ template <>
 struct VectorOf<int16_t> {
     typedef int16_t type __attribute__((vector_size(vector_bytes)));
 };
+template <>
+struct VectorOf<uint32_t> {
+    typedef uint32_t type __attribute__((vector_size(vector_bytes)));
+};
+template <>
+struct VectorOf<uint64_t> {
+    typedef uint64_t type __attribute__((vector_size(vector_bytes)));
+};
+template <>
+struct VectorOf<float> {
+    typedef float type __attribute__((vector_size(vector_bytes)));
+};
 template <class Bits>
 using Vector = typename VectorOf<Bits>::type;
 
@@ -37,11 +53,13 @@ template <>
 struct Lane<Vector<int32_t>> {
     using Integer = int32_t;
     static HOST_DEVICE Vector<int32_t> splat(int value) { return Vector<int32_t>{} + static_cast<int32_t>(value); }
+    static HOST_DEVICE Vector<int32_t> mask(Vector<int32_t> condition) { return condition; }
 };
 template <>
 struct Lane<Vector<int16_t>> {
     using Integer = int16_t;
     static HOST_DEVICE Vector<int16_t> splat(int value) { return Vector<int16_t>{} + static_cast<int16_t>(value); }
+    static HOST_DEVICE Vector<int16_t> mask(Vector<int16_t> condition) { return condition; }
 };
 
 template <class Bits>
@@ -55,6 +73,56 @@ template <class Bits>
 HOST_DEVICE void store(Bits* to, Vector<Bits> value) {
     std::memcpy(to, &value, sizeof value);
 }
+
+// A store that goes past the caches: the line it overwrites is not read first, which saves a third of a copy's traffic.
+// `to` is aligned to a vector. `finish_streaming` comes before another thread reads what was stored.
+template <class Bits>
+HOST_DEVICE void stream(Bits* to, Vector<Bits> value) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
+#elif defined(__AVX2__)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)value);
+#elif defined(__SSE2__)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)value);
+#else
+    store<Bits>(to, value);
+#endif
+}
+
+inline void finish_streaming() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+// Whether two vectors are equal in some lane.
+template <class Bits>
+HOST_DEVICE bool equal_anywhere(Vector<Bits> a, Vector<Bits> b) {
+    const auto equal = a == b;
+#if defined(__AVX512F__)
+    return _mm512_test_epi64_mask((__m512i)equal, (__m512i)equal) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)equal, (__m256i)equal);
+#else
+    uint64_t words[vector_bytes / 8], any = 0;
+    std::memcpy(words, &equal, sizeof words);
+    for (uint64_t word : words) any |= word;
+    return any != 0;
+#endif
+}
+
+template <>
+struct LowProduct<Vector<uint64_t>> {
+    static HOST_DEVICE Vector<uint64_t> of(Vector<uint64_t> value, uint32_t factor) {
+#if defined(__AVX512F__)
+        return (Vector<uint64_t>)_mm512_mul_epu32((__m512i)value, _mm512_set1_epi64(factor));
+#elif defined(__AVX2__)
+        return (Vector<uint64_t>)_mm256_mul_epu32((__m256i)value, _mm256_set1_epi64x(factor));
+#else
+        return (value & 0xffffffffu) * static_cast<uint64_t>(factor);
+#endif
+    }
+};
 
 template <class Vec, std::size_t... I>
 HOST_DEVICE Vec even_lanes(Vec a, Vec b, std::index_sequence<I...>) {
@@ -85,60 +153,95 @@ HOST_DEVICE constexpr int reversed_bits(int index, int count) {
 
 // M vectors holding consecutive groups of M channels -> one vector per channel (lane = group), in bit-reversed order.
 // Each stage parts even from odd positions: the lowest remaining bit of the channel becomes the highest of the index.
+// Recursive, so that every index is a constant and no vector leaves the registers for its sake.
+template <class Bits, int First, int Count, int M>
+HOST_DEVICE void deinterleave_part(Vector<Bits> (&value)[M]) {
+    if constexpr (Count > 1) {
+        using Sequence = std::make_index_sequence<lanes<Bits>>;
+        Vector<Bits> parted[Count];
+        UNROLL
+        for (int i = 0; i < Count / 2; ++i) {
+            parted[i] = even_lanes(value[First + 2 * i], value[First + 2 * i + 1], Sequence{});
+            parted[i + Count / 2] = odd_lanes(value[First + 2 * i], value[First + 2 * i + 1], Sequence{});
+        }
+        UNROLL
+        for (int i = 0; i < Count; ++i) value[First + i] = parted[i];
+        deinterleave_part<Bits, First, Count / 2>(value);
+        deinterleave_part<Bits, First + Count / 2, Count / 2>(value);
+    }
+}
+
 template <class Bits, int M>
 HOST_DEVICE void deinterleave(Vector<Bits> (&value)[M]) {
-    using Sequence = std::make_index_sequence<lanes<Bits>>;
-    UNROLL
-    for (int block = M; block > 1; block /= 2) {
-        UNROLL
-        for (int start = 0; start < M; start += block) {
-            Vector<Bits> parted[M];
-            UNROLL
-            for (int i = 0; i < block / 2; ++i) {
-                parted[i] = even_lanes(value[start + 2 * i], value[start + 2 * i + 1], Sequence{});
-                parted[i + block / 2] = odd_lanes(value[start + 2 * i], value[start + 2 * i + 1], Sequence{});
-            }
-            UNROLL
-            for (int i = 0; i < block; ++i) value[start + i] = parted[i];
-        }
-    }
+    deinterleave_part<Bits, 0, M>(value);
 }
 
 // The inverse of `deinterleave`.
-template <class Bits, int M>
-HOST_DEVICE void interleave(Vector<Bits> (&value)[M]) {
-    using Sequence = std::make_index_sequence<lanes<Bits>>;
-    UNROLL
-    for (int block = 2; block <= M; block *= 2) {
+template <class Bits, int First, int Count, int M>
+HOST_DEVICE void interleave_part(Vector<Bits> (&value)[M]) {
+    if constexpr (Count > 1) {
+        interleave_part<Bits, First, Count / 2>(value);
+        interleave_part<Bits, First + Count / 2, Count / 2>(value);
+        using Sequence = std::make_index_sequence<lanes<Bits>>;
+        Vector<Bits> merged[Count];
         UNROLL
-        for (int start = 0; start < M; start += block) {
-            Vector<Bits> merged[M];
-            UNROLL
-            for (int i = 0; i < block / 2; ++i) {
-                merged[2 * i] = interleave_low(value[start + i], value[start + i + block / 2], Sequence{});
-                merged[2 * i + 1] = interleave_high(value[start + i], value[start + i + block / 2], Sequence{});
-            }
-            UNROLL
-            for (int i = 0; i < block; ++i) value[start + i] = merged[i];
+        for (int i = 0; i < Count / 2; ++i) {
+            merged[2 * i] = interleave_low(value[First + i], value[First + i + Count / 2], Sequence{});
+            merged[2 * i + 1] = interleave_high(value[First + i], value[First + i + Count / 2], Sequence{});
         }
+        UNROLL
+        for (int i = 0; i < Count; ++i) value[First + i] = merged[i];
     }
 }
 
-// Prunes lanes<Bits> consecutive groups of M channels (M a power of two); `to` may be `from`.
 template <class Bits, int M>
-HOST_DEVICE void prune_tile(const Bits* from, Bits* to, int n, Vector<Bits> without_sign, Vector<Bits> not_a_number) {
-    Vector<Bits> value[M], key[M], keep[M];
+HOST_DEVICE void interleave(Vector<Bits> (&value)[M]) {
+    interleave_part<Bits, 0, M>(value);
+}
+
+// Spreads one value per group over the elements of the groups: vector `part` of the tile.
+template <int M, std::size_t Part, class Vec, std::size_t... I>
+HOST_DEVICE Vec spread(Vec per_group, std::index_sequence<I...>) {
+    return __builtin_shufflevector(per_group, per_group, ((Part * sizeof...(I) + I) / M)...);
+}
+
+// ---- random numbers, one Philox block per lane ----
+
+// Philox blocks first, first + step, first + 2 step ... in 32-bit lanes.
+HOST_DEVICE PhiloxBlock<Vector<uint32_t>> philox_lanes(uint64_t first, uint64_t step, uint64_t seed) {
+    constexpr int half = lanes<uint64_t>;
+    // Even blocks fill the low halves of 64-bit lanes and odd ones the high halves, so that no lane moves.
+    Vector<uint64_t> even;
     UNROLL
-    for (int i = 0; i < M; ++i) value[i] = load<Bits>(from + i * lanes<Bits>);
-    deinterleave<Bits, M>(value);
+    for (int i = 0; i < half; ++i) even[i] = 2 * static_cast<uint64_t>(i);
+    even = even * step + first;
+    const PhiloxBlock<Vector<uint64_t>> a = philox4x32_10(even, seed), b = philox4x32_10(even + step, seed);
+    PhiloxBlock<Vector<uint32_t>> block;
     UNROLL
-    for (int c = 0; c < M; ++c) key[c] = magnitude_key(value[reversed_bits(c, M)], without_sign, not_a_number);
-    keep_largest<M>(key, n, keep);
-    UNROLL
-    for (int c = 0; c < M; ++c) value[reversed_bits(c, M)] &= keep[c];
-    interleave<Bits, M>(value);
-    UNROLL
-    for (int i = 0; i < M; ++i) store<Bits>(to + i * lanes<Bits>, value[i]);
+    for (int w = 0; w < 4; ++w)
+        block.word[w] = (Vector<uint32_t>)((a.word[w] & 0xffffffffu) | (b.word[w] << 32));
+    return block;
+}
+
+// The value in lanes whose bit is set, else 0; bit `first` + e of `bits` is for lane e. `first` is a multiple of lanes.
+template <class Bits>
+HOST_DEVICE Vector<Bits> keep_where(const uint8_t* bits, int first, Vector<Bits> value) {
+#if defined(__AVX512BW__)
+    if constexpr (sizeof(Bits) == 2) {
+        uint32_t mask;
+        std::memcpy(&mask, bits + first / 8, sizeof mask);
+        return (Vector<Bits>)_mm512_maskz_mov_epi16(mask, (__m512i)value);
+    } else {
+        uint16_t mask;
+        std::memcpy(&mask, bits + first / 8, sizeof mask);
+        return (Vector<Bits>)_mm512_maskz_mov_epi32(mask, (__m512i)value);
+    }
+#else
+    Vector<Bits> mask;
+    for (int e = 0; e < lanes<Bits>; ++e)
+        mask[e] = static_cast<Bits>(-((bits[(first + e) / 8] >> ((first + e) % 8)) & 1));
+    return value & mask;
+#endif
 }
 
 }  // namespace pdt

@@ -38,42 +38,136 @@ inline Group locate(const Problem& problem, int64_t group) {
             static_cast<int>(std::min<int64_t>(problem.m, problem.channels - channel))};
 }
 
+// Groups first .. last - 1, counted over (sample, pixel, group of the pixel), and where their elements come from and go
+// to. `streaming`: `to` is aligned to vectors and is written past the caches.
+template <class Format>
+struct Run {
+    using Bits = typename Format::Bits;
+    int64_t first, last;
+    const Bits* from;
+    Bits* to;
+    bool streaming;
+};
+
 // ---- magnitude ----
 
+// A tile is lanes<Bits> consecutive groups of M channels, in M vectors.
 template <class Format, int M>
-void prune_whole_groups(const Problem& problem, int64_t first, int64_t last) {
+struct Tile {
+    using Bits = typename Format::Bits;
+    using Vec = Vector<Bits>;
+
+    // Prunes a tile by magnitude; `to` may be `from`. All of it is loaded before anything is stored.
+    template <bool Streaming>
+    static HOST_DEVICE void prune(const Bits* from, Bits* to, int n) {
+        if constexpr (M <= 4) {
+            rank_and_store<Streaming>(from, to, n);
+        } else {
+            Vec sorted[M];
+            UNROLL
+            for (int i = 0; i < M; ++i) sorted[i] = key_of(load<Bits>(from + i * lanes<Bits>));
+            deinterleave<Bits, M>(sorted);
+            sort_descending<M>(sorted);  // the channels' order does not matter to it
+            const Vec threshold = sorted[n - 1];
+            // Where no group has equals on both sides of the cut, the threshold alone decides.
+            if (n < M && equal_anywhere<Bits>(threshold, sorted[n]))
+                break_ties<Streaming>(from, to, threshold, n);
+            else
+                store_reaching<Streaming>(from, to, threshold, std::make_index_sequence<M>{});
+        }
+    }
+
+  private:
+    static HOST_DEVICE Vec key_of(Vec value) {
+        return magnitude_key(value, Lane<Vec>::splat(Format::without_sign), Lane<Vec>::splat(Format::infinity + 1));
+    }
+
+    // One vector per channel, lane = group, in the order of channels; and back.
+    static HOST_DEVICE void keys_by_channel(const Bits* from, Vec (&key)[M]) {
+        Vec apart[M];
+        UNROLL
+        for (int i = 0; i < M; ++i) apart[i] = key_of(load<Bits>(from + i * lanes<Bits>));
+        deinterleave<Bits, M>(apart);
+        UNROLL
+        for (int c = 0; c < M; ++c) key[c] = apart[reversed_bits(c, M)];
+    }
+    template <bool Streaming>
+    static HOST_DEVICE void store_kept(const Bits* from, Bits* to, const Vec (&keep)[M]) {
+        Vec mask[M];
+        UNROLL
+        for (int c = 0; c < M; ++c) mask[reversed_bits(c, M)] = keep[c];
+        interleave<Bits, M>(mask);
+        UNROLL
+        for (int i = 0; i < M; ++i)
+            write<Streaming>(to + i * lanes<Bits>, load<Bits>(from + i * lanes<Bits>) & mask[i]);
+    }
+    template <bool Streaming>
+    static HOST_DEVICE void write(Bits* to, Vec value) {
+        if constexpr (Streaming)
+            stream<Bits>(to, value);
+        else
+            store<Bits>(to, value);
+    }
+
+    template <bool Streaming>
+    static HOST_DEVICE void rank_and_store(const Bits* from, Bits* to, int n) {
+        Vec key[M], keep[M];
+        keys_by_channel(from, key);
+        keep_largest<M>(key, n, keep);
+        store_kept<Streaming>(from, to, keep);
+    }
+
+    // Not inlined: it would take registers from the path without ties.
+    template <bool Streaming>
+    static __attribute__((noinline)) void break_ties(const Bits* from, Bits* to, Vec threshold, int n) {
+        Vec key[M], keep[M];
+        keys_by_channel(from, key);
+        keep_by_threshold<M>(key, threshold, n, keep);
+        store_kept<Streaming>(from, to, keep);
+    }
+
+    template <bool Streaming, std::size_t... Part>
+    static HOST_DEVICE void store_reaching(const Bits* from, Bits* to, Vec threshold, std::index_sequence<Part...>) {
+        (store_part<Streaming, Part>(from + Part * lanes<Bits>, to + Part * lanes<Bits>, threshold), ...);
+    }
+    template <bool Streaming, std::size_t Part>
+    static HOST_DEVICE void store_part(const Bits* from, Bits* to, Vec threshold) {
+        const Vec value = load<Bits>(from);
+        const Vec bar = spread<M, Part>(threshold, std::make_index_sequence<lanes<Bits>>{});
+        write<Streaming>(to, value & (key_of(value) >= bar));
+    }
+};
+
+template <class Format, int M, bool Streaming>
+void prune_whole_groups(const Problem& problem, Run<Format> run) {
     using Bits = typename Format::Bits;
     constexpr int tile_groups = lanes<Bits>, tile = tile_groups * M;
-    const Bits* grad = static_cast<const Bits*>(problem.grad);
-    Bits* pruned = static_cast<Bits*>(problem.pruned);
-    const Vector<Bits> without_sign = Lane<Vector<Bits>>::splat(Format::without_sign);
-    const Vector<Bits> not_a_number = Lane<Vector<Bits>>::splat(Format::infinity + 1);
-    for (; first + tile_groups <= last; first += tile_groups)
-        prune_tile<Bits, M>(grad + first * M, pruned + first * M, problem.n, without_sign, not_a_number);
-    if (first < last) {
+    for (; run.first + tile_groups <= run.last; run.first += tile_groups, run.from += tile, run.to += tile)
+        Tile<Format, M>::template prune<Streaming>(run.from, run.to, problem.n);
+    if (run.first < run.last) {
         Bits rest[tile] = {};
-        const std::size_t bytes = static_cast<std::size_t>(last - first) * M * sizeof(Bits);
-        std::memcpy(rest, grad + first * M, bytes);
-        prune_tile<Bits, M>(rest, rest, problem.n, without_sign, not_a_number);
-        std::memcpy(pruned + first * M, rest, bytes);
+        const std::size_t bytes = static_cast<std::size_t>(run.last - run.first) * M * sizeof(Bits);
+        std::memcpy(rest, run.from, bytes);
+        Tile<Format, M>::template prune<false>(rest, rest, problem.n);
+        std::memcpy(run.to, rest, bytes);
     }
 }
 
 // M is the power of two at or above m; the channels that a group lacks get the key -1, which ranks last.
 template <class Format, int M>
-void prune_any_groups(const Problem& problem, int64_t first, int64_t last) {
+void prune_any_groups(const Problem& problem, const Run<Format>& run) {
     using Bits = typename Format::Bits;
-    const Bits* grad = static_cast<const Bits*>(problem.grad);
-    Bits* pruned = static_cast<Bits*>(problem.pruned);
-    while (first < last) {
-        const int count = static_cast<int>(std::min<int64_t>(lanes<Bits>, last - first));
+    const int64_t start = locate(problem, run.first).offset;
+    for (int64_t first = run.first; first < run.last; first += lanes<Bits>) {
+        const int count = static_cast<int>(std::min<int64_t>(lanes<Bits>, run.last - first));
         alignas(vector_bytes) Bits key_lane[M][lanes<Bits>], keep_lane[M][lanes<Bits>];
         std::memset(key_lane, 0xff, sizeof key_lane);
         Group group[lanes<Bits>];
         for (int lane = 0; lane < count; ++lane) {
             group[lane] = locate(problem, first + lane);
+            group[lane].offset -= start;
             for (int c = 0; c < group[lane].size; ++c)
-                key_lane[c][lane] = magnitude_key<Bits>(grad[group[lane].offset + c], Format::without_sign,
+                key_lane[c][lane] = magnitude_key<Bits>(run.from[group[lane].offset + c], Format::without_sign,
                                                         static_cast<Bits>(Format::infinity + 1));
         }
         Vector<Bits> key[M], keep[M];
@@ -82,89 +176,92 @@ void prune_any_groups(const Problem& problem, int64_t first, int64_t last) {
         std::memcpy(keep_lane, keep, sizeof keep);
         for (int lane = 0; lane < count; ++lane)
             for (int c = 0; c < group[lane].size; ++c)
-                pruned[group[lane].offset + c] =
-                    static_cast<Bits>(grad[group[lane].offset + c] & keep_lane[c][lane]);
-        first += count;
+                run.to[group[lane].offset + c] =
+                    static_cast<Bits>(run.from[group[lane].offset + c] & keep_lane[c][lane]);
     }
 }
 
 // ---- random ----
 
-// Keep bits for `units` runs of max(M, 8) elements, bit e of a run for its element e. A run is a whole number of Philox
-// blocks and of groups, so that one lane can do it alone.
+// Keep bits of a tile of whole groups, bit e for its element e: in each 32-bit lane those of max(M, 8) consecutive
+// elements, a whole number of Philox blocks and of groups.
 template <int M>
-struct RandomRun {
-    static constexpr int elements = M < 8 ? 8 : M, blocks = elements / 8, units = 16;
+struct RandomTile {
+    static constexpr int lane_elements = M < 8 ? 8 : M, blocks = lane_elements / 8;
+    static constexpr int elements = lanes<int32_t> * lane_elements;
 
-    static HOST_DEVICE uint32_t keep_bits(uint64_t first_block, uint64_t seed, int n) {
-        uint32_t bits = 0;
-        int32_t needed = 0;
+    static HOST_DEVICE void keep_bits(uint64_t first_block, uint64_t seed, int n, uint8_t* bits) {
+        using Key = Vector<int32_t>;
+        Key kept = Lane<Key>::splat(0), needed = kept;
         UNROLL
         for (int b = 0; b < blocks; ++b) {
-            const PhiloxBlock block = philox4x32_10(first_block + b, seed);
+            const PhiloxBlock<Vector<uint32_t>> block = philox_lanes(first_block + b, blocks, seed);
             UNROLL
             for (int i = 0; i < 8; ++i) {
-                const int channel = (8 * b + i) % M;
-                if (channel == 0) needed = n;
-                const int32_t keep = keep_random(random_half(block, i), M - channel, needed);
-                needed += keep;
-                bits |= static_cast<uint32_t>(keep) & (1u << (8 * b + i));
+                if ((8 * b + i) % M == 0) needed = Lane<Key>::splat(n);
+                const Vector<uint32_t> word = block.word[i / 2];
+                const Key half = (Key)(i % 2 ? word >> 16 : word & 0xffffu);
+                const Key keep = keep_at_random(half, M - (8 * b + i) % M, needed);
+                kept |= keep & Lane<Key>::splat(static_cast<int>(1u << (8 * b + i)));
             }
         }
-        return bits;
+        if constexpr (blocks == 4) {
+            std::memcpy(bits, &kept, sizeof kept);
+        } else {
+            using Narrow = std::conditional_t<blocks == 1, uint8_t, uint16_t>;
+            typedef Narrow Narrowed __attribute__((vector_size(lanes<int32_t> * sizeof(Narrow))));
+            const Narrowed narrow = __builtin_convertvector(kept, Narrowed);
+            std::memcpy(bits, &narrow, sizeof narrow);
+        }
     }
 };
 
-template <class Format, int M>
-void prune_whole_groups_at_random(const Problem& problem, int64_t first, int64_t last) {
+template <class Format, int M, bool Streaming>
+void prune_whole_groups_at_random(const Problem& problem, Run<Format> run) {
     using Bits = typename Format::Bits;
-    using Run = RandomRun<M>;
-    constexpr int units = Run::units, elements = Run::elements;
-    const Bits* grad = static_cast<const Bits*>(problem.grad);
-    Bits* pruned = static_cast<Bits*>(problem.pruned);
-    const uint64_t seed = problem.seed;
-    const int n = problem.n;
-    // A block of groups starts at a multiple of 32 elements (see block_groups), hence at a Philox block.
-    for (int64_t element = first * M; element < last * M; element += units * elements) {
-        const uint64_t first_block = static_cast<uint64_t>(element) / 8;
-        uint32_t bits[units];
-        for (int unit = 0; unit < units; ++unit)
-            bits[unit] = Run::keep_bits(first_block + static_cast<uint64_t>(unit) * Run::blocks, seed, n);
-        const int64_t count = std::min<int64_t>(units * elements, last * M - element);
-        const Bits* from = grad + element;
-        Bits* to = pruned + element;
-        for (int unit = 0; unit * elements + elements <= count; ++unit) {
-            const uint32_t run = bits[unit];
-            for (int e = 0; e < elements; ++e) {
-                const Bits mask = static_cast<Bits>(-static_cast<int32_t>((run >> e) & 1u));
-                to[unit * elements + e] = static_cast<Bits>(from[unit * elements + e] & mask);
+    using Drawn = RandomTile<M>;
+    // The first group starts at a whole Philox block.
+    uint64_t block = static_cast<uint64_t>(run.first) * M / 8;
+    int64_t left = (run.last - run.first) * M;
+    for (; left > 0; left -= Drawn::elements, run.from += Drawn::elements, run.to += Drawn::elements) {
+        uint8_t bits[Drawn::elements / 8];
+        Drawn::keep_bits(block, problem.seed, problem.n, bits);
+        block += Drawn::elements / 8;
+        if (left >= Drawn::elements) {
+            UNROLL
+            for (int e = 0; e < Drawn::elements; e += lanes<Bits>) {
+                const Vector<Bits> kept = keep_where<Bits>(bits, e, load<Bits>(run.from + e));
+                if constexpr (Streaming)
+                    stream<Bits>(run.to + e, kept);
+                else
+                    store<Bits>(run.to + e, kept);
             }
+        } else {
+            for (int64_t e = 0; e < left; ++e) run.to[e] = (bits[e / 8] >> (e % 8)) & 1u ? run.from[e] : Bits{0};
         }
-        for (int64_t e = count / elements * elements; e < count; ++e)
-            to[e] = (bits[e / elements] >> (e % elements)) & 1u ? from[e] : Bits{0};
     }
 }
 
 template <class Format>
-void prune_any_groups_at_random(const Problem& problem, int64_t first, int64_t last) {
+void prune_any_groups_at_random(const Problem& problem, const Run<Format>& run) {
     using Bits = typename Format::Bits;
-    const Bits* grad = static_cast<const Bits*>(problem.grad);
-    Bits* pruned = static_cast<Bits*>(problem.pruned);
-    uint64_t number = static_cast<uint64_t>(first) * static_cast<uint64_t>(problem.m);
-    PhiloxBlock block = philox4x32_10(number / 8, problem.seed);
-    uint64_t drawn = number / 8;
-    for (; first < last; ++first) {
-        const Group group = locate(problem, first);
+    const int64_t start = locate(problem, run.first).offset;
+    const uint64_t m = static_cast<uint64_t>(problem.m);
+    uint64_t drawn = ~uint64_t{0};
+    PhiloxBlock<uint64_t> block{};
+    for (int64_t index = run.first; index < run.last; ++index) {
+        const Group group = locate(problem, index);
         int32_t needed = std::min(problem.n, group.size);
         for (int c = 0; c < group.size; ++c) {
-            number = static_cast<uint64_t>(first) * static_cast<uint64_t>(problem.m) + static_cast<uint64_t>(c);
+            const uint64_t number = static_cast<uint64_t>(index) * m + static_cast<uint64_t>(c);
             if (number / 8 != drawn) {
                 drawn = number / 8;
                 block = philox4x32_10(drawn, problem.seed);
             }
-            const int32_t keep = keep_random(random_half(block, static_cast<int>(number % 8)), group.size - c, needed);
-            needed += keep;
-            pruned[group.offset + c] = static_cast<Bits>(grad[group.offset + c] & static_cast<Bits>(keep));
+            const int32_t half = static_cast<int32_t>((block.word[number % 8 / 2] >> (16 * (number % 2))) & 0xffffu);
+            const int32_t keep = keep_at_random(half, group.size - c, needed);
+            const int64_t place = group.offset - start + c;
+            run.to[place] = static_cast<Bits>(run.from[place] & static_cast<Bits>(keep));
         }
     }
 }
@@ -172,23 +269,25 @@ void prune_any_groups_at_random(const Problem& problem, int64_t first, int64_t l
 // ---- choice of the path ----
 
 template <class Format, int M>
-void prune_with(const Problem& problem, int64_t first, int64_t last) {
+void prune_with(const Problem& problem, const Run<Format>& run) {
     const bool whole = problem.whole_groups() && problem.m == M;
-    if (problem.mode == 0)
-        whole ? prune_whole_groups<Format, M>(problem, first, last) : prune_any_groups<Format, M>(problem, first, last);
-    else
-        whole && first * M % 8 == 0 ? prune_whole_groups_at_random<Format, M>(problem, first, last)
-                                    : prune_any_groups_at_random<Format>(problem, first, last);
+    if (problem.mode == 0) {
+        if (!whole) return prune_any_groups<Format, M>(problem, run);
+        return run.streaming ? prune_whole_groups<Format, M, true>(problem, run)
+                             : prune_whole_groups<Format, M, false>(problem, run);
+    }
+    if (!whole || run.first * M % 8 != 0) return prune_any_groups_at_random<Format>(problem, run);
+    return run.streaming ? prune_whole_groups_at_random<Format, M, true>(problem, run)
+                         : prune_whole_groups_at_random<Format, M, false>(problem, run);
 }
 
-// Prunes groups first .. last - 1, counted over (sample, pixel, group of the pixel).
 template <class Format>
-void prune_groups(const Problem& problem, int64_t first, int64_t last) {
-    if (problem.m <= 2) return prune_with<Format, 2>(problem, first, last);
-    if (problem.m <= 4) return prune_with<Format, 4>(problem, first, last);
-    if (problem.m <= 8) return prune_with<Format, 8>(problem, first, last);
-    if (problem.m <= 16) return prune_with<Format, 16>(problem, first, last);
-    return prune_with<Format, 32>(problem, first, last);
+void prune_run(const Problem& problem, const Run<Format>& run) {
+    if (problem.m <= 2) return prune_with<Format, 2>(problem, run);
+    if (problem.m <= 4) return prune_with<Format, 4>(problem, run);
+    if (problem.m <= 8) return prune_with<Format, 8>(problem, run);
+    if (problem.m <= 16) return prune_with<Format, 16>(problem, run);
+    return prune_with<Format, 32>(problem, run);
 }
 
 }  // namespace pdt

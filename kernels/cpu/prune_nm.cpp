@@ -11,6 +11,7 @@
 #include <omp.h>
 #endif
 
+#include "channel_sums.h"
 #include "prune_blocks.h"
 
 namespace pdt {
@@ -20,6 +21,7 @@ enum Scope { scope_none = 0, scope_group = 1, scope_sample_channel = 2, scope_ch
 
 constexpr int64_t block_elements = 16384;  // both copies of a block stay in the second-level cache
 constexpr int64_t chunk_elements = 2048;   // both copies of a chunk stay in the first-level cache
+constexpr int64_t streaming_bytes = int64_t{16} << 20;  // a result that common last-level caches do not hold
 
 inline int64_t thread_index() {
 #if defined(_OPENMP)
@@ -36,8 +38,7 @@ HOST_DEVICE float magnitude(typename Format::Bits bits) {
     return Format::decode(static_cast<typename Format::Bits>(bits & Format::without_sign));
 }
 
-// A pruned channel stays exactly zero, also when the ratio is not finite. Written with a mask for the reason that
-// `select` gives.
+// Written with a mask for the reason that `select` gives.
 template <class Format>
 HOST_DEVICE typename Format::Bits rescaled(typename Format::Bits bits, float ratio) {
     using Bits = typename Format::Bits;
@@ -46,50 +47,43 @@ HOST_DEVICE typename Format::Bits rescaled(typename Format::Bits bits, float rat
     return static_cast<Bits>((product & nonzero) | (bits & ~nonzero));
 }
 
-// Prunes `pixels` pixels from `first_pixel` and adds sums of |G| and |G^| per channel to dense[] and kept[]. Sums are
-// taken per chunk first: the chunk is in cache, and short partial sums lose fewer bits. An in-place problem must be
-// summed before it is pruned, hence two loops.
+// A result that the caches cannot hold is better written past them; a smaller one is there when it is read next.
 template <class Format>
-void prune_and_sum(const Problem& problem, int64_t first_pixel, int64_t pixels, float* sums) {
-    using Bits = typename Format::Bits;
-    const int64_t channels = problem.channels, per_pixel = problem.groups_per_pixel();
-    float *dense = sums, *kept = sums + channels, *chunk_dense = sums + 2 * channels, *chunk_kept = sums + 3 * channels;
-    const int64_t chunk_pixels = std::max<int64_t>(1, chunk_elements / channels);
-    const int64_t end = first_pixel + pixels;
-    for (int64_t pixel = first_pixel; pixel < end; pixel += chunk_pixels) {
-        const int64_t count = std::min(chunk_pixels, end - pixel);
-        std::fill(chunk_dense, chunk_dense + 2 * channels, 0.0f);
-        const Bits* grad = static_cast<const Bits*>(problem.grad) + pixel * channels;
-        const Bits* pruned = static_cast<const Bits*>(problem.pruned) + pixel * channels;
-        for (int64_t p = 0; p < count; ++p)
-            for (int64_t c = 0; c < channels; ++c) chunk_dense[c] += magnitude<Format>(grad[p * channels + c]);
-        prune_groups<Format>(problem, pixel * per_pixel, (pixel + count) * per_pixel);
-        for (int64_t p = 0; p < count; ++p)
-            for (int64_t c = 0; c < channels; ++c) chunk_kept[c] += magnitude<Format>(pruned[p * channels + c]);
-        for (int64_t c = 0; c < channels; ++c) dense[c] += chunk_dense[c];
-        for (int64_t c = 0; c < channels; ++c) kept[c] += chunk_kept[c];
-    }
+bool worth_streaming(const Problem& problem) {
+    const int64_t elements = problem.samples * problem.pixels * problem.channels;
+    return problem.pruned != problem.grad &&
+           elements * static_cast<int64_t>(sizeof(typename Format::Bits)) >= streaming_bytes &&
+           reinterpret_cast<uintptr_t>(problem.pruned) % vector_bytes == 0;
 }
 
+// Prunes whole pixels; `to` takes the place of the problem's own result.
 template <class Format>
-void multiply_channels(const Problem& problem, int64_t first_pixel, int64_t pixels, const float* ratio) {
+void prune_pixels(const Problem& problem, int64_t first, int64_t count, typename Format::Bits* to) {
     using Bits = typename Format::Bits;
-    const int64_t channels = problem.channels;
-    Bits* pruned = static_cast<Bits*>(problem.pruned) + first_pixel * channels;
-    for (int64_t p = 0; p < pixels; ++p)
-        for (int64_t c = 0; c < channels; ++c)
-            pruned[p * channels + c] = rescaled<Format>(pruned[p * channels + c], ratio[c]);
+    const int64_t per_pixel = problem.groups_per_pixel();
+    const Bits* grad = static_cast<const Bits*>(problem.grad) + first * problem.channels;
+    prune_run<Format>(problem, {first * per_pixel, (first + count) * per_pixel, grad, to, false});
 }
 
 template <class Format>
 void prune_without_rescaling(const Problem& problem) {
+    using Bits = typename Format::Bits;
     const int64_t groups = problem.groups();
-    // A multiple of 32 groups: a block then starts at a whole vector of groups and at a whole Philox block.
-    const int64_t block_groups = std::max<int64_t>(32, block_elements / problem.m / 32 * 32);
+    // A multiple of 64 groups: a block then starts at a whole vector of groups and at a whole Philox block.
+    const int64_t block_groups = std::max<int64_t>(64, block_elements / problem.m / 64 * 64);
     const int64_t blocks = (groups + block_groups - 1) / block_groups;
-#pragma omp parallel for schedule(static) num_threads(problem.threads)
-    for (int64_t block = 0; block < blocks; ++block)
-        prune_groups<Format>(problem, block * block_groups, std::min(groups, (block + 1) * block_groups));
+    const bool streaming = worth_streaming<Format>(problem);
+#pragma omp parallel num_threads(problem.threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t block = 0; block < blocks; ++block) {
+            const int64_t first = block * block_groups, offset = locate(problem, first).offset;
+            prune_run<Format>(problem, {first, std::min(groups, first + block_groups),
+                                        static_cast<const Bits*>(problem.grad) + offset,
+                                        static_cast<Bits*>(problem.pruned) + offset, streaming});
+        }
+        finish_streaming();
+    }
 }
 
 // Sum of each run (a group, or a whole row) of `pixels` pixels' magnitudes.
@@ -106,7 +100,7 @@ void sum_runs(const float* magnitudes, int64_t pixels, int64_t channels, int64_t
 template <class Format>
 void prune_and_rescale_runs(const Problem& problem) {
     using Bits = typename Format::Bits;
-    const int64_t channels = problem.channels, per_pixel = problem.groups_per_pixel();
+    const int64_t channels = problem.channels;
     const int64_t run = problem.scope == scope_row ? channels : problem.m, runs = (channels + run - 1) / run;
     const int64_t all_pixels = problem.samples * problem.pixels;
     const int64_t chunk_pixels = std::max<int64_t>(1, chunk_elements / channels);
@@ -124,7 +118,7 @@ void prune_and_rescale_runs(const Problem& problem) {
 
         for (int64_t e = 0; e < count; ++e) magnitudes[e] = magnitude<Format>(grad[e]);
         sum_runs(magnitudes, pixels, channels, run, dense);
-        prune_groups<Format>(problem, pixel * per_pixel, (pixel + pixels) * per_pixel);
+        prune_pixels<Format>(problem, pixel, pixels, pruned);
         for (int64_t e = 0; e < count; ++e) magnitudes[e] = magnitude<Format>(pruned[e]);
         sum_runs(magnitudes, pixels, channels, run, kept);
 
@@ -138,45 +132,67 @@ void prune_and_rescale_runs(const Problem& problem) {
     }
 }
 
-// Ratio per (sample, channel): a sample is pruned and summed, then multiplied while it is still in cache.
+// Prunes `pixels` pixels from `first_pixel` into `to` and adds their sums of magnitudes, before and after, to `sums`.
+// Sums are taken per chunk first: the chunk is in cache, and short partial sums lose fewer bits. `to` may be the
+// gradient itself, hence a chunk is summed before it is pruned.
+template <class Format>
+void prune_and_sum(const Problem& problem, const ChannelSums<Format>& shape, int64_t first_pixel, int64_t pixels,
+                   typename Format::Bits* to, Vector<float>* sums) {
+    using Bits = typename Format::Bits;
+    const int64_t channels = problem.channels, chunk_pixels = std::max<int64_t>(1, chunk_elements / channels);
+    const Bits* grad = static_cast<const Bits*>(problem.grad) + first_pixel * channels;
+    for (int64_t pixel = 0; pixel < pixels; pixel += chunk_pixels) {
+        const int64_t count = std::min(chunk_pixels, pixels - pixel);
+        add_magnitudes<Format>(shape, grad + pixel * channels, count, shape.dense(sums));
+        prune_pixels<Format>(problem, first_pixel + pixel, count, to + pixel * channels);
+        add_magnitudes<Format>(shape, to + pixel * channels, count, shape.kept(sums));
+    }
+}
+
+// Ratio per (sample, channel): a sample is pruned and summed, then multiplied while it is still in cache. (Pruning into
+// memory of the thread's own and streaming the product out was slower: reads and writes then take turns.)
 template <class Format>
 void prune_and_rescale_samples(const Problem& problem) {
-    const int64_t channels = problem.channels;
-    std::vector<float> sums_of_threads(static_cast<std::size_t>(problem.threads * 4 * channels));
+    using Bits = typename Format::Bits;
+    const ChannelSums<Format> shape(problem.channels);
+    VectorMemory sums_of_threads(problem.threads * shape.vectors);
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
     for (int64_t sample = 0; sample < problem.samples; ++sample) {
-        float* sums = sums_of_threads.data() + thread_index() * 4 * channels;
-        std::fill(sums, sums + 2 * channels, 0.0f);
-        prune_and_sum<Format>(problem, sample * problem.pixels, problem.pixels, sums);
-        float* ratio = sums;
-        for (int64_t c = 0; c < channels; ++c) ratio[c] = ratio_of(sums[c], sums[channels + c]);
-        multiply_channels<Format>(problem, sample * problem.pixels, problem.pixels, ratio);
+        Vector<float>* sums = sums_of_threads.part(thread_index(), shape.vectors);
+        Bits* pixels = static_cast<Bits*>(problem.pruned) + sample * problem.pixels * problem.channels;
+        shape.clear(sums);
+        prune_and_sum<Format>(problem, shape, sample * problem.pixels, problem.pixels, pixels, sums);
+        shape.divide(sums);
+        multiply_pixels<Format>(shape, pixels, problem.pixels, shape.dense(sums));
     }
 }
 
 // Ratio per channel over the whole batch: every element is written before the first ratio is known.
 template <class Format>
 void prune_and_rescale_batch(const Problem& problem) {
+    using Bits = typename Format::Bits;
     const int64_t channels = problem.channels, all_pixels = problem.samples * problem.pixels;
     const int64_t block_pixels = std::max<int64_t>(1, 8 * block_elements / channels);
     const int64_t blocks = (all_pixels + block_pixels - 1) / block_pixels;
-    std::vector<float> sums(static_cast<std::size_t>(blocks * 4 * channels), 0.0f), ratio(channels);
+    const ChannelSums<Format> shape(channels);
+    VectorMemory sums_of_blocks(blocks * shape.vectors);
+    Bits* pruned = static_cast<Bits*>(problem.pruned);
+    const auto pixels_of = [&](int64_t block) { return std::min(block_pixels, all_pixels - block * block_pixels); };
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
-    for (int64_t block = 0; block < blocks; ++block)
-        prune_and_sum<Format>(problem, block * block_pixels, std::min(block_pixels, all_pixels - block * block_pixels),
-                              sums.data() + block * 4 * channels);
-    for (int64_t c = 0; c < channels; ++c) {
-        float dense = 0.0f, kept = 0.0f;
-        for (int64_t block = 0; block < blocks; ++block) {
-            dense += sums[block * 4 * channels + c];
-            kept += sums[(block * 4 + 1) * channels + c];
-        }
-        ratio[c] = ratio_of(dense, kept);
+    for (int64_t block = 0; block < blocks; ++block) {
+        Vector<float>* sums = sums_of_blocks.part(block, shape.vectors);
+        shape.clear(sums);
+        prune_and_sum<Format>(problem, shape, block * block_pixels, pixels_of(block),
+                              pruned + block * block_pixels * channels, sums);
     }
+    Vector<float>* total = sums_of_blocks.part(0, shape.vectors);
+    for (int64_t block = 1; block < blocks; ++block) shape.add(total, sums_of_blocks.part(block, shape.vectors));
+    shape.divide(total);
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
-    for (int64_t block = 0; block < blocks; ++block)
-        multiply_channels<Format>(problem, block * block_pixels,
-                                  std::min(block_pixels, all_pixels - block * block_pixels), ratio.data());
+    for (int64_t block = 0; block < blocks; ++block) {
+        Bits* pixels = pruned + block * block_pixels * channels;
+        multiply_pixels<Format>(shape, pixels, pixels_of(block), shape.dense(total));
+    }
 }
 
 template <class Format>

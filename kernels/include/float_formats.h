@@ -1,24 +1,9 @@
 // The number formats a gradient comes in: bits to fp32 and back, without branches so that loops over them vectorise.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
-#include "group_selection.h"
+#include "portable.h"
 
 namespace pdt {
-
-HOST_DEVICE float float_of_bits(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-HOST_DEVICE uint32_t bits_of_float(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
 
 // Written with a mask: behind a conditional expression the compiler may put a branch, and loops then stay scalar.
 HOST_DEVICE uint32_t select(bool condition, uint32_t yes, uint32_t no) {

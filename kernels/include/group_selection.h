@@ -1,33 +1,29 @@
 // How n channels of a group of m are chosen: the one place where the rule is written.
 //
 // Plain C++17. `Key` may be a scalar or a vector of lanes (one group per lane), so that a CPU kernel that handles many
-// groups at once and a CUDA kernel with one thread per group run the same text. Nothing here branches on values.
+// groups at once and a CUDA kernel with one group per thread run the same text. Nothing here branches on values.
 #pragma once
 
-#include <cstdint>
-
-#if defined(__CUDACC__)
-#define HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define HOST_DEVICE inline __attribute__((always_inline))
-#endif
-
-#if defined(__CUDACC__)
-#define UNROLL _Pragma("unroll")
-#elif defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
+#include "portable.h"
 
 namespace pdt {
 
-// The integer type of one lane, and a key that holds the same integer in every lane. Vector types specialise both.
+// The integer type of one lane, a key that holds the same integer in every lane, and a comparison's outcome as all ones
+// or 0. Vector types specialise this: their comparisons are masks already.
 template <class Key>
 struct Lane {
     using Integer = Key;
     static HOST_DEVICE Key splat(int value) { return static_cast<Key>(value); }
+    static HOST_DEVICE Key mask(bool condition) { return static_cast<Key>(-static_cast<int>(condition)); }
 };
+
+// Products of the low 32 bits of 64-bit lanes with a constant. Vector types specialise this too.
+template <class Word>
+struct LowProduct {
+    static HOST_DEVICE Word of(Word value, uint32_t factor) { return static_cast<Word>(static_cast<uint32_t>(value)) * factor; }
+};
+
+// ---- magnitude ----
 
 // Magnitude of a float as an integer that sorts like |x|: the sign bit cleared, and every NaN just above infinity so
 // that NaNs tie with each other whatever their payload.
@@ -37,11 +33,64 @@ HOST_DEVICE Key magnitude_key(Key bits, Key without_sign, Key not_a_number) {
     return magnitude < not_a_number ? magnitude : not_a_number;
 }
 
+// Two neighbours in the sorting network below: the larger comes first.
+template <class Key>
+HOST_DEVICE void exchange(Key& first, Key& second) {
+    const Key larger = first < second ? second : first;
+    second = first < second ? first : second;
+    first = larger;
+}
+
+// Batcher's odd-even merge sort (Knuth, TAOCP vol. 3, 5.3.4) as a network of exchanges, written as templates so that
+// every index is a constant: keys stay in registers, and exchanges whose results nobody reads disappear.
+template <int First, int Count, int Step>
+struct OddEvenMerge {
+    template <class Key>
+    static HOST_DEVICE void run(Key* key) {
+        if constexpr (2 * Step < Count) {
+            OddEvenMerge<First, Count, 2 * Step>::run(key);
+            OddEvenMerge<First + Step, Count, 2 * Step>::run(key);
+            exchange_inner<First + Step>(key);
+        } else {
+            exchange(key[First], key[First + Step]);
+        }
+    }
+
+    // The merged halves of even and odd places still need their inner neighbours compared.
+    template <int Place, class Key>
+    static HOST_DEVICE void exchange_inner(Key* key) {
+        if constexpr (Place + Step < First + Count) {
+            exchange(key[Place], key[Place + Step]);
+            exchange_inner<Place + 2 * Step>(key);
+        }
+    }
+};
+
+template <int First, int Count>
+struct OddEvenSort {
+    template <class Key>
+    static HOST_DEVICE void run(Key* key) {
+        if constexpr (Count > 1) {
+            OddEvenSort<First, Count / 2>::run(key);
+            OddEvenSort<First + Count / 2, Count / 2>::run(key);
+            OddEvenMerge<First, Count, 1>::run(key);
+        }
+    }
+};
+
+template <int M, class Key>
+HOST_DEVICE void sort_descending(Key (&key)[M]) {
+    static_assert((M & (M - 1)) == 0, "the network is for powers of two");
+    OddEvenSort<0, M>::run(key);
+}
+
 // keep[i] is all ones when fewer than n channels rank before channel i, else 0. A channel ranks before another when its
 // key is larger, or equal with the lower index. Keys lie in -1 .. largest positive, so a difference cannot overflow and
 // its sign bit is the comparison; a key of -1 marks a channel that does not exist (the end of a short group).
+//
+// By counting, for small groups: M (M - 1) / 2 comparisons.
 template <int M, class Key>
-HOST_DEVICE void keep_largest(const Key (&key)[M], int n, Key (&keep)[M]) {
+HOST_DEVICE void keep_by_counting(const Key (&key)[M], int n, Key (&keep)[M]) {
     constexpr int sign = 8 * sizeof(typename Lane<Key>::Integer) - 1;
     // ahead[j] counts channels before j, less j: each lower channel counts as ahead until j proves strictly larger.
     Key ahead[M];
@@ -60,22 +109,56 @@ HOST_DEVICE void keep_largest(const Key (&key)[M], int n, Key (&keep)[M]) {
     for (int i = 0; i < M; ++i) keep[i] = (ahead[i] - Lane<Key>::splat(n - i)) >> sign;
 }
 
+// The same from the n-th largest key: larger ones stay, and of its equals the lowest indices, as many as there is room
+// for.
+template <int M, class Key>
+HOST_DEVICE void keep_by_threshold(const Key (&key)[M], Key threshold, int n, Key (&keep)[M]) {
+    const Key none = Lane<Key>::splat(0);
+    Key room = Lane<Key>::splat(n);
+    UNROLL
+    for (int i = 0; i < M; ++i) room += Lane<Key>::mask(key[i] > threshold);
+    UNROLL
+    for (int i = 0; i < M; ++i) {
+        const Key equal = Lane<Key>::mask(key[i] == threshold);
+        keep[i] = Lane<Key>::mask(key[i] > threshold) | (equal & Lane<Key>::mask(room > none));
+        room += equal;
+    }
+}
+
+template <int M, class Key>
+HOST_DEVICE void keep_largest(const Key (&key)[M], int n, Key (&keep)[M]) {
+    if constexpr (M <= 4) {
+        keep_by_counting<M>(key, n, keep);
+    } else {
+        Key sorted[M];
+        UNROLL
+        for (int i = 0; i < M; ++i) sorted[i] = key[i];
+        sort_descending<M>(sorted);
+        keep_by_threshold<M>(key, sorted[n - 1], n, keep);
+    }
+}
+
+// ---- random ----
+
+// Four words of 32 bits in the low halves of `Word`s; the high halves hold remains of products.
+template <class Word>
 struct PhiloxBlock {
-    uint32_t word[4];
+    Word word[4];
 };
 
-// Philox4x32-10 (Salmon et al., SC 2011) at counter (low, high, 0, 0) with the 64-bit seed as its key.
-HOST_DEVICE PhiloxBlock philox4x32_10(uint64_t counter, uint64_t seed) {
-    uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32), c2 = 0, c3 = 0;
+// Philox4x32-10 (Salmon et al., SC 2011) at counter (low, high, 0, 0) with the 64-bit seed as its key. `Word` is a
+// 64-bit integer or a vector of them, one block per lane.
+template <class Word>
+HOST_DEVICE PhiloxBlock<Word> philox4x32_10(Word counter, uint64_t seed) {
+    Word c0 = counter, c1 = counter >> 32, c2 = counter ^ counter, c3 = c2;
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
     UNROLL
     for (int round = 0; round < 10; ++round) {
-        const uint64_t p0 = static_cast<uint64_t>(c0) * 0xD2511F53u;
-        const uint64_t p1 = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
-        c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
-        c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
-        c1 = static_cast<uint32_t>(p1);
-        c3 = static_cast<uint32_t>(p0);
+        const Word p0 = LowProduct<Word>::of(c0, 0xD2511F53u), p1 = LowProduct<Word>::of(c2, 0xCD9E8D57u);
+        c0 = (p1 >> 32) ^ c1 ^ static_cast<uint64_t>(k0);
+        c2 = (p0 >> 32) ^ c3 ^ static_cast<uint64_t>(k1);
+        c1 = p1;
+        c3 = p0;
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
@@ -84,15 +167,16 @@ HOST_DEVICE PhiloxBlock philox4x32_10(uint64_t counter, uint64_t seed) {
 
 // The stream of 16-bit random numbers: number j is half j % 8 of Philox block j / 8, low half of a word first.
 // Channel i of group g uses number g * m + i.
-HOST_DEVICE int32_t random_half(const PhiloxBlock& block, int index) {
-    return static_cast<int32_t>((block.word[index >> 1] >> (16 * (index & 1))) & 0xffffu);
-}
-
-// One step of selection sampling (Knuth, TAOCP 2, 3.4.2, algorithm S): visit the channels in order and keep each with
-// probability (still needed) / (still to visit). Every n-subset comes out equally likely, to within 2^-16 per step.
-// Returns -1 (keep) or 0.
-HOST_DEVICE int32_t keep_random(int32_t half, int32_t to_visit, int32_t needed) {
-    return (half * to_visit - (needed << 16)) >> 31;
+//
+// Selection sampling (Knuth, TAOCP 2, 3.4.2, algorithm S): visit the channels in order and keep each with probability
+// (still needed) / (still to visit). Every n-subset comes out equally likely, to within 2^-16 per step. `half` is the
+// channel's random number; `needed` goes down by one in each lane that keeps. Gives all ones (keep) or 0.
+template <class Key>
+HOST_DEVICE Key keep_at_random(Key half, int to_visit, Key& needed) {
+    static_assert(sizeof(typename Lane<Key>::Integer) == 4, "16-bit numbers times 32 channels");
+    const Key keep = (half * Lane<Key>::splat(to_visit) - (needed << 16)) >> 31;
+    needed += keep;
+    return keep;
 }
 
 }  // namespace pdt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import stat
 import subprocess
@@ -105,3 +106,31 @@ def test_a_compiler_may_have_words_behind_its_name(start_python, tmp_path):
     )
     assert output.splitlines()[0] == "cpu", errors
     assert "cannot be read" in slow_path_line(start_python(PRUNE, CXX='"', PDT_CACHE=str(cache), PDT_CPU_KERNEL=None))
+
+
+AGREES = """
+import torch, kernels
+from kernels import reference
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    grad = (torch.randn(3, 96, 7, 5, generator=torch.Generator().manual_seed(1)) * 8).round().to(dtype)
+    for m in (2, 4, 8, 16, 32, 7):
+        for mode in ("magnitude", "random"):
+            pruned = kernels.prune_nm(grad, m // 2, m, mode, seed=5)
+            assert torch.equal(pruned, reference.prune_nm(grad, m // 2, m, mode, seed=5)), (dtype, m, mode)
+        for rescale in ("group", "sample_channel", "channel"):
+            expected = reference.prune_nm(grad, m // 2, m, rescale=rescale)
+            tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+            torch.testing.assert_close(kernels.prune_nm(grad, m // 2, m, rescale=rescale), expected, rtol=tolerance, atol=0)
+print(kernels.backend_of(grad), kernels.backend_report())
+"""
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
+@pytest.mark.parametrize(("flag", "bits"), [("-mno-avx512f", "256-bit"), ("-mno-avx", "128-bit")])
+def test_processors_with_narrower_vectors_agree_with_the_oracle(start_python, tmp_path, flag, bits):
+    process = start_python(AGREES, CXX=f"c++ {flag}", PDT_CACHE=str(tmp_path), PDT_CPU_KERNEL=None)
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert output.startswith("cpu ")
+    assert bits in output or "128-bit" in output  # a machine without AVX has nothing to turn off
