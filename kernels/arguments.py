@@ -14,19 +14,29 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 GROUP_SIZES = range(2, 33)
 
 
-def check(grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int) -> None:
+COMPRESSED_DTYPES = (torch.bfloat16, torch.float16)
+COMPRESSED_GROUPS = (4, 8, 16)
+
+
+def check(grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int | Tensor) -> None:
     """Checks all arguments of `prune_nm`.
 
     Raises:
         ValueError: a number, a name or a shape is out of range.
         TypeError: a number is not an integer, or the dtype is not a floating-point one that is supported.
     """
-    n, m, seed = (_integer(name, value) for name, value in (("n", n), ("m", m), ("seed", seed)))
+    n, m = _integer("n", n), _integer("m", m)
     if m not in GROUP_SIZES:
         raise ValueError(f"prune_nm: m must be in 2..32, got m={m}")
     if not 1 <= n <= m:
         raise ValueError(f"prune_nm: n must be in 1..m, got n={n} with m={m}")
-    if not 0 <= seed < 2**64:
+    if isinstance(seed, Tensor):
+        if seed.dtype != torch.int64 or seed.dim() != 0 or seed.device != grad.device:
+            raise ValueError(
+                f"prune_nm: a tensor seed must be int64 with no dimensions on {grad.device}, got "
+                f"{str(seed.dtype).removeprefix('torch.')} {tuple(seed.shape)} on {seed.device}"
+            )
+    elif not 0 <= _integer("seed", seed) < 2**64:
         raise ValueError(f"prune_nm: seed must be in 0..2^64-1, got seed={seed}")
     _check_name("mode", mode, MODES)
     _check_name("rescale", rescale, SCOPES)
@@ -37,7 +47,36 @@ def check(grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int) -> N
         raise TypeError(f"prune_nm: grad must be of {names}, got {str(grad.dtype).removeprefix('torch.')}")
 
 
+def check_compression(grad: Tensor, n: int, m: int) -> None:
+    """Checks what `prune_compress_24` asks for beyond `check`.
+
+    Raises:
+        ValueError: n, m or the number of channels does not fit 2:4.
+        TypeError: the dtype is none of 16 bits.
+    """
+    if n > 2 or m not in COMPRESSED_GROUPS:
+        raise ValueError(f"prune_compress_24: n must be 1 or 2 and m 4, 8 or 16, got {n}:{m}")
+    if grad.shape[1] % 16:
+        raise ValueError(f"prune_compress_24: channels must be a multiple of 16, got {grad.shape[1]}")
+    if grad.dtype not in COMPRESSED_DTYPES:
+        raise TypeError(
+            f"prune_compress_24: grad must be of bfloat16 or float16, got {str(grad.dtype).removeprefix('torch.')}"
+        )
+
+
+def split_seed(seed: int | Tensor) -> tuple[int, Tensor | None]:
+    """The seed as a number, and as a tensor where it is one."""
+    return (0, seed) if isinstance(seed, Tensor) else (seed, None)
+
+
+def signed(seed: int) -> int:
+    """A number of 0..2^64-1 as the signed one with the same 64 bits, which is what a torch operator takes."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
 def _integer(name: str, value: int) -> int:
+    if isinstance(value, (int, torch.SymInt)):  # a number that torch.compile leaves open stays open
+        return value  # type: ignore[return-value]
     try:
         return operator.index(value)
     except TypeError:

@@ -6,19 +6,22 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.arguments import check
+from kernels.arguments import check, check_compression, signed, split_seed
 from kernels.cpu import library as cpu
+from kernels.cuda import library as cuda
 
 
-def prune_nm(grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int = 0) -> Tensor:
+def prune_nm(
+    grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int | Tensor = 0
+) -> Tensor:
     """Prunes a gradient to n of every m consecutive channels of each pixel.
 
     The last group of a pixel is short when m does not divide K; it keeps min(n, its size). No value raises. The result
     carries no autograd graph. A rescaled value beyond the dtype's range becomes an infinity, as in any conversion.
 
     Args:
-        grad: (N, K, P, Q) in any layout, or (rows, K); fp32, bf16, fp16 or fp64. The compiled CPU kernel takes the
-            first three; channels-last (or contiguous rows) spares it a conversion.
+        grad: (N, K, P, Q) in any layout, or (rows, K); fp32, bf16, fp16 or fp64. The compiled kernels take the first
+            three; channels-last (or contiguous rows) spares them a conversion.
         n: channels kept of each group, 1..m.
         m: channels of a group, 2..32.
         mode: `magnitude` keeps the largest |g|; ties keep the lower channel, NaN ranks above infinity. `random` keeps a
@@ -26,7 +29,8 @@ def prune_nm(grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str
         rescale: multiplies the survivors by sum |G| / sum |G^| over a scope, summed in fp32, and by 0 where nothing
             survived: `none`; `group`; `sample_channel`, over P and Q (of a matrix: over each row); `channel`, over
             N, P and Q (of a matrix: over the rows).
-        seed: of `random`, 0..2^64-1.
+        seed: of `random`, 0..2^64-1; or an int64 tensor with no dimensions, on the gradient's device, whose 64 bits are
+            the seed: the CUDA kernels read it when they run, so that a replayed CUDA graph draws new masks.
 
     Returns:
         A new tensor of the shape and dtype of `grad`; NCHW-contiguous if `grad` is, else channels-last (4-D) or
@@ -40,22 +44,14 @@ def prune_nm(grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str
     published code, `channel` that of its text.
     """
     check(grad, n, m, mode, rescale, seed)
-    grad = grad.detach()
-    pruned = _empty_result(grad)
-    if grad.numel() == 0:
-        return pruned
-    if backend_of(grad) == "reference":
-        return pruned.copy_(reference.prune_nm(grad, n, m, mode, rescale, seed))
-    if _is_channels_last(grad) and _is_channels_last(pruned):
-        cpu.prune(grad, pruned, n, m, mode, rescale, seed)
-        return pruned
-    # One conversion in, pruned in place, one conversion back where the caller's layout is NCHW.
-    converted = pruned.copy_(grad) if _is_channels_last(pruned) else _to_channels_last(grad)
-    cpu.prune(converted, converted, n, m, mode, rescale, seed)
-    return pruned if converted is pruned else pruned.copy_(converted)
+    number, key = split_seed(seed)
+    # The registered operator, not the function: torch.compile and dispatch modes see one call.
+    return torch.ops.pdt.prune_nm(grad.detach(), n, m, mode, rescale, signed(number), key)  # type: ignore[no-any-return]
 
 
-def prune_nm_(grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int = 0) -> Tensor:
+def prune_nm_(
+    grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int | Tensor = 0
+) -> Tensor:
     """Prunes a gradient in its own memory and returns it; arguments and errors as in `prune_nm`.
 
     Raises:
@@ -65,8 +61,9 @@ def prune_nm_(grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: st
     target = grad.detach()
     if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
         raise ValueError(f"prune_nm_: elements of grad share memory (strides {target.stride()}); use prune_nm")
-    if target.numel() and backend_of(target) == "cpu" and _is_channels_last(target):
-        cpu.prune(target, target, n, m, mode, rescale, seed)
+    if target.numel() and backend_of(target) != "reference" and _is_channels_last(target):
+        number, key = split_seed(seed)
+        _prune_dense(target, target, n, m, mode, rescale, number, key)
         # The kernel wrote behind autograd's back: without this, a saved tensor would not be found to have changed.
         torch.autograd.graph.increment_version(grad)
     else:
@@ -74,23 +71,105 @@ def prune_nm_(grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: st
     return grad
 
 
-def backend_of(tensor: Tensor) -> str:
-    """Says which backend would prune this tensor: `cpu` (the compiled kernel) or `reference` (plain torch).
+def prune_compress_24(
+    grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int | Tensor = 0
+) -> tuple[Tensor, Tensor]:
+    """Prunes a gradient and leaves out what cannot be kept: two values of every four channels, for sparse tensor cores.
 
-    The first call for a CPU tensor compiles the kernel if the cache does not have it (about 15 s).
+    The CUDA kernel does it in one pass over the gradient, where nothing is rescaled. Elsewhere plain torch does it.
+
+    Args:
+        grad: (N, K, P, Q) or (rows, K) with K a multiple of 16; bf16 or fp16.
+        n: channels kept of each group, 1 or 2: no aligned four channels then keep more than two.
+        m: channels of a group, 4, 8 or 16.
+        mode, rescale, seed: as in `prune_nm`.
+
+    Returns:
+        values: (N, K/2, P, Q) or (rows, K/2), in channels-last order: of each four channels the two that are kept, in
+            their order. Where fewer are kept, the lowest other channels fill up, with the value 0.
+        metadata: int16, (N, K/16, P, Q) or (rows, K/16), in channels-last order: 4 bits of each four channels, the
+            lowest bits for the first four, place0 | place1 << 2 with place0 < place1. This is the order of memory that
+            `wgmma.mma_async.sp` reads on sm_90, not the shuffled one of cuSPARSELt.
+
+    Raises:
+        ValueError, TypeError: as in `prune_nm`, or K, n, m or the dtype does not fit.
     """
+    check(grad, n, m, mode, rescale, seed)
+    check_compression(grad, n, m)
+    number, key = split_seed(seed)
+    return torch.ops.pdt.prune_compress_24(grad.detach(), n, m, mode, rescale, signed(number), key)  # type: ignore[no-any-return]
+
+
+def backend_of(tensor: Tensor) -> str:
+    """Says which backend would prune this tensor: `cpu` or `cuda` (compiled kernels), or `reference` (plain torch).
+
+    The first call for a CPU tensor compiles the kernel if the cache does not have it (about 15 s); the first call for
+    a CUDA tensor looks for CuPy.
+    """
+    if cuda.takes(tensor):
+        return "cuda" if cuda.load().cupy is not None else "reference"
     supported = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.dtype in cpu.FORMATS
     return "cpu" if supported and cpu.load().library is not None else "reference"
 
 
-def backend_report() -> str:
-    """Says in one line, for a trial's log, which path prunes CPU tensors; if the slow one, why and at what cost."""
-    return cpu.load().description
+def backend_report(device: torch.device | str = "cpu") -> str:
+    """Says in one line, for a trial's log, which path prunes tensors of a device; if the slow one, why."""
+    return (cuda.load() if torch.device(device).type == "cuda" else cpu.load()).description
 
 
 def backend_in_use() -> str:
-    """What `backend_report` says in a process that asked for it or pruned; else empty, and nothing is compiled."""
-    return cpu.load().description if cpu.load.cache_info().currsize else ""
+    """What `backend_report` says of each device whose backend this process asked for; else empty. Compiles nothing."""
+    loaded = [backend.load().description for backend in (cpu, cuda) if backend.load.cache_info().currsize]
+    return "; ".join(loaded)
+
+
+def _prune(grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None) -> Tensor:
+    """The operator `pdt::prune_nm` on every device; `seed` is the 64-bit number as a signed one."""
+    pruned = _empty_result(grad)
+    if grad.numel() == 0:
+        return pruned
+    seed %= 2**64
+    if backend_of(grad) == "reference":
+        seed = seed if key is None else int(key) % 2**64
+        return pruned.copy_(reference.prune_nm(grad, n, m, mode, rescale, seed))
+    if _is_channels_last(grad) and _is_channels_last(pruned):
+        _prune_dense(grad, pruned, n, m, mode, rescale, seed, key)
+        return pruned
+    # One conversion in, pruned in place, one conversion back where the caller's layout is NCHW.
+    converted = pruned.copy_(grad) if _is_channels_last(pruned) else _to_channels_last(grad)
+    _prune_dense(converted, converted, n, m, mode, rescale, seed, key)
+    return pruned if converted is pruned else pruned.copy_(converted)
+
+
+def _prune_dense(
+    grad: Tensor, pruned: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None
+) -> None:
+    """Runs the device's compiled kernel on tensors that are dense in channels-last order."""
+    if grad.device.type == "cuda":
+        cuda.prune(grad, pruned, n, m, mode, rescale, seed, key)
+    else:
+        cpu.prune(grad, pruned, n, m, mode, rescale, seed if key is None else int(key) % 2**64)
+
+
+def _compress(
+    grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The operator `pdt::prune_compress_24` on every device."""
+    values, metadata = _empty_compressed(grad)
+    if grad.numel() == 0:
+        return values, metadata
+    if backend_of(grad) != "cuda":
+        number = seed % 2**64 if key is None else int(key) % 2**64
+        found, places = reference.prune_compress_24(grad, n, m, mode, rescale, number)
+        return values.copy_(found), metadata.copy_(places)
+    dense = grad
+    if rescale != "none":
+        # What was rescaled has been pruned: the two largest of each four are what is left of it.
+        dense, mode = _prune(grad, n, m, mode, rescale, seed, key), "magnitude"
+    if not _is_channels_last(dense) or dense.data_ptr() % 16:
+        dense = _to_channels_last(dense)
+    cuda.compress(dense, values, metadata, n, m, mode, seed % 2**64, key)
+    return values, metadata
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
@@ -107,3 +186,32 @@ def _empty_result(grad: Tensor) -> Tensor:
     if grad.dim() == 2 or (grad.is_contiguous() and not _is_channels_last(grad)):
         return torch.empty_like(grad, memory_format=torch.contiguous_format)
     return torch.empty_like(grad, memory_format=torch.channels_last)
+
+
+def _empty_compressed(grad: Tensor) -> tuple[Tensor, Tensor]:
+    *outer, channels = grad.movedim(1, -1).shape
+    values = grad.new_empty([*outer, channels // 2]).movedim(-1, 1)
+    metadata = grad.new_empty([*outer, channels // 16], dtype=torch.int16).movedim(-1, 1)
+    return values, metadata
+
+
+def _fake_prune(grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None) -> Tensor:
+    return _empty_result(grad)
+
+
+def _fake_compress(
+    grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    return _empty_compressed(grad)
+
+
+# One function for every device: it chooses the backend, which also depends on dtype and on what could be compiled.
+_OPERATORS = torch.library.Library("pdt", "FRAGMENT")
+_ARGUMENTS = "(Tensor grad, int n, int m, str mode, str rescale, SymInt seed, Tensor? key=None)"
+for _name, _returns, _real, _fake in (
+    ("prune_nm", "Tensor", _prune, _fake_prune),
+    ("prune_compress_24", "(Tensor, Tensor)", _compress, _fake_compress),
+):
+    _OPERATORS.define(f"{_name}{_ARGUMENTS} -> {_returns}")
+    _OPERATORS.impl(_name, _real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"pdt::{_name}", _fake, lib=_OPERATORS)

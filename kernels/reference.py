@@ -30,6 +30,23 @@ def prune_nm(grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str
     return torch.where(pruned == 0, pruned, rescaled)
 
 
+def prune_compress_24(
+    grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Prunes and compresses a gradient; arguments and meaning as in `kernels.prune_compress_24`."""
+    pruned = prune_nm(grad, n, m, mode, rescale, seed).movedim(1, -1)
+    kept = keep_mask(grad, n, m, mode, seed).movedim(1, -1)
+    fours = kept.unflatten(-1, (-1, 4))
+    # A stable sort puts the kept places first and leaves the others in their order, so that the lowest fill up.
+    places = fours.sort(dim=-1, descending=True, stable=True).indices[..., :2].sort(dim=-1).values
+    values = pruned.unflatten(-1, (-1, 4)).gather(-1, places).flatten(-2)
+    nibbles = (places[..., 0] | places[..., 1] << 2).unflatten(-1, (-1, 4))
+    shifts = torch.arange(0, 16, 4, device=grad.device)
+    metadata = (nibbles << shifts).sum(-1)
+    metadata = torch.where(metadata >= 2**15, metadata - 2**16, metadata).to(torch.int16)
+    return values.movedim(-1, 1), metadata.movedim(-1, 1)
+
+
 def keep_mask(grad: Tensor, n: int, m: int, mode: str = "magnitude", seed: int = 0) -> Tensor:
     """Says which elements survive, as bool of the shape of `grad`.
 

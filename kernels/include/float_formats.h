@@ -25,10 +25,16 @@ struct BFloat16 {
         return float_of_bits(static_cast<uint32_t>(static_cast<uint16_t>(bits)) << 16);
     }
     static HOST_DEVICE Bits encode(float value) {
+#if defined(__CUDA_ARCH__)
+        uint16_t rounded;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+        return static_cast<Bits>(rounded);
+#else
         const uint32_t bits = bits_of_float(value);
         const uint32_t nearest_even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
         const uint32_t result = select(value != value, 0x7fc0u, nearest_even);
         return static_cast<Bits>(static_cast<uint16_t>(result));
+#endif
     }
 };
 
@@ -36,6 +42,11 @@ struct Float16 {
     using Bits = int16_t;
     static constexpr Bits without_sign = 0x7fff, infinity = 0x7c00;
     static HOST_DEVICE float decode(Bits half) {
+#if defined(__CUDA_ARCH__)
+        float value;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+        return value;
+#else
         const uint32_t bits = static_cast<uint16_t>(half);
         const uint32_t magnitude = bits & 0x7fffu;
         // A subnormal is converted as an integer: going through an fp32 subnormal would fail when those are flushed.
@@ -45,8 +56,14 @@ struct Float16 {
         uint32_t result = select(magnitude < 0x0400u, subnormal, normal);
         result = select(magnitude >= 0x7c00u, special, result);
         return float_of_bits(result | ((bits & 0x8000u) << 16));
+#endif
     }
     static HOST_DEVICE Bits encode(float value) {
+#if defined(__CUDA_ARCH__)
+        uint16_t rounded;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+        return static_cast<Bits>(rounded);
+#else
         const uint32_t bits = bits_of_float(value);
         const uint32_t magnitude = bits & 0x7fffffffu;
         // Adding 0.5 makes the adder itself round a subnormal result to nearest even, in units of 2^-24.
@@ -56,6 +73,7 @@ struct Float16 {
         result = select(magnitude >= 0x477ff000u, 0x7c00u, result);
         result = select(magnitude > 0x7f800000u, 0x7e00u, result);
         return static_cast<Bits>(static_cast<uint16_t>(result | ((bits >> 16) & 0x8000u)));
+#endif
     }
 };
 

@@ -1,0 +1,103 @@
+// Everything the fast kernels do not take: m that is no power of two, a short last group, memory that is not aligned.
+// Right, and not fast. `grad` and `pruned` are different tensors here.
+#pragma once
+
+#include "unit.cuh"
+
+namespace pdt {
+
+// One group per thread. M is the power of two at or above m; channels that a group lacks rank last.
+template <class Format, int M, int N, int MODE, bool RESCALE>
+__global__ void __launch_bounds__(256) prune_any(const typename Format::Bits* grad, typename Format::Bits* pruned,
+                                                 int64_t groups, int channels, int m, const uint64_t* seed_memory,
+ uint64_t seed) {
+    using Bits = typename Format::Bits;
+    const int64_t group = int64_t{blockIdx.x} * 256 + threadIdx.x;
+    if (group >= groups) return;
+    const int groups_per_pixel = (channels + m - 1) / m;
+    const int channel = static_cast<int>(group % groups_per_pixel) * m;
+    const int size = channels - channel < m ? channels - channel : m;
+    const int64_t first = group / groups_per_pixel * channels + channel;
+    Bits value[M];
+    int32_t keep[M];
+    UNROLL
+    for (int i = 0; i < M; ++i) value[i] = i < size ? grad[first + i] : Bits{0};
+    if constexpr (MODE == at_random) {
+        const uint64_t key = read_seed(seed_memory, seed);
+        uint64_t drawn = ~uint64_t{0};
+        PhiloxBlock<uint64_t> block{};
+        int32_t needed = N < size ? N : size;
+        UNROLL
+        for (int i = 0; i < M; ++i) {
+            const uint64_t number = static_cast<uint64_t>(group) * m + i;
+            if (number / 8 != drawn) {
+                drawn = number / 8;
+                block = philox4x32_10(drawn, key);
+            }
+            // Chosen by comparison: an index known only at run time would put the block into local memory.
+            const int place = static_cast<int>(number % 8 / 2);
+            const uint64_t low = place & 1 ? block.word[1] : block.word[0];
+            const uint64_t high = place & 1 ? block.word[3] : block.word[2];
+            const uint32_t word = static_cast<uint32_t>(place & 2 ? high : low);
+            keep[i] = keep_at_random(static_cast<int32_t>(number % 2 ? word >> 16 : word & 0xffffu), size - i, needed);
+        }
+    } else {
+        int32_t key[M];
+        UNROLL
+        for (int i = 0; i < M; ++i)
+            key[i] = i < size ? magnitude_key<int32_t>(value[i], Format::without_sign, Format::infinity + 1) : -1;
+        keep_largest<M>(key, N, keep);
+    }
+    float dense = 0.0f, kept = 0.0f;
+    UNROLL
+    for (int i = 0; i < M; ++i) {
+        dense += Format::decode(static_cast<Bits>(value[i] & Format::without_sign));
+        value[i] = static_cast<Bits>(value[i] & keep[i]);
+        kept += Format::decode(static_cast<Bits>(value[i] & Format::without_sign));
+    }
+    const float ratio = ratio_of(dense, kept);
+    UNROLL
+    for (int i = 0; i < M; ++i) {
+        if (i >= size) continue;
+        const bool rescaled = RESCALE && (value[i] & Format::without_sign) != 0;
+        pruned[first + i] = rescaled ? Format::encode(Format::decode(value[i]) * ratio) : value[i];
+    }
+}
+
+// ratio[output] of the sums over elements `first + j * stride` for j < count, first = output / width * jump + output %
+// width. Partial sums of 256 keep the long ones exact enough.
+template <class Format>
+__global__ void __launch_bounds__(256)
+    sum_any(const typename Format::Bits* grad, const typename Format::Bits* pruned, float* ratio, int64_t outputs,
+            int64_t width, int64_t jump, int64_t count, int64_t stride) {
+    using Bits = typename Format::Bits;
+    const int64_t output = int64_t{blockIdx.x} * 256 + threadIdx.x;
+    if (output >= outputs) return;
+    const int64_t first = output / width * jump + output % width;
+    float dense = 0.0f, kept = 0.0f;
+    for (int64_t begin = 0; begin < count; begin += 256) {
+        float part_dense = 0.0f, part_kept = 0.0f;
+        for (int64_t j = begin; j < count && j < begin + 256; ++j) {
+            part_dense += Format::decode(static_cast<Bits>(grad[first + j * stride] & Format::without_sign));
+            part_kept += Format::decode(static_cast<Bits>(pruned[first + j * stride] & Format::without_sign));
+        }
+        dense += part_dense;
+        kept += part_kept;
+    }
+    ratio[output] = ratio_of(dense, kept);
+}
+
+// Multiplies element i by ratio[i / jump * width + (by_row ? 0 : i % width)].
+template <class Format>
+__global__ void __launch_bounds__(256) multiply_any(typename Format::Bits* pruned, const float* ratio,
+                                                    int64_t elements, int64_t width, int64_t jump, int by_row) {
+    using Bits = typename Format::Bits;
+    const int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x;
+    if (i >= elements) return;
+    const Bits bits = pruned[i];
+    if ((bits & Format::without_sign) == 0) return;
+    const float factor = ratio[by_row ? i / jump : i / jump * width + i % width];
+    pruned[i] = Format::encode(Format::decode(bits) * factor);
+}
+
+}  // namespace pdt

@@ -1,0 +1,139 @@
+"""Compiles the CUDA kernels through CuPy and launches them on torch's current stream.
+
+CuPy compiles at a kernel's first use and caches on disk ($CUPY_CACHE_DIR, else ~/.cupy/kernel_cache), keyed by the
+whole source text, the options and the architecture. Launches allocate through torch, never wait for the device, and
+read the key of random masks from device memory where they are given a tensor: they may be captured in a CUDA graph once
+each kernel has run.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cuda.plan import Launch, Shape, plan_compress, plan_prune
+from kernels.cuda.source import OPTIONS, source
+
+log = logging.getLogger("pdt.kernels")
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+STATIC_SHARED_BYTES = 48 * 1024  # more has to be asked for, kernel by kernel
+INTEGERS = {"int32": np.int32, "int64": np.int64}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The outcome of looking for CuPy: the module, or the reason why plain torch runs."""
+
+    cupy: ModuleType | None
+    description: str
+
+
+@functools.cache
+def load() -> Loaded:
+    """Looks for CuPy and compiles a first kernel, once per process, and logs in one line which path runs and why."""
+    if os.environ.get("PDT_CUDA_KERNEL") == "0":
+        return _absent("it is turned off by PDT_CUDA_KERNEL=0")
+    if torch.version.cuda is None:
+        return _absent(f"torch {torch.__version__} is not built for CUDA")
+    try:
+        import cupy
+    except ImportError as error:
+        extra = f"cuda{torch.version.cuda.split('.')[0]}"
+        return _absent(f"CuPy cannot be imported ({error}); pip install 'pruning-during-training[{extra}]'")
+    try:
+        _compiled(cupy, "pdt::finish_channels", torch.cuda.current_device())
+    except Exception as error:  # CuPy's compile and driver errors have no common base; the reason is reported
+        return _absent(f"CuPy {cupy.__version__} cannot compile: {str(error).strip().splitlines()[0]}")
+    major, minor = torch.cuda.get_device_capability()
+    compiler = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
+    description = f"prune_nm: CUDA kernels (CuPy {cupy.__version__}; NVRTC {compiler}; sm_{major}{minor})"
+    log.info(description)
+    return Loaded(cupy, description)
+
+
+def takes(tensor: Tensor) -> bool:
+    """Whether the kernels take a tensor of this device, layout and dtype."""
+    return tensor.device.type == "cuda" and tensor.layout == torch.strided and tensor.dtype in DTYPES
+
+
+def prune(
+    grad: Tensor, pruned: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None
+) -> None:
+    """Prunes `grad` into `pruned`, which may be the same tensor; both dense in channels-last order, on one CUDA device.
+
+    Args:
+        grad: (N, K, P, Q) or (rows, K), not empty; fp32, bf16 or fp16.
+        pruned: of the same shape, dtype and order.
+        n: channels kept of each group.
+        m: channels of a group.
+        mode: `magnitude` or `random`.
+        rescale: `none`, `group`, `sample_channel` or `channel`.
+        seed: 0 .. 2^64 - 1.
+        key: int64 with no dimensions, on the same device; where it is given, its 64 bits are the seed.
+    """
+    aligned = grad.data_ptr() % 16 == 0 and pruned.data_ptr() % 16 == 0
+    most = torch.cuda.get_device_properties(grad.device).shared_memory_per_block_optin
+    plan = plan_prune(_shape(grad), DTYPES[grad.dtype], n, m, mode, rescale, aligned, most)
+    spaces = {name: grad.new_empty(length, dtype=torch.float32) for name, length in plan.workspaces.items()}
+    apart = pruned
+    if "prune_any" in plan.launches[0].kernel and pruned.data_ptr() == grad.data_ptr():
+        apart = torch.empty_like(grad)  # those kernels read the gradient again after they have written
+    for launch in plan.launches:
+        _launch(launch, {"grad": grad, "pruned": apart, **spaces}, seed, key)
+    if apart is not pruned:
+        pruned.copy_(apart)
+
+
+def compress(
+    grad: Tensor, values: Tensor, metadata: Tensor, n: int, m: int, mode: str, seed: int, key: Tensor | None = None
+) -> None:
+    """Prunes and compresses `grad`; see `kernels.prune_compress_24`. All three are dense in channels-last order."""
+    launch = plan_compress(_shape(grad), DTYPES[grad.dtype], n, m, mode)
+    _launch(launch, {"grad": grad, "values": values, "metadata": metadata}, seed, key)
+
+
+def _shape(grad: Tensor) -> Shape:
+    if grad.dim() == 2:
+        return Shape(grad.shape[0], 1, grad.shape[1], matrix=True)
+    return Shape(grad.shape[0], grad.shape[2] * grad.shape[3], grad.shape[1])
+
+
+def _launch(launch: Launch, tensors: dict[str, Tensor], seed: int, key: Tensor | None) -> None:
+    cupy = load().cupy
+    assert cupy is not None, "a kernel was launched although CuPy is not there"
+    device = tensors["grad"].device.index
+    values: list[Any] = [
+        np.uint64(tensors[str(value)].data_ptr()) if kind == "pointer" else INTEGERS[kind](value)
+        for value, kind in launch.arguments
+    ]
+    if launch.seeded:
+        values += [np.uint64(0 if key is None else key.data_ptr()), np.uint64(seed)]
+    kernel = _compiled(cupy, launch.kernel, device)
+    if launch.shared_bytes > STATIC_SHARED_BYTES:
+        kernel.max_dynamic_shared_size_bytes = launch.shared_bytes
+    stream = torch.cuda.current_stream(device).cuda_stream
+    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
+        kernel((launch.blocks, 1, 1), (*launch.threads, 1), tuple(values), shared_mem=launch.shared_bytes)
+
+
+@functools.cache
+def _compiled(cupy: ModuleType, kernel: str, device: int) -> Any:
+    """One module for each kernel: a trial needs a handful of the thousands that the templates allow."""
+    with cupy.cuda.Device(device):
+        module = cupy.RawModule(code=source(), options=OPTIONS, name_expressions=(kernel,))
+        return module.get_function(kernel)
+
+
+def _absent(reason: str) -> Loaded:
+    description = f"prune_nm: plain torch instead of the CUDA kernels, much slower, because {reason}"
+    log.warning(description)
+    return Loaded(None, description)

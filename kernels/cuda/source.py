@@ -1,0 +1,33 @@
+"""The CUDA source as one text, and the names of its kernels.
+
+The headers are put into the text, not left to an include path: a cache of compiled kernels is keyed by the text, and
+would go on using an old kernel after a header has changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+KERNELS = Path(__file__).resolve().parent.parent
+FOLDERS = (KERNELS / "cuda", KERNELS / "include")
+OPTIONS = ("--std=c++17",)
+INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
+
+
+@functools.cache
+def source() -> str:
+    """Gives prune_nm.cu with each of the project's headers in place of its first #include."""
+    return inlined("prune_nm.cu", FOLDERS, set())
+
+
+def inlined(name: str, folders: tuple[Path, ...], seen: set[str]) -> str:
+    """Gives the text of a file with its quoted includes replaced, each file once."""
+    seen.add(name)
+    path = next(folder / name for folder in folders if (folder / name).exists())
+
+    def replace(found: re.Match[str]) -> str:
+        return "" if found[1] in seen else inlined(found[1], folders, seen)
+
+    return INCLUDE.sub(replace, path.read_text(encoding="utf-8").replace("#pragma once\n", ""))

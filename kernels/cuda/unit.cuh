@@ -1,0 +1,159 @@
+// A unit: the whole groups that one thread holds in registers, loaded and stored 16 bytes at a time.
+#pragma once
+
+#include "float_formats.h"
+#include "group_selection.h"
+
+namespace pdt {
+
+enum Mode { by_magnitude = 0, at_random = 1 };
+
+// The key of random masks: a number of the launch, or device memory, which a replayed graph reads anew.
+HOST_DEVICE uint64_t read_seed(const uint64_t* memory, uint64_t number) { return memory ? *memory : number; }
+
+// At least 16 bytes, at least one group, and in random mode at least one Philox block.
+template <class Format, int M, int MODE>
+struct Unit {
+    using Bits = typename Format::Bits;
+    static constexpr int size = sizeof(Bits);
+    static constexpr int least = MODE == at_random ? 8 : 16 / size;
+    static constexpr int elements = M > least ? M : least;
+    static constexpr int quads = elements * size / 16;
+
+    uint32_t word[4 * quads];
+
+    // From and to the gradient, and from and to shared memory, which the instructions of the former cannot address.
+    HOST_DEVICE void load(const uint4* from) {
+        UNROLL
+        for (int q = 0; q < quads; ++q) put(q, load_once(from + q));
+    }
+    HOST_DEVICE void store(uint4* to) const {
+        UNROLL
+        for (int q = 0; q < quads; ++q) store_once(to + q, quad(q));
+    }
+    HOST_DEVICE void load_shared(const uint4* from) {
+        UNROLL
+        for (int q = 0; q < quads; ++q) put(q, from[q]);
+    }
+    HOST_DEVICE void store_shared(uint4* to) const {
+        UNROLL
+        for (int q = 0; q < quads; ++q) to[q] = quad(q);
+    }
+
+    // The first `count` elements, zeros behind them.
+    HOST_DEVICE void load_first(const Bits* from, int count) {
+        UNROLL
+        for (int w = 0; w < 4 * quads; ++w) word[w] = 0;
+        UNROLL
+        for (int i = 0; i < elements; ++i)
+            if (i < count) set(i, from[i]);
+    }
+    HOST_DEVICE void store_first(Bits* to, int count) const {
+        UNROLL
+        for (int i = 0; i < elements; ++i)
+            if (i < count) to[i] = get(i);
+    }
+
+    HOST_DEVICE Bits get(int i) const {
+        if constexpr (size == 4) return static_cast<Bits>(word[i]);
+        return static_cast<Bits>(word[i / 2] >> (16 * (i % 2)));
+    }
+    HOST_DEVICE void set(int i, Bits bits) {
+        if constexpr (size == 4) {
+            word[i] = static_cast<uint32_t>(bits);
+        } else {
+            const uint32_t half = static_cast<uint16_t>(bits);
+            word[i / 2] = i % 2 ? (word[i / 2] & 0xffffu) | (half << 16) : (word[i / 2] & 0xffff0000u) | half;
+        }
+    }
+    HOST_DEVICE float magnitude(int i) const {
+        return Format::decode(static_cast<Bits>(get(i) & Format::without_sign));
+    }
+
+    // keep[i]: all ones for an element that stays, else 0. `first`: the place of element 0 in the gradient.
+    template <int N>
+    HOST_DEVICE void select(int64_t first, uint64_t seed, int32_t (&keep)[elements]) const {
+        if constexpr (MODE == at_random)
+            select_at_random<N>(first, seed, keep);
+        else
+            select_by_magnitude<N>(keep);
+    }
+
+    HOST_DEVICE void apply(const int32_t (&keep)[elements]) {
+        UNROLL
+        for (int w = 0; w < 4 * quads; ++w) {
+            if constexpr (size == 4)
+                word[w] &= static_cast<uint32_t>(keep[w]);
+            else
+                word[w] &= (static_cast<uint32_t>(keep[2 * w]) & 0xffffu) |
+                           (static_cast<uint32_t>(keep[2 * w + 1]) & 0xffff0000u);
+        }
+    }
+
+    template <int N>
+    HOST_DEVICE void prune(int64_t first, uint64_t seed) {
+        int32_t keep[elements];
+        select<N>(first, seed, keep);
+        apply(keep);
+    }
+
+    // A pruned element stays exactly zero, also when the ratio is not finite.
+    HOST_DEVICE void multiply(int i, float ratio) {
+        const Bits bits = get(i);
+        if ((bits & Format::without_sign) != 0) set(i, Format::encode(Format::decode(bits) * ratio));
+    }
+
+  private:
+    HOST_DEVICE void put(int q, uint4 quad) {
+        word[4 * q] = quad.x;
+        word[4 * q + 1] = quad.y;
+        word[4 * q + 2] = quad.z;
+        word[4 * q + 3] = quad.w;
+    }
+    HOST_DEVICE uint4 quad(int q) const { return {word[4 * q], word[4 * q + 1], word[4 * q + 2], word[4 * q + 3]}; }
+
+    template <int N>
+    HOST_DEVICE void select_by_magnitude(int32_t (&keep)[elements]) const {
+        UNROLL
+        for (int start = 0; start < elements; start += M) {
+            int32_t key[M], kept[M];
+            UNROLL
+            for (int i = 0; i < M; ++i)
+                key[i] = magnitude_key<int32_t>(static_cast<int32_t>(get(start + i)), Format::without_sign,
+                                                Format::infinity + 1);
+            if constexpr (size == 2) {
+                // A 16-bit magnitude leaves room for the index, so that no two keys are equal.
+                int32_t sorted[M];
+                UNROLL
+                for (int i = 0; i < M; ++i) sorted[i] = key[i] = key[i] << 16 | (M - 1 - i);
+                sort_descending<M>(sorted);
+                UNROLL
+                for (int i = 0; i < M; ++i) kept[i] = Lane<int32_t>::mask(key[i] >= sorted[N - 1]);
+            } else {
+                keep_largest<M>(key, N, kept);
+            }
+            UNROLL
+            for (int i = 0; i < M; ++i) keep[start + i] = kept[i];
+        }
+    }
+
+    template <int N>
+    HOST_DEVICE void select_at_random(int64_t first, uint64_t seed, int32_t (&keep)[elements]) const {
+        int32_t needed = 0;
+        UNROLL
+        for (int start = 0; start < elements; start += 8) {
+            const PhiloxBlock<uint64_t> block = philox4x32_10(static_cast<uint64_t>(first + start) / 8, seed);
+            UNROLL
+            for (int i = 0; i < 8; ++i) {
+                if ((start + i) % M == 0) needed = N;
+                const uint32_t word = static_cast<uint32_t>(block.word[i / 2]);
+                const int32_t half = static_cast<int32_t>(i % 2 ? word >> 16 : word & 0xffffu);
+                keep[start + i] = keep_at_random(half, M - (start + i) % M, needed);
+            }
+        }
+    }
+};
+
+HOST_DEVICE float ratio_of(float dense, float kept) { return kept == 0.0f ? 0.0f : dense / kept; }
+
+}  // namespace pdt

@@ -1,0 +1,73 @@
+"""Carries out plans of CUDA kernels on the CPU: the same text, compiled with `cuda_on_cpu.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.build import find_compiler
+from kernels.cuda.plan import Launch, Plan, Shape
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parents[1] / "kernels"
+TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64}
+
+
+def build(kernels: list[str], folder: Path) -> dict[str, ctypes._CFuncPtr]:
+    """Compiles kernels, by their names with template arguments, into one library; gives a launcher for each."""
+    lines = ["#include <algorithm>", '#include "cuda_on_cpu.h"', '#include "prune_nm.cu"']
+    for index, kernel in enumerate(kernels):
+        lines.append(
+            f'extern "C" void launch_{index}(int blocks, int x, int y, int shared_bytes, void** arguments) '
+            f"{{ cuda_on_cpu::launch(&{kernel}, blocks, x, y, shared_bytes, arguments); }}"
+        )
+    text = "\n".join(lines) + "\n"
+    stem = folder / f"emulated-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    stem.with_suffix(".cpp").write_text(text)
+    includes = [f"-I{path}" for path in (HERE, SOURCE / "cuda", SOURCE / "include")]
+    command = [*find_compiler(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", *includes]
+    result = subprocess.run(
+        [*command, str(stem.with_suffix(".cpp")), "-o", str(stem.with_suffix(".so"))], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr[:4000]
+    library = ctypes.CDLL(str(stem.with_suffix(".so")))
+    return {kernel: getattr(library, f"launch_{index}") for index, kernel in enumerate(kernels)}
+
+
+def run(plan: Plan, launchers: dict[str, ctypes._CFuncPtr], tensors: dict[str, Tensor], seed: int) -> None:
+    """Carries out a plan on tensors of the CPU; workspaces are poisoned before."""
+    spaces = {
+        name: torch.full((length,), float("nan"), dtype=torch.float32) for name, length in plan.workspaces.items()
+    }
+    for launch in plan.launches:
+        run_launch(launch, launchers, {**tensors, **spaces}, seed)
+
+
+def run_launch(
+    launch: Launch, launchers: dict[str, ctypes._CFuncPtr], tensors: dict[str, Tensor], seed: int, memory: int = 0
+) -> None:
+    """Carries out one launch; `memory` is the address of the key of random masks, where it is not `seed` itself."""
+    values: list[ctypes._SimpleCData] = []
+    for value, kind in launch.arguments:
+        values.append(ctypes.c_void_p(tensors[str(value)].data_ptr()) if kind == "pointer" else TYPES[kind](int(value)))
+    if launch.seeded:
+        values += [ctypes.c_void_p(memory), ctypes.c_uint64(seed)]
+    addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    launchers[launch.kernel](launch.blocks, *launch.threads, launch.shared_bytes, addresses)
+
+
+def shape_of(grad: Tensor) -> Shape:
+    """The shape of a gradient in channels-last order."""
+    if grad.dim() == 2:
+        return Shape(grad.shape[0], 1, grad.shape[1], matrix=True)
+    return Shape(grad.shape[0], grad.shape[2] * grad.shape[3], grad.shape[1])
+
+
+def poisoned_like(grad: Tensor) -> Tensor:
+    """A result in the same order of memory, in which an element that nobody writes is seen."""
+    return torch.empty_like(grad, memory_format=torch.preserve_format).fill_(float("nan"))

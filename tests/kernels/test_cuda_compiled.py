@@ -1,0 +1,142 @@
+"""Every CUDA kernel is compiled for sm_80 and sm_90, and what the compiler made of it is looked at."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kernels.cuda import plan as plans
+from kernels.cuda.plan import Shape
+from kernels.cuda.source import FOLDERS, OPTIONS, inlined, source
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC comes with torch's CUDA builds, and is not here")
+
+ARCHITECTURES = ("sm_80", "sm_90")
+GROUPS = ((1, 2), (2, 4), (4, 8), (2, 16), (8, 16), (16, 32))
+# A multiprocessor has 65,536 registers: at 64 a thread it holds half of its 2,048 threads, enough to keep memory busy.
+MOST_REGISTERS = {"prune_units": 64, "prune_and_multiply": 64, "prune_and_compress": 64}
+
+
+def kernels_of(n: int, m: int) -> list[str]:
+    """Every kernel that a plan may name for n:m."""
+    found: dict[str, None] = {}
+    for dtype, mode in itertools.product(plans.FORMATS, plans.MODES):
+        for shape in (Shape(2, 9, 64), Shape(2, 9, 63), Shape(5, 1, 64, matrix=True)):
+            for rescale, shared in itertools.product(("none", "group", "sample_channel", "channel"), (2**20, 0)):
+                planned = plans.plan_prune(shape, dtype, n, m, mode, rescale, True, shared)
+                found.update({launch.kernel: None for launch in planned.launches})
+        if n <= 2 and m in (4, 8, 16) and dtype != "float32":
+            found[plans.plan_compress(Shape(1, 1, 16), dtype, n, m, mode).kernel] = None
+    return list(found)
+
+
+def compile_cubin(kernels: list[str], architecture: str) -> bytes:
+    """Compiles as CuPy does: the same text, the same options."""
+    error, program = nvrtc.nvrtcCreateProgram(source().encode(), b"prune_nm.cu", 0, [], [])
+    assert not int(error)
+    for kernel in kernels:
+        nvrtc.nvrtcAddNameExpression(program, kernel.encode())
+    options = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={architecture}")]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, log)
+    assert not int(error), log.decode()[:2000]
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    cubin = b" " * size
+    nvrtc.nvrtcGetCUBIN(program, cubin)
+    return cubin
+
+
+def tool(name: str) -> str:
+    """A disassembler: on the path, or the one that Triton brings along with torch."""
+    found = shutil.which(name)
+    if not found:
+        triton = pytest.importorskip(
+            "triton", reason=f"{name} is on no path, and Triton, which brings one, is not here"
+        )
+        found = str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
+        if not Path(found).exists():
+            pytest.skip(f"{name} is neither on the path nor in Triton's package")
+    return found
+
+
+def resources(cubin: Path) -> dict[str, dict[str, int]]:
+    """Registers, stack and local memory of each function."""
+    text = subprocess.run(
+        [tool("cuobjdump"), "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.findall(r"Function (\S+):\s+(REG:.*)", text)
+    assert found
+    return {name: {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", usage)} for name, usage in found}
+
+
+def instructions(cubin: Path) -> dict[str, list[str]]:
+    """The machine instructions of each function."""
+    text = subprocess.run([tool("nvdisasm"), str(cubin)], capture_output=True, text=True, check=True).stdout
+    parts = re.split(r"\.section\s+\.text\.(\S+?),", text)
+    opcode = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)")
+    return {name: opcode.findall(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+@pytest.fixture(scope="module", params=list(itertools.product(ARCHITECTURES, GROUPS)), ids=str)
+def compiled(request, tmp_path_factory):
+    architecture, (n, m) = request.param
+    path = tmp_path_factory.mktemp("cubin") / "kernels.cubin"
+    path.write_bytes(compile_cubin(kernels_of(n, m), architecture))
+    return m, path
+
+
+def test_no_kernel_spills_or_uses_local_memory(compiled):
+    m, path = compiled
+    for name, usage in resources(path).items():
+        assert usage["STACK"] == 0, name
+        assert usage["LOCAL"] == 0, name
+        assert usage["REG"] <= 255, name
+        for kernel, most in MOST_REGISTERS.items():
+            if kernel in name and m <= 16:
+                assert usage["REG"] <= most, (name, usage["REG"])
+
+
+def test_the_fast_kernels_read_and_write_16_bytes_at_a_time(compiled):
+    _, path = compiled
+    looked_at = 0
+    for name, opcodes in instructions(path).items():
+        assert not [opcode for opcode in opcodes if opcode.startswith(("LDL", "STL"))], name
+        if any(slow in name for slow in ("_any", "finish_channels")):
+            continue
+        looked_at += 1
+        assert any(re.match(r"LDG\.E\.\S*128", opcode) for opcode in opcodes), name
+        if "sum_channels" not in name:
+            assert any(re.match(r"STG\.E\.\S*128", opcode) for opcode in opcodes), name
+        if "prune_and_rescale_samples" in name and "ELb1" in name:  # STASH: shared memory between read and write
+            assert any(re.match(r"STS\.128", opcode) for opcode in opcodes), name
+            assert sum(bool(re.match(r"LDG\.E\.\S*128", opcode)) for opcode in opcodes) == sum(
+                bool(re.match(r"STG\.E\.\S*128", opcode)) for opcode in opcodes
+            ), name
+    assert looked_at
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 3), (5, 7), (5, 24), (31, 32)])
+def test_other_group_sizes_compile(n, m):
+    assert compile_cubin(kernels_of(n, m), "sm_90")
+
+
+def test_the_text_is_complete_and_has_each_header_once():
+    text = source()
+    assert "#include" not in re.sub(r"#include <\w+>", "", text)
+    for folder in FOLDERS:
+        for header in folder.glob("*.*h"):
+            first_line = header.read_text().splitlines()[0]
+            assert text.count(first_line) == 1, header.name
+
+
+def test_a_header_that_is_included_twice_is_put_in_once(tmp_path):
+    (tmp_path / "a.cu").write_text('#include "b.h"\n#include "b.h"\nint a;\n')
+    (tmp_path / "b.h").write_text("#pragma once\nint b;\n")
+    assert inlined("a.cu", (tmp_path,), set()).count("int b;") == 1

@@ -1,0 +1,145 @@
+"""The CUDA kernels' text, carried out on the CPU by the plans that a device gets, against the oracle."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import pytest
+import torch
+from emulated import build, poisoned_like, run, run_launch, shape_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels import reference
+from kernels.cpu.build import BuildError, find_compiler
+from kernels.cuda import plan as plans
+from kernels.cuda.plan import Plan, Shape
+
+RELATIVE_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Every format, every power of two, both ways to choose, and an m that only the slow kernels take.
+MENU = [
+    (dtype, n, m, mode)
+    for (dtype, n, m), mode in itertools.product(
+        [
+            ("float32", 2, 4),
+            ("float32", 8, 16),
+            ("bfloat16", 1, 2),
+            ("bfloat16", 4, 8),
+            ("bfloat16", 16, 32),
+            ("float16", 2, 4),
+            ("float16", 3, 7),
+        ],
+        ["magnitude", "random"],
+    )
+]
+SCOPES = ["none", "group", "sample_channel", "channel"]
+A100_SHARED_BYTES = 163 * 1024
+
+
+def plan(grad: Tensor, case: tuple[str, int, int, str], rescale: str, aligned: bool, shared: int) -> Plan:
+    dtype, n, m, mode = case
+    return plans.plan_prune(shape_of(grad), dtype, n, m, mode, rescale, aligned, shared)
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory):
+    try:
+        find_compiler()
+    except BuildError as error:
+        pytest.skip(str(error))
+    kernels: dict[str, None] = {}
+    for dtype, n, m, mode in MENU:
+        for shape in (Shape(2, 9, 64), Shape(2, 9, 63), Shape(5, 1, 64, matrix=True)):
+            for rescale, shared in itertools.product(SCOPES, (A100_SHARED_BYTES, 0)):
+                found = plans.plan_prune(shape, dtype, n, m, mode, rescale, True, shared)
+                kernels.update({launch.kernel: None for launch in found.launches})
+    for n, mode in itertools.product((1, 2), ("magnitude", "random")):
+        for m, dtype in ((4, "bfloat16"), (8, "float16"), (16, "bfloat16")):
+            kernels[plans.plan_compress(Shape(1, 1, 16), dtype, n, m, mode).kernel] = None
+    return build(list(kernels), tmp_path_factory.mktemp("emulated"))
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+
+
+@st.composite
+def gradients(draw: st.DrawFn, dtype: torch.dtype) -> Tensor:
+    """Channels-last, with ties and zeros; shapes that fill slabs, that end within one, and with a short last group."""
+    channels = draw(st.sampled_from([8, 32, 64, 96, 160]) | st.integers(1, 70))
+    shape = (draw(st.integers(1, 3)), channels, draw(st.integers(1, 7)), draw(st.integers(1, 7)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    grad = torch.randn(shape, generator=generator)
+    if draw(st.booleans()):
+        grad = (grad * 2).round() / 2
+    grad = grad.to(dtype).contiguous(memory_format=torch.channels_last)
+    return grad if draw(st.booleans()) else grad[:, :, 0, 0].contiguous()
+
+
+@pytest.mark.parametrize("case", MENU, ids=lambda case: "-".join(map(str, case)))
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_every_plan_gives_what_the_oracle_gives(launchers, case, data):
+    dtype, n, m, mode = case
+    grad = data.draw(gradients(DTYPES[dtype]))
+    rescale = data.draw(st.sampled_from(SCOPES))
+    aligned = data.draw(st.booleans())
+    shared = data.draw(st.sampled_from([A100_SHARED_BYTES, 0]))
+    seed = data.draw(st.integers(0, 2**64 - 1))
+    pruned = poisoned_like(grad)
+    run(plan(grad, case, rescale, aligned, shared), launchers, {"grad": grad, "pruned": pruned}, seed)
+    expected = reference.prune_nm(grad, n, m, mode, rescale, seed)
+    if rescale == "none":
+        assert torch.equal(bits_of(pruned), bits_of(expected))
+    else:
+        torch.testing.assert_close(pruned, expected, rtol=RELATIVE_TOLERANCE[grad.dtype], atol=0)
+
+
+@pytest.mark.parametrize("case", [case for case in MENU if case[2] != 7], ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("rescale", SCOPES)
+def test_the_fast_kernels_prune_in_place(launchers, case, rescale):
+    dtype, n, m, mode = case
+    grad = torch.randn(2, 64, 5, 3).to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
+    for shared in (A100_SHARED_BYTES, 0):
+        target = grad.clone()
+        run(plan(grad, case, rescale, True, shared), launchers, {"grad": target, "pruned": target}, 4)
+        expected = reference.prune_nm(grad, n, m, mode, rescale, 4)
+        torch.testing.assert_close(target, expected, rtol=RELATIVE_TOLERANCE[grad.dtype], atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_nan_infinity_and_subnormals_are_ranked_as_by_the_oracle(launchers, dtype):
+    case = next(case for case in MENU if case[0] == dtype and case[3] == "magnitude")
+    special = torch.tensor([float("nan"), -float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-40, 6e-8, 1.0])
+    generator = torch.Generator().manual_seed(0)
+    grad = special[torch.randint(0, len(special), (500, 64), generator=generator)].to(DTYPES[dtype])
+    pruned = poisoned_like(grad)
+    run(plan(grad, case, "none", True, 0), launchers, {"grad": grad, "pruned": pruned}, 0)
+    assert torch.equal(bits_of(pruned), bits_of(reference.prune_nm(grad, case[1], case[2])))
+
+
+def test_the_key_of_random_masks_is_read_from_memory_where_there_is_some(launchers):
+    case = ("float32", 2, 4, "random")
+    grad = torch.randn(40, 64)
+    pruned = poisoned_like(grad)
+    key = ctypes.c_uint64(2**63 + 5)
+    (launch,) = plan(grad, case, "none", True, 0).launches
+    run_launch(launch, launchers, {"grad": grad, "pruned": pruned}, 1, memory=ctypes.addressof(key))
+    assert torch.equal(pruned, reference.prune_nm(grad, 2, 4, "random", seed=2**63 + 5))
+
+
+@pytest.mark.parametrize(("m", "dtype"), [(4, "bfloat16"), (8, "float16"), (16, "bfloat16")])
+@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_compression_gives_values_and_places_of_the_oracle(launchers, n, m, dtype, mode):
+    grad = (torch.randn(3, 48, 5, 2) * 3).round().to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
+    expected_values, expected_metadata = reference.prune_compress_24(grad, n, m, mode, seed=6)
+    values = poisoned_like(expected_values)
+    metadata = torch.full_like(expected_metadata, -1)
+    launch = plans.plan_compress(shape_of(grad), dtype, n, m, mode)
+    run_launch(launch, launchers, {"grad": grad, "values": values, "metadata": metadata}, 6)
+    assert torch.equal(bits_of(values), bits_of(expected_values))
+    assert torch.equal(metadata, expected_metadata)
