@@ -7,7 +7,7 @@
 
 namespace pdt {
 
-// (256, 2): two blocks on a multiprocessor, so up to 128 registers a thread. Left to itself, the compiler aims at four
+// Two blocks on a multiprocessor leave a thread 128 registers, one 255. Left to itself, the compiler aims at four
 // blocks and spills.
 
 // Sums of magnitudes of one column of units, before and after pruning, in a thread's registers.
@@ -61,7 +61,7 @@ struct ColumnSums {
 // pruned slab waits in shared memory for its ratio: one read and one write of the gradient. Without, the slab is read
 // and pruned a second time.
 template <class Format, int M, int N, int MODE, bool STASH>
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(256, M > 16 ? 1 : 2)
     prune_and_rescale_samples(const uint4* grad, uint4* pruned, int pixels, int units_per_pixel, int slabs, const uint64_t* seed_memory,
  uint64_t seed) {
     using U = Unit<Format, M, MODE>;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(256, 2)
 
 // Sums per channel over one part of the batch's pixels: sums[part][dense, kept][channel].
 template <class Format, int M, int N, int MODE>
-__global__ void __launch_bounds__(256, 2) sum_channels(const uint4* grad, float* sums, int64_t pixels,
+__global__ void __launch_bounds__(256, M > 16 ? 1 : 2) sum_channels(const uint4* grad, float* sums, int64_t pixels,
                                                     int64_t pixels_per_part, int units_per_pixel, int slabs,
                                                     const uint64_t* seed_memory,
  uint64_t seed) {
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(256, 2) sum_channels(const uint4* grad, float*
 }
 
 // ratio[channel] from the sums of all parts.
-__global__ void __launch_bounds__(256, 2) finish_channels(const float* sums, float* ratio, int parts, int64_t channels) {
+__global__ void __launch_bounds__(256) finish_channels(const float* sums, float* ratio, int parts, int64_t channels) {
     const int64_t channel = int64_t{blockIdx.x} * 256 + threadIdx.x;
     if (channel >= channels) return;
     float dense = 0.0f, kept = 0.0f;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(256, 2) finish_channels(const float* sums, flo
 
 // Prunes and multiplies by ratio[channel].
 template <class Format, int M, int N, int MODE>
-__global__ void __launch_bounds__(256, 2) prune_and_multiply(const uint4* grad, uint4* pruned, const float* ratio,
+__global__ void __launch_bounds__(256, M > 16 ? 1 : 2) prune_and_multiply(const uint4* grad, uint4* pruned, const float* ratio,
                                                           int64_t units, int units_per_pixel, const uint64_t* seed_memory,
  uint64_t seed) {
     using U = Unit<Format, M, MODE>;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(256, 2) prune_and_multiply(const uint4* grad, 
 
 // A block prunes and rescales one row of a matrix, which it reads twice (the second time from cache).
 template <class Format, int M, int N, int MODE>
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(256, M > 16 ? 1 : 2)
     prune_and_rescale_rows(const uint4* grad, uint4* pruned, int units_per_row, const uint64_t* seed_memory,
  uint64_t seed) {
     using U = Unit<Format, M, MODE>;

