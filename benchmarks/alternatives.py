@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels import reference
 
-TOPK, COMPILED, TILE = "topk and scatter", "torch.compile", "torch's 2:4 tile"
+TOPK, ORACLE, COMPILED, TILE = "topk and scatter", "plain torch", "torch.compile", "torch's 2:4 tile"
 # Of torch's algorithms the one that ranks by magnitude.
 TILE_ALGORITHM = "largest_abs_values_greedy"
 TILE_ROWS, TILE_COLUMNS = 32, 64
@@ -17,7 +17,8 @@ TILE_ROWS, TILE_COLUMNS = 32, 64
 NOTES = {
     TOPK: "torch.topk in groups and a scatter; random: topk of random numbers; rescaling: sums and a product. Ties and "
     "random choices fall otherwise.",
-    COMPILED: "torch.compile of kernels.reference.prune_nm, for this shape; magnitude alone.",
+    ORACLE: "kernels.reference.prune_nm, which defines the result and runs where no kernel can be compiled.",
+    COMPILED: "torch.compile of kernels.reference.prune_nm, for this shape.",
     TILE: "torch._sparse_semi_structured_tile and _apply_dense, as torch prunes weights in training. Not the same "
     "result: of every 4x4 tile at most two of a row and two of a column are kept, sometimes fewer, and it also writes "
     "the compressed tensor, its transpose and masks.",
@@ -31,6 +32,8 @@ def alternatives(
     found: dict[str, Callable[[], Tensor]] = {}
     if grad.shape[1] % m == 0:
         found[TOPK] = lambda: prune_by_topk(grad, n, m, mode, rescale)
+    if mode == "magnitude":
+        found[ORACLE] = lambda: reference.prune_nm(grad, n, m, mode, rescale)
     if compiled and mode == "magnitude":
         torch._dynamo.reset()  # each case is compiled by itself: nothing is made general over shapes
         function = torch.compile(reference.prune_nm, dynamic=False)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 from gradient_shapes import Gradient, gradients
 from stopwatch import cache_bytes
@@ -26,6 +27,7 @@ MODES = {
 }
 LARGE_ON_GPU_BYTES = 256 * 2**20 + 1
 LARGE_CACHES = 4  # on the CPU: a tensor of so many last-level caches lies well beyond them
+ORACLE_SHARE = 64  # the oracle's whole numbers for a random mask take about so many times a 16-bit tensor's bytes
 # By kind of device. A CPU's defaults are cut to what two cores do in some minutes.
 SHAPES = {"cpu": "resnet9[width=0.25],large", "cuda": "large,resnet9,resnet18,resnet50"}
 TYPES = {"cpu": "float32,bfloat16", "cuda": "float32,bfloat16,float16"}
@@ -88,8 +90,7 @@ def read(typed: Mapping[str, Any]) -> Plan:
     if slow == 1:
         raise UsageError("--slow-rounds 1: an interval needs two; 0 leaves the alternatives out")
     batch = None if typed["batch_size"] is None else _at_least("--batch-size", typed["batch_size"], 1, 1)
-    large = LARGE_ON_GPU_BYTES if kind == "cuda" else LARGE_CACHES * cache_bytes(device)[0]
-    found = gradients(typed["shapes"] or SHAPES[kind], batch, large)
+    found = gradients(typed["shapes"] or SHAPES[kind], batch, large_bytes(device))
     dtypes = _names("--dtypes", typed["dtypes"] or TYPES[kind], DTYPES)
     groups = [_group(text) for text in (typed["groups"] or GROUPS[kind]).split(",")]
     modes = _names("--modes", typed["modes"] or CHOSEN_MODES[kind], tuple(MODES))
@@ -107,6 +108,15 @@ def read(typed: Mapping[str, Any]) -> Plan:
     # On a CPU an alternative takes as long as fifty kernels: one mode tells what there is to tell.
     slow_modes = ("magnitude",) if kind == "cpu" else tuple(MODES)
     return Plan(device, tuple(cases), rounds, slow, bool(typed["compile"]), slow_modes)
+
+
+def large_bytes(device: torch.device) -> int:
+    """What a 16-bit tensor of `large` has at least; less than the bars ask for where memory does not suffice."""
+    if device.type == "cuda":
+        wanted, memory = LARGE_ON_GPU_BYTES, torch.cuda.get_device_properties(device).total_memory
+    else:
+        wanted, memory = LARGE_CACHES * cache_bytes(device)[0], psutil.virtual_memory().total
+    return min(wanted, memory // ORACLE_SHARE)
 
 
 def compresses(gradient: Gradient, dtype: str, n: int, m: int, mode: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import matplotlib.figure
@@ -11,16 +12,17 @@ from alternatives import TOPK
 from kernel_bars import verdicts
 from kernel_results import Row, Run
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from reports import svg
-from reports.labels import legend
 from reports.model import Figure
 
 # Index of the palette, the same in every chart; 0 is black, which a copy has as the reference of all.
 PRUNINGS = ("magnitude", "random", "rescaled by sample_channel", "rescaled by group", "rescaled by channel")
 COPY, KERNEL = "copy", "prune_nm"
 PANEL = (3.1, 3.1)
+CHARACTERS_PER_INCH = 13.5  # of the legend's font
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -29,8 +31,10 @@ def charts(runs: Sequence[Run]) -> list[Figure]:
     pairs = [(row, run) for run in runs for row in run.rows if row.kernel == "prune_nm"]
     if not pairs:
         return []
-    largest = max(math.prod(row.shape) for row, _ in pairs)
-    large = [(row, run) for row, run in pairs if math.prod(row.shape) == largest]
+    # The gradient of which most cases were measured, the larger of several.
+    counts = Counter(row.shape for row, _ in pairs)
+    shape = max(counts, key=lambda found: (counts[found], math.prod(found)))
+    large = [(row, run) for row, run in pairs if row.shape == shape]
     group = _commonest_group([row for row, _ in pairs])
     found = [_by_group(large), _by_size([row for row, _ in pairs if (row.n, row.m) == group], runs[0])]
     timed = [row for row, _ in large if row.pruning == "magnitude" and row.instead]
@@ -79,7 +83,10 @@ def _by_size(rows: Sequence[Row], run: Run) -> Figure:
         axes.set_xlabel("Size of the gradient (MB)")
 
     title = f"Fraction of a copy's rate by size, {rows[0].n}:{rows[0].m}"
-    caption = "A point a distinct shape; black: a copy. Dotted: the size of the last cache before memory."
+    caption = (
+        "A point a distinct shape, drawn beside its size where ways of pruning would cover each other; black: a copy. "
+        "Dotted: the size of the last cache before memory."
+    )
     return _panels("fraction-by-size", title, caption, rows, draw, mark, "Fraction of a copy (measured)")
 
 
@@ -190,4 +197,15 @@ def _name_groups(axes: Axes, places: dict[tuple[int, int], int]) -> None:
 
 
 def _legend(axes: Axes, names: list[tuple[str, int]]) -> None:
-    legend(axes, pd.DataFrame(names, columns=["method", "colour"]), lines=False)
+    """A legend above all panels, in as many columns as stand beside each other."""
+    figure = axes.get_figure()
+    assert isinstance(figure, matplotlib.figure.Figure)
+    handles = [
+        Line2D([], [], color=svg.colour(index), marker=svg.marker(index), linestyle="none", label=name)
+        for name, index in names
+    ]
+    longest = max(len(name) for name, _ in names)
+    columns = max(1, min(len(names), int(CHARACTERS_PER_INCH * figure.get_figwidth()) // (longest + 6)))
+    if sum(len(name) + 6 for name, _ in names) <= CHARACTERS_PER_INCH * figure.get_figwidth():
+        columns = len(names)
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=8.5, handletextpad=0.3)

@@ -171,6 +171,7 @@ def _row(item: Any, where: str) -> Row:
     if not shape or not all(isinstance(size, int) for size in shape):
         raise UsageError(f"{where}: 'shape' is {shape!r}; expected whole numbers")
     copies = _get(found, "copies_gb_per_s", dict, where)
+    instead = _get({"instead": {}, **found}, "instead", dict, where)
     return Row(
         **texts,
         **counts,
@@ -180,9 +181,7 @@ def _row(item: Any, where: str) -> Row:
         copy=_get(found, "copy", str, where),
         copies_gb_per_s={name: _positive(copies, name, where) for name in copies},
         fraction=_interval(found, "fraction_of_copy", where),
-        instead=tuple(
-            _alternative(name, content, f"{where}: {name}") for name, content in found.get("instead", {}).items()
-        ),
+        instead=tuple(_alternative(name, content, f"{where}: {name}") for name, content in instead.items()),
     )
 
 
