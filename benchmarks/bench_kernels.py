@@ -157,8 +157,6 @@ def measure(
     benchmark.pedantic(turn, rounds=plan.rounds)
     if benchmark.disabled:
         return
-    # Bytes over time of the one, over bytes over time of the other.
-    share = least_bytes / copied_bytes
     of_copy = ratio_of(times[1], times[0])
     benchmark.extra_info |= {
         "kernel": case.kernel,
@@ -178,8 +176,13 @@ def measure(
         "copy": name,
         "copies_gb_per_s": fastest_copies[key],
         "copy_gb_per_s": copied_bytes / of_copy.first_s / 1e9,
-        "fraction_of_copy": {key: share * getattr(of_copy, key) for key in ("median", "low", "high", "least")},
+        "fraction_of_copy": fraction_of_copy(of_copy, least_bytes / copied_bytes),
     }
+
+
+def fraction_of_copy(copy_over_kernel: Ratio, bytes_over_copied: float) -> dict[str, float]:
+    """The kernel's bytes over its time, over the copy's bytes over its time."""
+    return {name: bytes_over_copied * getattr(copy_over_kernel, name) for name in ("median", "low", "high", "least")}
 
 
 def rates(ways: dict[str, Callable[[], object]], moved_bytes: int, watch: Watch) -> dict[str, float]:

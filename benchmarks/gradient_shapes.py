@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,8 +91,3 @@ def _large(least_bytes: int) -> tuple[tuple[int, int, int, int], str]:
     shape, name = max(_pruned(WIDEST, model, CIFAR, 1), key=lambda row: math.prod(row[0]))
     batch = CIFAR_BATCH * -(-least_bytes // (2 * math.prod(shape) * CIFAR_BATCH))
     return (batch, *shape[1:]), f"{name} at batch {batch}"
-
-
-def megabytes(shape: Sequence[int], element_size: int) -> float:
-    """Size of a tensor in MB (10^6 bytes)."""
-    return math.prod(shape) * element_size / 1e6

@@ -208,7 +208,8 @@ def _alternative(row: Row, name: str) -> Cell:
             ratio = item.times_as_long
             if ratio is None:
                 return Cell("failed", note=item.failed)
-            return Cell(f"{ratio.median:.3g} [{ratio.low:.3g}, {ratio.high:.3g}], {ratio.least:.3g}")
+            note = "" if item.same_values else "Its values are not the oracle's, bit for bit: see below."
+            return Cell(f"{ratio.median:.3g} [{ratio.low:.3g}, {ratio.high:.3g}], {ratio.least:.3g}", note=note)
     return Cell(numbers.DASH)
 
 

@@ -190,6 +190,15 @@ def test_ratio_of_pairs_has_median_interval_and_least():
     assert (ratio.first_s, ratio.second_s) == (4.0, 1.0)
 
 
+def test_a_kernel_that_moves_fewer_bytes_than_a_copy_reaches_less_of_its_rate():
+    pytest.importorskip("pytest_benchmark")
+    import bench_kernels
+
+    copy_over_kernel = pairs.ratio_of([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
+    found = bench_kernels.fraction_of_copy(copy_over_kernel, 25 / 32)
+    assert found == {"median": 25 / 64, "low": 25 / 64, "high": 25 / 64, "least": 25 / 64}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_device_times_leave_out_what_launching_takes():

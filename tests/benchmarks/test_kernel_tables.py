@@ -107,6 +107,13 @@ def test_charts_are_drawn_and_named_in_the_page(results, case, tmp_path):
     assert "topk and scatter 400 ms" in texts["time-against-alternatives"]
 
 
+def test_an_alternative_with_another_result_is_marked(results, case, tmp_path):
+    for same in (True, False):
+        tile = {"torch's 2:4 tile": {"seconds": 0.4, "same_values": same, "times_as_long": TIMES_AS_LONG}}
+        assert kernel_tables.main([str(results(case(instead=tile)))]) == 0
+        assert ("not the oracle's" in (tmp_path / "kernels.md").read_text(encoding="utf-8")) is not same
+
+
 def test_a_kernel_that_ran_in_plain_torch_is_marked(results, case, tmp_path):
     assert kernel_tables.main([str(results(case(backend="reference")))]) == 0
     assert "Ran in plain torch" in (tmp_path / "kernels.md").read_text(encoding="utf-8")
