@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from suite.engines.local import environment
@@ -47,16 +48,32 @@ def interleaved_ratio(
             began = now()
             (first, second)[column]()
             pair[column] = now() - began
-    ratios = times[:, 0] / times[:, 1]
+    return ratio_of(times[:, 0], times[:, 1])
+
+
+def ratio_of(first: ArrayLike, second: ArrayLike) -> Ratio:
+    """The ratio of times that were measured in pairs, at least two.
+
+    Args:
+        first, second: seconds, (pairs,); equal places were measured beside each other.
+    """
+    first, second = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    ratios = first / second
     interval = stats.bootstrap((ratios,), np.median, method="percentile", rng=np.random.default_rng(0))
     low, high = interval.confidence_interval
-    least = times[:, 0].min() / times[:, 1].min()
-    medians = np.median(times, axis=0)
-    return Ratio(least, float(np.median(ratios)), float(low), float(high), *map(float, medians))
+    least = float(first.min() / second.min())
+    return Ratio(
+        least, float(np.median(ratios)), float(low), float(high), float(np.median(first)), float(np.median(second))
+    )
 
 
-def run_as_a_trial_does() -> None:
-    """Start this program again in the environment that the engine gives a trial: allocator settings and threads."""
+def run_as_a_trial_does(before: Callable[[], object] = lambda: None) -> None:
+    """Start this program again in the environment that the engine gives a trial: allocator settings and threads.
+
+    Args:
+        before: called where it does start again, just before.
+    """
     wanted = environment(1)
     if any(os.environ.get(name) != value for name, value in wanted.items() if name != "PYTHONPATH"):
-        os.execve(sys.executable, [sys.executable, *sys.argv], wanted)
+        before()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)

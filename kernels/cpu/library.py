@@ -21,7 +21,7 @@ SCOPES = {"none": 0, "group": 1, "sample_channel": 2, "channel": 3}
 ROW_SCOPE = 4
 
 # Time of the plain-torch path over the compiled one: magnitude 2:4, ResNet-9's gradients at batch 512, one core of an
-# AMD EPYC (Zen 4). benchmarks/bench_prune_nm.py prints it for the machine at hand (last column).
+# AMD EPYC (Zen 4). benchmarks/bench_kernels.py measures it for the machine at hand (as `plain torch`).
 REFERENCE_SLOWDOWN = "about 70 (fp32) to 130 (bf16)"
 
 

@@ -1,0 +1,101 @@
+"""What one would use instead of `kernels.prune_nm`, and the way back from what `prune_compress_24` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels import reference
+
+TOPK, ORACLE, COMPILED, TILE = "topk and scatter", "plain torch", "torch.compile", "torch's 2:4 tile"
+# Of torch's algorithms the one that ranks by magnitude.
+TILE_ALGORITHM = "largest_abs_values_greedy"
+TILE_ROWS, TILE_COLUMNS = 32, 64
+
+NOTES = {
+    TOPK: "torch.topk in groups and a scatter; random: topk of random numbers; rescaling: sums and a product. Ties and "
+    "random choices fall otherwise.",
+    ORACLE: "kernels.reference.prune_nm, which defines the result and runs where no kernel can be compiled.",
+    COMPILED: "torch.compile of kernels.reference.prune_nm, for this shape.",
+    TILE: "torch._sparse_semi_structured_tile and _apply_dense, as torch prunes weights in training. Not the same "
+    "result: of every 4x4 tile at most two of a row and two of a column are kept, sometimes fewer, and it also writes "
+    "the compressed tensor, its transpose and masks.",
+}
+
+
+def alternatives(
+    grad: Tensor, n: int, m: int, mode: str, rescale: str, *, compiled: bool
+) -> dict[str, Callable[[], Tensor]]:
+    """The alternatives that apply to a gradient (N, K, P, Q), channels-last, by name; none has run yet."""
+    found: dict[str, Callable[[], Tensor]] = {}
+    if grad.shape[1] % m == 0:
+        found[TOPK] = lambda: prune_by_topk(grad, n, m, mode, rescale)
+    if mode == "magnitude":
+        found[ORACLE] = lambda: reference.prune_nm(grad, n, m, mode, rescale)
+    if compiled and mode == "magnitude":
+        torch._dynamo.reset()  # each case is compiled by itself: nothing is made general over shapes
+        function = torch.compile(reference.prune_nm, dynamic=False)
+        found[COMPILED] = lambda: function(grad, n, m, mode, rescale)
+    if tile_applies(grad, n, m, mode, rescale):
+        found[TILE] = lambda: prune_by_tiles(grad)
+    return found
+
+
+def prune_by_topk(grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none") -> Tensor:
+    """Prunes as one emulates it in plain torch: the n largest of each group, scattered back. m divides K."""
+    channels_last = grad.movedim(1, -1)
+    groups = channels_last.reshape(-1, m)
+    scores = groups.abs() if mode == "magnitude" else torch.rand(groups.shape, device=grad.device)
+    kept = scores.topk(n, dim=1, sorted=False).indices
+    pruned = torch.zeros_like(groups).scatter_(1, kept, groups.gather(1, kept))
+    if rescale == "group":
+        pruned = pruned * _ratio(groups, pruned, (1,)).to(grad.dtype)
+    pruned = pruned.reshape(channels_last.shape).movedim(-1, 1)
+    if rescale in ("sample_channel", "channel"):
+        scope = (2, 3) if rescale == "sample_channel" else (0, 2, 3)
+        pruned = pruned * _ratio(grad, pruned, scope).to(grad.dtype)
+    return pruned
+
+
+def _ratio(dense: Tensor, pruned: Tensor, scope: tuple[int, ...]) -> Tensor:
+    """Sum of magnitudes before over that after; 0 where nothing is left."""
+    before, after = (tensor.abs().sum(scope, keepdim=True, dtype=torch.float32) for tensor in (dense, pruned))
+    return torch.where(after == 0, 0.0, before / after)
+
+
+def tile_applies(grad: Tensor, n: int, m: int, mode: str, rescale: str) -> bool:
+    """Whether torch's 2:4 kernel takes this gradient: 2:4 by magnitude, 16 bits, CUDA, whole tiles."""
+    rows = grad.numel() // grad.shape[1]
+    return (
+        (n, m, mode, rescale) == (2, 4, "magnitude", "none")
+        and grad.device.type == "cuda"
+        and grad.dtype in (torch.bfloat16, torch.float16)
+        and rows % TILE_ROWS == 0
+        and grad.shape[1] % TILE_COLUMNS == 0
+    )
+
+
+def prune_by_tiles(grad: Tensor) -> Tensor:
+    """Prunes with the kernel by which torch makes weights 2:4 sparse; what differs stands in `NOTES`."""
+    channels_last = grad.movedim(1, -1)
+    matrix = channels_last.reshape(-1, grad.shape[1])
+    masks = torch._sparse_semi_structured_tile(matrix, algorithm=TILE_ALGORITHM)[-1]
+    return torch._sparse_semi_structured_apply_dense(matrix, masks).reshape(channels_last.shape).movedim(-1, 1)
+
+
+def expand_24(values: Tensor, metadata: Tensor) -> Tensor:
+    """The dense tensor (..., K) of a 2:4 compressed one.
+
+    Args:
+        values: (..., K/2), two of each four channels.
+        metadata: int16 (..., K/16). Four bits for each group of four channels, the first group lowest: the position of
+            the first value in two bits, then that of the second.
+    """
+    groups = values.shape[-1] // 2
+    bits = metadata.to(torch.int32).unsqueeze(-1) >> torch.arange(0, 16, 4, device=values.device)
+    nibbles = bits.reshape(*metadata.shape[:-1], groups) & 15
+    places = torch.stack((nibbles & 3, nibbles >> 2), dim=-1).to(torch.int64)
+    dense = torch.zeros((*places.shape[:-1], 4), dtype=values.dtype, device=values.device)
+    return dense.scatter_(-1, places, values.reshape(places.shape)).flatten(-2)

@@ -1,0 +1,233 @@
+"""Times of the pruning kernels, against a copy of the same tensor and against what one would use instead.
+
+    python -m pytest benchmarks/bench_kernels.py --benchmark-json FILE
+    python benchmarks/kernel_tables.py FILE
+
+On a GPU where there is one. Every case is checked before it is timed: a fresh random gradient, results' memory filled
+with NaN beforehand, the whole result against `kernels.reference`. A round then times the kernel and the fastest known
+copy of the same tensor beside each other, in alternating order, so that a neighbour's load hits both; the clock that
+pytest-benchmark reads is moved by the kernel's time alone. `extra_info` holds the rest: see `kernel_results.py`, which
+reads it. `--help` has the options under "kernel benchmarks".
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import alternatives
+import pytest
+import torch
+from kernel_cases import LEAST_ROUNDS, MODES, Case, Plan
+from pairs import Ratio, ratio_of
+from stopwatch import Watch, copies, count, measured_time, watch_of
+from torch import Tensor
+
+import kernels
+from kernels import reference
+
+pytestmark = pytest.mark.benchmark(timer=measured_time)
+
+SEED = 1  # of random masks
+SLOW_BUDGET_S = {"cpu": 3.0, "cuda": 1.0}  # after which an alternative is not timed again
+COPY_ROUNDS = 10  # of each way to copy, to find the fastest
+# Sums in another order: a few roundings of fp32 for each factor of ten in length; a 16-bit result is off by at most one
+# of its own, absolutely so where it is subnormal.
+TOLERANCES = {"float32": (1e-5, 0.0), "bfloat16": (2**-7, 0.0), "float16": (2**-10, 2**-24)}
+
+
+@pytest.fixture(scope="session")
+def watch(plan: Plan) -> Watch:
+    return watch_of(plan.device)
+
+
+@pytest.fixture
+def grad(case: Case, plan: Plan) -> Tensor:
+    """A fresh random gradient, channels-last as cuDNN and oneDNN give it."""
+    shape, dtype = case.gradient.shape, getattr(torch, case.dtype)
+    empty = torch.empty(shape, dtype=dtype, device=plan.device, memory_format=torch.channels_last)
+    generator = torch.Generator(plan.device)
+    seed = generator.seed()
+    print(f"gradient of seed {seed}")  # pytest shows it where the check fails
+    return empty.normal_(generator=generator)
+
+
+@pytest.fixture(scope="session")
+def fastest_copies() -> dict[tuple[Any, ...], dict[str, float]]:
+    """GB/s of each way to copy, by shape and type: cases of the same tensor need not measure it again."""
+    return {}
+
+
+def test_prune_nm(
+    benchmark: Any, case: Case, grad: Tensor, plan: Plan, watch: Watch, fastest_copies: dict[Any, dict[str, float]]
+) -> None:
+    mode, rescale = MODES[case.mode]
+
+    def prune() -> Tensor:
+        return kernels.prune_nm(grad, case.n, case.m, mode, rescale, seed=SEED)
+
+    with poisoned_memory():
+        pruned = prune()
+    expected = oracle(case, grad)
+    assert_same(case, pruned, expected)
+    measure(benchmark, case, grad, plan, watch, fastest_copies, prune, 2 * bytes_of(grad))
+    benchmark.extra_info["backend"] = kernels.backend_of(grad)
+    if plan.slow_rounds and case.mode in plan.slow_modes:
+        benchmark.extra_info["instead"] = compare(case, grad, plan, watch, prune, expected)
+
+
+def test_prune_compress_24(
+    benchmark: Any, case: Case, grad: Tensor, plan: Plan, watch: Watch, fastest_copies: dict[Any, dict[str, float]]
+) -> None:
+    mode, rescale = MODES[case.mode]
+
+    def prune() -> tuple[Tensor, Tensor]:
+        return kernels.prune_compress_24(grad, case.n, case.m, mode, rescale, seed=SEED)
+
+    with poisoned_memory():
+        values, metadata = prune()
+    assert_same(case, alternatives.expand_24(values, metadata).movedim(-1, 1), oracle(case, grad))
+    least = bytes_of(grad) + bytes_of(values) + bytes_of(metadata)
+    del values, metadata
+    measure(benchmark, case, grad, plan, watch, fastest_copies, prune, least)
+    benchmark.extra_info["backend"] = kernels.backend_of(grad)
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """New tensors are filled with NaN, so that an element which a kernel leaves out is seen."""
+    before, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+
+
+def oracle(case: Case, grad: Tensor) -> Tensor:
+    mode, rescale = MODES[case.mode]
+    return reference.prune_nm(grad, case.n, case.m, mode, rescale, seed=SEED)
+
+
+def assert_same(case: Case, pruned: Tensor, expected: Tensor) -> None:
+    """A wrong kernel is not worth timing: bit for bit, or within rounding where sums enter."""
+    assert pruned.shape == expected.shape
+    assert pruned.dtype == expected.dtype
+    if MODES[case.mode][1] == "none":
+        integer = {4: torch.int32, 2: torch.int16}[pruned.element_size()]
+        same = [tensor.movedim(1, -1).contiguous().view(integer) for tensor in (pruned, expected)]
+        assert torch.equal(*same), f"{int((same[0] != same[1]).sum())} elements differ from the oracle"
+    else:
+        relative, absolute = TOLERANCES[case.dtype]
+        torch.testing.assert_close(pruned, expected, rtol=relative, atol=absolute)
+
+
+def measure(
+    benchmark: Any,
+    case: Case,
+    grad: Tensor,
+    plan: Plan,
+    watch: Watch,
+    fastest_copies: dict[Any, dict[str, float]],
+    prune: Callable[[], object],
+    least_bytes: int,
+) -> None:
+    """Times the kernel through pytest-benchmark, and a copy beside it; fills `extra_info`."""
+    ways, copied_bytes = copies(grad), 2 * bytes_of(grad)
+    key = (case.gradient.shape, case.dtype)
+    if key not in fastest_copies:
+        fastest_copies[key] = rates(ways, copied_bytes, watch)
+    name = max(fastest_copies[key], key=lambda way: fastest_copies[key][way])
+    both: tuple[Callable[[], object], ...] = (prune, ways[name])
+    times: tuple[list[float], list[float]] = ([], [])
+
+    def turn() -> None:
+        for which in (0, 1) if len(times[0]) % 2 == 0 else (1, 0):
+            times[which].append(watch.time(both[which]))
+        count(times[0][-1])
+
+    for function in both * 2:
+        watch.time(function)
+    benchmark.group = f"{case.kernel} {case.n}:{case.m} {case.dtype} {case.mode}"
+    benchmark.pedantic(turn, rounds=plan.rounds)
+    if benchmark.disabled:
+        return
+    of_copy = ratio_of(times[1], times[0])
+    benchmark.extra_info |= {
+        "kernel": case.kernel,
+        "layers": list(case.gradient.layers),
+        "layer": case.gradient.label,
+        "shape": list(case.gradient.shape),
+        "dtype": case.dtype,
+        "n": case.n,
+        "m": case.m,
+        "mode": MODES[case.mode][0],
+        "rescale": MODES[case.mode][1],
+        "device": plan.device.type,
+        "tensor_bytes": bytes_of(grad),
+        "bytes": least_bytes,
+        "seconds": of_copy.second_s,
+        "gb_per_s": least_bytes / of_copy.second_s / 1e9,
+        "copy": name,
+        "copies_gb_per_s": fastest_copies[key],
+        "copy_gb_per_s": copied_bytes / of_copy.first_s / 1e9,
+        "fraction_of_copy": fraction_of_copy(of_copy, least_bytes / copied_bytes),
+    }
+
+
+def fraction_of_copy(copy_over_kernel: Ratio, bytes_over_copied: float) -> dict[str, float]:
+    """The kernel's bytes over its time, over the copy's bytes over its time."""
+    return {name: bytes_over_copied * getattr(copy_over_kernel, name) for name in ("median", "low", "high", "least")}
+
+
+def rates(ways: dict[str, Callable[[], object]], moved_bytes: int, watch: Watch) -> dict[str, float]:
+    """GB/s of each way, at its median over rounds in which all take turns."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(1 + COPY_ROUNDS):
+        for name, function in ways.items():
+            seconds = watch.time(function)
+            if turn:  # the first finds code and pages cold
+                times[name].append(seconds)
+    return {name: moved_bytes / sorted(found)[len(found) // 2] / 1e9 for name, found in times.items()}
+
+
+def compare(
+    case: Case, grad: Tensor, plan: Plan, watch: Watch, prune: Callable[[], object], expected: Tensor
+) -> dict[str, dict[str, Any]]:
+    """How many times as long as the kernel each alternative takes, measured in alternation with it."""
+    mode, rescale = MODES[case.mode]
+    found: dict[str, dict[str, Any]] = {}
+    others = alternatives.alternatives(grad, case.n, case.m, mode, rescale, compiled=plan.compiled)
+    for name, function in others.items():
+        try:
+            result = function()
+        except torch._dynamo.exc.TorchDynamoException as error:  # no compiler, or one that cannot
+            found[name] = {"failed": " ".join(str(error).split())[:300]}
+            continue
+        same = bool(torch.equal(result, expected))
+        del result
+        times: tuple[list[float], list[float]] = ([], [])
+        watch.time(function)
+        began = time.monotonic()
+        for turn in range(plan.slow_rounds):
+            for which in (0, 1) if turn % 2 == 0 else (1, 0):
+                times[which].append(watch.time((function, prune)[which]))
+            if turn + 1 >= LEAST_ROUNDS and time.monotonic() - began > SLOW_BUDGET_S[plan.device.type]:
+                break
+        ratio: Ratio = ratio_of(*times)
+        found[name] = {
+            "seconds": ratio.first_s,
+            "same_values": same,
+            "pairs": len(times[0]),
+            "times_as_long": asdict(ratio),
+        }
+    return found
+
+
+def bytes_of(tensor: Tensor) -> int:
+    return math.prod(tensor.shape) * tensor.element_size()

@@ -1,0 +1,64 @@
+"""Every way of pruning once, on small gradients, against the oracle: short enough for compute-sanitizer to watch.
+
+    compute-sanitizer --tool memcheck python benchmarks/check_kernels.py --device cuda
+
+The oracle runs on the CPU, so that the kernels are nearly all that runs on the GPU. Exit status 1 if a result is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+
+import torch
+from alternatives import expand_24
+from kernel_cases import MODES
+
+import kernels
+from kernels import reference
+from suite.devices import resolve_device
+from suite.errors import UsageError
+
+# Whole groups and short last ones, whole vectors and tails, one block of threads and several, channels-last and rows.
+SHAPES = ((3, 64, 5, 7), (2, 20, 3, 3), (1, 3, 1, 1), (70, 96), (2, 256, 9, 11))
+GROUPS = ((1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (2, 8), (3, 7))
+# Relative: sums in another order, and at most one rounding of a 16-bit result.
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+
+
+def main() -> int:
+    """Read the command line, and print what was wrong and how many were checked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    try:
+        device = torch.device(*resolve_device(parser.parse_args().device))
+    except UsageError as error:
+        print(f"check_kernels: error: {error}", file=sys.stderr)
+        return 2
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors with NaN
+    torch.manual_seed(0)
+    checked, wrong, backends = 0, [], set()
+    cases = itertools.product(SHAPES, TOLERANCES, GROUPS, MODES.items())
+    for shape, dtype, (n, m), (name, (mode, rescale)) in cases:
+        grad = torch.randn(shape).to(dtype)
+        if grad.dim() == 4:
+            grad = grad.contiguous(memory_format=torch.channels_last)
+        expected = reference.prune_nm(grad, n, m, mode, rescale, seed=5)
+        moved = grad.to(device)
+        backends.add(kernels.backend_of(moved))
+        results = [kernels.prune_nm(moved, n, m, mode, rescale, seed=5)]
+        if hasattr(kernels, "prune_compress_24") and (n, m) == (2, 4) and shape[1] % 16 == 0 and dtype.itemsize == 2:
+            results.append(expand_24(*kernels.prune_compress_24(moved, n, m, mode, rescale, seed=5)).movedim(-1, 1))
+        for result in results:
+            checked += 1
+            tolerance = 0.0 if rescale == "none" else TOLERANCES[dtype]
+            if not torch.allclose(result.cpu(), expected, rtol=tolerance, atol=2**-24 if tolerance else 0):
+                wrong.append(f"{shape} {dtype} {n}:{m} {name}")
+    print("\n".join(f"WRONG  {line}" for line in wrong) or "all equal the oracle's")
+    print(f"{checked} results on {device} by {', '.join(sorted(backends))}; {len(wrong)} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

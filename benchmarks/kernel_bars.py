@@ -1,0 +1,86 @@
+"""The bars that pruning kernels are held to, and which rows they apply to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from alternatives import TOPK
+from kernel_results import Row, Run
+
+LARGE_BYTES = 256e6  # on a GPU, tensors above this are judged
+CACHES = 4  # on a CPU, tensors of at least so many last-level caches
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A least value: `of` gives a row's value, or nothing where the row is not judged by this bar."""
+
+    name: str
+    least: float
+    of: Callable[[Row, Run], float | None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a bar says of a row: the median decides."""
+
+    bar: Bar
+    value: float
+
+    @property
+    def holds(self) -> bool:
+        return self.value >= self.bar.least
+
+
+def _on_gpu(row: Row, pruned: bool) -> bool:
+    return row.kernel == "prune_nm" and row.device == "cuda" and row.tensor_bytes > LARGE_BYTES and pruned
+
+
+def _fraction_gpu(sizes: tuple[int, ...]) -> Callable[[Row, Run], float | None]:
+    def of(row: Row, run: Run) -> float | None:
+        judged = _on_gpu(row, row.rescale == "none" and row.m in sizes)
+        return row.fraction.median if judged else None
+
+    return of
+
+
+def _fraction_gpu_rescaled(row: Row, run: Run) -> float | None:
+    return row.fraction.median if _on_gpu(row, row.rescale == "sample_channel" and row.m in (4, 8, 16, 32)) else None
+
+
+def _on_cpu(row: Row, run: Run) -> bool:
+    plain = row.rescale == "none" and row.m in (4, 8, 16) and row.dtype in ("float32", "bfloat16")
+    large = row.tensor_bytes >= CACHES * run.cache_bytes
+    return row.kernel == "prune_nm" and row.device == "cpu" and plain and large
+
+
+def _fraction_cpu(row: Row, run: Run) -> float | None:
+    return row.fraction.median if _on_cpu(row, run) else None
+
+
+def _topk_cpu(row: Row, run: Run) -> float | None:
+    ratios = {item.name: item.times_as_long for item in row.instead}
+    ratio = ratios.get(TOPK)
+    return ratio.median if ratio and _on_cpu(row, run) else None
+
+
+BARS = (
+    Bar("GPU, over 256 MB, not rescaled, m = 4, 8, 16: of a copy", 0.90, _fraction_gpu((4, 8, 16))),
+    Bar("GPU, over 256 MB, not rescaled, m = 32: of a copy", 0.75, _fraction_gpu((32,))),
+    Bar("GPU, over 256 MB, rescaled by sample_channel, m = 4 to 32: of a copy", 0.55, _fraction_gpu_rescaled),
+    Bar("CPU, beyond four last-level caches, not rescaled, m = 4, 8, 16: of a copy", 0.80, _fraction_cpu),
+    Bar(
+        "CPU, beyond four last-level caches, not rescaled, m = 4, 8, 16: times as fast as topk and scatter",
+        40.0,
+        _topk_cpu,
+    ),
+)
+
+
+def verdicts(row: Row, run: Run) -> Iterator[Verdict]:
+    """What each bar that applies says of a row."""
+    for bar in BARS:
+        value = bar.of(row, run)
+        if value is not None:
+            yield Verdict(bar, value)

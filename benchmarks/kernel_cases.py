@@ -1,0 +1,148 @@
+"""What `bench_kernels.py` measures: the options as typed, and the cases that they make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from gradient_shapes import Gradient, gradients
+from stopwatch import cache_bytes
+
+import kernels
+from suite.devices import resolve_device
+from suite.errors import UsageError, nearest
+
+DTYPES = ("float32", "bfloat16", "float16")
+# Name of a mode: the arguments `mode` and `rescale` of `prune_nm`.
+MODES = {
+    "magnitude": ("magnitude", "none"),
+    "random": ("random", "none"),
+    "sample_channel": ("magnitude", "sample_channel"),
+    "group": ("magnitude", "group"),
+    "channel": ("magnitude", "channel"),
+}
+LARGE_ON_GPU_BYTES = 256 * 2**20 + 1
+LARGE_CACHES = 4  # on the CPU: a tensor of so many last-level caches lies well beyond them
+ORACLE_SHARE = 64  # the oracle's whole numbers for a random mask take about so many times a 16-bit tensor's bytes
+# By kind of device. A CPU's defaults are cut to what two cores do in some minutes.
+SHAPES = {"cpu": "resnet9[width=0.25],large", "cuda": "large,resnet9,resnet18,resnet50"}
+TYPES = {"cpu": "float32,bfloat16", "cuda": "float32,bfloat16,float16"}
+GROUPS = {"cpu": "2:4,4:8,8:16", "cuda": "1:2,2:4,4:8,8:16,16:32,2:8,2:16"}
+CHOSEN_MODES = {"cpu": "magnitude,random,sample_channel", "cuda": ",".join(MODES)}
+ROUNDS = {"cpu": 30, "cuda": 100}
+SLOW_ROUNDS = {"cpu": 3, "cuda": 20}
+QUICK_ROUNDS, QUICK_SLOW_ROUNDS = 5, 2
+LEAST_ROUNDS = 2  # an interval needs two
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: a kernel on one gradient; `mode` is a key of `MODES`."""
+
+    kernel: str
+    gradient: Gradient
+    dtype: str
+    n: int
+    m: int
+    mode: str
+
+    @property
+    def name(self) -> str:
+        shape = "x".join(map(str, self.gradient.shape))
+        return f"{shape}-{self.dtype}-{self.n}:{self.m}-{self.mode}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that was chosen.
+
+    Attributes:
+        device: where it runs.
+        cases: in the order in which they run: those of one tensor together.
+        rounds: interleaved measurements of kernel and copy; `slow_rounds` with each alternative, 0 for none.
+        compiled: whether `torch.compile` of the oracle is an alternative.
+        slow_modes: the modes for which alternatives are measured.
+    """
+
+    device: torch.device
+    cases: tuple[Case, ...]
+    rounds: int
+    slow_rounds: int
+    compiled: bool
+    slow_modes: tuple[str, ...]
+
+
+def read(typed: Mapping[str, Any]) -> Plan:
+    """The plan that options make; those not typed are `None`.
+
+    Raises:
+        UsageError: for the first thing that is wrong.
+    """
+    kind, index = resolve_device(typed["device"])
+    device = torch.device(kind, index)
+    quick = bool(typed["quick"])
+    rounds = _at_least("--rounds", typed["rounds"], QUICK_ROUNDS if quick else ROUNDS[kind], LEAST_ROUNDS)
+    slow = _at_least("--slow-rounds", typed["slow_rounds"], QUICK_SLOW_ROUNDS if quick else SLOW_ROUNDS[kind], 0)
+    if slow == 1:
+        raise UsageError("--slow-rounds 1: an interval needs two; 0 leaves the alternatives out")
+    batch = None if typed["batch_size"] is None else _at_least("--batch-size", typed["batch_size"], 1, 1)
+    found = gradients(typed["shapes"] or SHAPES[kind], batch, large_bytes(device))
+    dtypes = _names("--dtypes", typed["dtypes"] or TYPES[kind], DTYPES)
+    groups = [_group(text) for text in (typed["groups"] or GROUPS[kind]).split(",")]
+    modes = _names("--modes", typed["modes"] or CHOSEN_MODES[kind], tuple(MODES))
+    if quick:
+        found, dtypes, groups = found[:1], dtypes[:1], groups[:1]
+    cases = [
+        Case(kernel, gradient, dtype, n, m, mode)
+        for gradient in found
+        for dtype in dtypes
+        for n, m in groups
+        for mode in modes
+        for kernel in ("prune_nm", "prune_compress_24")
+        if kernel == "prune_nm" or compresses(gradient, dtype, n, m, mode)
+    ]
+    # On a CPU an alternative takes as long as fifty kernels: one mode tells what there is to tell.
+    slow_modes = ("magnitude",) if kind == "cpu" else tuple(MODES)
+    return Plan(device, tuple(cases), rounds, slow, bool(typed["compile"]), slow_modes)
+
+
+def large_bytes(device: torch.device) -> int:
+    """What a 16-bit tensor of `large` has at least; less than the bars ask for where memory does not suffice."""
+    if device.type == "cuda":
+        wanted, memory = LARGE_ON_GPU_BYTES, torch.cuda.get_device_properties(device).total_memory
+    else:
+        wanted, memory = LARGE_CACHES * cache_bytes(device)[0], psutil.virtual_memory().total
+    return min(wanted, memory // ORACLE_SHARE)
+
+
+def compresses(gradient: Gradient, dtype: str, n: int, m: int, mode: str) -> bool:
+    """Whether there is a `prune_compress_24` that should take this case: 2:4, 16 bits, K a multiple of 16."""
+    sixteen_bits = dtype in ("bfloat16", "float16")
+    return hasattr(kernels, "prune_compress_24") and (n, m) == (2, 4) and sixteen_bits and gradient.shape[1] % 16 == 0
+
+
+def _at_least(option: str, value: int | None, default: int, least: int) -> int:
+    if value is not None and value < least:
+        raise UsageError(f"{option} {value}: the smallest is {least}")
+    return default if value is None else value
+
+
+def _names(option: str, text: str, known: tuple[str, ...]) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{option} '{name}'{nearest(name, known)}")
+    return names
+
+
+def _group(text: str) -> tuple[int, int]:
+    matched = re.fullmatch(r"\s*([0-9]+):([0-9]+)\s*", text)
+    if matched:
+        n, m = map(int, matched.groups())
+        if 1 <= n <= m and 2 <= m <= 32:
+            return n, m
+    raise UsageError(f"--groups '{text}': expected n:m with 1 <= n <= m and 2 <= m <= 32, such as 2:4")
