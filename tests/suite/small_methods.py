@@ -92,7 +92,7 @@ class SkipsOdd(Method):
     """Takes every second step only, and remembers what it saw."""
 
     def setup(self, ctx):
-        self.accumulated = torch.zeros(())
+        self.accumulated = torch.zeros((), device=ctx.device)
 
     def before_optimizer_step(self, ctx):
         self.accumulated += ctx.model[0].weight.grad.abs().sum()
@@ -113,7 +113,7 @@ class RandomChannels(Method):
 
 
 def drop_randomly(grad, site):
-    mask = torch.rand(grad.shape[:2], generator=site.generator()) < 0.5
+    mask = (torch.rand(grad.shape[:2], generator=site.generator()) < 0.5).to(grad.device)
     return grad * mask.view(*mask.shape, *[1] * (grad.ndim - 2))
 
 

@@ -213,6 +213,8 @@ WRONG = [
     ([*GOOD, "--out", "toy.py"], "is a file"),
     ([*GOOD, "--out", "."], "no suite.json"),
     ([*GOOD, "--methods", "toy_method[n=5]"], "toy_method[n=5]: n is 5; the largest is 4"),
+    ([*GOOD, "--device", "cpu", "--dtype", "float16"], "on the CPU type bfloat16, float32 or auto"),
+    ([*GOOD, "--device", "cpu", "--set", "recipe.execution=cuda_graph"], "no CUDA graphs on 'cpu'"),
 ]
 
 

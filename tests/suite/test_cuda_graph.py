@@ -19,8 +19,11 @@ from small_training import RECIPE, small_trainer
 from taped_graph import install
 from test_trainer import without_times
 
+from suite.devices import check_execution
 from suite.errors import UsageError
+from suite.planning import plan
 from suite.random_keys import KeyBuffer, random_key
+from suite.spec import SuiteSpec
 
 GRAPH = dataclasses.replace(RECIPE, execution="cuda_graph")
 REPLAYED = [Nothing, Mixup, SkipsOdd, HashedChannels, ReplayedTopK]
@@ -104,11 +107,18 @@ def test_reading_a_value_back_fails_in_the_capture(taped):
         fitted(Reads, GRAPH)
 
 
-def test_graphs_are_refused_on_the_cpu_and_for_methods_that_do_not_allow_them(monkeypatch):
+def test_graphs_are_refused_on_the_cpu_and_for_methods_that_do_not_allow_them():
     with pytest.raises(UsageError, match=r"no CUDA graphs on 'cpu'; take eager or compile"):
         small_trainer(HashedChannels(), GRAPH)
-    from suite.devices import check_execution
-
     check_execution("cuda_graph", "cuda", HashedChannels)
     with pytest.raises(UsageError, match=r"a step of decays runs Python .*; take eager or compile"):
         check_execution("cuda_graph", "cuda", Decays, "decays")
+
+
+def test_a_suite_with_a_method_that_cannot_be_replayed_is_refused_by_its_name():
+    wanted = {"tasks": "digits", "preset": "smoke", "seeds": (0,), "device": "cuda", "dtype": "float16"}
+    wanted |= {"data_root": "/absent", "overrides": {"execution": "cuda_graph"}}
+    trials = plan(SuiteSpec(methods="sdgp,dense", **wanted))
+    assert [trial.recipe["execution"] for trial in trials] == ["cuda_graph"] * 2
+    with pytest.raises(UsageError, match="a step of prunetrain runs Python"):
+        plan(SuiteSpec(methods="dense,prunetrain", **wanted))
