@@ -18,7 +18,7 @@ from torch import nn
 
 from suite import planned_op
 from suite.errors import UsageError
-from suite.method import Compact, Method, OpPlan
+from suite.method import Compact, Method, OpPlan, ReconfigPlan
 from suite.ops import convert
 from suite.steps import CompiledStep
 
@@ -266,6 +266,32 @@ def test_more_graphs_than_torch_compiles_is_an_error_and_no_eager_step():
 
     with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
         prepare_many()
+
+
+def test_any_number_of_reconfigurations_is_compiled():
+    class Grows(Method):
+        def reconfigure(self, ctx):
+            return ReconfigPlan(batch_size=4 * (ctx.epochs_done + 1))
+
+    recipe = dataclasses.replace(COMPILED, epochs=11, batch_size=4)
+    _, records, _ = fitted(Grows, recipe)
+    assert [record["batch_size"] for record in records] == [4 * epoch for epoch in range(1, 12)]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("case", ["conv3x3", "grouped", "linear"])
+def test_ops_of_a_graph_are_what_they_tell_the_compiler(case, masked):
+    """Shapes, types and strides as announced, nothing aliased, gradients registered."""
+    make, shape = LAYERS[case]
+    layer = planned_copy(make(), OpPlan(weight_forward=identity) if masked else OpPlan(grad_dgrad=identity))
+    inputs = torch.randn(shape)
+    inputs = inputs.to(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+    operands = (inputs.requires_grad_(), layer.weight, layer.bias, layer.handle, masked)
+    torch.library.opcheck(planned_op._forward_op, operands)
+    out, _ = planned_op._forward_op(*operands)
+    needs = [True, False, True]
+    gradients_op = (torch.randn_like(out), inputs.detach(), layer.weight.detach(), layer.handle, needs)
+    torch.library.opcheck(planned_op._backward_op, gradients_op)
 
 
 def test_compilation_without_a_compiler_is_refused(monkeypatch):
