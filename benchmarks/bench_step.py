@@ -1,25 +1,29 @@
 """Time of whole training steps and of the planned op, each against what a user would have without the suite.
 
-    python benchmarks/bench_step.py [--pairs 30] [--json FILE]
+    python benchmarks/bench_step.py [--device auto] [--execution all] [--pairs 30] [--json FILE]
 
 In one run, in alternation:
 
-    sdgp / dense        a step of the trainer with SDGP 2:4 rescaled, over a dense one
-    trainer / by hand   a dense step of the trainer, over a loop written by hand for the same recipe
+    trainer / by hand   a dense step of the trainer, over a loop written by hand for the same recipe, both eager
+    EXECUTION: M / dense         a step with method M, over the unpruned dense step of the same execution
+    EXECUTION: M / eager dense   the same, over the dense step as torch runs it by itself
     planned / torch     forward and backward of each convolution with an identity `grad_dgrad`, over `nn.Conv2d`'s
 
-Steps are those of `--preset quick` on CIFAR-10: its model, batch and arithmetic, on random images of the same shape.
+Executions are those of `recipe.execution`: on a GPU all that a method allows, on a CPU eager unless others are typed.
+Steps are those of `--preset quick` on CIFAR-10 (of `paper` on a GPU): its model, batch and arithmetic (float16 on a
+GPU), on random images of the same shape. A GPU's times are those of its own clock (events), waiting for Python too.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import json
 import os
 import platform
+import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -29,7 +33,8 @@ from torch import Tensor, nn
 
 import kernels
 from suite import registry
-from suite.devices import resolve_dtype
+from suite.devices import DTYPES, check_execution, read_device, resolve_device, resolve_dtype
+from suite.errors import UsageError
 from suite.ledger import count_layers
 from suite.method import OpPlan
 from suite.ops import convert
@@ -38,51 +43,69 @@ from suite.recipe import Recipe
 from suite.task import Splits
 from suite.trainer import Trainer
 
-STEPS = 2  # steps in one measurement
 OP_BATCH = 512
 SHAPE, CLASSES = (3, 32, 32), 10
+EXECUTIONS = ("eager", "compile", "cuda_graph")
+METHODS = (
+    *(("sdgp", {"mode": mode}, f"sdgp 2:4 {mode}") for mode in ("rescaled", "magnitude", "random")),
+    ("prunetrain", {}, "prunetrain (nothing removed)"),
+)
 
 
-def random_splits(recipe: Recipe) -> Splits:
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all steps of a run share; `steps` are in one measurement."""
+
+    model: str
+    recipe: Recipe
+    preset: str
+    device: torch.device
+    dtype: torch.dtype
+    steps: int
+    splits: Splits
+
+    def new_model(self) -> nn.Module:
+        """The same weights each time."""
+        torch.manual_seed(0)
+        model = build_model(self.model, SHAPE, CLASSES).to(self.device)
+        return model.to(memory_format=torch.channels_last)
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+
+def random_splits(recipe: Recipe, steps: int, device: torch.device) -> Splits:
     """As many random images as one measurement takes, behind the task's own pipeline."""
     from tasks.augmentation import Augmentation
     from tasks.cifar10 import NORMALIZATION
     from tasks.pipeline import DeviceBatches
 
-    count = STEPS * recipe.batch_size
+    count = steps * recipe.batch_size
     batches = DeviceBatches(
         torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8),
         torch.arange(count) % CLASSES,
         normalization=NORMALIZATION,
-        device=torch.device("cpu"),
+        device=device,
         training=True,
         augmentation=Augmentation(flip=recipe.flip, translate=recipe.translate, cutout=recipe.cutout),
     )
     return Splits(batches, batches)
 
 
-def new_model(name: str) -> nn.Module:
-    """The same weights each time."""
-    torch.manual_seed(0)
-    return build_model(name, SHAPE, CLASSES).to(memory_format=torch.channels_last)
-
-
-def trainer_step(
-    method: str, parameters: dict, model: str, recipe: Recipe, splits: Splits, dtype: torch.dtype
-) -> Callable:
-    """A function that does `STEPS` steps of the trainer with everything that belongs to them."""
+def trainer_steps(setting: Setting, execution: str, method: str = "dense", parameters: dict | None = None) -> Callable:
+    """A function that does the steps of one measurement by the trainer, with everything that belongs to them."""
     trainer = Trainer(
-        new_model(model),
-        build_method(method, parameters),
-        recipe,
-        splits,
+        setting.new_model(),
+        build_method(method, parameters or {}),
+        dataclasses.replace(setting.recipe, execution=execution),
+        setting.splits,
         input_shape=SHAPE,
         num_classes=CLASSES,
         seed=0,
-        device=torch.device("cpu"),
-        dtype=dtype,
+        device=setting.device,
+        dtype=setting.dtype,
         task="cifar10",
-        preset="quick",
+        preset=setting.preset,
     )
 
     def run() -> None:
@@ -92,9 +115,9 @@ def trainer_step(
     return run
 
 
-def step_by_hand(model_name: str, recipe: Recipe, splits: Splits, dtype: torch.dtype) -> Callable[[], None]:
+def steps_by_hand(setting: Setting) -> Callable[[], None]:
     """The loop that a user would write for the same recipe."""
-    model = new_model(model_name).train()
+    recipe, model = setting.recipe, setting.new_model().train()
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=recipe.learning_rate,
@@ -102,16 +125,18 @@ def step_by_hand(model_name: str, recipe: Recipe, splits: Splits, dtype: torch.d
         weight_decay=recipe.weight_decay,
         nesterov=recipe.nesterov,
     )
+    scaler = torch.amp.GradScaler(setting.device.type, enabled=setting.dtype == torch.float16)
 
     def run() -> None:
         total = 0.0
-        for images, labels in splits.train.epoch(0, recipe.batch_size):
-            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        for images, labels in setting.splits.train.epoch(0, recipe.batch_size):
+            with setting.autocast():
                 logits = model(images)
             loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
             optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
             total += loss.item()
 
     return run
@@ -121,20 +146,20 @@ def identity(grad: Tensor, site: object) -> Tensor:
     return grad
 
 
-def op_pair(layer: nn.Conv2d, side: int, dtype: torch.dtype) -> tuple[Callable[[], None], Callable[[], None]]:
+def op_pair(layer: nn.Conv2d, side: int, setting: Setting) -> tuple[Callable[[], None], Callable[[], None]]:
     """Forward and backward of one layer at batch 512, planned and plain."""
     planned = copy.deepcopy(layer)
     convert(nn.Sequential(planned))
     planned.op_plan = OpPlan(grad_dgrad=identity)
     first = layer.in_channels == 3
-    inputs = torch.randn(OP_BATCH, layer.in_channels, side, side).to(memory_format=torch.channels_last)
-    inputs = inputs.to(dtype).requires_grad_(not first)
-    with torch.no_grad(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+    inputs = torch.randn(OP_BATCH, layer.in_channels, side, side, device=setting.device)
+    inputs = inputs.to(setting.dtype, memory_format=torch.channels_last).requires_grad_(not first)
+    with torch.no_grad(), setting.autocast():
         grad = torch.randn_like(layer(inputs))
 
     def run(layer: nn.Module) -> Callable[[], None]:
         def forward_backward() -> None:
-            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            with setting.autocast():
                 out = layer(inputs)
             out.backward(grad)
             inputs.grad = layer.weight.grad = None
@@ -144,37 +169,102 @@ def op_pair(layer: nn.Conv2d, side: int, dtype: torch.dtype) -> tuple[Callable[[
     return run(planned), run(layer)
 
 
+def device_clock(device: torch.device) -> Callable[[], float]:
+    """Seconds by the device's own clock, after all that was asked of it is done."""
+    if device.type != "cuda":
+        return time.perf_counter
+    last, total = torch.cuda.Event(enable_timing=True), 0.0
+    last.record()
+
+    def now() -> float:
+        nonlocal last, total
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        event.synchronize()
+        total += last.elapsed_time(event) / 1e3  # milliseconds, from one event to the next: a long sum would be coarse
+        last = event
+        return total
+
+    return now
+
+
+def read_executions(text: str, device: torch.device) -> list[str]:
+    """A comma list; `all` are those that the device can have."""
+    if text == "":
+        text = "all" if device.type == "cuda" else "eager"
+    names = [name for name in EXECUTIONS if name != "cuda_graph" or device.type == "cuda"]
+    names = names if text == "all" else text.split(",")
+    for name in names:
+        if name not in EXECUTIONS:
+            raise UsageError(f"--execution '{name}': known: all, {', '.join(EXECUTIONS)}")
+        check_execution(name, device.type, registry.get("method", "dense"))
+    return names
+
+
+def allowed(execution: str, device: torch.device, method: str) -> bool:
+    """Whether a method's steps can be executed so; says if not."""
+    try:
+        check_execution(execution, device.type, registry.get("method", method), method)
+    except UsageError as error:
+        print(f"{execution}: {method} is left out: {error}")
+        return False
+    return True
+
+
+def read_setting(chosen: argparse.Namespace) -> Setting:
+    kind, index = resolve_device(read_device(chosen.device))
+    device = torch.device(kind, index) if kind == "cuda" else torch.device(kind)
+    dtype = "float16" if kind == "cuda" and chosen.dtype == "auto" else resolve_dtype(chosen.dtype, kind, index)
+    preset, steps = ("paper", 20) if kind == "cuda" else ("quick", 2)
+    task = registry.get("task", "cifar10")()
+    recipe = task.recipe(preset)
+    splits = random_splits(recipe, steps, device)
+    return Setting(task.default_model(preset), recipe, preset, device, getattr(torch, dtype), steps, splits)
+
+
 def main() -> None:
     """Measure and print; optionally leave the numbers as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=30, help="interleaved pairs of each comparison (30)")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: float16 on CUDA, else as trials have it")
+    parser.add_argument("--execution", default="", help=f"comma list of {', '.join(EXECUTIONS)}, or all")
     parser.add_argument("--json", type=Path, help="where to leave the numbers")
     chosen = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    dtype = getattr(torch, resolve_dtype(chosen.dtype, "cpu"))
-    task = registry.get("task", "cifar10")()
-    recipe, model = task.recipe("quick"), task.default_model("quick")
-    splits = random_splits(recipe)
+    try:
+        setting = read_setting(chosen)
+        executions = read_executions(chosen.execution, setting.device)
+    except UsageError as error:
+        parser.error(str(error))
+    recipe, device = setting.recipe, setting.device
+    now = device_clock(device)
 
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     print(kernels.backend_report())
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {dtype}, {model}, batch {recipe.batch_size}")
+    print(f"torch {torch.__version__}, {where}, {setting.dtype}, {setting.model}, batch {recipe.batch_size}")
     print(f"load {os.getloadavg()[0]:.2f}; {chosen.pairs} pairs; ratio: least, median [95 %]; median milliseconds")
     found: dict[str, Ratio] = {}
 
     def compare(name: str, first: Callable[[], None], second: Callable[[], None], repeated: int = 1) -> None:
-        ratio = found[name] = interleaved_ratio(first, second, chosen.pairs)
-        milliseconds = f"{1e3 * ratio.first_s / repeated:8.1f} / {1e3 * ratio.second_s / repeated:8.1f}"
-        print(f"{name:44} {ratio}  {milliseconds}", flush=True)
+        ratio = found[name] = interleaved_ratio(first, second, chosen.pairs, now)
+        milliseconds = f"{1e3 * ratio.first_s / repeated:8.2f} / {1e3 * ratio.second_s / repeated:8.2f}"
+        print(f"{name:58} {ratio}  {milliseconds}", flush=True)
 
-    dense = trainer_step("dense", {}, model, recipe, splits, dtype)
-    compare("trainer / by hand, dense", dense, step_by_hand(model, recipe, splits, dtype), STEPS)
-    for mode in ("rescaled", "magnitude", "random"):
-        sdgp = trainer_step("sdgp", {"mode": mode}, model, recipe, splits, dtype)
-        compare(f"sdgp 2:4 {mode} / dense", sdgp, dense, STEPS)
-    prunetrain = trainer_step("prunetrain", {}, model, recipe, splits, dtype)
-    compare("prunetrain (nothing removed) / dense", prunetrain, dense, STEPS)
-    net = new_model(model)
+    eager = trainer_steps(setting, "eager")
+    compare("trainer / by hand, dense", eager, steps_by_hand(setting), setting.steps)
+    for execution in executions:
+        dense = eager if execution == "eager" else trainer_steps(setting, execution)
+        if dense is not eager:
+            compare(f"{execution}: dense / eager dense", dense, eager, setting.steps)
+        for method, parameters, label in METHODS:
+            if not allowed(execution, device, method):
+                continue
+            pruned = trainer_steps(setting, execution, method, parameters)
+            compare(f"{execution}: {label} / dense", pruned, dense, setting.steps)
+            if dense is not eager:
+                compare(f"{execution}: {label} / eager dense", pruned, eager, setting.steps)
+    net = setting.new_model()
     modules = dict(net.named_modules())
     for name, cost in count_layers(net, SHAPE).items():
         layer = modules[name]
@@ -182,14 +272,16 @@ def main() -> None:
             side = cost.output[0] * layer.stride[0] + (layer.kernel_size[0] - 1 if not any(layer.padding) else 0)
             kernel = "x".join(map(str, layer.kernel_size))
             label = f"planned / torch, {layer.in_channels}->{layer.out_channels} {kernel} at {side}x{side}"
-            compare(label, *op_pair(layer, side, dtype))
+            compare(label, *op_pair(layer, side, setting))
     if chosen.json:
-        machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
         content = {
-            **machine,
-            "dtype": str(dtype),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "machine": platform.machine(),
+            "device": where if device.type == "cuda" else "cpu",
+            "dtype": str(setting.dtype),
             "pairs": chosen.pairs,
-            "ratios": {k: asdict(v) for k, v in found.items()},
+            "ratios": {name: dataclasses.asdict(ratio) for name, ratio in found.items()},
         }
         chosen.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

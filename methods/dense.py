@@ -13,3 +13,4 @@ class Dense(Method):
     """Dense training, the baseline: a method with nothing in it."""
 
     source: ClassVar[str] = "none: ordinary training"
+    replayable: ClassVar[bool] = True

@@ -29,7 +29,8 @@ class PruneOutputGradient:
     rescale: str
 
     def __call__(self, grad: Tensor, site: Site) -> Tensor:
-        return kernels.prune_nm(grad, self.n, self.m, mode=self.mode, rescale=self.rescale, seed=site.key)
+        seed = site.kernel_seed
+        return kernels.prune_nm(grad, self.n, self.m, mode=self.mode, rescale=self.rescale, seed=seed)  # type: ignore[arg-type]
 
 
 @register("method", "sdgp")
@@ -47,6 +48,7 @@ class SDGP(Method):
     """
 
     source: ClassVar[str] = "McDanel et al., Structured Data Gradient Pruning, ICPR 2022"
+    replayable: ClassVar[bool] = True
 
     n: int = 2
     m: int = 4

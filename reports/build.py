@@ -51,6 +51,10 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
     task, model = key["task"] or "unnamed task", key["model"] or "unnamed model"
     setting = f"{task} ({copy}), {model}"
     title = " · ".join([f"{task} ({copy})", model, *(key[name] for name in ("preset", "dtype") if key[name])])
+    execution = group.trials[0].text("execution")  # of the recipe, which all trials of a group share
+    if execution not in ("", "eager"):
+        title += f" · {execution}"
+        setting += f", {execution}"
     # What else tells this group from one with the same title must be in the title too.
     twins = [other for other in groups if other is not group and all(other.key[k] == key[k] for k in _TITLED)]
     if any(other.key["hardware_id"] != key["hardware_id"] for other in twins):

@@ -17,7 +17,7 @@ from suite.errors import UsageError
 
 TEXT_COLUMNS = (
     "trial_id", "method", "variant", "task", "model", "preset", "status", "message", "device", "hardware_id", "dtype",
-    "data_copy", "parameters",
+    "data_copy", "parameters", "execution",
 )  # fmt: skip
 NUMBER_COLUMNS = (
     "seed", "batch_size", "epochs", "test_accuracy", "test_loss", "val_accuracy", "best_epoch_accuracy", "train_time_s",
@@ -144,7 +144,7 @@ def _from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     names = ("method", "variant", "task", "model", "preset", "seed", "device", "dtype")
     recipe, copy = _mapping(spec.get("recipe")), _mapping(spec.get("data_copy"))
     found = {name: spec.get(name) for name in names}
-    found |= {name: recipe.get(name) for name in ("batch_size", "epochs")}
+    found |= {name: recipe.get(name) for name in ("batch_size", "epochs", "execution")}
     if copy:
         found["data_copy"] = f"{copy.get('kind', '')}-{str(copy.get('checksum', ''))[:8]}"
     if spec.get("parameters"):

@@ -8,30 +8,34 @@ from contextlib import contextmanager
 
 import torch
 
-SPANS = ("train", "eval", "reconfigure", "io")
+SPANS = ("train", "eval", "reconfigure", "compile", "io")
 
 
 class Clock:
     """Accumulates seconds by span, with the device synchronised at both ends of each.
 
     A span encloses an epoch, an evaluation or a reconfiguration, never a single step, so that the synchronisation costs
-    nothing that would be seen.
+    nothing that would be seen. A span inside another interrupts it: every second is counted once.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._inside = 0.0  # seconds of spans that ended inside the one that is open
         self.seconds = dict.fromkeys(SPANS, 0.0)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Add what runs inside to the span `name`; what an exception cut short counts, as its steps do."""
         self._synchronize()
+        around, self._inside = self._inside, 0.0
         began = time.perf_counter()
         try:
             yield
         finally:
             self._synchronize()
-            self.seconds[name] += time.perf_counter() - began
+            elapsed = time.perf_counter() - began
+            self.seconds[name] += elapsed - self._inside
+            self._inside = around + elapsed
 
     @property
     def training(self) -> float:

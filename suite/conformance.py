@@ -23,6 +23,7 @@ from suite.ledger import weight_density
 from suite.method import Compact, Density, Method, Site
 from suite.ops import PlannedLayer
 from suite.parameters import build_method, build_model, resolve
+from suite.random_keys import random_key
 from suite.recipe import Recipe
 from suite.task import Splits
 from suite.trainer import Record, Trainer
@@ -185,6 +186,33 @@ def transforms_are_pure(subject: Subject) -> str:
     return f"{seen} transforms" if seen else "it has no transform"
 
 
+def replays(subject: Subject) -> str:
+    """If it says that a step may be replayed, its transforms know the step by `kernel_seed` alone."""
+    if not subject.method().replayable:
+        return "it does not say that a step may be replayed"
+    seen = 0
+    captured, replayed = 3, 8
+    for name, operand, transform, tensor in _transforms(subject):
+        seen += 1
+        # What a replay in step 8 computes: the step that was captured, with the keys of the step that runs.
+        result = transform(tensor, Site(name, operand, captured, 0, 0, _KeysOf(replayed)))
+        if not torch.equal(
+            _dense(result, tensor), _dense(transform(tensor, Site(name, operand, replayed, 0, 0)), tensor)
+        ):
+            raise Broken(f"{operand} of '{name}' would be another if it were replayed; leave `replayable` False")
+    return f"{seen} transforms" if seen else "it has no transform"
+
+
+@dataclass(frozen=True)
+class _KeysOf:
+    """The keys of one step of a trial with seed 0."""
+
+    step: int
+
+    def of(self, name: str, operand: str, slot: int) -> int:
+        return random_key(0, self.step, slot, operand, name)
+
+
 def density_is_true(subject: Subject) -> str:
     """`density` lies in [0, 1], and no operand has a larger share of values that are not 0 than it states."""
     trainer = subject.trainer()
@@ -264,6 +292,7 @@ CONTRACTS: tuple[Callable[[Subject], str], ...] = (
     resumes,
     leaves_the_rest_alone,
     transforms_are_pure,
+    replays,
     density_is_true,
     never_grows,
     final_model_stands_alone,

@@ -1,17 +1,24 @@
-"""Which device and which number format a trial computes with, from what was typed.
+"""Which device and number format a trial computes with, and how it runs its steps, from what was typed.
 
 `read_device` and `read_dtype` look at the text alone; `resolve_device` and `resolve_dtype` at the machine, with torch.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shlex
+import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from suite.errors import UsageError, nearest
 
-DTYPES = ("auto", "float32", "bfloat16")
+if TYPE_CHECKING:
+    from suite.method import Method
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, Arm: as the kernel spells them
 
 
@@ -52,14 +59,45 @@ def resolve_device(text: str) -> tuple[str, int | None]:
 
 
 def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
-    """`float32` or `bfloat16`. `auto` is bfloat16 where the device has arithmetic for it, not where it is emulated."""
-    if read_dtype(text) != "auto":
+    """A number format. `auto` is bfloat16 where the device has arithmetic for it, not where it is emulated.
+
+    Raises:
+        UsageError: for float16 on a CPU; it is offered on CUDA alone.
+    """
+    if read_dtype(text) == "float16" and kind != "cuda":
+        raise UsageError("--dtype float16: is for CUDA devices; on the CPU type bfloat16, float32 or auto")
+    if text != "auto":
         return text
     if kind == "cuda":
         import torch
 
         return "bfloat16" if torch.cuda.get_device_capability(index) >= (8, 0) else "float32"
     return "bfloat16" if has_bfloat16_cpu() else "float32"
+
+
+def check_execution(execution: str, kind: str, method: type[Method], name: str = "this method") -> None:
+    """Check that a method's steps can be executed so on a kind of device, `cpu` or `cuda`.
+
+    Raises:
+        UsageError: if not; one line that says what to type instead.
+    """
+    if execution == "compile":
+        # What the code that is generated needs: a compiler of C++, or of kernels for the GPU.
+        compiler = shlex.split(os.environ.get("CXX") or "g++")[0]
+        if kind == "cpu" and shutil.which(compiler) is None:
+            raise UsageError(f"recipe.execution=compile: no C++ compiler is found ({compiler}); take eager")
+        if kind == "cuda" and importlib.util.find_spec("triton") is None:
+            raise UsageError("recipe.execution=compile: the package triton is not installed; take eager or cuda_graph")
+    if execution == "cuda_graph":
+        if kind != "cuda":
+            raise UsageError(
+                f"recipe.execution=cuda_graph: there are no CUDA graphs on '{kind}'; take eager or compile"
+            )
+        if not method.replayable:
+            raise UsageError(
+                f"recipe.execution=cuda_graph: a step of {name} runs Python that a replay would leave out "
+                "(Method.replayable); take eager or compile"
+            )
 
 
 def has_bfloat16_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from suite.errors import UsageError
 from suite.ledger import count_layers
 from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
 from suite.ops import EMPTY, PlannedLayer, StepState, convert
+from suite.random_keys import Keys
 from suite.surgery import apply_plan, find_index_spaces
 
 
@@ -54,6 +56,7 @@ class Hooks:
         self.model, self.method = model, method
         self.input_shape = input_shape
         self.reconfigurations: list[ReconfigPlan] = []
+        self.plans_made = 0  # how many times the layers were planned
         self._step_state = StepState(seed=seed)
         self.ctx = Context(
             model=model,
@@ -71,6 +74,20 @@ class Hooks:
         method.setup(self.ctx)
         self.ctx.layers = convert(model, self._step_state)
         self._plan_all()
+
+    @property
+    def planned_layers(self) -> list[PlannedLayer]:
+        """The layers that there are, in the model's order."""
+        return list(self.ctx.layers.values())  # type: ignore[arg-type]
+
+    @contextmanager
+    def drawing_from(self, keys: Keys) -> Iterator[None]:
+        """Give the transforms that run inside `keys` in place of numbers: the step is captured to be replayed."""
+        self._step_state.keys = keys
+        try:
+            yield
+        finally:
+            self._step_state.keys = None
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Name the optimizer of the model's parameters."""
@@ -148,18 +165,14 @@ class Hooks:
     def finish(self) -> None:
         """W <- weight_forward(W) in every layer, then empty plans: the model stands without the method."""
         with torch.no_grad():
-            for layer in self.ctx.layers.values():
-                assert isinstance(layer, PlannedLayer)
-                weight = layer.weight
-                assert isinstance(weight, Tensor)
-                if layer.op_plan.weight_forward is not None:
-                    weight.copy_(layer.forward_weight(weight))
+            for layer in self.planned_layers:
+                if layer.masked:
+                    layer.weight.copy_(layer.forward_weight(layer.weight))
         self.empty_plans()
 
     def empty_plans(self) -> None:
         """Leave every layer torch's own."""
-        for layer in self.ctx.layers.values():
-            assert isinstance(layer, PlannedLayer)
+        for layer in self.planned_layers:
             layer.op_plan = EMPTY
 
     def state_dict(self) -> dict[str, Any]:
@@ -198,6 +211,7 @@ class Hooks:
 
     def _plan_all(self) -> None:
         self._plan_version = self.method.plan_version
+        self.plans_made += 1
         planned = self.ctx.layers
         for name, layer in planned.items():
             assert isinstance(layer, PlannedLayer)

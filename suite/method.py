@@ -40,14 +40,14 @@ contract is wrong.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, dataclass_transform
 
 import torch
 from torch import Tensor, nn
+
+from suite.random_keys import Keys, random_key
 
 if TYPE_CHECKING:
     from suite.backends import Backend
@@ -66,6 +66,7 @@ class Site:
         step: optimizer steps attempted since the trial began.
         slot: `rank * micro_batches + micro_batch`; two ranks equal one rank with two micro-batches.
         seed: the trial's seed.
+        keys: what stands for the keys while the step is captured in order to be replayed; else `None`.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Site:
     step: int
     slot: int
     seed: int
+    keys: Keys | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> int:
@@ -80,9 +82,24 @@ class Site:
 
         Nothing has to be saved for a resumed trial to draw the same numbers, and recomputed activations draw them
         again.
+
+        Raises:
+            RuntimeError: while the step is captured: a replay would repeat the number in every step.
         """
-        packed = struct.pack("<qqq", self.seed, self.step, self.slot) + f"{self.operand}\0{self.name}".encode()
-        return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
+        if self.keys is not None:
+            raise RuntimeError(
+                f"{self.operand} of '{self.name}': a step that is replayed cannot draw by site.key, which is a number "
+                "of Python; hand site.kernel_seed to a kernel, or leave `replayable` False"
+            )
+        return random_key(self.seed, self.step, self.slot, self.operand, self.name)
+
+    @property
+    def kernel_seed(self) -> int | Tensor:
+        """The key as a kernel takes it: the number, or, in a step that is replayed, where the device finds it.
+
+        The latter is a 0-dimensional int64 tensor on the device, filled anew before each replay: it must be read there.
+        """
+        return self.key if self.keys is None else self.keys.of(self.name, self.operand, self.slot)
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A generator seeded by `key`, for a transform that draws with torch."""
@@ -259,11 +276,16 @@ class Method:
     Class attributes that are no parameters (annotate them as `ClassVar`):
         version: goes into the trial's hash; raise it when the method's results change.
         source: the paper or code the method follows, for `describe` and the report.
+        replayable: whether what runs between the batch and its gradients (the plans' transforms and `regularization`)
+            may be captured once and replayed by the device, without Python (`recipe.execution=cuda_graph`). Then it
+            asks the site for `kernel_seed` and never for its step, reads no value back from the device, and has shapes
+            that do not depend on values; and no hook moves a parameter to other memory. All other hooks run as ever.
     """
 
     registered_name: ClassVar[str] = ""
     version: ClassVar[int] = 1
     source: ClassVar[str] = ""
+    replayable: ClassVar[bool] = False
 
     plan_version: ClassVar[int] = 0  # a method that plans anew assigns a new number to self.plan_version
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrize
 
-from suite.backends import TORCH, Geometry
+from suite.backends import Geometry
 from suite.errors import UsageError
-from suite.method import Compact, Density, Method, Operand, OpPlan, Site
+from suite.method import Density, Method, OpPlan, Site
+from suite.planned_op import number, planned_op
+from suite.random_keys import Keys
 
 if TYPE_CHECKING:
     from suite.hooks import Hooks
@@ -27,11 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class StepState:
-    """Which step is running; one object for all planned layers of a model, copies of the model included."""
+    """Which step is running; one object for all planned layers of a model, copies of the model included.
+
+    `keys` stands for the random keys while a step is captured in order to be replayed.
+    """
 
     seed: int = 0
     step: int = 0
     slot: int = 0
+    keys: Keys | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepState:
         return self
@@ -48,6 +53,15 @@ class ExecutedMeter:
         self.totals[product] = self.totals.get(product, 0.0) + share
         self.calls[product] = self.calls.get(product, 0) + 1
 
+    def add_all(self, other: ExecutedMeter) -> None:
+        """Add what another meter holds."""
+        for product, total in other.totals.items():
+            self.totals[product] = self.totals.get(product, 0.0) + total
+            self.calls[product] = self.calls.get(product, 0) + other.calls[product]
+
+    def copy(self) -> ExecutedMeter:
+        return ExecutedMeter(dict(self.totals), dict(self.calls))
+
     def take(self) -> Density:
         """The means, 1 for a product that was not metered, and start again."""
         means = {product: total / self.calls[product] for product, total in self.totals.items()}
@@ -57,59 +71,91 @@ class ExecutedMeter:
 
 
 class PlannedLayer:
-    """What `PlannedConv2d` and `PlannedLinear` have in common; set by `convert`."""
+    """What `PlannedConv2d` and `PlannedLinear` have in common; set by `convert`.
+
+    Attributes:
+        planned, masked: whether the plan is not empty, and whether it has a `weight_forward`. A compiled graph depends
+            on nothing else of a plan.
+        handle: the layer's number, by which a compiled graph finds it.
+        geometry: what the products need to know of the layer, after `F.pad` has done its part.
+    """
 
     name: str
-    op_plan: OpPlan
     step_state: StepState
     meter: ExecutedMeter
-    training: bool  # of `nn.Module`
+    planned: bool
+    masked: bool
+    handle: int
+    weight: Tensor  # this and the next of torch's layer
+    training: bool
 
-    def site(self, operand: Operand) -> Site:
-        state = self.step_state
-        return Site(self.name, operand, state.step, state.slot, state.seed)
+    @property
+    def op_plan(self) -> OpPlan:
+        return self._op_plan
+
+    @op_plan.setter
+    def op_plan(self, plan: OpPlan) -> None:
+        self._op_plan, self.planned, self.masked = plan, not plan.empty, plan.weight_forward is not None
+
+    @property
+    def geometry(self) -> Geometry:
+        raise NotImplementedError
 
     def forward_weight(self, weight: Tensor) -> Tensor:
         """The weight that the forward multiplies with: W itself, or what `weight_forward` makes of it."""
-        transform = self.op_plan.weight_forward
-        return weight if transform is None else transform(weight, self.site("weight_forward"))
+        transform, state = self.op_plan.weight_forward, self.step_state
+        if transform is None:
+            return weight
+        return transform(weight, Site(self.name, "weight_forward", state.step, state.slot, state.seed))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        self.handle = number(self)  # a copy is another layer
 
 
 class PlannedConv2d(PlannedLayer, nn.Conv2d):
     """`nn.Conv2d` whose three products follow an `OpPlan`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.op_plan.empty:
+        if not self.planned:
             return super().forward(input)
         activation = input if input.ndim == 4 else input.unsqueeze(0)
-        padding: tuple[int, int]
-        if self.padding_mode != "zeros":
-            activation = F.pad(activation, self._reversed_padding_repeated_twice, self.padding_mode)
-            padding = (0, 0)
-        elif isinstance(self.padding, str):
-            # `same` pads at the far edge by one more where the sum is odd, which a convolution's own padding cannot
-            # say.
-            left, right, top, bottom = self._reversed_padding_repeated_twice
-            if left == right and top == bottom:
-                padding = (top, left)
-            else:
-                activation = F.pad(activation, (left, right, top, bottom))
-                padding = (0, 0)
-        else:
-            padding = (self.padding[0], self.padding[1])
-        geometry = Geometry("conv", self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
-        out = _run(self, activation, self.weight, self.bias, geometry)
+        mode, padding = self._padded_before()
+        if mode:
+            activation = F.pad(activation, padding, mode)
+        out = _run(self, activation, self.weight, self.bias)
         return out if input.ndim == 4 else out.squeeze(0)
+
+    @property
+    def geometry(self) -> Geometry:
+        mode, (left, _, top, _) = self._padded_before()
+        padding = (0, 0) if mode else (top, left)
+        return Geometry("conv", self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
+
+    def _padded_before(self) -> tuple[str, list[int]]:
+        """The mode by which the input is padded before the product, empty where the product pads; and by how much.
+
+        `same` pads at the far edge by one more where the sum is odd, which a convolution's own padding cannot say.
+        """
+        padding: list[int] = self._reversed_padding_repeated_twice
+        left, right, top, bottom = padding
+        if self.padding_mode != "zeros":
+            return self.padding_mode, padding
+        return ("" if left == right and top == bottom else "constant"), padding
 
 
 class PlannedLinear(PlannedLayer, nn.Linear):
     """`nn.Linear` whose three products follow an `OpPlan`. Leading dimensions are flattened to rows."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.op_plan.empty:
+        if not self.planned:
             return super().forward(input)
-        out = _run(self, input.reshape(-1, input.shape[-1]), self.weight, self.bias, Geometry("linear"))
+        out = _run(self, input.reshape(-1, input.shape[-1]), self.weight, self.bias)
         return out.reshape(*input.shape[:-1], self.out_features)
+
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry("linear")
 
 
 EMPTY = OpPlan()
@@ -142,6 +188,7 @@ def convert(model: nn.Module, step_state: StepState | None = None) -> dict[str, 
             continue
         assert isinstance(layer, PlannedLayer)  # which the type checker cannot see after the change of class
         layer.name, layer.op_plan, layer.step_state, layer.meter = name, EMPTY, state, ExecutedMeter()
+        layer.handle = number(layer)
         layers[name] = layer  # type: ignore[assignment]
     return layers
 
@@ -153,7 +200,7 @@ def restore(model: nn.Module) -> nn.Module:
         if isinstance(layer, PlannedLayer):
             if not layer.op_plan.empty:
                 raise ValueError(f"layer '{name}' still has a plan")
-            for attribute in ("name", "op_plan", "step_state", "meter"):
+            for attribute in ("name", "_op_plan", "planned", "masked", "step_state", "meter", "handle"):
                 delattr(layer, attribute)
             layer.__class__ = plain[type(layer)]  # type: ignore[index]
     return model
@@ -176,136 +223,11 @@ def apply(model: nn.Module, method: Method, **context: Any) -> Hooks:
     return Hooks(model, method, **context)
 
 
-def _run(
-    layer: PlannedConv2d | PlannedLinear, activation: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
-) -> Tensor:
+def _run(layer: PlannedConv2d | PlannedLinear, activation: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Cast under autocast as torch would, then call the planned op."""
     device = activation.device.type
     if torch.is_autocast_enabled(device) and activation.is_floating_point() and activation.dtype != torch.float64:
         # The activation is cast outside the function, so that its cast copy is what is kept; the weight inside, so
         # that the parameter is kept and no copy of it.
         activation = activation.to(torch.get_autocast_dtype(device))
-    return _PlannedOp.apply(activation, weight, bias, layer, geometry)  # type: ignore[no-any-return]
-
-
-class _PlannedOp(torch.autograd.Function):
-    """O = product(A, W) with a plan's operands in forward and backward."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, activation: Tensor, weight: Tensor, bias: Tensor | None, layer: PlannedLayer, geometry: Geometry
-    ) -> Tensor:
-        plan = layer.op_plan
-        backend = plan.backend or TORCH
-        used = layer.forward_weight(weight).to(activation.dtype)
-        ctx.layer, ctx.geometry, ctx.plan = layer, geometry, plan
-        ctx.step, ctx.slot = layer.step_state.step, layer.step_state.slot
-        ctx.activation_like = (activation.shape, activation.stride(), activation.dtype, activation.device)
-        ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
-        # Only what a gradient asks for is kept: A for that of W, W for that of A. An unmasked weight is kept as the
-        # parameter; a masked one as it was used, so that no mask is computed twice.
-        needs_activation, needs_weight, _ = ctx.needs_input_grad[:3]
-        masked = plan.weight_forward is not None and needs_activation
-        ctx.save_for_backward(activation if needs_weight else None, used if masked else weight)
-        with torch.autocast(activation.device.type, enabled=False):
-            out = backend.forward(activation, used, None if bias is None else bias.to(activation.dtype), geometry)
-        if layer.training:  # an evaluation is no part of a training step
-            _meter(layer, plan, "forward", None, used, geometry)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        with torch.autocast(grad.device.type, enabled=False):
-            grad_activation, grad_weight, grad_bias = _gradients(ctx, grad)
-        return (
-            grad_activation,
-            None if grad_weight is None else grad_weight.to(ctx.weight_dtype),
-            None if grad_bias is None else grad_bias.to(ctx.bias_dtype),
-            None,
-            None,
-        )
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dA, dW and the bias's gradient, each from its own operand of dO and only where it is needed."""
-    layer, plan, geometry = ctx.layer, ctx.plan, ctx.geometry
-    backend = plan.backend or TORCH
-    needs_activation, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    activation, weight = ctx.saved_tensors
-    if activation is None:  # a frozen weight: the data gradient asks for the shape and strides of A, not its values
-        shape, strides, dtype, device = ctx.activation_like
-        activation = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    weight = weight.to(activation.dtype)
-
-    def transformed(operand: Operand, tensor: Tensor) -> Any:
-        transform = getattr(plan, operand)
-        if transform is None:
-            return tensor
-        return transform(tensor, Site(layer.name, operand, ctx.step, ctx.slot, layer.step_state.seed))
-
-    shared = transformed("grad_shared", grad)
-    if isinstance(shared, Compact):
-        # Slices are multiplied where nobody asks for the dense form: another transform, a backend, unequal groups.
-        if not (plan.grad_dgrad or plan.grad_wgrad or plan.backend) and _balanced(shared, weight, geometry.groups):
-            return _compact_gradients(ctx, shared, activation, weight)
-        shared = torch.zeros_like(grad).index_copy_(1, shared.kept, shared.values)
-
-    grad_activation = grad_weight = grad_bias = None
-    if needs_activation:
-        operand = transformed("grad_dgrad", shared)
-        grad_activation = backend.dgrad(operand, weight, activation, geometry)
-        _meter(layer, plan, "dgrad", operand, weight, geometry)
-    # The bias takes the gradient that both share. It comes with the weight's for nothing, unless the weight's is
-    # another.
-    bias_along = needs_bias and needs_weight and plan.grad_wgrad is None
-    if needs_weight:
-        operand = transformed("grad_wgrad", shared)
-        grad_weight, grad_bias = backend.wgrad(operand, activation, weight, geometry, bias_along)
-        _meter(layer, plan, "wgrad", operand, weight, geometry)
-    if needs_bias and not bias_along:
-        grad_bias = shared.sum([axis for axis in range(shared.ndim) if axis != 1])
-    return grad_activation, grad_weight, grad_bias
-
-
-def _compact_gradients(
-    ctx: Any, shared: Compact, activation: Tensor, weight: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients from the kept channels of dO alone: smaller dense products, scattered into place."""
-    needs_activation, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    kept, values, out_channels = shared.kept, shared.values, weight.shape[0]
-    share = kept.numel() / out_channels
-    grad_activation = grad_weight = grad_bias = None
-    small = weight.index_select(0, kept)
-    if needs_activation:
-        empty = kept.numel() == 0
-        grad_activation = (
-            torch.zeros_like(activation) if empty else TORCH.dgrad(values, small, activation, ctx.geometry)
-        )
-        ctx.layer.meter.add("dgrad", share)
-    if needs_weight:
-        grad_weight = torch.zeros_like(weight)
-        if kept.numel():
-            part, _ = TORCH.wgrad(values, activation, small, ctx.geometry, False)
-            grad_weight.index_copy_(0, kept, part)
-        ctx.layer.meter.add("wgrad", share)
-    if needs_bias:
-        sums = values.sum([axis for axis in range(values.ndim) if axis != 1])
-        grad_bias = values.new_zeros(out_channels).index_copy_(0, kept, sums)
-    return grad_activation, grad_weight, grad_bias
-
-
-def _meter(
-    layer: PlannedLayer, plan: OpPlan, product: str, grad: Tensor | None, weight: Tensor, geometry: Geometry
-) -> None:
-    """Note what a backend executed; torch executes everything, and an unmetered product counts as that."""
-    if plan.backend is not None:
-        layer.meter.add(product, plan.backend.executed(product, grad, weight, geometry))
-
-
-def _balanced(compact: Compact, weight: Tensor, groups: int) -> bool:
-    """Whether each convolution group keeps equally many channels."""
-    if groups == 1:
-        return True
-    counts = torch.bincount(compact.kept // (weight.shape[0] // groups), minlength=groups)
-    return bool((counts == counts[0]).all())
+    return planned_op(activation, weight, bias, layer)

@@ -132,7 +132,10 @@ def run_parser() -> Parser:
     where = parser.add_argument_group("where and how")
     where.add_argument("--device", metavar="DEVICE", help=f"auto, cpu, cuda or cuda:N ({_default('device')})")
     where.add_argument(
-        "--dtype", metavar="TYPE", help="float32, bfloat16 or auto: bfloat16 where the device has it (default: auto)"
+        "--dtype",
+        metavar="TYPE",
+        help="float32, bfloat16, float16 (with a loss scale; CUDA only), or auto: bfloat16 where the device has it, "
+        "else float32 (default: auto)",
     )
     where.add_argument(
         "--data-root", metavar="DIR", help=f"where data sets lie (default: $PDT_DATA, else {DEFAULTS['data-root']})"

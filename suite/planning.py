@@ -9,6 +9,7 @@ from typing import Any
 
 from suite import registry
 from suite.brackets import Request, read_list
+from suite.devices import check_execution
 from suite.errors import UsageError, nearest
 from suite.parameters import (
     Choice,
@@ -85,6 +86,7 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
             build_model(str(model), task.input_shape, task.num_classes)
         for choice in methods:
             build_method(choice.name, _parameters(choice, name, suite.preset), str(choice))
+            check_execution(recipe.execution, suite.device, registry.get("method", choice.name), choice.name)
         settings.append((name, recipe, models))
 
     copies = {name: task.prepare(Path(suite.data_root), suite.preset) for name, task in tasks}

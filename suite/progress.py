@@ -132,11 +132,14 @@ def ended_line(trial: TrialSpec, record: dict[str, Any], seconds: float) -> str:
     line = f"{trial.trial_id}  {record['status']} after {duration(seconds)}"
     if record.get("message"):
         return f"{line}: {record['message']}"
-    training, evaluation = (record.get("result", {}).get(name) for name in ("train_time_s", "eval_time_s"))
-    if training is None or evaluation is None or training + evaluation > seconds:
+    result = record.get("result", {})
+    training, evaluation, compilation = (result.get(f"{name}_time_s") for name in ("train", "eval", "compile"))
+    rest = seconds - (training or 0.0) - (evaluation or 0.0) - (compilation or 0.0)
+    if training is None or evaluation is None or rest < 0:
         return line  # resumed: most of it was done by an earlier process
-    rest = f"start, files and inference speed {duration(seconds - training - evaluation)}"
-    return f"{line}: training {duration(training)}, evaluation {duration(evaluation)}, {rest}"
+    compiled = f"compilation {duration(compilation)}, " if compilation else ""
+    parts = f"training {duration(training)}, evaluation {duration(evaluation)}, {compiled}"
+    return f"{line}: {parts}start, files and inference speed {duration(rest)}"
 
 
 class Lines:

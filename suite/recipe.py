@@ -26,6 +26,10 @@ class Recipe:
         decay_norm_and_bias: whether weight decay also applies to normalisation layers and biases.
         label_smoothing: of the cross entropy.
         micro_batches: parts into which a batch is split for forward and backward.
+        execution: of a step's forward and backward, for every method alike: `eager`; `compile`, one graph made by
+            `torch.compile`; `cuda_graph`, captured once and replayed, for methods that allow it, on CUDA alone. It
+            belongs to the recipe, although it describes the same training: compiled kernels round differently, so that
+            it decides the trial's bits, and times of different executions are no comparison of methods.
         clip_norm: largest norm of the gradient; `None` does not clip.
         validation_images: size of the split taken from the training images by `split_seed`, stratified by class;
             0: none.
@@ -52,6 +56,7 @@ class Recipe:
     decay_norm_and_bias: bool = True
     label_smoothing: float = 0.0
     micro_batches: int = 1
+    execution: Literal["eager", "compile", "cuda_graph"] = "eager"
     clip_norm: float | None = None
     validation_images: int = 0
     split_seed: int = 0
@@ -97,6 +102,8 @@ class Recipe:
             raise ValueError("recipe.nesterov needs a recipe.momentum above 0")
         if self.schedule not in ("linear", "cosine", "step"):
             raise ValueError(f"recipe.schedule is '{self.schedule}'; known: cosine, linear, step")
+        if self.execution not in ("eager", "compile", "cuda_graph"):
+            raise ValueError(f"recipe.execution is '{self.execution}'; known: compile, cuda_graph, eager")
 
     def learning_rate_at(self, progress: float) -> float:
         """The learning rate when the share `progress` in [0, 1] of the training is done."""

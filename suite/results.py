@@ -12,7 +12,7 @@ from suite.store import RUNNING, Store, read_record, write_atomically
 
 TEXT_COLUMNS = (
     *("trial_id", "method", "variant", "task", "model", "preset", "status", "message", "device", "hardware_id"),
-    *("dtype", "data_copy", "parameters"),
+    *("dtype", "data_copy", "parameters", "execution"),
 )
 INTEGER_COLUMNS = (
     *("seed", "batch_size", "epochs", "params_dense", "params", "nonzero_params"),
@@ -25,7 +25,7 @@ COLUMNS = (
     *("inference_images_per_s", "train_flops_dense", "train_flops_current", "train_flops_effective"),
     *("train_flops_executed", "inference_flops_dense", "inference_flops", "inference_flops_effective", "params_dense"),
     *("params", "nonzero_params", "peak_memory_bytes", "peak_rss_bytes", "energy_j", "allreduce_bytes"),
-    *("modelled_train_time_s", "target_accuracy", "time_to_target_s"),
+    *("modelled_train_time_s", "target_accuracy", "time_to_target_s", "execution", "compile_time_s"),
 )
 
 
@@ -47,6 +47,7 @@ def row(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
         "parameters": canonical_json(spec.parameters),
         "batch_size": spec.recipe["batch_size"],
         "epochs": spec.recipe["epochs"],
+        "execution": spec.recipe.get("execution", "eager"),  # records from before there was a choice
     }
     measured = record.get("result", {})
     if unknown := set(measured) - set(COLUMNS):

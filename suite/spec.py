@@ -34,7 +34,7 @@ class TrialSpec:
         recipe: every field of `Recipe`, after overrides.
         seed: of weights, order and augmentation.
         device: the kind, `cpu` or `cuda`. device_index: which GPU, not hashed.
-        dtype: `float32` or `bfloat16`.
+        dtype: `float32`, `bfloat16` or `float16`.
         data_copy: the fields of `suite.task.DataCopy`: kind, checksum, path, note. The checksum alone is hashed.
         processes: of the trial, data-parallel.
         plugins: absolute paths of plugin files to load first; not hashed.

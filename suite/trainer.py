@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.clock import Clock
+from suite.cuda_graph import GraphStep
+from suite.devices import check_execution
 from suite.hooks import Hooks
 from suite.ledger import Ledger, weight_density
 from suite.memory import SavedTensors, held_bytes
 from suite.method import Method, ReconfigPlan
 from suite.recipe import Recipe
+from suite.steps import CompiledStep, EagerStep
 from suite.task import Batches, Splits
 
 Record = dict[str, Any]
@@ -52,11 +54,15 @@ class Trainer:
         num_classes: of the task.
         seed: of the trial.
         device: where everything is.
-        dtype: `torch.float32`, or `torch.bfloat16` for autocast.
+        dtype: `torch.float32`; or `torch.bfloat16` or `torch.float16` for autocast, the latter with a loss scale.
         task, preset: what the context tells the method.
         on_epoch: receives each epoch's record, before the checkpoint.
         on_checkpoint: receives the state after each epoch.
         on_step: receives the share of the training that is done, in [0, 1].
+        compile_backend: of `torch.compile`, where the recipe's execution is `compile`.
+
+    Raises:
+        UsageError: if the recipe's execution is not for this device or method.
     """
 
     def __init__(
@@ -76,7 +82,9 @@ class Trainer:
         on_epoch: Callable[[Record], None] = lambda record: None,
         on_checkpoint: Callable[[Callable[[], dict[str, Any]]], None] = lambda state: None,
         on_step: Callable[[float], None] = lambda share: None,
+        compile_backend: str = "inductor",
     ) -> None:
+        check_execution(recipe.execution, device.type, type(method))
         self.model, self.recipe, self.splits, self.device, self.dtype = model, recipe, splits, device, dtype
         self.on_epoch, self.on_checkpoint, self.on_step = on_epoch, on_checkpoint, on_step
         self.clock = Clock(device)
@@ -95,6 +103,8 @@ class Trainer:
         self.ctx = self.hooks.ctx
         self.optimizer = _optimizer(model, recipe)
         self.hooks.attach(self.optimizer)
+        self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
+        self.step = _step(self.hooks, recipe, dtype, self.scaler, compile_backend)
         self.ledger = Ledger(model, self.ctx.layers, method, input_shape)
         self.dense_params = sum(parameter.numel() for parameter in model.parameters())
         self._memory_is_counted = False
@@ -133,6 +143,7 @@ class Trainer:
         steps = batches.steps_per_epoch(ctx.batch_size)
         loss_sum = term_sum = 0.0
         skipped = 0
+        scale = self.scaler.get_scale() if self.scaler else None
         self.model.train()
         for images, labels in batches.epoch(ctx.epochs_done, ctx.batch_size):
             done = ctx.epochs_done - self.progress.first_epoch + ctx.batch_index / steps
@@ -140,22 +151,28 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale
             images, labels = hooks.transform_batch(images, labels)
-            task_loss, term = self._forward_backward(images, labels)
+            if not self.step.is_ready(images, labels):
+                with self.clock.span("compile"):
+                    self.step.prepare(images, labels)
+            task_loss, term, norm = self._forward_backward(images, labels)
             for name, value in (("loss", task_loss), ("regularization", term)):
                 if not math.isfinite(value):
                     raise Diverged(f"the {name} is {value} in epoch {ctx.epochs_done + 1}, step {ctx.step + 1}")
-            if self._gradients_are_finite():
+            if norm is not None:
+                self._clip(norm)
                 hooks.optimizer_step()
                 term_sum += term
             else:
                 hooks.end_step()
                 skipped += 1
+            if self.scaler:
+                self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
             loss_sum += task_loss
             self.ledger.add_step(ctx.step - 1, len(images))
             self.progress.samples += len(images)
             self.on_step((done + 1 / steps) / recipe.epochs)
-        if skipped == steps:
+        if skipped == steps and not self._scale_still_falls(scale):
             raise Diverged(f"no step of epoch {ctx.epochs_done + 1} had finite gradients")
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
@@ -167,40 +184,34 @@ class Trainer:
             "batch_size": ctx.batch_size,
             "steps": steps,
             "skipped_steps": skipped,
+            **({"loss_scale": self.scaler.get_scale()} if self.scaler else {}),
         }
 
-    def _forward_backward(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
-        """Gradients of one step into `.grad`; returns the task's loss, and the method's term."""
-        parts = self.recipe.micro_batches
-        task_loss = torch.zeros((), device=self.device)
-        value = 0.0
+    def _forward_backward(self, images: Tensor, labels: Tensor) -> tuple[float, float, Tensor | None]:
+        """Gradients of one step into `.grad`; returns the task's loss, the method's term, and the gradients' norm.
+
+        The norm is `None` if it is no number; it is looked at together with the losses, so that the device is waited
+        for once. A loss scale is taken out of the gradients before.
+        """
         saved = None if self._memory_is_counted or self.device.type == "cuda" else SavedTensors(self.model)
-        for part, (some_images, some_labels) in enumerate(zip(images.chunk(parts), labels.chunk(parts), strict=True)):
-            self.hooks.begin_micro_batch(part, parts)
-            with saved.counting() if saved and part == 0 else nullcontext():
-                with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                    logits = self.model(some_images)
-                loss = F.cross_entropy(logits.float(), some_labels, label_smoothing=self.recipe.label_smoothing) / parts
-            task_loss += loss.detach()
-            if part == parts - 1:
-                term = self.hooks.regularization(task_loss)
-                if term is not None:
-                    loss = loss + term
-                    value = term.item()
-            loss.backward()
+        task_loss, term = self.step.gradients(images, labels, saved)
         if saved:
             self._note_peak_memory(saved)
-        return task_loss.item(), value
-
-    def _gradients_are_finite(self) -> bool:
-        """Clip where the recipe says so, and look whether every gradient is a number."""
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        if not torch.isfinite(norm):
-            return False
+        values = [value.double() for value in (task_loss, norm, term) if value is not None]
+        found = torch.stack(values).tolist()
+        return found[0], found[2] if term is not None else 0.0, norm if math.isfinite(found[1]) else None
+
+    def _clip(self, norm: Tensor) -> None:
         if self.recipe.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.recipe.clip_norm, norm)
-        return True
+
+    def _scale_still_falls(self, before: float | None) -> bool:
+        """Whether gradients may become finite yet: a loss scale begins high and halves until they are."""
+        return self.scaler is not None and before is not None and 1 <= self.scaler.get_scale() < before
 
     def _carry_out(self, plan: ReconfigPlan) -> None:
         """Change model, optimizer and schedule as the method decided.
@@ -220,6 +231,7 @@ class Trainer:
             if plan.lr_scale is not None:
                 self.progress.lr_scale = plan.lr_scale
         self.ledger.recount(self.ctx.epochs_done)
+        self.step.forget()
         self._memory_is_counted = False
 
     def _epochs_left(self) -> int:
@@ -262,6 +274,7 @@ class Trainer:
             "train_time_s": self.clock.training,
             "eval_time_s": seconds["eval"],
             "reconfigure_time_s": seconds["reconfigure"],
+            "compile_time_s": seconds["compile"],
             "step_flops": dict(ledger.step_flops),
             "train_flops": dict(ledger.train_flops),
             "params": sum(parameter.numel() for parameter in self.model.parameters()),
@@ -293,6 +306,7 @@ class Trainer:
             "reconfigurations": [plan.to_json() for plan in self.hooks.reconfigurations],
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict() if self.scaler else None,
             "hooks": self.hooks.state_dict(),
             "ledger": self.ledger.state_dict(),
             "clock": self.clock.state_dict(),
@@ -306,6 +320,9 @@ class Trainer:
         self.hooks.replay([ReconfigPlan.from_json(plan) for plan in state["reconfigurations"]])
         self.model.load_state_dict(state["model"], strict=True)
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler:
+            self.scaler.load_state_dict(state["scaler"])
+        self.step.forget()
         self.hooks.load_state_dict(state["hooks"])
         self.ledger.load_state_dict(state["ledger"])
         self.clock.load_state_dict(state["clock"])
@@ -315,6 +332,15 @@ class Trainer:
         torch.set_rng_state(state["random"].cpu())
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)
+
+
+def _step(
+    hooks: Hooks, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None, compile_backend: str
+) -> EagerStep:
+    """What computes the gradients of a step, as the recipe says."""
+    if recipe.execution == "compile":
+        return CompiledStep(hooks, recipe, dtype, scaler, compile_backend)
+    return {"eager": EagerStep, "cuda_graph": GraphStep}[recipe.execution](hooks, recipe, dtype, scaler)
 
 
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:

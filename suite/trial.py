@@ -194,6 +194,7 @@ class Trial:
             "train_time_s": trainer.clock.training,
             "eval_time_s": seconds["eval"],
             "reconfigure_time_s": seconds["reconfigure"],
+            "compile_time_s": seconds["compile"],
             "wall_time_s": self._wall_time,
             **flops,
             "inference_flops_dense": ledger.inference_flops_dense,

@@ -57,8 +57,13 @@ class Counts:
         return weight * self.calls
 
 
+def odd_steps(grad, site):
+    return grad * 0 if site.step % 2 else grad
+
+
 FAULTS = {
     "transforms_are_pure": broken(plan=lambda self, name, layer: OpPlan(grad_dgrad=zero_in_place)),
+    "replays": broken(replayable=True, plan=lambda self, name, layer: OpPlan(grad_dgrad=odd_steps)),
     "density_is_true": broken(
         plan=lambda self, name, layer: OpPlan(weight_forward=halve),
         density=lambda self, name, step: Density(0.1, 0.1, 1.0),
@@ -81,6 +86,17 @@ FAULTS = {
 
 def test_every_contract_has_a_method_that_breaks_it():
     assert set(FAULTS) == {contract.__name__ for contract in CONTRACTS}
+
+
+def test_a_step_that_draws_by_a_number_of_python_is_not_to_be_replayed(monkeypatch):
+    def draw(grad, site):
+        return grad * (site.key % 2)
+
+    faulty = broken(replayable=True, plan=lambda self, name, layer: OpPlan(grad_dgrad=draw))
+    monkeypatch.setitem(registry._objects, ("method", "faulty"), faulty)
+    result = next(result for result in check("faulty") if result.name == "replays")
+    assert not result.passed
+    assert "site.kernel_seed" in result.message
 
 
 @pytest.mark.parametrize("contract", FAULTS)

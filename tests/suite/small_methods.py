@@ -92,7 +92,7 @@ class SkipsOdd(Method):
     """Takes every second step only, and remembers what it saw."""
 
     def setup(self, ctx):
-        self.accumulated = torch.zeros(())
+        self.accumulated = torch.zeros((), device=ctx.device)
 
     def before_optimizer_step(self, ctx):
         self.accumulated += ctx.model[0].weight.grad.abs().sum()
@@ -113,8 +113,31 @@ class RandomChannels(Method):
 
 
 def drop_randomly(grad, site):
-    mask = torch.rand(grad.shape[:2], generator=site.generator()) < 0.5
+    mask = (torch.rand(grad.shape[:2], generator=site.generator()) < 0.5).to(grad.device)
     return grad * mask.view(*mask.shape, *[1] * (grad.ndim - 2))
+
+
+class HashedChannels(Method):
+    """Random masks that the device makes of a seed which it reads itself."""
+
+    replayable = True
+
+    def plan(self, name, layer):
+        return OpPlan(grad_dgrad=drop_by_seed, grad_wgrad=drop_by_seed)
+
+
+def drop_by_seed(grad, site):
+    """Half of the channels of each image, by the middle bits of the squared sum of seed and number."""
+    number = torch.arange(grad.shape[0] * grad.shape[1], device=grad.device)
+    mixed = (site.kernel_seed >> 32) + number
+    kept = (mixed * mixed >> 16) % 2
+    return grad * kept.to(grad.dtype).view(*grad.shape[:2], *[1] * (grad.ndim - 2))
+
+
+class ReplayedTopK(ChannelTopK):
+    """Smaller operands, whose executed shares are metered in a capture alone."""
+
+    replayable = True
 
 
 class Shrinks(Method):
@@ -163,5 +186,6 @@ class Decays(Method):
 
 
 METHODS = [
-    Nothing, WeightMask, ChannelTopK, OwnBackend, Mixup, SkipsOdd, RandomChannels, Shrinks, Replans, Decays
+    Nothing, WeightMask, ChannelTopK, OwnBackend, Mixup, SkipsOdd, RandomChannels, HashedChannels, Shrinks, Replans,
+    Decays,
 ]  # fmt: skip

@@ -164,7 +164,8 @@ NAMES = [
     (["--epochs", "3", "--set", "recipe.epochs=4"], "given twice"),
     (["--preset", "fast"], "--preset 'fast': no preset is called so; known: paper, quick, smoke"),
     (["--device", "gpu"], "--device 'gpu'"),
-    (["--dtype", "float16"], "--dtype 'float16'"),
+    (["--dtype", "float61"], "did you mean 'float16'"),
+    (["--set", "recipe.execution=graph"], "allowed: eager, compile, cuda_graph"),
     (["--only", "mising"], "did you mean 'missing'"),
     (["--jobs", "0"], "--jobs '0'"),
     (["--engine", "ray"], "--engine 'ray'"),
@@ -212,6 +213,8 @@ WRONG = [
     ([*GOOD, "--out", "toy.py"], "is a file"),
     ([*GOOD, "--out", "."], "no suite.json"),
     ([*GOOD, "--methods", "toy_method[n=5]"], "toy_method[n=5]: n is 5; the largest is 4"),
+    ([*GOOD, "--device", "cpu", "--dtype", "float16"], "on the CPU type bfloat16, float32 or auto"),
+    ([*GOOD, "--device", "cpu", "--set", "recipe.execution=cuda_graph"], "no CUDA graphs on 'cpu'"),
 ]
 
 

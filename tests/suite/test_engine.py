@@ -375,6 +375,9 @@ def test_lines_and_bars(capsys):
     parts = "training 1 min 1 s, evaluation 5.0 s, start, files and inference speed 4.0 s"
     assert ended_line(spec("dense"), done, 70.0) == f"{spec('dense').trial_id}  done after 1 min 10 s: {parts}"
     assert ended_line(spec("dense"), done, 30.0).endswith("done after 30 s")  # resumed: trained before this process
+    result["compile_time_s"] = 3.0
+    parts = "evaluation 5.0 s, compilation 3.0 s, start, files and inference speed 1.0 s"
+    assert ended_line(spec("dense"), done, 70.0).endswith(parts)
 
 
 def test_a_status_that_is_none_is_refused(tmp_path):

@@ -1,11 +1,22 @@
 """The planned op and the training loop on a CUDA device."""
 
 import copy
+import dataclasses
 import io
 
 import pytest
 import torch
-from small_methods import METHODS
+from small_methods import (
+    METHODS,
+    HashedChannels,
+    Mixup,
+    Nothing,
+    RandomChannels,
+    Replans,
+    ReplayedTopK,
+    Shrinks,
+    SkipsOdd,
+)
 from small_training import CLASSES, SHAPE, SmallBatches, small_net
 from test_ops import LAYERS, gradients, identity, planned_copy
 from test_trainer import FIVE, without_times
@@ -32,13 +43,13 @@ class OnDevice:
             yield images.cuda(), labels.cuda()
 
 
-def cuda_trainer(method, dtype, **callbacks):
+def cuda_trainer(method, dtype, recipe=FIVE, **callbacks):
     torch.manual_seed(0)
     model = small_net().cuda().to(memory_format=torch.channels_last)
     splits = Splits(OnDevice(SmallBatches(64, seed=1)), OnDevice(SmallBatches(40, seed=2, shuffle=False)))
     device = torch.device("cuda", 0)
     options = {"input_shape": SHAPE, "num_classes": CLASSES, "seed": 0, "device": device, "dtype": dtype}
-    return Trainer(model, method, FIVE, splits, **options, **callbacks)
+    return Trainer(model, method, recipe, splits, **options, **callbacks)
 
 
 @pytest.mark.parametrize("plan", [EMPTY, OpPlan(grad_dgrad=identity)])
@@ -58,7 +69,7 @@ def test_empty_plan_is_bit_identical_and_identity_close(case, plan):
             torch.testing.assert_close(tensor, got[name], rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_operand_and_hook_trains_and_resumes(method, dtype):
     records, states = [], []
@@ -80,3 +91,83 @@ def test_every_operand_and_hook_trains_and_resumes(method, dtype):
     for new, old in zip(again, records[3:], strict=True):
         for key in ("epoch", "step_flops", "train_flops", "params", "inference_flops"):
             assert without_times(new)[key] == without_times(old)[key]
+
+
+def fitted(method, execution, dtype):
+    records = []
+    torch.manual_seed(0)
+    trainer = cuda_trainer(method(), dtype, dataclasses.replace(FIVE, execution=execution), on_epoch=records.append)
+    trainer.fit()
+    return trainer, records
+
+
+@pytest.fixture
+def deterministic():
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", [Nothing, Mixup, SkipsOdd, HashedChannels, ReplayedTopK])
+def test_replayed_steps_are_eager_ones(method, dtype, deterministic):
+    eager, expected = fitted(method, "eager", dtype)
+    replayed, records = fitted(method, "cuda_graph", dtype)
+    for name, tensor in eager.model.state_dict().items():
+        torch.testing.assert_close(replayed.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-4)
+    for new, old in zip(records, expected, strict=True):
+        assert new["step_flops"] == old["step_flops"]
+        assert new["learning_rate"] == old["learning_rate"]
+        assert new["train_loss"] == pytest.approx(old["train_loss"], rel=1e-3)
+    assert replayed.clock.seconds["compile"] > 0
+
+
+def test_replayed_masks_are_those_of_eager_and_differ_from_step_to_step(deterministic):
+    """Two steps on one batch: gradients differ by their masks alone."""
+    images, labels = next(iter(OnDevice(SmallBatches(64, seed=1)).epoch(0, 16)))
+    found = {}
+    for execution in ("eager", "cuda_graph"):
+        trainer = cuda_trainer(HashedChannels(), torch.float32, dataclasses.replace(FIVE, execution=execution))
+        trainer.model.train()
+        trainer.step.prepare(images, labels)
+        for step in range(4):
+            trainer.step.gradients(images, labels)
+            found[execution, step] = trainer.model[4].weight.grad.clone()
+            trainer.optimizer.zero_grad(set_to_none=True)
+            trainer.hooks.end_step()
+    for step in range(4):
+        torch.testing.assert_close(found["cuda_graph", step], found["eager", step], rtol=1e-5, atol=1e-6)
+        assert all(not torch.equal(found["cuda_graph", step], found["cuda_graph", other]) for other in range(step))
+
+
+@pytest.mark.parametrize("mode", ["random", "magnitude", "rescaled"])
+def test_sdgp_is_replayed(mode, deterministic):
+    from methods.sdgp import SDGP
+
+    def method():
+        return SDGP(mode=mode)
+
+    eager, _ = fitted(method, "eager", torch.float32)
+    replayed, _ = fitted(method, "cuda_graph", torch.float32)
+    for name, tensor in eager.model.state_dict().items():
+        torch.testing.assert_close(replayed.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_changed_networks_and_new_plans_are_captured_anew(deterministic):
+    for method in (Shrinks, Replans):
+        replayable = type(f"Replayable{method.__name__}", (method,), {"replayable": True})
+        eager, expected = fitted(method, "eager", torch.float32)
+        replayed, records = fitted(replayable, "cuda_graph", torch.float32)
+        assert [record["params"] for record in records] == [record["params"] for record in expected]
+        for name, tensor in eager.model.state_dict().items():
+            torch.testing.assert_close(replayed.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", [Nothing, RandomChannels])
+def test_compiled_steps_are_eager_ones_within_rounding(method, deterministic):
+    torch._dynamo.reset()
+    eager, expected = fitted(method, "eager", torch.float32)
+    compiled, records = fitted(method, "compile", torch.float32)
+    assert list(compiled.model.state_dict()) == list(eager.model.state_dict())
+    for new, old in zip(records, expected, strict=True):
+        assert new["train_loss"] == pytest.approx(old["train_loss"], rel=1e-2)

@@ -41,6 +41,7 @@ def test_learning_rate_schedules(schedule, expected):
         {"micro_batches": 3},
         {"momentum": 0.0, "nesterov": True},
         {"schedule": "wavy"},
+        {"execution": "fast"},
         {"momentum": 1.0},
         {"step_factor": -1.0},
     ],

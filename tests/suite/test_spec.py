@@ -181,12 +181,15 @@ def test_presets_devices_and_types(tmp_path):
         (read_preset, "fast"),
         (read_device, "gpu"),
         (read_device, "cuda:x"),
-        (read_dtype, "float16"),
+        (read_dtype, "float8"),
     ):
         with pytest.raises(UsageError):
             function(text)
     assert resolve_device("cpu") == ("cpu", None)
     assert resolve_dtype("float32", "cpu") == "float32"
+    assert resolve_dtype("float16", "cuda") == "float16"
+    with pytest.raises(UsageError, match="--dtype float16: is for CUDA devices; on the CPU type bfloat16"):
+        resolve_dtype("float16", "cpu")
     assert resolve_dtype("auto", "cpu") in ("float32", "bfloat16")
     assert available_cores() >= 1
     for flags, expected in (("fpu avx512f avx512_bf16", True), ("fpu avx512f", False), ("fpu amx_bf16", True)):

@@ -25,7 +25,7 @@ train_time_s, eval_time_s, reconfigure_time_s, wall_time_s, samples_per_s, infer
 train_flops_dense, train_flops_current, train_flops_effective, train_flops_executed,
 inference_flops_dense, inference_flops, inference_flops_effective, params_dense, params, nonzero_params,
 peak_memory_bytes, peak_rss_bytes, energy_j, allreduce_bytes, modelled_train_time_s, target_accuracy,
-time_to_target_s"""
+time_to_target_s, execution, compile_time_s"""
 
 
 def spec(seed=0, **fields):
