@@ -160,10 +160,10 @@ def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]],
         group, theirs = published.find(one.published)
         kind, source = group.kind, group.citation
         if one.published_baseline:
-            _, baseline = published.find(one.published_baseline)
+            other, baseline = published.find(one.published_baseline)
             # Both are printed with the same few decimals; binary rounding must not show as a 0.09999.
             theirs = round(theirs - baseline, 9)
-            source += f", minus {one.published_baseline.partition('/')[2]}'s"
+            source += f", minus {one.published_baseline.partition('/')[2]} of {other.place}"
     ours = _ours(one, trials)
     unit_of_ours = ours if isinstance(ours, Missing) else scaled(ours, one.scale)
     return Comparison(

@@ -26,7 +26,7 @@ FULL_RECIPE = "paper"  # the preset that is the recipe of a paper
 
 @dataclass(frozen=True)
 class Unrun:
-    """A part that was not asked for, and the command that runs it."""
+    """A part that was not asked for and is not there as a whole, and the command that runs what is missing of it."""
 
     name: str
     title: str
@@ -112,14 +112,19 @@ def _plain(value: object) -> object:
 
 def to_markdown(reproduced: Reproduced) -> str:
     """The page."""
-    left_out = ("", *(part.name for part in reproduced.unrun))
-    parts = [one for one in reproduced.comparisons if one.part not in left_out]
+    # What nobody asked for is one line with its command, and not a row of dashes for each of its numbers.
+    unrun = [part.name for part in reproduced.unrun]
+    parts = [
+        one for one in reproduced.comparisons if one.part and not (one.part in unrun and isinstance(one.ours, Missing))
+    ]
+    printed = [one for one in parts if one.published is not None]
     return markdown.render_template(
         "reproduction.md.j2",
         reproduced=reproduced,
         warning=setting_warning(reproduced.trials, reproduced.reference),
-        differences=_table("What transfers: differences to dense", [one for one in parts if one.is_difference]),
-        absolutes=_table("The numbers themselves", [one for one in parts if not one.is_difference]),
+        differences=_table("What transfers: differences to dense", [one for one in printed if one.is_difference]),
+        absolutes=_table("The numbers themselves", [one for one in printed if not one.is_difference]),
+        ours_alone=_ours_alone([one for one in parts if one.published is None]),
         alone=_alone(reproduced.alone),
         conditions=_conditions(reproduced.trials, reproduced.reference),
         failures=[trial for trial in reproduced.trials if not trial.done],
@@ -132,10 +137,10 @@ def setting_warning(trials: Sequence[Trial], reference: Group) -> str:
     presets = sorted({trial.text("preset") for trial in trials if trial.text("preset")})
     if presets and presets != [FULL_RECIPE]:
         parts.append(f"preset {' and '.join(presets)} instead of the paper's recipe")
-    for key, what in (("model", "model"), ("epochs", "epochs"), ("batch_size", "batch size"), ("data_copy", "data")):
+    for key in ("task", "data_copy", "model", "epochs", "batch_size"):
         ours, theirs = _ours(trials, key), reference.conditions.get(key)
         if theirs is not None and ours and ours != [_text(theirs)]:
-            parts.append(f"{what} {' and '.join(ours)} instead of {_text(theirs)}")
+            parts.append(f"{key.replace('_', ' ')} {' and '.join(ours)} instead of {_text(theirs)}")
     return "; ".join(parts)
 
 
@@ -195,25 +200,42 @@ def _table(caption: str, lines: Sequence[Comparison]) -> Table | None:
 
 def _row(one: Comparison) -> tuple[Cell, ...]:
     signed = one.is_difference and one.unit == "points"
-    unit = f" {one.unit}" if one.unit else ""
-    none = dash("No number was printed for this.")
-    theirs = none if one.published is None else Cell(_published(one, signed) + unit, one.source, one.published)
-    kinds = Cell(one.kind), Cell(one.published_kind) if one.published_kind else none
+    theirs = Cell(_in_unit(_published(one, signed), one.unit), one.source, one.published)
+    kinds = Cell(one.kind), Cell(one.published_kind)
     name = Cell(one.quantity, one.note)
     if isinstance(one.ours, Missing):
         reason = dash(one.ours.reason)
         return name, theirs, reason, reason, reason, reason, *kinds
-    ours = Cell(numbers.interval(one.ours, 2, sign=signed) + unit, value=one.ours.mean)
-    if one.difference is None:
-        return name, theirs, ours, none, none, Cell(str(one.ours.count)), *kinds
-    gap = Cell(numbers.signed(one.difference, numbers.decimals_for(one.ours.half_width, 2)), value=one.difference)
+    gap = one.difference
+    assert gap is not None
+    difference = Cell(numbers.signed(gap, numbers.decimals_for(one.ours.half_width, 2)), value=gap)
     if one.published_kind != MEASURED:
         covered = dash("what the paper computed is no measurement that ours could confirm")
     elif one.covered is None:
         covered = dash("one seed, or equal values: no interval")
     else:
         covered = Cell("yes" if one.covered else "no")
-    return name, theirs, ours, gap, covered, Cell(str(one.ours.count)), *kinds
+    return name, theirs, _our_cell(one), difference, covered, Cell(str(one.ours.count)), *kinds
+
+
+def _our_cell(one: Comparison) -> Cell:
+    if isinstance(one.ours, Missing):
+        return dash(one.ours.reason)
+    signed = one.is_difference and one.unit == "points"
+    decimals = 2 if one.unit else 3
+    return Cell(_in_unit(numbers.interval(one.ours, decimals, sign=signed), one.unit), value=one.ours.mean)
+
+
+def _in_unit(text: str, unit: str) -> str:
+    return f"{text} {unit}".rstrip()
+
+
+def _ours_alone(lines: Sequence[Comparison]) -> Table | None:
+    if not lines:
+        return None
+    columns = (Column("Quantity", numeric=False), Column("Ours"), Column("Kind", numeric=False))
+    rows = [(Cell(one.quantity, one.note), _our_cell(one), Cell(one.kind)) for one in lines]
+    return Table("ours", "Ours alone: no number was printed", columns, tuple(rows))
 
 
 def _published(one: Comparison, signed: bool) -> str:

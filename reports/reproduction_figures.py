@@ -99,18 +99,23 @@ def grid_figure(
                     written[panel, line, place] = "N/A"
                 continue
             absolute, difference = cell
-            theirs = (absolute.published, difference.published)
-            ours = tuple(one.ours.mean if isinstance(one.ours, Estimate) else None for one in cell)
-            for panel, (value, gap), decimals in (("published", theirs, 1), ("ours", ours, 2)):
-                written[panel, line, place] = _written(value, gap, decimals)
+            texts = {
+                "published": _written(_plain(absolute.published), _plain(difference.published, sign=True)),
+                "ours": _written(_estimated(absolute), _estimated(difference, sign=True)),
+            }
+            gaps = {"published": difference.published, "ours": _mean(difference)}
+            for panel, grid in values.items():
+                written[panel, line, place] = texts[panel]
+                gap = gaps[panel]
                 if gap is not None:
-                    values[panel][line, place] = gap
-            alts.append(f"{row}, {column}: published {_written(*theirs, 1)}, ours {_written(*ours, 2)}")
+                    grid[line, place] = gap
+            both = ", ".join(f"{panel} {' '.join(text.split())}" for panel, text in texts.items())
+            alts.append(f"{axis_names[0]} {row}, {axis_names[1]} {column}: {both}")
     known = np.concatenate([panel[np.isfinite(panel)] for panel in values.values()])
     low, high = (float(known.min()), float(known.max())) if known.size else (-1.0, 0.0)
     low = low if high - low > 0.1 else high - 0.1
     with svg.style():
-        figure = matplotlib.figure.Figure(figsize=(WIDTH + 1.2, 1.3 + 0.55 * len(rows)), layout="constrained")
+        figure = matplotlib.figure.Figure(figsize=(WIDTH + 2.4, 1.3 + 0.55 * len(rows)), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for axes, (panel, grid) in zip(panels, values.items(), strict=True):
             mesh = axes.pcolormesh(grid, cmap="cividis", vmin=low, vmax=high, edgecolors="none")
@@ -133,10 +138,20 @@ def grid_figure(
     return Figure(name, title, alt, caption, inline, standalone, wide=True)
 
 
-def _written(value: float | None, gap: float | None, decimals: int) -> str:
-    if value is None:
-        return numbers.DASH
-    return f"{value:.{decimals}f}" + ("" if gap is None else f"\n({numbers.signed(gap, decimals)})")
+def _mean(one: Comparison) -> float | None:
+    return one.ours.mean if isinstance(one.ours, Estimate) else None
+
+
+def _plain(value: float | None, *, sign: bool = False) -> str:
+    return "" if value is None else numbers.signed(value, 1) if sign else numbers.plain(value, 1)
+
+
+def _estimated(one: Comparison, *, sign: bool = False) -> str:
+    return numbers.interval(one.ours, 2, sign=sign) if isinstance(one.ours, Estimate) else ""
+
+
+def _written(value: str, gap: str) -> str:
+    return (f"{value}\n({gap})" if gap else value) or "not run"
 
 
 def _label_cells(axes: Axes, grid: np.ndarray, texts: Mapping[tuple[int, int], str], low: float, high: float) -> None:
@@ -144,15 +159,18 @@ def _label_cells(axes: Axes, grid: np.ndarray, texts: Mapping[tuple[int, int], s
         value = grid[line, place]
         # Cividis is dark below its middle; a cell without a number shows the page, whose ink follows the scheme.
         ink = svg.MUTED if np.isnan(value) else "#000000" if (value - low) / (high - low) > 0.55 else "#ffffff"
-        axes.text(place + 0.5, line + 0.5, text, ha="center", va="center", fontsize=8, color=ink)
+        axes.text(place + 0.5, line + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink)
 
 
-def gradient_figure(name: str, title: str, caption: str, images: Mapping[str, np.ndarray]) -> Figure:
+def gradient_figure(
+    name: str, title: str, caption: str, images: Mapping[str, np.ndarray], channels: Sequence[int]
+) -> Figure:
     """Gradients as images, a row a way of pruning and a column a channel, on one colour scale.
 
     Args:
         name, title, caption: of the figure.
         images: for each row's label an array (channels, height, width); the first row sets the scale.
+        channels: their numbers in the layer.
     """
     first = next(iter(images.values()))
     magnitudes = np.abs(first[first != 0])
@@ -164,15 +182,15 @@ def gradient_figure(name: str, title: str, caption: str, images: Mapping[str, np
         shape = (len(images), len(first))
         figure = matplotlib.figure.Figure(figsize=(WIDTH, 0.7 + 1.45 * shape[0]), layout="constrained")
         grid = figure.subplots(*shape, squeeze=False)
+        for axes, channel in zip(grid[0], channels, strict=True):
+            axes.set_title(f"channel {channel}", fontsize=8.5)
         for line, (label, stack) in zip(grid, images.items(), strict=True):
-            for channel, (axes, image) in enumerate(zip(line, stack, strict=True)):
+            for axes, image in zip(line, stack, strict=True):
                 shown = np.ma.masked_equal(image, 0)
                 drawn = axes.imshow(shown, cmap=colours, vmin=-limit, vmax=limit, interpolation="none")
                 axes.set_xticks([])
                 axes.set_yticks([])
                 axes.spines[:].set_visible(False)
-                if line is grid[0]:
-                    axes.set_title(f"channel {channel + 1} of {shape[1]}", fontsize=8.5)
             line[0].set_ylabel(label)
             alts.append(f"{label}: {100 * float(np.mean(stack == 0)):.0f} % zeros")
         bar = figure.colorbar(drawn, ax=grid, extend="both", aspect=40, pad=0.01)

@@ -89,12 +89,15 @@ class Figure5(Reproduction):
         }
         shown = f"Image {sample} of the batch, channels {channels[0]} to {channels[-1]} of {captured.layer}."
         caption = f"{shown} The group of {M} channels with the largest sum of magnitudes in any one image of the batch."
-        figure = gradient_figure(self.registered_name, "An output gradient, dense and pruned to 2:4", caption, images)
+        figure = gradient_figure(
+            self.registered_name, "An output gradient, dense and pruned to 2:4", caption, images, channels
+        )
+        epochs = "one epoch" if spec.recipe["epochs"] == 1 else f"{spec.recipe['epochs']} epochs"
         remark = (
-            f"One gradient, so that there is no interval: dO of {where}, after {captured.step} steps (seed {spec.seed}, "
-            f"{spec.recipe['epochs']} epochs), of the training batch that would come next, "
-            f"{captured.grad.shape[0]} augmented images. The paper shows ResNet-18's second convolution on ImageNet after "
-            "its first epoch; this is the second convolution of ResNet-9."
+            f"One gradient, so that there is no interval: dO of {where}, after {captured.step} steps ({epochs}, seed "
+            f"{spec.seed}), of the training batch that would come next, {captured.grad.shape[0]} augmented images. "
+            "The paper shows ResNet-18's second convolution on ImageNet after its first epoch; this is the second "
+            "convolution of ResNet-9."
         )
         digest = hashlib.sha256(model_file.read_bytes()).hexdigest()[:16]
         return Outcome(
@@ -103,7 +106,7 @@ class Figure5(Reproduction):
             (remark,),
             (
                 f"Gradient: of trials/{spec.trial_id}/model.pt (SHA-256 {digest}), {where}",
-                f"Pruning: {_backend(captured.grad)}",
+                f"Pruning: {_backend(captured.grad)}; random with seed {spec.seed}",
             ),
         )
 
@@ -209,11 +212,11 @@ def cosine(dense: Tensor, pruned: Tensor) -> float:
 
 def data_gradient_error(captured: Captured, pruned: Tensor) -> float:
     """The Euclidean norm of what pruning changes in the data gradient, over that of the dense one; in float32."""
-    import torch
+    from torch.nn.grad import conv2d_input
 
     layer = captured.module
     made = [
-        torch.nn.grad.conv2d_input(
+        conv2d_input(
             captured.input_shape,
             layer.weight.detach().float(),
             grad.float(),

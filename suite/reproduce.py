@@ -197,6 +197,7 @@ def write_outcome(
     """Write `reproduce/NAME.{md,csv,svg}` from what the folder holds; returns the Markdown file alone."""
     from reports import reproduced
     from reports.records import read
+    from suite.provenance import without_home
     from suite.reproduction import Ran
 
     held = read(folder)
@@ -210,7 +211,7 @@ def write_outcome(
     unrun = [
         reproduced.Unrun(part.name, part.title, _command(arguments, part.name))
         for part in reproduction.parts
-        if part.name not in asked and not any(trials.get(part.name, {}).values())
+        if part.name not in asked and not _is_whole(part.name, plans, records)
     ]
     groups = {*reproduction.also, reproduction.reference}
     for part in reproduction.parts:
@@ -230,10 +231,15 @@ def write_outcome(
             unrun=tuple(unrun),
             remarks=outcome.remarks,
             notes=tuple(f"{group.place}: {note}" for group in published for note in group.notes),
-            provenance=(*outcome.provenance, *_provenance(behind, held.source, arguments)),
+            provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, held.source, arguments)))),
         ),
     )
     return written[:1]
+
+
+def _is_whole(part: str, plans: dict[str, list[TrialSpec]], records: dict[str, Any]) -> bool:
+    """Whether each trial of a part was run, by whatever command."""
+    return part in plans and all(spec.trial_id in records for spec in plans[part])
 
 
 def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -270,11 +276,11 @@ def _command(arguments: Sequence[str], part: str) -> str:
 
 def _provenance(trials: Sequence[Any], source: str, arguments: Sequence[str]) -> list[str]:
     """Where the numbers come from, a line each; the suite's report has the rest."""
-    from suite.provenance import without_home
-
-    lines = [f"Command: {without_home(shlex.join([*door().split(), 'reproduce', *arguments]))}"]
+    lines = [f"Command: {shlex.join([*door().split(), 'reproduce', *arguments])}"]
     done = sum(trial.done for trial in trials)
-    lines.append(f"{len(trials)} trials, {done} done; numbers from {source}. The suite's own report: ../report.md")
+    lines.append(
+        f"Trials: {len(trials)}, of which {done} done; numbers from {source}. The suite's own report: ../report.md"
+    )
     commits = sorted({str(git.get("commit", ""))[:12] for trial in trials if (git := trial.provenance.get("git"))})
     if commits:
         lines.append(f"Source: commit {', '.join(commits)}")

@@ -88,6 +88,7 @@ class Reproduction:
         reference: the group of published numbers whose setting is reproduced.
         also: groups that are shown without anything of ours beside them.
         parts: what is run.
+        remarks: lines that a reader should meet before the numbers.
         numbers: the TOML file with the published numbers; a plugin's may bring its own.
     """
 
@@ -96,6 +97,7 @@ class Reproduction:
     reference: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[Part, ...]] = ()
+    remarks: ClassVar[tuple[str, ...]] = ()
     numbers: ClassVar[Path] = published.OWN
 
     @property
@@ -110,7 +112,7 @@ class Reproduction:
     def outcome(self, ran: Ran) -> Outcome:
         """What came out. The base class compares what the parts declare, and draws it."""
         comparisons = self.compare(ran)
-        return Outcome(comparisons, self.draw(comparisons))
+        return Outcome(comparisons, self.draw(comparisons), self.remarks)
 
     def compare(self, ran: Ran) -> tuple[Comparison, ...]:
         """The declared quantities of every part, and what is published alone."""
