@@ -175,8 +175,7 @@ def gradient_figure(
     first = next(iter(images.values()))
     magnitudes = np.abs(first[first != 0])
     limit = float(np.quantile(magnitudes, 1 - _CLIPPED)) if magnitudes.size else 1.0
-    colours = matplotlib.colormaps["PuOr_r"].copy()
-    colours.set_bad(_ZERO)
+    colours = matplotlib.colormaps["PuOr_r"].with_extremes(bad=_ZERO)
     alts = []
     with svg.style():
         shape = (len(images), len(first))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite import registry
+from suite.brackets import split
 from suite.errors import UsageError, nearest
 from suite.options import Parser, RunOptions, add_run_options, door, resolve_run_options
 from suite.spec import SuiteSpec, TrialSpec, canonical_json
@@ -172,7 +173,8 @@ def _union(suites: Sequence[SuiteSpec]) -> SuiteSpec:
     """What `suite.json` says of a command: the methods, tasks, models and seeds that occur in any part."""
 
     def every(name: str) -> str:
-        return ",".join(dict.fromkeys(getattr(suite, name) for suite in suites if getattr(suite, name)))
+        lists = [split(getattr(suite, name)) for suite in suites if getattr(suite, name)]
+        return ",".join(dict.fromkeys(item for several in lists for item in several))
 
     seeds = tuple(sorted({seed for suite in suites for seed in suite.seeds}))
     overrides = {key: value for suite in suites for key, value in suite.overrides.items()}
