@@ -211,15 +211,15 @@ def cosine(dense: Tensor, pruned: Tensor) -> float:
 
 
 def data_gradient_error(captured: Captured, pruned: Tensor) -> float:
-    """The Euclidean norm of what pruning changes in the data gradient, over that of the dense one; in float32."""
+    """The Euclidean norm of what pruning changes in the data gradient, over that of the dense one; in float64."""
     from torch.nn.grad import conv2d_input
 
     layer = captured.module
     made = [
         conv2d_input(
             captured.input_shape,
-            layer.weight.detach().float(),
-            grad.float(),
+            layer.weight.detach().double(),
+            grad.double(),
             layer.stride,
             layer.padding,
             layer.dilation,

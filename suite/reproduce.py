@@ -47,6 +47,7 @@ def reproduce(arguments: Sequence[str]) -> int:
         registry.load_plugin(path)
     _check_name(namespace.name)
     reproduction: Reproduction = registry.get("reproduction", namespace.name)()
+    reproduction.check()
     typed_parts = _read_parts(namespace.parts, reproduction)
     options = _read_options(namespace)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -100,7 +101,7 @@ class Reproduction:
     remarks: ClassVar[tuple[str, ...]] = ()
     numbers: ClassVar[Path] = published.OWN
 
-    @property
+    @cached_property
     def published(self) -> published.Published:
         """The published numbers.
 
@@ -108,6 +109,19 @@ class Reproduction:
             UsageError: if their file cannot be read.
         """
         return published.own() if self.numbers == published.OWN else published.read(self.numbers)
+
+    def check(self) -> None:
+        """See that every published number that is named here exists.
+
+        Raises:
+            UsageError: for the first that does not, or that must not be compared with.
+        """
+        for name in (self.reference, *self.also):
+            self.published.group(name)
+        for part in self.parts:
+            for one in part.compared:
+                for value in filter(None, (one.published, one.published_baseline)):
+                    self.published.find(value)
 
     def outcome(self, ran: Ran) -> Outcome:
         """What came out. The base class compares what the parts declare, and draws it."""

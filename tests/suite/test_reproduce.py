@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from suite import cli, reproduce
+from suite import cli, registry, reproduce
 from suite.spec import SuiteSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,6 +146,27 @@ of = "measured"
 conditions = { task = "digits", epochs = 1 }
 values = { dense = 90, left = 75 }
 """
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("left = 75", "letf = 75", "mine has no value 'left'; did you mean 'letf'?"),
+        ("left = 75", "left = nan", "values.left is nan"),
+        ('name = "mine"', 'name = "nime"', "no group is called 'mine'; did you mean 'nime'?"),
+        ('unit = "%"', 'unit = "%"\ndoubt = "a slip"', "mine must not be compared with: a slip"),
+    ],
+)
+def test_published_numbers_are_checked_before_anything_runs(folder, capsys, monkeypatch, old, new, expected):
+    monkeypatch.setattr(registry, "_objects", dict(registry._objects))
+    monkeypatch.setattr(registry, "_plugin_entries", dict(registry._plugin_entries))
+    (folder / "mine.py").write_text(PLUGIN)
+    (folder / "mine.toml").write_text(NUMBERS.replace(old, new))
+    assert cli.main(["reproduce", "mine", "--plugin", "mine.py", "--preset", "smoke", "--device", "cpu"]) == 2
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert captured.err.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["mine.py", "mine.toml"]
 
 
 def test_a_plugins_reproduction_brings_its_own_numbers(folder):
