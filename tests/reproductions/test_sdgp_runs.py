@@ -23,10 +23,10 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("reproduce")
 
 
-def reproduce(folder, *arguments):
+def reproduce(folder, *arguments, status=0):
     command = [sys.executable, str(ROOT / "run_suite.py"), "reproduce", *arguments, *SHORT, "--out", "out"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -72,6 +72,12 @@ def test_figure_8_and_the_trials_that_it_shares_with_table_1(folder):
     assert "| rescaled 8:16 minus dense |" not in text
     assert "--parts inner" in text
     assert (folder / "out" / "reproduce" / "sdgp-fig8.svg").read_text(encoding="utf-8").count("not run") >= 6
+    # What another command left for a part that is not asked for stands in the table, and the part is not called whole.
+    reproduce(folder, "sdgp-table1", "--parts", "columns")
+    found = rows(folder, "sdgp-table1")
+    assert found["rescaled 16:32 (repository) minus dense"]["ours"]
+    assert not found["rescaled 8:16 (repository) minus dense"]["ours"]
+    assert "--parts group-sizes" in page(folder, "sdgp-table1")
 
 
 def test_figure_5(folder):
@@ -91,3 +97,12 @@ def test_figure_5(folder):
     said = reproduce(folder, "sdgp-fig5")
     assert "nothing to run" in said
     assert page(folder, "sdgp-fig5") == text  # the same trial, the same batch, the same gradient
+
+
+def test_a_trial_that_fails_is_named_and_nothing_is_drawn(tmp_path):
+    reproduce(tmp_path, "sdgp-fig5", "--timeout", "0.5", status=1)
+    assert rows(tmp_path, "sdgp-fig5")["exact zeros, dense"]["note"] == "the dense trial is not done"
+    text = page(tmp_path, "sdgp-fig5")
+    assert "Not done, and in no number here:" in text
+    assert "timeout" in text
+    assert not (tmp_path / "out" / "reproduce" / "sdgp-fig5.svg").exists()
