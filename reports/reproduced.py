@@ -44,6 +44,7 @@ class Reproduced:
         figure: drawn, or `None` where there is nothing to draw.
         reference: the group whose setting is reproduced.
         trials: the trials behind the numbers, failed ones included.
+        changed: fields of the recipe that the command set, `name=value`.
         unrun: the parts that were not run.
         remarks: lines that this reproduction adds.
         notes: of the published groups.
@@ -57,6 +58,7 @@ class Reproduced:
     figure: Figure | None
     reference: Group
     trials: tuple[Trial, ...]
+    changed: tuple[str, ...] = ()
     alone: tuple[Group, ...] = ()
     unrun: tuple[Unrun, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -121,7 +123,7 @@ def to_markdown(reproduced: Reproduced) -> str:
     return markdown.render_template(
         "reproduction.md.j2",
         reproduced=reproduced,
-        warning=setting_warning(reproduced.trials, reproduced.reference),
+        warning=setting_warning(reproduced.trials, reproduced.reference, reproduced.changed),
         differences=_table("What transfers: differences to dense", [one for one in printed if one.is_difference]),
         absolutes=_table("The numbers themselves", [one for one in printed if not one.is_difference]),
         ours_alone=_ours_alone([one for one in parts if one.published is None]),
@@ -131,8 +133,14 @@ def to_markdown(reproduced: Reproduced) -> str:
     )
 
 
-def setting_warning(trials: Sequence[Trial], reference: Group) -> str:
-    """What of the setting is not the paper's, as one sentence; empty where nothing is known to differ."""
+def setting_warning(trials: Sequence[Trial], reference: Group, changed: Sequence[str] = ()) -> str:
+    """What of the setting is not the paper's, as one sentence; empty where nothing is known to differ.
+
+    Args:
+        trials: ours.
+        reference: whose conditions count.
+        changed: fields of the recipe that the command set.
+    """
     parts = []
     presets = sorted({trial.text("preset") for trial in trials if trial.text("preset")})
     if presets and presets != [FULL_RECIPE]:
@@ -141,6 +149,8 @@ def setting_warning(trials: Sequence[Trial], reference: Group) -> str:
         ours, theirs = _ours(trials, key), reference.conditions.get(key)
         if theirs is not None and ours and ours != [_text(theirs)]:
             parts.append(f"{key.replace('_', ' ')} {' and '.join(ours)} instead of {_text(theirs)}")
+    if changed:
+        parts.append(f"set by the command: {', '.join(changed)}")
     return "; ".join(parts)
 
 
@@ -154,7 +164,8 @@ def _conditions(trials: Sequence[Trial], reference: Group) -> Table | None:
         if not ours:
             same = dash("cannot be compared")
         elif key == "hardware":
-            same = Cell("yes" if any(_text(theirs) in one for one in ours) else "no")
+            named = _text(theirs).casefold()
+            same = Cell("yes" if all(named in one.casefold() for one in ours) else "no")
         else:
             same = Cell("yes" if ours == [_text(theirs)] else "no")
         rows.append((Cell(key.replace("_", " ")), Cell(_text(theirs)), cell, same))

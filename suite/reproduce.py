@@ -230,6 +230,7 @@ def write_outcome(
             figure=outcome.figure,
             reference=reproduction.published.group(reproduction.reference),
             trials=tuple(behind),
+            changed=tuple(f"recipe.{key}={value}" for key, value in base.overrides.items()),
             alone=tuple(reproduction.published.group(group) for group in reproduction.also),
             unrun=tuple(unrun),
             remarks=outcome.remarks,

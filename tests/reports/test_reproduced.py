@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import xml.etree.ElementTree as ElementTree
 
@@ -114,19 +115,19 @@ def test_why_there_is_no_number(suite, numbers):
 
 
 def make(trials, numbers, **changed):
-    content = {
-        "name": "made-up",
-        "title": "Made up",
-        "summary": "A summary.",
-        "comparisons": (*compare(COMPARED, "a", trials, numbers), *published_alone(numbers.group("p"))),
-        "figure": None,
-        "reference": numbers.group("t"),
-        "trials": tuple(trial for several in trials.values() for trial in several),
-        "alone": (numbers.group("p"),),
-        "notes": numbers.group("t").notes,
-        "provenance": ("made up",),
-    }
-    return reproduced.Reproduced(**{**content, **changed})
+    content = reproduced.Reproduced(
+        name="made-up",
+        title="Made up",
+        summary="A summary.",
+        comparisons=(*compare(COMPARED, "a", trials, numbers), *published_alone(numbers.group("p"))),
+        figure=None,
+        reference=numbers.group("t"),
+        trials=tuple(trial for several in trials.values() for trial in several),
+        alone=(numbers.group("p"),),
+        notes=numbers.group("t").notes,
+        provenance=("made up",),
+    )
+    return dataclasses.replace(content, **changed)
 
 
 def rows_of(text):
@@ -166,19 +167,28 @@ def test_the_page_says_first_that_the_setting_is_not_the_papers(trials, numbers)
 def test_what_differs_from_the_paper(suite, numbers):
     reference = numbers.group("t")
 
-    def warning(**changed):
+    def warning(command=(), **changed):
         suite.rows.clear()
         suite.add(
             "dense", 0, accuracy=70.0, time=1.0, trial_id=f"t{len(list(suite.folder.glob('trials/*')))}", **changed
         )
-        return reproduced.setting_warning(read(suite.write()).trials, reference)
+        return reproduced.setting_warning(read(suite.write()).trials, reference, command)
 
     assert warning(preset="paper") == ""
+    assert warning(("recipe.learning_rate=1",), preset="paper") == "set by the command: recipe.learning_rate=1"
     assert warning(preset="paper", epochs=7) == "epochs 7 instead of 5"
     assert warning(preset="paper", model="resnet9[width=0.5]") == (
         "model resnet9[width=0.5] instead of resnet9[width=0.25]"
     )
     assert warning(preset="paper", data_copy="jpeg-01234567") == "data copy jpeg instead of sample"
+
+
+@pytest.mark.parametrize(("gpu", "same"), [("NVIDIA A100-SXM4-80GB", "yes"), ("NVIDIA H200", "no")])
+def test_hardware_is_compared_by_name(trials, numbers, gpu, same):
+    theirs = published.own().group("sdgp-table1-cifar10-resnet9")
+    ours = [dataclasses.replace(trial, provenance={"hardware": {"gpu": gpu, "cpu": "x"}}) for trial in trials["dense"]]
+    page = reproduced.to_markdown(make({"dense": ours}, numbers, reference=theirs))
+    assert f"| hardware | Nvidia A100 | {gpu} | {same} |" in page
 
 
 def test_a_projection_is_never_confirmed(trials, numbers):
