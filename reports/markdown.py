@@ -91,5 +91,10 @@ def _environment() -> jinja2.Environment:
 
 def render(report: Report) -> str:
     """The Markdown text; figures are referred to as `figures/NAME.svg`."""
-    text = _environment().get_template("report.md.j2").render(report=report)
+    return render_template("report.md.j2", report=report)
+
+
+def render_template(name: str, **content: Any) -> str:
+    """A template of this room as Markdown; every expression in it is escaped."""
+    text = _environment().get_template(name).render(**content)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

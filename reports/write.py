@@ -18,14 +18,15 @@ def write_report(folder: Path) -> list[Path]:
     texts = [(folder / "report.html", html.render(report)), (folder / "report.md", markdown.render(report)), *figures]
     # The figures first: a Markdown file never refers to one that is not there yet.
     for path, text in reversed(texts):
-        _write(path, text)
+        write_text(path, text)
     # Figures of an earlier report, whose methods may have other colours now. Names of ours begin with a group's slug.
     for path in set((folder / "figures").glob("g-*.svg")) - {path for path, _ in figures}:
         path.unlink()
     return [path for path, _ in texts]
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by new text atomically; its folder is made if need be."""
     path.parent.mkdir(exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     temporary = Path(name)

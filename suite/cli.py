@@ -15,7 +15,7 @@ from typing import Any
 
 from suite.errors import UsageError, nearest
 
-VERBS = ("run", "list", "describe", "check", "report")
+VERBS = ("run", "list", "describe", "check", "report", "reproduce")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +62,10 @@ def _function(verb: str) -> Callable[[Sequence[str]], int]:
         from suite import describe
 
         return describe.list_all if verb == "list" else describe.describe
+    if verb == "reproduce":
+        from suite.reproduce import reproduce
+
+        return reproduce
     from suite import verbs
 
     return verbs.check if verb == "check" else verbs.report

@@ -23,7 +23,7 @@ DESCRIBED = ("method", "task", "model")
 
 def list_all(arguments: Sequence[str]) -> int:
     """Print every registered thing with the first line of its docstring; imports none of them."""
-    parser = Parser(prog=f"{door()} list", description="List methods, tasks, models and engines.")
+    parser = Parser(prog=f"{door()} list", description="List methods, tasks, models, engines and reproductions.")
     parser.add_argument("--json", action="store_true", help="as JSON: {kind: [{name, summary, origin}]}")
     parser.add_argument(
         "--plugin", metavar="FILE", action="append", default=[], help="list what this file registers, too"

@@ -102,12 +102,19 @@ def run_parser() -> Parser:
         usage="%(prog)s [run] [OPTION ...]",
         description="Compare ways of pruning during training: accuracy, FLOPs and time, measured.\n\n"
         f"other verbs ({door()} VERB --help):\n"
-        "  list             methods, tasks, models and engines\n"
+        "  list             methods, tasks, models, engines and reproductions\n"
         "  describe NAME    a method, task or model: its parameters, size or recipes\n"
         "  check METHOD     hold a method to its contract\n"
-        "  report DIR       make the report of a suite's folder again",
+        "  report DIR       make the report of a suite's folder again\n"
+        "  reproduce NAME   a paper's table or figure, ours beside the published numbers",
         epilog=EXAMPLES.format(door=door()),
     )
+    add_run_options(parser)
+    return parser
+
+
+def add_run_options(parser: Parser) -> None:
+    """Add the options of `run` to the parser of a verb that runs trials."""
     what = parser.add_argument_group("what to run")
     what.add_argument(
         "--methods", metavar="LIST", help=f"methods, with parameters and grids in brackets ({_default('methods')})"
@@ -152,7 +159,6 @@ def run_parser() -> Parser:
     where.add_argument("--engine", metavar="NAME", help=f"{', '.join(registry.names('engine'))} ({_default('engine')})")
     where.add_argument("--timeout", metavar="SECONDS", help="kill a trial after so long (default: never)")
     where.add_argument("--config", metavar="FILE", help="a TOML file with these options as keys; the command line wins")
-    return parser
 
 
 def read_run_options(arguments: Sequence[str]) -> RunOptions:
@@ -163,7 +169,15 @@ def read_run_options(arguments: Sequence[str]) -> RunOptions:
     Raises:
         UsageError: for the first thing that is wrong.
     """
-    namespace = run_parser().read(arguments)
+    return resolve_run_options(run_parser().read(arguments))
+
+
+def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
+    """What was typed for `run`, with the file of `--config`, the environment and the defaults, checked.
+
+    Raises:
+        UsageError: as `read_run_options`.
+    """
     typed = {name: getattr(namespace, name.replace("-", "_")) for name in (*TEXTS, "plugin", "set")}
     typed = {name: value for name, value in typed.items() if value is not None}
     config = read_config(Path(namespace.config)) if namespace.config is not None else {}

@@ -1,4 +1,4 @@
-"""One lazy registry of methods, tasks, models and engines.
+"""One lazy registry of methods, tasks, models, engines and reproductions.
 
 A thing is registered by the decorator above it, and its file is found without being run:
 
@@ -8,7 +8,7 @@ A thing is registered by the decorator above it, and its file is found without b
 
 `names` and `entries` read the decorators out of the sources (`ast`), so that listing imports no torch. `get` imports
 the one module that it needs. Names come from three places: the project's own packages (`PACKAGES`), entry points of
-installed packages (`pdt.methods`, `pdt.tasks`, `pdt.models`), and plugin files given on the command line.
+installed packages (`ENTRY_POINTS`), and plugin files given on the command line.
 """
 
 from __future__ import annotations
@@ -28,9 +28,20 @@ from typing import Any, TypeVar
 
 from suite.errors import UsageError, nearest
 
-KINDS = ("method", "task", "model", "engine")
-PACKAGES = {"method": ("methods",), "task": ("tasks",), "model": ("tasks.models",), "engine": ("suite.engines",)}
-ENTRY_POINTS = {"method": "pdt.methods", "task": "pdt.tasks", "model": "pdt.models"}
+KINDS = ("method", "task", "model", "engine", "reproduction")
+PACKAGES = {
+    "method": ("methods",),
+    "task": ("tasks",),
+    "model": ("tasks.models",),
+    "engine": ("suite.engines",),
+    "reproduction": ("reproductions",),
+}
+ENTRY_POINTS = {
+    "method": "pdt.methods",
+    "task": "pdt.tasks",
+    "model": "pdt.models",
+    "reproduction": "pdt.reproductions",
+}
 
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 
@@ -53,9 +64,9 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     """Class or function decorator: make the decorated thing known as `name` of `kind`.
 
     Args:
-        kind: `"method"`, `"task"`, `"model"` or `"engine"`. Both arguments must be literals, so that a listing can read
-            them without running the file.
-        name: lower case letters, digits, `_`; what is typed after `--methods`, `--task` or `--model`.
+        kind: one of `KINDS`. Both arguments must be literals, so that a listing can read them without running the file.
+        name: lower case letters, digits, `_`; what is typed after `--methods`, `--task` or `--model`. A reproduction's
+            may have `-` too; it is typed after `reproduce`, and names files.
 
     Raises:
         ValueError: if the kind is unknown, or another thing holds the name already.

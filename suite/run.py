@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     folder = options.out or default_folder(trials)
     store = _store(folder)
     store.check()
-    return _run(options, suite, trials, folder)
+    return run_trials(options, suite, trials, folder)
 
 
 def resolve(options: RunOptions) -> SuiteSpec:
@@ -77,7 +77,25 @@ def _store(folder: Path) -> Any:
     return Store(folder)
 
 
-def _run(options: RunOptions, suite: SuiteSpec, trials: Sequence[TrialSpec], folder: Path) -> int:
+def run_trials(
+    options: RunOptions,
+    suite: SuiteSpec,
+    trials: Sequence[TrialSpec],
+    folder: Path,
+    more: Callable[[], Sequence[Path]] = lambda: (),
+) -> int:
+    """Run what is missing of some trials into a folder, and write its table and its report.
+
+    Args:
+        options: of the command.
+        suite: what `suite.json` says of the command.
+        trials: what the command answers for.
+        folder: the suite's.
+        more: writes what else the command makes of the results, while the folder is still locked.
+
+    Returns:
+        The exit status, as of `run`.
+    """
     from reports import write_report
     from suite.devices import available_cores, competition
     from suite.provenance import collect, without_home
@@ -103,7 +121,7 @@ def _run(options: RunOptions, suite: SuiteSpec, trials: Sequence[TrialSpec], fol
                 engine.run(chosen, progress)
         finally:
             rows = write_results(store, none_runs=True)
-        written = write_report(folder)
+        written = [*write_report(folder)[:1], *more()]
 
     names = {trial.trial_id for trial in trials}
     ours = [row for row in rows if row["trial_id"] in names]
@@ -111,7 +129,8 @@ def _run(options: RunOptions, suite: SuiteSpec, trials: Sequence[TrialSpec], fol
     for row in ours:
         if row["status"] != "done":
             print(f"{row['trial_id']}  {row['status']}: {row['message']}")
-    print(f"report: {written[0]}")
+    for path in written:
+        print(f"report: {path}")
     return 0 if len(ours) == len(names) and all(row["status"] == "done" for row in ours) else 1
 
 

@@ -34,6 +34,7 @@ RUNNING = "running"
 LEFTOVERS = (
     *(f".{name}.*" for name in ("suite.json", "results.csv", "results.parquet")),
     *(".report.html-*", ".report.md-*", "figures/.*.svg-*"),
+    *(f"reproduce/.*.{ending}-*" for ending in ("md", "csv", "svg")),
     *(f"trials/*/.{name}.*" for name in ("trial.json", "progress.json", "epochs.jsonl", "layers.csv")),
     *(f"trials/*/.{name}.*" for name in ("checkpoint.pt", "model.pt")),
 )

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("suite", "methods", "kernels", "tasks", "reports")
+ROOMS = ("suite", "methods", "kernels", "tasks", "reports", "reproductions")
 CONTRACTS = {f"suite.{name}" for name in ("method", "task", "recipe", "registry", "errors", "surgery", "index_spaces")}
+# What a reproduction may know of trials: never the trainer, a method or a task.
+TRIALS = {f"suite.{name}" for name in ("reproduction", "registry", "errors", "spec", "task", "checkpoint")}
 # What each room may import of the others.
 MAY = {
     "suite": lambda module: module.split(".")[0] in ("suite", "reports") or module == "kernels",
@@ -19,6 +21,7 @@ MAY = {
     "tasks": lambda module: module.split(".")[0] == "tasks" or module in CONTRACTS,
     "kernels": lambda module: module.split(".")[0] == "kernels",
     "reports": lambda module: module.split(".")[0] == "reports" or module == "suite.errors",
+    "reproductions": lambda module: module.split(".")[0] in ("reproductions", "reports", "kernels") or module in TRIALS,
 }
 
 

@@ -61,7 +61,13 @@ def test_documented_method_trains_and_shows_up_in_the_report(plugin):
 
 
 def test_readme_names_only_files_that_exist():
-    for document in ("README.md", "CONTRIBUTING.md", "docs/add-a-method.md", "docs/architecture.md"):
+    for document in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/add-a-method.md",
+        "docs/architecture.md",
+        "docs/reproduce.md",
+    ):
         text = (ROOT / document).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert ((ROOT / document).parent / target).exists(), f"{document} names {target}"
@@ -73,3 +79,22 @@ def test_readme_has_the_two_commands_as_the_interface_fixes_them():
         'pip install -e ".[test]" && python run_suite.py --methods dense,sdgp,prunetrain --task cifar10 --preset smoke'
     )
     assert second == 'pip install -e ".[test]" && python -m pytest'
+
+
+def test_documented_reproduction_is_one(tmp_path, monkeypatch):
+    from suite import registry
+
+    for name in ("_objects", "_plugin_entries"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    (code,) = code_blocks("docs/reproduce.md")
+    path = tmp_path / "documented_reproduction.py"
+    path.write_text(code, encoding="utf-8")
+    (entry,) = registry.load_plugin(path)
+    assert (entry.name, entry.summary) == ("my-table", "One line that `list` shows.")
+    (part,) = registry.get("reproduction", "my-table").parts
+    assert [one.quantity for one in part.compared] == [
+        "accuracy, dense",
+        "accuracy, 1:4",
+        "1:4 minus dense",
+        "training FLOPs left",
+    ]

@@ -297,7 +297,16 @@ def test_list_imports_no_torch(folder):
 def test_help_names_every_option_and_verb():
     answer = pdt("--help")
     assert answer.returncode == 0
-    for word in ("--methods", "--seeds", "--config", "describe NAME", "exit status", "examples", "runs/TASK-HASH"):
+    for word in (
+        "--methods",
+        "--seeds",
+        "--config",
+        "describe NAME",
+        "reproduce NAME",
+        "exit status",
+        "examples",
+        "runs/TASK-HASH",
+    ):
         assert word in answer.stdout
     assert "--nproc" not in answer.stdout
 

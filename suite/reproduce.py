@@ -1,0 +1,293 @@
+"""The verb `reproduce`: the trials of a paper's table or figure, and ours beside the published numbers."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite import registry
+from suite.brackets import split
+from suite.errors import UsageError, nearest
+from suite.options import Parser, RunOptions, add_run_options, door, resolve_run_options
+from suite.spec import SuiteSpec, TrialSpec, canonical_json
+
+if TYPE_CHECKING:
+    from suite.reproduction import Part, Reproduction
+
+DECIDED = ("methods", "task", "config")  # options of `run` that a reproduction leaves no room for
+
+EPILOG = """\
+The trials go into an ordinary suite's folder, and the same command goes on where it stopped. Ours beside the published
+numbers: reproduce/NAME.md, .csv and .svg in that folder.
+
+reproductions:
+{listing}
+
+exit status: as of run
+"""
+
+
+def reproduce(arguments: Sequence[str]) -> int:
+    """Run a reproduction.
+
+    Returns:
+        The exit status, as of `run`.
+
+    Raises:
+        UsageError: before anything is written.
+    """
+    namespace = parser().read(arguments)
+    for path in namespace.plugin or ():
+        registry.load_plugin(path)
+    _check_name(namespace.name)
+    reproduction: Reproduction = registry.get("reproduction", namespace.name)()
+    reproduction.check()
+    typed_parts = _read_parts(namespace.parts, reproduction)
+    options = _read_options(namespace)
+
+    from suite.run import resolve, run_trials
+    from suite.store import Store
+
+    base = resolve(options)
+    suites = {part.name: _suite(base, part, options) for part in reproduction.parts}
+    asked = typed_parts or [part.name for part in reproduction.parts if base.preset in part.presets]
+    folder = options.out or default_folder(namespace.name, base)
+    store = Store(folder)
+    store.check()
+    plans = _plans(suites, asked, store)
+    trials = _once([trial for name in asked for trial in plans[name]])
+
+    def write() -> list[Path]:
+        return write_outcome(reproduction, plans, asked, folder, base, arguments)
+
+    return run_trials(options, _union([suites[name] for name in asked]), trials, folder, write)
+
+
+def parser() -> Parser:
+    """The parser of `reproduce`: the options of `run` but for those that a reproduction decides."""
+    found = Parser(
+        prog=f"{door()} reproduce",
+        usage="%(prog)s NAME [OPTION ...]",
+        description="Run the trials of a paper's table or figure, and set ours beside the published numbers.",
+        epilog=EPILOG.format(listing=listing()),
+    )
+    found.add_argument("name", metavar="NAME", nargs="?", default="", help="one of those below")
+    found.add_argument("--parts", metavar="LIST", help="parts to run (default: what the preset has time for), or all")
+    add_run_options(found)
+    for action in found._actions:
+        if action.dest in DECIDED:
+            action.help = argparse.SUPPRESS
+        elif action.dest == "seeds":
+            action.help = "a count (3), a list (0,1,7), one seed (7,) (default: the reproduction's)"
+        elif action.dest == "model":
+            action.help = "one model, such as resnet9[width=0.5] (default: the reproduction's)"
+        elif action.dest == "out":
+            action.help = "the suite's folder (default: runs/NAME-HASH, the same for the same command)"
+    return found
+
+
+def listing() -> str:
+    """Every reproduction with one line that says what it is; imports none of them."""
+    entries = registry.entries("reproduction")
+    width = max(map(len, entries), default=0)
+    return "\n".join(f"  {name:{width}}  {entry.summary}" for name, entry in sorted(entries.items()))
+
+
+def default_folder(name: str, base: SuiteSpec) -> Path:
+    """`runs/NAME-HASH`: the same for other parts and other seeds, which one folder collects."""
+    fields = ("models", "preset", "overrides", "device", "dtype")
+    determines = canonical_json({field: getattr(base, field) for field in fields})
+    return Path("runs", f"{name}-{hashlib.sha256(determines.encode()).hexdigest()[:8]}").absolute()
+
+
+def _check_name(name: str) -> None:
+    known = registry.names("reproduction")
+    if name in known:
+        return
+    print(f"reproductions:\n{listing()}", file=sys.stderr)
+    if not name:
+        raise UsageError("reproduce: name one of those above")
+    raise UsageError(f"reproduce: nothing is called '{name}'{nearest(name, known)}")
+
+
+def _read_parts(text: str | None, reproduction: Reproduction) -> list[str]:
+    """The parts that were typed, in the reproduction's order; none if none were."""
+    known = [part.name for part in reproduction.parts]
+    if text is None:
+        return []
+    typed = known if text == "all" else [name.strip() for name in text.split(",")]
+    for name in typed:
+        if name not in known:
+            raise UsageError(f"--parts '{text}': no part is called '{name}'{nearest(name, [*known, 'all'])}")
+    return [name for name in known if name in typed]
+
+
+def _read_options(namespace: argparse.Namespace) -> RunOptions:
+    for name in DECIDED:
+        if getattr(namespace, name) is not None:
+            raise UsageError(f"reproduce: --{name} cannot be given; {namespace.name} decides what is run")
+    options = resolve_run_options(namespace)
+    if options.model:
+        from suite.planning import read_names
+
+        if len(read_names(options.model, "model", "--model")) > 1:
+            raise UsageError(f"--model '{options.model}': expected one; a reproduction compares one model with a paper")
+    return options
+
+
+def _suite(base: SuiteSpec, part: Part, options: RunOptions) -> SuiteSpec:
+    return dataclasses.replace(
+        base,
+        methods=part.methods,
+        tasks=part.task,
+        models=options.model or part.model,
+        seeds=options.seeds or tuple(range(part.seeds[base.preset])),
+        overrides={**part.overrides, **options.overrides},
+    )
+
+
+def _plans(suites: dict[str, SuiteSpec], asked: Sequence[str], store: Any) -> dict[str, list[TrialSpec]]:
+    """The trials of the parts that were asked for, and of others whose task the folder has trials of.
+
+    Another part may have been run by an earlier command, and belongs into the table; where its task was never run
+    here, its data may be absent, and need not be looked for.
+    """
+    from suite.planning import plan
+    from suite.store import read_record
+
+    held = {(read_record(path) or {}).get("spec", {}).get("task") for path in store.trial_folders()}
+    return {name: plan(suite) for name, suite in suites.items() if name in asked or suite.tasks in held}
+
+
+def _once(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
+    """Each trial once: parts share their dense trials."""
+    return list({trial.hash: trial for trial in reversed(trials)}.values())[::-1]
+
+
+def _union(suites: Sequence[SuiteSpec]) -> SuiteSpec:
+    """What `suite.json` says of a command: the methods, tasks, models and seeds that occur in any part."""
+
+    def every(name: str) -> str:
+        lists = [split(getattr(suite, name)) for suite in suites if getattr(suite, name)]
+        return ",".join(dict.fromkeys(item for several in lists for item in several))
+
+    seeds = tuple(sorted({seed for suite in suites for seed in suite.seeds}))
+    overrides = {key: value for suite in suites for key, value in suite.overrides.items()}
+    return dataclasses.replace(
+        suites[0],
+        methods=every("methods"),
+        tasks=every("tasks"),
+        models=every("models"),
+        seeds=seeds,
+        overrides=overrides,
+    )
+
+
+def write_outcome(
+    reproduction: Reproduction,
+    plans: dict[str, list[TrialSpec]],
+    asked: Sequence[str],
+    folder: Path,
+    base: SuiteSpec,
+    arguments: Sequence[str],
+) -> list[Path]:
+    """Write `reproduce/NAME.{md,csv,svg}` from what the folder holds; returns the Markdown file alone."""
+    from reports import reproduced
+    from reports.records import read
+    from suite.provenance import without_home
+    from suite.reproduction import Ran
+
+    held = read(folder)
+    records = {trial.name: trial for trial in held.trials}
+    trials = {name: _by_label(specs, records) for name, specs in plans.items()}
+    specs = {spec.trial_id: spec for several in plans.values() for spec in several}
+    device = base.device if base.device_index is None else f"cuda:{base.device_index}"
+    outcome = reproduction.outcome(Ran(folder, trials, specs, device))
+    behind = [records[name] for name in specs if name in records]
+    name = reproduction.registered_name
+    unrun = [
+        reproduced.Unrun(part.name, part.title, _command(arguments, part.name))
+        for part in reproduction.parts
+        if part.name not in asked and not _is_whole(part.name, plans, records)
+    ]
+    groups = {*reproduction.also, reproduction.reference}
+    for part in reproduction.parts:
+        groups |= {one.published.partition("/")[0] for one in part.compared if one.published}
+    published = [reproduction.published.groups[group] for group in reproduction.published.groups if group in groups]
+    written = reproduced.write(
+        folder,
+        reproduced.Reproduced(
+            name=name,
+            title=reproduction.title,
+            summary=_summary(reproduction),
+            comparisons=outcome.comparisons,
+            figure=outcome.figure,
+            reference=reproduction.published.group(reproduction.reference),
+            trials=tuple(behind),
+            changed=tuple(f"recipe.{key}={value}" for key, value in base.overrides.items()),
+            alone=tuple(reproduction.published.group(group) for group in reproduction.also),
+            unrun=tuple(unrun),
+            remarks=outcome.remarks,
+            notes=tuple(f"{group.place}: {note}" for group in published for note in group.notes),
+            provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, held.source, arguments)))),
+        ),
+    )
+    return written[:1]
+
+
+def _is_whole(part: str, plans: dict[str, list[TrialSpec]], records: dict[str, Any]) -> bool:
+    """Whether each trial of a part was run, by whatever command."""
+    return part in plans and all(spec.trial_id in records for spec in plans[part])
+
+
+def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The trials that there are, by the labels that the part's list gives them, whoever ran them."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for spec in specs:
+        if spec.trial_id in records:
+            found[spec.label] = (*found.get(spec.label, ()), records[spec.trial_id])
+    return found
+
+
+def _summary(reproduction: Reproduction) -> str:
+    reference = reproduction.published.group(reproduction.reference)
+    lines = [(reproduction.__doc__ or "").strip().partition("\n")[0]]
+    lines.append(f"Published: {reference.source.title} ({reference.source.where}).")
+    return " ".join(lines)
+
+
+def _command(arguments: Sequence[str], part: str) -> str:
+    """The command of this run for another part."""
+    kept: list[str] = []
+    skip = False
+    for word in arguments:
+        if skip:
+            skip = False
+        elif word == "--parts":
+            skip = True
+        elif not word.startswith("--parts="):
+            kept.append(word)
+    from suite.provenance import without_home
+
+    return without_home(shlex.join([*door().split(), "reproduce", *kept, "--parts", part]))
+
+
+def _provenance(trials: Sequence[Any], source: str, arguments: Sequence[str]) -> list[str]:
+    """Where the numbers come from, a line each; the suite's report has the rest."""
+    lines = [f"Command: {shlex.join([*door().split(), 'reproduce', *arguments])}"]
+    done = sum(trial.done for trial in trials)
+    lines.append(
+        f"Trials: {len(trials)}, of which {done} done; numbers from {source}. The suite's own report: ../report.md"
+    )
+    commits = sorted({str(git.get("commit", ""))[:12] for trial in trials if (git := trial.provenance.get("git"))})
+    if commits:
+        lines.append(f"Source: commit {', '.join(commits)}")
+    notes = {copy.get("note", "") for trial in trials if (copy := trial.spec.get("data_copy"))}
+    lines += [f"Data: {note}" for note in sorted(filter(None, notes))]
+    return lines

@@ -1,0 +1,149 @@
+"""The papers' numbers: what is wrong with their file is one line, and documents that quote them agree with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from reports import published
+from suite.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+GOOD = """
+[sources.paper]
+title = "A paper"
+where = "arXiv 1"
+
+[[groups]]
+name = "table1"
+source = "paper"
+place = "Table I"
+quantity = "accuracy"
+unit = "%"
+of = "measured"
+conditions = { task = "cifar10", epochs = 150 }
+values = { dense = 95.3, "2:4" = 95 }
+"""
+
+
+def read(tmp_path, text):
+    path = tmp_path / "numbers.toml"
+    path.write_text(text, encoding="utf-8")
+    return published.read(path)
+
+
+def test_a_value_comes_with_its_source_unit_and_kind(tmp_path):
+    group, value = read(tmp_path, GOOD).find("table1/2:4")
+    assert (value, group.unit, group.kind) == (95.0, "%", "published")
+    assert group.citation == "A paper (arXiv 1), Table I"
+    assert group.conditions == {"task": "cifar10", "epochs": 150}
+
+
+def test_a_projection_is_not_called_published_alone(tmp_path):
+    group, _ = read(tmp_path, GOOD.replace('of = "measured"', 'of = "modelled"')).find("table1/dense")
+    assert group.kind == "published, of a modelled quantity"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("place =", "palce =", "group table1: unknown key 'palce'; did you mean 'place'?"),
+        ('place = "Table I"\n', "", "group table1: 'place' is missing"),
+        ('source = "paper"\n', "", "group table1: 'source' is missing"),
+        ('source = "paper"', 'source = "papre"', "no source is called 'papre'; did you mean 'paper'?"),
+        ('where = "arXiv 1"\n', "", "sources.paper: 'where' is missing"),
+        ('title = "A paper"', 'title = " "', "sources.paper.title must be text"),
+        ("dense = 95.3", "dense = nan", "values.dense is nan; a published number is finite"),
+        ("dense = 95.3", "dense = inf", "values.dense is inf"),
+        ("dense = 95.3", 'dense = "95.3"', "values.dense is '95.3', which is no number"),
+        ("dense = 95.3", "dense = true", "values.dense is True, which is no number"),
+        ("dense = 95.3", "dense = 953", "values.dense is 953.0 %"),
+        ("dense = 95.3", "dense = 1, dense = 2", "dense"),
+        ('values = { dense = 95.3, "2:4" = 95 }', "values = {}", "group table1: has no values"),
+        ('of = "measured"', 'of = "modeled"', "of 'modeled'; did you mean 'modelled'?"),
+        ('unit = "%"', 'unit = "percent"', "unit 'percent'"),
+        ("epochs = 150", "epoch = 150", "no condition is called 'epoch'; did you mean 'epochs'?"),
+        ("epochs = 150", "epochs = nan", "conditions.epochs is nan"),
+        ('name = "table1"', 'name = "table/1"', "a name has no '/'"),
+        ("[sources.paper]", "[source.paper]", "unknown key 'source'; did you mean 'sources'?"),
+        ("[[groups]]", "[groups]", "each under [[groups]]"),
+        ('quantity = "accuracy"', 'quantity = "accuracy"\nnotes = "one"', "notes must be a list"),
+        ("values =", "values", "Expected"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, old, new, expected):
+    assert old in GOOD
+    with pytest.raises(UsageError) as raised:
+        read(tmp_path, GOOD.replace(old, new))
+    assert expected in str(raised.value)
+    assert "numbers.toml" in str(raised.value)
+
+
+def test_a_group_that_stands_there_twice(tmp_path):
+    with pytest.raises(UsageError, match="group table1 stands there twice"):
+        read(tmp_path, GOOD + GOOD[GOOD.index("[[groups]]") :])
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UsageError, match=r"none\.toml: No such file"):
+        published.read(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sdgp-table1-cifar10-resnet9", "is no GROUP/KEY"),
+        ("sdgp-table1-cifar10-resnet8/dense", "did you mean 'sdgp-table1-cifar10-resnet9'"),
+        ("sdgp-table1-cifar10-resnet9/rescale", "did you mean 'rescaled'"),
+        ("sdgp-repository-imagenet-resnet18/random", "repeats the rows of RegNetX-400MF"),
+    ],
+)
+def test_a_value_that_is_not_to_be_had(name, expected):
+    with pytest.raises(UsageError, match=expected):
+        published.own().find(name)
+
+
+def test_every_projection_is_marked_as_one():
+    modelled = {name for name, group in published.own().groups.items() if group.of == "modelled"}
+    assert modelled == {
+        "sdgp-data-gradient-share-left-resnet9",
+        "sdgp-time-saved-resnet18",
+        "sdgp-time-saved-abstract",
+        "sdgp-time-to-accuracy",
+    }
+
+
+def test_projections_follow_from_the_published_shares():
+    numbers = published.own()
+    (_, eighteen), (_, nine) = (
+        numbers.find(f"sdgp-data-gradient-share-{net}/share") for net in ("resnet18", "resnet9")
+    )
+    for pair, left in (("2:4", 1 / 2), ("1:4", 1 / 4)):
+        assert numbers.find(f"sdgp-time-saved-resnet18/{pair}")[1] == pytest.approx(eighteen * (1 - left), abs=0.05)
+    assert numbers.find("sdgp-data-gradient-share-left-resnet9/4:32")[1] == pytest.approx(nine / 8, abs=0.005)
+
+
+def test_the_card_of_sdgp_quotes_what_is_recorded():
+    card = (ROOT / "docs" / "methods" / "sdgp.md").read_text(encoding="utf-8")
+    numbers = published.own()
+    rows = {
+        "CIFAR-10, ResNet-9": "cifar10-resnet9",
+        "ImageNet, ResNet-18": "imagenet-resnet18",
+        "ImageNet, RegNetX-400MF": "imagenet-regnetx400mf",
+        "ImageNet, ResNet-50": "imagenet-resnet50",
+    }
+    for title, name in rows.items():
+        (quoted,) = re.findall(rf"^\| {re.escape(title)} \| (.*) \|$", card, re.MULTILINE)
+        group = numbers.group(f"sdgp-table1-{name}")
+        assert [float(cell) for cell in quoted.split(" | ")] == [
+            group.values[column] for column in ("dense", "random", "magnitude", "rescaled")
+        ]
+    text = card[card.index("at other ratios") : card.index("Speed is projected")]
+    pairs = {pair: float(value) for pair, value in re.findall(r"(\d+:\d+) ([\d.]+\d)", text)}
+    repository = dict(numbers.group("sdgp-repository-cifar10-resnet9").values)
+    assert pairs == {key: value for key, value in repository.items() if key != "2:4"}
+    assert len(repository) == 11
+    saved = numbers.group("sdgp-time-saved-resnet18").values
+    assert f"{saved['2:4']} % saved at 2:4 and {saved['1:4']} % at 1:4" in card

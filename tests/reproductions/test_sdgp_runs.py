@@ -1,0 +1,108 @@
+"""Each reproduction of SDGP from the command to its files, on the sample that the package carries."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# One folder for all: the parts share their dense trial, and 2:4 rescaled.
+SHORT = (
+    *("--preset", "smoke", "--epochs", "1", "--set", "recipe.train_images=256", "--set", "recipe.test_images=200"),
+    *("--seeds", "1", "--model", "resnet9[width=0.125]", "--device", "cpu", "--dtype", "float32", "--jobs", "2"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("reproduce")
+
+
+def reproduce(folder, *arguments, status=0):
+    command = [sys.executable, str(ROOT / "run_suite.py"), "reproduce", *arguments, *SHORT, "--out", "out"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def rows(folder, name):
+    with open(folder / "out" / "reproduce" / f"{name}.csv", encoding="utf-8", newline="") as file:
+        return {row["quantity"]: row for row in csv.DictReader(file)}
+
+
+def page(folder, name):
+    return (folder / "out" / "reproduce" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_table_1(folder):
+    reproduce(folder, "sdgp-table1", "--parts", "columns")
+    found = rows(folder, "sdgp-table1")
+    with open(folder / "out" / "results.csv", encoding="utf-8", newline="") as file:
+        accuracies = {row["variant"]: 100 * float(row["test_accuracy"]) for row in csv.DictReader(file)}
+    assert len(accuracies) == 4
+    for mode, published in (("random", "-0.8"), ("magnitude", "-0.1"), ("rescaled", "-0.1")):
+        row = found[f"{mode} 2:4 minus dense"]
+        assert row["published"] == published
+        assert float(row["ours"]) == pytest.approx(accuracies[f"n=2,m=4,mode={mode}"] - accuracies[""])
+        assert (row["interval"], row["kind"]) == ("", "measured")
+    assert float(found["accuracy, dense"]["difference"]) == pytest.approx(accuracies[""] - 95.3)
+    assert found["rescaled 4:32 (repository) minus dense"]["note"] == "not run"
+    text = page(folder, "sdgp-table1")
+    assert text.index("Not the paper's setting") < text.index("## ")
+    assert "epochs 1 instead of 150" in text
+    assert "--parts group-sizes" in text
+    ElementTree.parse(folder / "out" / "reproduce" / "sdgp-table1.svg")
+    assert (folder / "out" / "report.html").is_file()
+
+
+def test_figure_8_and_the_trials_that_it_shares_with_table_1(folder):
+    trials = len(list((folder / "out" / "trials").glob("*"))) if (folder / "out").is_dir() else 0
+    said = reproduce(folder, "sdgp-fig8", "--parts", "corners")
+    assert f"{6 - 2 * (trials > 0)} of 6 trials to run" in said
+    found = rows(folder, "sdgp-fig8")
+    assert found["rescaled 16:32 minus dense"]["ours"]
+    assert not found["rescaled 8:16 minus dense"]["ours"]
+    text = page(folder, "sdgp-fig8")
+    assert "rescaled 16:32 minus dense |" in text
+    assert "| rescaled 8:16 minus dense |" not in text
+    assert "--parts inner" in text
+    assert (folder / "out" / "reproduce" / "sdgp-fig8.svg").read_text(encoding="utf-8").count("not run") >= 6
+    # What another command left for a part that is not asked for stands in the table, and the part is not called whole.
+    reproduce(folder, "sdgp-table1", "--parts", "columns")
+    found = rows(folder, "sdgp-table1")
+    assert found["rescaled 16:32 (repository) minus dense"]["ours"]
+    assert not found["rescaled 8:16 (repository) minus dense"]["ours"]
+    assert "--parts group-sizes" in page(folder, "sdgp-table1")
+
+
+def test_figure_5(folder):
+    reproduce(folder, "sdgp-fig5")
+    found = {name: float(row["ours"]) for name, row in rows(folder, "sdgp-fig5").items()}
+    for mode in ("random", "magnitude", "rescaled"):
+        assert found[f"exact zeros, {mode}"] == pytest.approx(50, abs=1)
+        assert 0 < found[f"cosine with the dense gradient, {mode}"] < 1
+        assert found[f"relative error of the data gradient, {mode}"] > 0
+    errors = [found[f"relative error of the data gradient, {mode}"] for mode in ("magnitude", "random")]
+    assert errors[0] < errors[1]
+    assert found["sum of magnitudes left in a channel, rescaled, median of channels"] == pytest.approx(100, abs=0.1)
+    text = page(folder, "sdgp-fig5")
+    assert "dO of layer down.conv" in text
+    assert "after 2 steps (one epoch, seed 0)" in text
+    assert "model.pt (SHA-256 " in text
+    said = reproduce(folder, "sdgp-fig5")
+    assert "nothing to run" in said
+    assert page(folder, "sdgp-fig5") == text  # the same trial, the same batch, the same gradient
+
+
+def test_a_trial_that_fails_is_named_and_nothing_is_drawn(tmp_path):
+    reproduce(tmp_path, "sdgp-fig5", "--timeout", "0.5", status=1)
+    assert rows(tmp_path, "sdgp-fig5")["exact zeros, dense"]["note"] == "the dense trial is not done"
+    text = page(tmp_path, "sdgp-fig5")
+    assert "Not done, and in no number here:" in text
+    assert "timeout" in text
+    assert not (tmp_path / "out" / "reproduce" / "sdgp-fig5.svg").exists()

@@ -1,0 +1,198 @@
+"""The verb `reproduce`: errors come before anything is written, and a plugin's reproduction runs like ours."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from suite import cli, registry, reproduce
+from suite.spec import SuiteSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["sdgp-table1", "--parts", "column"], "no part is called 'column'; did you mean 'columns'?"),
+        (["sdgp-table1", "--parts", ""], "--parts ''"),
+        (["sdgp-table1", "--parts", "columns,nothing"], "no part is called 'nothing'"),
+        (["sdgp-table1", "--methods", "dense"], "--methods cannot be given; sdgp-table1 decides what is run"),
+        (["sdgp-table1", "--task", "digits"], "--task cannot be given"),
+        (["sdgp-table1", "--config", "x.toml"], "--config cannot be given"),
+        (["sdgp-table1", "--model", "resnet9,resnet9[width=0.5]"], "expected one"),
+        (["sdgp-table1", "--sedes", "3"], "did you mean '--seeds'"),
+        (["sdgp-table1", "--epochs", "0"], "--epochs 0"),
+        (["sdgp-table1", "--preset", "fast"], "--preset 'fast'"),
+        (["sdgp-table1", "sdgp-fig8"], "has commas and no spaces"),
+        (["sdgp-table1", "--out", "file"], "is a file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_wrong_is_one_line_before_torch_is_imported(folder, capsys, monkeypatch, arguments, expected):
+    (folder / "file").write_text("x")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert cli.main(["reproduce", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("pdt: error: ")
+    assert captured.err.count("\n") == 1
+    assert expected in captured.err
+    assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [((), "name one of those above"), (("sdgp-table2",), "did you mean 'sdgp-")]
+)
+def test_without_a_name_there_is_the_list(folder, capsys, name, expected):
+    assert cli.main(["reproduce", *name]) == 2
+    *listed, error = capsys.readouterr().err.splitlines()
+    assert expected in error
+    assert listed[0] == "reproductions:"
+    assert [line.split()[0] for line in listed[1:]] == ["sdgp-fig5", "sdgp-fig8", "sdgp-table1"]
+    assert all(len(line.split()) > 5 for line in listed[1:])
+
+
+def test_list_and_help_show_them(capsys):
+    assert cli.main(["list", "--json"]) == 0
+    assert [item["name"] for item in json.loads(capsys.readouterr().out)["reproductions"]] == [
+        "sdgp-fig5",
+        "sdgp-fig8",
+        "sdgp-table1",
+    ]
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", "--help"])
+    text = capsys.readouterr().out
+    assert "--parts" in text
+    assert "sdgp-fig8" in text
+    assert "--methods" not in text
+
+
+def spec(**changed):
+    fields = {"methods": "dense", "tasks": "cifar10", "preset": "quick", "seeds": (0,), "device": "cpu",
+              "dtype": "float32", "data_root": "/x"}  # fmt: skip
+    return SuiteSpec(**{**fields, **changed})
+
+
+def test_one_folder_collects_parts_and_seeds_and_nothing_else():
+    first = reproduce.default_folder("a", spec())
+    assert first.name.startswith("a-")
+    assert reproduce.default_folder("a", spec(seeds=(0, 1), methods="sdgp", data_root="/y")) == first
+    for changed in ({"preset": "paper"}, {"overrides": {"epochs": 1}}, {"models": "resnet9"}, {"dtype": "bfloat16"}):
+        assert reproduce.default_folder("a", spec(**changed)) != first
+
+
+def test_the_command_for_another_part(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["run_suite.py"])
+    for typed in (["--parts", "a"], ["--parts=a"], []):
+        command = reproduce._command(["x", *typed, "--out", "a folder"], "b")
+        assert command == "python run_suite.py reproduce x --out 'a folder' --parts b"
+
+
+def test_what_suite_json_says_of_several_parts():
+    union = reproduce._union(
+        [spec(seeds=(0, 1, 2)), spec(methods="dense,sdgp[n=1,m=4]", seeds=(0, 7), overrides={"epochs": 2})]
+    )
+    assert (union.methods, union.seeds, union.overrides) == ("dense,sdgp[n=1,m=4]", (0, 1, 2, 7), {"epochs": 2})
+
+
+PLUGIN = textwrap.dedent(
+    """
+    from pathlib import Path
+
+    from reports.comparison import Compared, accuracy
+    from suite.registry import register
+    from suite.reproduction import Part, Reproduction
+
+    @register("reproduction", "mine")
+    class Mine(Reproduction):
+        '''A table of my own.'''
+        title = "Mine"
+        reference = "mine"
+        numbers = Path(__file__).with_name("mine.toml")
+        parts = (
+            Part(name="one", title="the first", methods="dense,sdgp[n=1,m=4]", task="digits",
+                 seeds={"smoke": 1, "quick": 1, "paper": 1}, overrides={"epochs": 1},
+                 compared=(*accuracy("dense", "dense", "mine/dense"),
+                           Compared("FLOPs left", "sdgp[n=1,m=4]", column="train_flops_effective",
+                                    over="train_flops_dense", kind="counted", published="mine/left"))),
+            Part(name="two", title="the second", methods="dense", task="cifar10", presets=("paper",)),
+        )
+    """
+)
+NUMBERS = """
+[sources.me]
+title = "Me"
+where = "here"
+[[groups]]
+name = "mine"
+source = "me"
+place = "a table"
+quantity = "accuracy"
+unit = "%"
+of = "measured"
+conditions = { task = "digits", epochs = 1 }
+values = { dense = 90, left = 75 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("left = 75", "letf = 75", "mine has no value 'left'; did you mean 'letf'?"),
+        ("left = 75", "left = nan", "values.left is nan"),
+        ('name = "mine"', 'name = "nime"', "no group is called 'mine'; did you mean 'nime'?"),
+        ('unit = "%"', 'unit = "%"\ndoubt = "a slip"', "mine must not be compared with: a slip"),
+    ],
+)
+def test_published_numbers_are_checked_before_anything_runs(folder, capsys, monkeypatch, old, new, expected):
+    monkeypatch.setattr(registry, "_objects", dict(registry._objects))
+    monkeypatch.setattr(registry, "_plugin_entries", dict(registry._plugin_entries))
+    (folder / "mine.py").write_text(PLUGIN)
+    (folder / "mine.toml").write_text(NUMBERS.replace(old, new))
+    assert cli.main(["reproduce", "mine", "--plugin", "mine.py", "--preset", "smoke", "--device", "cpu"]) == 2
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert captured.err.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["mine.py", "mine.toml"]
+
+
+def test_a_plugins_reproduction_brings_its_own_numbers(folder):
+    (folder / "mine.py").write_text(PLUGIN)
+    (folder / "mine.toml").write_text(NUMBERS)
+    command = [
+        sys.executable,
+        str(ROOT / "run_suite.py"),
+        "reproduce",
+        "mine",
+        "--plugin",
+        "mine.py",
+        "--preset",
+        "smoke",
+    ]
+    done = subprocess.run([*command, "--device", "cpu"], cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (out,) = (folder / "runs").iterdir()
+    assert out.name.startswith("mine-")
+    with open(out / "reproduce" / "mine.csv", encoding="utf-8", newline="") as file:
+        rows = {row["quantity"]: row for row in csv.DictReader(file)}
+    assert rows["accuracy, dense"]["ours"]
+    left = rows["FLOPs left"]
+    assert (left["published"], left["kind"], left["source"]) == ("75", "counted", "Me (here), a table")
+    assert 60 < float(left["ours"]) < 90
+    page = (out / "reproduce" / "mine.md").read_text(encoding="utf-8")
+    assert "--parts two" in page
+    assert "--plugin mine.py" in page
+    assert json.loads((out / "suite.json").read_text())["spec"]["overrides"] == {"epochs": 1}
