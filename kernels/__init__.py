@@ -5,6 +5,24 @@ where they are not to be had. `backend_of` says which one a tensor gets, `backen
 defines the result.
 """
 
-from kernels.dispatch import backend_in_use, backend_of, backend_report, prune_compress_24, prune_nm, prune_nm_
+from kernels.dispatch import (
+    backend_of,
+    backend_report,
+    backends_in_use,
+    prepare,
+    prune_compress_24,
+    prune_nm,
+    prune_nm_,
+    replay_backends,
+)
 
-__all__ = ["backend_in_use", "backend_of", "backend_report", "prune_compress_24", "prune_nm", "prune_nm_"]
+__all__ = [
+    "backend_of",
+    "backend_report",
+    "backends_in_use",
+    "prepare",
+    "prune_compress_24",
+    "prune_nm",
+    "prune_nm_",
+    "replay_backends",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from kernels import reference
 from kernels.arguments import check, check_compression, signed, split_seed
 from kernels.cpu import library as cpu
 from kernels.cuda import library as cuda
+
+_COMPILED = {"cpu": cpu, "cuda": cuda}
+_told: dict[str, str] = {}  # by `replay_backends`
 
 
 def prune_nm(
@@ -106,21 +111,52 @@ def backend_of(tensor: Tensor) -> str:
     The first call for a CPU tensor compiles the kernel if the cache does not have it (about 15 s); the first call for
     a CUDA tensor looks for CuPy.
     """
-    if cuda.takes(tensor):
-        return "cuda" if cuda.load().cupy is not None else "reference"
-    supported = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.dtype in cpu.FORMATS
-    return "cpu" if supported and cpu.load().library is not None else "reference"
+    kind = tensor.device.type
+    backend = _COMPILED.get(kind)
+    taken = backend is not None and tensor.layout == torch.strided and tensor.dtype in backend.DTYPES
+    return _backend_of_kind(kind) if taken else "reference"
 
 
 def backend_report(device: torch.device | str = "cpu") -> str:
     """Says in one line, for a trial's log, which path prunes tensors of a device; if the slow one, why."""
-    return (cuda.load() if torch.device(device).type == "cuda" else cpu.load()).description
+    kind = torch.device(device).type
+    if _told.get(kind) == "reference":
+        return "prune_nm: plain torch, as when the trial began"
+    return _COMPILED[kind].load().description
 
 
-def backend_in_use() -> str:
-    """What `backend_report` says of each device whose backend this process asked for; else empty. Compiles nothing."""
-    loaded = [backend.load().description for backend in (cpu, cuda) if backend.load.cache_info().currsize]
-    return "; ".join(loaded)
+def backends_in_use() -> dict[str, str]:
+    """Which backend prunes tensors of each kind of device that this process asked about; compiles nothing."""
+    return {
+        kind: _backend_of_kind(kind)
+        for kind, backend in _COMPILED.items()
+        if backend.load.cache_info().currsize or kind in _told
+    }
+
+
+def replay_backends(backends: Mapping[str, str]) -> None:
+    """Prunes as an earlier process did, so that a resumed trial stays bit-equal.
+
+    Args:
+        backends: what `backends_in_use` said there. Plain torch is taken again wherever it was; a compiled kernel that
+            is not to be had here cannot be, and `backends_in_use` then says something else.
+    """
+    _told.update({kind: backend for kind, backend in backends.items() if backend == "reference"})
+
+
+def prepare(shapes: Iterable[tuple[int, ...]], device: torch.device, n: int, m: int, mode: str, rescale: str) -> None:
+    """Compiles what `prune_nm` of such gradients needs, before a clock runs; their first dimension does not matter."""
+    if device.type not in _COMPILED:
+        return
+    for shape in {(1, *shape[1:]) for shape in shapes}:
+        for dtype in _COMPILED[device.type].DTYPES:
+            prune_nm(torch.zeros(shape, dtype=dtype, device=device), n, m, mode, rescale)
+
+
+def _backend_of_kind(kind: str) -> str:
+    if _told.get(kind) == "reference":
+        return "reference"
+    return kind if _COMPILED[kind].load().available else "reference"
 
 
 def _prune(grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None) -> Tensor:

@@ -29,8 +29,7 @@ class PruneOutputGradient:
     rescale: str
 
     def __call__(self, grad: Tensor, site: Site) -> Tensor:
-        seed = site.kernel_seed
-        return kernels.prune_nm(grad, self.n, self.m, mode=self.mode, rescale=self.rescale, seed=seed)  # type: ignore[arg-type]
+        return kernels.prune_nm(grad, self.n, self.m, mode=self.mode, rescale=self.rescale, seed=site.kernel_seed)
 
 
 @register("method", "sdgp")
@@ -72,21 +71,34 @@ class SDGP(Method):
 
     def setup(self, ctx: Context) -> None:
         self._positions = ctx.spaces.positions
-        if ctx.device.type == "cpu":
-            kernels.backend_report()  # compiles the kernel where it is new: before the clock of training runs
+        shapes = [
+            (1, channels, 1, self._positions[name]) if isinstance(layer, nn.Conv2d) else (1, channels)
+            for name, layer in ctx.layers.items()
+            if (channels := self._pruned_channels(layer))
+        ]
+        rule = self._transform
+        kernels.prepare(
+            shapes, ctx.device, rule.n, rule.m, rule.mode, rule.rescale
+        )  # before the clock of training runs
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
         self._channels.pop(name, None)
-        if isinstance(layer, nn.Conv2d) and layer.in_channels > RGB:
-            self._channels[name] = layer.out_channels
-        elif isinstance(layer, nn.Linear) and self.layers == "all":
-            self._channels[name] = layer.out_features
-        if name not in self._channels or self.n == self.m:  # n = m keeps everything
+        if channels := self._pruned_channels(layer):
+            self._channels[name] = channels
+        if not channels or self.n == self.m:  # n = m keeps everything
             return None
-        rescale = self.scope if self.mode == "rescaled" else "none"
-        return OpPlan(
-            grad_dgrad=PruneOutputGradient(self.n, self.m, "random" if self.mode == "random" else "magnitude", rescale)
-        )
+        return OpPlan(grad_dgrad=self._transform)
+
+    @property
+    def _transform(self) -> PruneOutputGradient:
+        mode = "random" if self.mode == "random" else "magnitude"
+        return PruneOutputGradient(self.n, self.m, mode, self.scope if self.mode == "rescaled" else "none")
+
+    def _pruned_channels(self, layer: nn.Module) -> int:
+        """The output channels of a layer that is pruned; 0 of another."""
+        if isinstance(layer, nn.Conv2d) and layer.in_channels > RGB:
+            return layer.out_channels
+        return layer.out_features if isinstance(layer, nn.Linear) and self.layers == "all" else 0
 
     def density(self, name: str, step: int) -> Density:
         """The share of the output gradient's channels that is kept, short group included."""

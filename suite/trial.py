@@ -100,9 +100,10 @@ class Trial:
             on_checkpoint=lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
             on_step=lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
         )
-        if pruning := kernels.backend_in_use():
-            provenance["kernels"] = without_home(pruning)
+        provenance["pruning"] = kernels.backends_in_use()
         self._resume(trainer, provenance)
+        if provenance["pruning"]:
+            provenance["kernels"] = without_home("; ".join(map(kernels.backend_report, provenance["pruning"])))
         self.provenance = provenance
         try:
             trainer.fit()
@@ -123,6 +124,7 @@ class Trial:
         Raises:
             UsageError: if the files of the earlier attempt are damaged; one line that says what to do.
         """
+        import kernels
         from suite import checkpoint
         from suite.errors import UsageError
         from suite.store import write_atomically
@@ -142,6 +144,9 @@ class Trial:
                 raise ValueError(f"epochs.jsonl does not hold the {done} epochs of the checkpoint")
         except (UsageError, OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"cannot be resumed ({type(error).__name__}: {error}); {hint}") from error
+        kernels.replay_backends(earlier.get("pruning", {}))
+        if provenance["pruning"]:
+            provenance["pruning"] = kernels.backends_in_use()
         now = comparable(provenance)
         notes = [
             f"{name} was {before.get(name)} until epoch {done} and then {now.get(name)}"
@@ -227,6 +232,7 @@ def comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
         "hardware": provenance["hardware_id"],
         "number of threads": provenance["hardware"]["threads"],
         "commit": provenance["git"].get("commit"),
+        **{f"pruning on {kind}": backend for kind, backend in provenance.get("pruning", {}).items()},
         **provenance["software"],
     }
 

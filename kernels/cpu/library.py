@@ -15,7 +15,7 @@ from kernels.cpu.build import Build, BuildError, build
 
 log = logging.getLogger("pdt.kernels")
 
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MODES = {"magnitude": 0, "random": 1}
 SCOPES = {"none": 0, "group": 1, "sample_channel": 2, "channel": 3}
 ROW_SCOPE = 4
@@ -31,6 +31,10 @@ class Loaded:
 
     library: ctypes.CDLL | None
     description: str
+
+    @property
+    def available(self) -> bool:
+        return self.library is not None
 
 
 @functools.cache
@@ -74,7 +78,7 @@ def prune(grad: Tensor, pruned: Tensor, n: int, m: int, mode: str, rescale: str,
     pixels = 1 if matrix else grad.shape[2] * grad.shape[3]
     scope = ROW_SCOPE if matrix and rescale == "sample_channel" else SCOPES[rescale]
     status = library.pdt_prune_nm(
-        grad.data_ptr(), pruned.data_ptr(), samples, pixels, channels, n, m, FORMATS[grad.dtype], MODES[mode], scope,
+        grad.data_ptr(), pruned.data_ptr(), samples, pixels, channels, n, m, DTYPES[grad.dtype], MODES[mode], scope,
         seed, torch.get_num_threads(),
     )  # fmt: skip
     if status == 2:

@@ -36,6 +36,10 @@ class Loaded:
     cupy: ModuleType | None
     description: str
 
+    @property
+    def available(self) -> bool:
+        return self.cupy is not None
+
 
 @functools.cache
 def load() -> Loaded:
@@ -58,11 +62,6 @@ def load() -> Loaded:
     description = f"prune_nm: CUDA kernels (CuPy {cupy.__version__}; NVRTC {compiler}; sm_{major}{minor})"
     log.info(description)
     return Loaded(cupy, description)
-
-
-def takes(tensor: Tensor) -> bool:
-    """Whether the kernels take a tensor of this device, layout and dtype."""
-    return tensor.device.type == "cuda" and tensor.layout == torch.strided and tensor.dtype in DTYPES
 
 
 def prune(
