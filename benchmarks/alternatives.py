@@ -86,16 +86,9 @@ def prune_by_tiles(grad: Tensor) -> Tensor:
 
 
 def expand_24(values: Tensor, metadata: Tensor) -> Tensor:
-    """The dense tensor (..., K) of a 2:4 compressed one.
-
-    Args:
-        values: (..., K/2), two of each four channels.
-        metadata: int16 (..., K/16). Four bits for each group of four channels, the first group lowest: the position of
-            the first value in two bits, then that of the second.
-    """
-    groups = values.shape[-1] // 2
-    bits = metadata.to(torch.int32).unsqueeze(-1) >> torch.arange(0, 16, 4, device=values.device)
-    nibbles = bits.reshape(*metadata.shape[:-1], groups) & 15
+    """The dense gradient, (N, K, P, Q) or (rows, K), of what `kernels.prune_compress_24` returns."""
+    bits = metadata.movedim(1, -1).to(torch.int32).unsqueeze(-1) >> torch.arange(0, 16, 4, device=values.device)
+    nibbles = bits.flatten(-2) & 15  # of each group of four channels
     places = torch.stack((nibbles & 3, nibbles >> 2), dim=-1).to(torch.int64)
     dense = torch.zeros((*places.shape[:-1], 4), dtype=values.dtype, device=values.device)
-    return dense.scatter_(-1, places, values.reshape(places.shape)).flatten(-2)
+    return dense.scatter_(-1, places, values.movedim(1, -1).reshape(places.shape)).flatten(-2).movedim(-1, 1)

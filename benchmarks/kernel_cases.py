@@ -12,7 +12,6 @@ import torch
 from gradient_shapes import Gradient, gradients
 from stopwatch import cache_bytes
 
-import kernels
 from suite.devices import resolve_device
 from suite.errors import UsageError, nearest
 
@@ -103,7 +102,7 @@ def read(typed: Mapping[str, Any]) -> Plan:
         for n, m in groups
         for mode in modes
         for kernel in ("prune_nm", "prune_compress_24")
-        if kernel == "prune_nm" or compresses(gradient, dtype, n, m, mode)
+        if kernel == "prune_nm" or (kind == "cuda" and compresses(gradient, dtype, n, m))
     ]
     # On a CPU an alternative takes as long as fifty kernels: one mode tells what there is to tell.
     slow_modes = ("magnitude",) if kind == "cpu" else tuple(MODES)
@@ -119,10 +118,9 @@ def large_bytes(device: torch.device) -> int:
     return min(wanted, memory // ORACLE_SHARE)
 
 
-def compresses(gradient: Gradient, dtype: str, n: int, m: int, mode: str) -> bool:
-    """Whether there is a `prune_compress_24` that should take this case: 2:4, 16 bits, K a multiple of 16."""
-    sixteen_bits = dtype in ("bfloat16", "float16")
-    return hasattr(kernels, "prune_compress_24") and (n, m) == (2, 4) and sixteen_bits and gradient.shape[1] % 16 == 0
+def compresses(gradient: Gradient, dtype: str, n: int, m: int) -> bool:
+    """Whether the CUDA kernel of `prune_compress_24` takes this case, as one of 2:4."""
+    return (n, m) == (2, 4) and dtype in ("bfloat16", "float16") and gradient.shape[1] % 16 == 0
 
 
 def _at_least(option: str, value: int | None, default: int, least: int) -> int:

@@ -66,19 +66,13 @@ class PruneTrain(Method):
         return {"ratio": 0.25, "interval": 5} if task == "imagenet" else {}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.ratio < 1:
             raise ValueError(f"ratio is {self.ratio}; a share of the loss lies between 0 and 1")
         if self.interval < 1:
             raise ValueError(f"interval is {self.interval}; the smallest is 1 epoch")
         if not self.threshold > 0:
             raise ValueError(f"threshold is {self.threshold}; it must be positive")
-        for name, known in (
-            ("coefficient", ("global", "size")),
-            ("update", ("subgradient", "proximal")),
-            ("zeroing", ("dead", "removed")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is '{getattr(self, name)}'; known: {', '.join(known)}")
         self._by_size = self.coefficient == "size"
         self._penalty_coefficient: float | None = None
 

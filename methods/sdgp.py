@@ -56,17 +56,11 @@ class SDGP(Method):
     layers: Literal["conv", "all"] = "conv"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 2 <= self.m <= 32:
             raise ValueError(f"m is {self.m}; groups have 2 to 32 channels")
         if not 1 <= self.n <= self.m:
             raise ValueError(f"n is {self.n}; it lies between 1 and m, which is {self.m}")
-        for name, known in (
-            ("mode", ("random", "magnitude", "rescaled")),
-            ("scope", ("sample_channel", "group", "channel")),
-            ("layers", ("conv", "all")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is '{getattr(self, name)}'; known: {', '.join(known)}")
         self._channels: dict[str, int] = {}  # output channels of the layers that are pruned, by name
 
     def setup(self, ctx: Context) -> None:

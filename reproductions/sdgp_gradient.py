@@ -70,6 +70,7 @@ class Figure5(Reproduction):
 
     def outcome(self, ran: Ran) -> Outcome:
         """Run one more backward pass of the trained network, prune its gradient, and measure what changed."""
+        import kernels
         from reports.reproduction_figures import gradient_figure
 
         trials = [trial for trial in ran.trials[self.parts[0].name].get("dense", ()) if trial.done]
@@ -106,7 +107,7 @@ class Figure5(Reproduction):
             (remark,),
             (
                 f"Gradient: of trials/{spec.trial_id}/model.pt (SHA-256 {digest}), {where}",
-                f"Pruning: {_backend(captured.grad)}; random with seed {spec.seed}",
+                f"Pruning: {kernels.backend_report(captured.grad.device)}; random with seed {spec.seed}",
             ),
         )
 
@@ -238,9 +239,3 @@ def _percent(share: float) -> Estimate:
 
 def _one(value: float) -> Estimate:
     return Estimate(value, None, 1)
-
-
-def _backend(grad: Tensor) -> str:
-    import kernels
-
-    return kernels.backend_report() if grad.device.type == "cpu" else "plain torch"

@@ -40,6 +40,7 @@ contract is wrong.
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, dataclass_transform
@@ -292,6 +293,21 @@ class Method:
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        """Refuse what a `Literal` parameter does not name; a method that checks more calls this first.
+
+        Raises:
+            ValueError: one line that names the parameter, its value and those that are known.
+        """
+        types = typing.get_type_hints(type(self))
+        for parameter in dataclasses.fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            known = (
+                typing.get_args(types[parameter.name]) if typing.get_origin(types[parameter.name]) is Literal else ()
+            )
+            if known and getattr(self, parameter.name) not in known:
+                names = ", ".join(map(str, known))
+                raise ValueError(f"{parameter.name} is '{getattr(self, parameter.name)}'; known: {names}")
 
     @classmethod
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:

@@ -88,32 +88,6 @@ def test_a_wrong_element_and_one_that_is_not_written_are_seen(tmp_path):
     assert f"{64 * 256} elements differ from the oracle" in done.stdout
 
 
-def test_a_compressing_kernel_is_checked_by_expanding_and_its_bytes_are_counted(tmp_path):
-    pytest.importorskip("pytest_benchmark")
-    (tmp_path / "compressing_kernel.py").write_text(
-        "import kernels, torch\n"
-        "from kernels import reference\n"
-        "def compress(grad, n, m, mode='magnitude', rescale='none', seed=0):\n"
-        "    pruned = reference.prune_nm(grad, n, m, mode, rescale, seed).movedim(1, -1)\n"
-        "    kept = reference.keep_mask(grad, n, m, mode, seed).movedim(1, -1)\n"
-        "    places = kept.reshape(-1, 4).nonzero()[:, 1].reshape(-1, 4, 2)  # of two of four, in four groups\n"
-        "    nibbles = places[..., 0] + 4 * places[..., 1]\n"
-        "    words = (nibbles << torch.arange(0, 16, 4)).sum(1).to(torch.int16)\n"
-        "    shape, channels = pruned.shape[:-1], pruned.shape[-1]\n"
-        "    return pruned[kept].reshape(*shape, channels // 2), words.reshape(*shape, channels // 16)\n"
-        "kernels.prune_compress_24 = compress\n"
-    )
-    path = tmp_path / "kernels.json"
-    options = ("-p", "compressing_kernel", "--quick", "--batch-size", "2", "--dtypes", "bfloat16", "--modes", "random")
-    done = bench(*options, "--benchmark-json", path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = {item["extra_info"]["kernel"]: item["extra_info"] for item in json.loads(path.read_text())["benchmarks"]}
-    elements = 2 * 64 * 256
-    assert found["prune_nm"]["bytes"] == 4 * elements
-    # Two bytes read; one of values and an eighth of metadata written.
-    assert found["prune_compress_24"]["bytes"] == 3.125 * elements
-
-
 @pytest.mark.parametrize(
     ("options", "line"),
     [
