@@ -82,7 +82,17 @@ HOST_DEVICE Vector<Bits> load_first(const Bits* from, int64_t count) {
     return value;
 }
 
-constexpr int64_t vectors_for(int64_t bytes) { return (bytes + vector_bytes - 1) / vector_bytes; }
+template <class Bits>
+HOST_DEVICE void store_first(Bits* to, Vector<Bits> value, int64_t count) {
+    if (count >= lanes<Bits>) return store<Bits>(to, value);
+    std::memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(Bits));
+}
+
+// Quotients of sums, and 0 where nothing was kept.
+HOST_DEVICE Vector<float> ratio_of(Vector<float> dense, Vector<float> kept) {
+    const Vector<int32_t> some = kept != 0.0f;
+    return (Vector<float>)((Vector<int32_t>)(dense / kept) & some);
+}
 
 // Memory for vectors, cut into equal parts.
 class VectorMemory {
@@ -117,9 +127,7 @@ struct ChannelSums {
     // dense <- dense / kept, and 0 where nothing was kept.
     void divide(Vector<float>* sums) const {
         for (int64_t i = 0; i < rows * parts; ++i) {
-            const Vector<float> below = kept(sums)[i];
-            const Vector<int32_t> some = below != 0.0f;
-            sums[i] = (Vector<float>)((Vector<int32_t>)(sums[i] / below) & some);
+            sums[i] = ratio_of(sums[i], kept(sums)[i]);
         }
     }
 };
@@ -184,11 +192,7 @@ void multiply_pixels(const ChannelSums<Format>& shape, typename Format::Bits* pi
         for (int64_t row = 0; row < shape.rows; ++row) {
             Bits* place = pixel + row * shape.width;
             const int64_t left = shape.channels - row * shape.width;
-            const Vector<Bits> value = rescaled<Format>(load_first(place, left), ratio + row * parts);
-            if (left >= shape.width)
-                store<Bits>(place, value);
-            else
-                std::memcpy(place, &value, static_cast<std::size_t>(left) * sizeof(Bits));
+            store_first(place, rescaled<Format>(load_first(place, left), ratio + row * parts), left);
         }
 }
 

@@ -12,6 +12,7 @@
 #endif
 
 #include "channel_sums.h"
+#include "group_ratio.h"
 #include "prune_blocks.h"
 
 namespace pdt {
@@ -94,6 +95,35 @@ void sum_runs(const float* magnitudes, int64_t pixels, int64_t channels, int64_t
             for (int64_t c = start; c < std::min(start + run, channels); ++c) total += magnitudes[p * channels + c];
             *sums++ = total;
         }
+}
+
+template <class Format>
+void rescale_groups_of(int m, const typename Format::Bits* dense, const typename Format::Bits* pruned,
+                       typename Format::Bits* to, int64_t elements) {
+    switch (m) {
+        case 2: return rescale_groups<Format, 2>(dense, pruned, to, elements);
+        case 4: return rescale_groups<Format, 4>(dense, pruned, to, elements);
+        case 8: return rescale_groups<Format, 8>(dense, pruned, to, elements);
+        case 16: return rescale_groups<Format, 16>(dense, pruned, to, elements);
+        default: return rescale_groups<Format, 32>(dense, pruned, to, elements);
+    }
+}
+
+// Ratio per group, for groups that are whole and of a power of two: a block is pruned into memory of the thread's own.
+template <class Format>
+void prune_and_rescale_groups(const Problem& problem) {
+    using Bits = typename Format::Bits;
+    const int64_t groups = problem.groups(), block_groups = chunk_elements / problem.m;
+    const int64_t blocks = (groups + block_groups - 1) / block_groups;
+#pragma omp parallel for schedule(static) num_threads(problem.threads)
+    for (int64_t block = 0; block < blocks; ++block) {
+        alignas(vector_bytes) Bits scratch[chunk_elements];
+        const int64_t first = block * block_groups, last = std::min(groups, first + block_groups);
+        const Bits* grad = static_cast<const Bits*>(problem.grad) + first * problem.m;
+        prune_run<Format>(problem, {first, last, grad, scratch, false});
+        rescale_groups_of<Format>(problem.m, grad, scratch, static_cast<Bits*>(problem.pruned) + first * problem.m,
+                                  (last - first) * problem.m);
+    }
 }
 
 // Ratio per run of elements: a group, or a row. A chunk is summed, pruned, summed again and multiplied while in cache.
@@ -201,6 +231,10 @@ void prune(const Problem& problem) {
         case scope_none: return prune_without_rescaling<Format>(problem);
         case scope_sample_channel: return prune_and_rescale_samples<Format>(problem);
         case scope_channel: return prune_and_rescale_batch<Format>(problem);
+        case scope_group:
+            if (problem.whole_groups() && (problem.m & (problem.m - 1)) == 0)
+                return prune_and_rescale_groups<Format>(problem);
+            return prune_and_rescale_runs<Format>(problem);
         default: return prune_and_rescale_runs<Format>(problem);
     }
 }
