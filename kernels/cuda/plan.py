@@ -5,6 +5,7 @@ Nothing here touches a device: the tests carry out the same plans on the CPU.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 THREADS = 256
@@ -59,12 +60,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Launches in their order, and the fp32 workspaces they need, by name and length."""
+    """Launches in their order, and the fp32 workspaces they need, by name and length; nobody changes either."""
 
     launches: tuple[Launch, ...]
     workspaces: dict[str, int]
 
 
+@functools.lru_cache(maxsize=4096)  # a training asks for the same few in every step
 def plan_prune(
     shape: Shape, dtype: str, n: int, m: int, mode: str, rescale: str, aligned: bool, most_shared_bytes: int
 ) -> Plan:
@@ -96,6 +98,7 @@ def plan_prune(
     return _any_shape(shape, name, n, m, mode, rescale)
 
 
+@functools.lru_cache(maxsize=4096)
 def plan_compress(shape: Shape, dtype: str, n: int, m: int, mode: str) -> Launch:
     """Plans `prune_compress_24`: channels a multiple of 16, aligned, a 16-bit dtype, n of 1 or 2, m of 4, 8 or 16."""
     sixteens = shape.elements // 16
@@ -111,7 +114,7 @@ def plan_compress(shape: Shape, dtype: str, n: int, m: int, mode: str) -> Launch
 
 def _units(shape: Shape, template: str, quads: int, unit: int, rescale: bool) -> Launch:
     in_flight = max(1, 4 // quads)
-    units = -(-shape.elements // unit)
+    units = max(1, shape.elements // unit)  # the first thread also takes what is less than a unit
     return Launch(
         f"pdt::prune_units{template}, {'true' if rescale else 'false'}>",
         -(-units // (THREADS * in_flight)),

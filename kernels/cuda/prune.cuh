@@ -51,18 +51,18 @@ __global__ void __launch_bounds__(256) prune_units(const uint4* grad, uint4* pru
     UNROLL
     for (int i = 0; i < in_flight; ++i) {
         const int64_t index = first + 256 * i;
-        if (index > whole) continue;
-        // The last unit may be short; it has whole groups all the same.
-        const int left = static_cast<int>(elements - index * U::elements);
-        if (index == whole) {
-            if (left == 0) continue;
-            unit[i].load_first(reinterpret_cast<const Bits*>(grad) + index * U::elements, left);
-        }
-        prune_unit<N, RESCALE>(unit[i], index * U::elements, key);
-        if (index == whole)
-            unit[i].store_first(reinterpret_cast<Bits*>(pruned) + index * U::elements, left);
-        else
+        if (index < whole) {
+            prune_unit<N, RESCALE>(unit[i], index * U::elements, key);
             unit[i].store(pruned + index * U::quads);
+        }
+    }
+    // What is left are whole groups, but less than a unit.
+    const int left = static_cast<int>(elements - whole * U::elements);
+    if (left > 0 && blockIdx.x == 0 && threadIdx.x == 0) {
+        U rest;
+        rest.load_first(reinterpret_cast<const Bits*>(grad) + whole * U::elements, left);
+        prune_unit<N, RESCALE>(rest, whole * U::elements, key);
+        rest.store_first(reinterpret_cast<Bits*>(pruned) + whole * U::elements, left);
     }
 }
 

@@ -123,6 +123,19 @@ def test_the_fast_kernels_read_and_write_16_bytes_at_a_time(compiled):
     assert looked_at
 
 
+def test_memory_and_not_arithmetic_bounds_the_kernels_without_rescaling(compiled):
+    # An H200 copies about 1.1e12 16-bit elements a second and issues about 27 instructions for each, half of them on the
+    # units that compare and select; 32-bit elements have twice that.
+    _, path = compiled
+    for name, opcodes in instructions(path).items():
+        if "prune_units" not in name or "ELb1E" in name:
+            continue
+        size = 4 if "Float32" in name else 2
+        elements = 16 // size * sum(bool(re.match(r"LDG\.E\.\S*128", opcode)) for opcode in opcodes)
+        path_length = max(i for i, opcode in enumerate(opcodes) if re.match(r"STG\.E\.\S*128", opcode))
+        assert path_length / elements <= 22, name
+
+
 @pytest.mark.parametrize(("n", "m"), [(2, 3), (5, 7), (5, 24), (31, 32)])
 def test_other_group_sizes_compile(n, m):
     assert compile_cubin(kernels_of(n, m), "sm_90")
