@@ -106,7 +106,7 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: Any, output_
         "device": plan.device.type,
         "cache_bytes": size,
         "cache_known_from": known_from,
-        "backend": without_home(kernels.backend_report()),
+        "backend": without_home(kernels.backend_report(plan.device)),
         "rounds": plan.rounds,
         "slow_rounds": plan.slow_rounds,
         "provenance": config.stash[PROVENANCE],

@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in order of worth:
 #     benchmarks/on_gpu.sh OUT [STAGE ...]
 # Stages (default: all, in this order):
-#     tests       the tests marked `gpu`
+#     tests       the tests marked `gpu`, and every way of pruning against the oracle
 #     kernels     pruning kernels against copies and alternatives: JSON, kernels.md, figures/
 #     sanitizer   compute-sanitizer's memcheck and racecheck over every way of pruning, where the tool is found
 #     steps       whole training steps, eager, compiled and as CUDA graphs
@@ -70,7 +70,8 @@ step() {
 }
 
 tests() {
-  lacks tests pytest hypothesis && return
+  lacks tests cupy pytest hypothesis && return
+  step check python3 benchmarks/check_kernels.py --device cuda
   step tests python3 -m pytest -m gpu -rs -p no:cacheprovider
 }
 
@@ -87,7 +88,7 @@ bench() {
 }
 
 kernels() {
-  lacks kernels pytest pytest_benchmark && return
+  lacks kernels cupy pytest pytest_benchmark && return
   local layers=(--dtypes float32,bfloat16 --groups 2:4,4:8,8:16 --modes magnitude,random,sample_channel)
   bench large-2-4 --shapes large --groups 2:4 --compile
   bench large --shapes large --groups 1:2,4:8,8:16,16:32,2:8,2:16
@@ -100,6 +101,7 @@ sanitizer() {
   tool=$(command -v compute-sanitizer || command -v /usr/local/cuda/bin/compute-sanitizer)
   if [[ -z $tool ]]; then
     echo "== sanitizer: left out, compute-sanitizer is neither on the PATH nor in /usr/local/cuda/bin"
+    failed+=(sanitizer)
     return
   fi
   # Without torch's caching allocator each tensor is an allocation of its own, whose end the tool knows.

@@ -73,14 +73,14 @@ class CudaWatch:
         self._turn += 1
         with torch.cuda.device(self._device):
             self._flush.fill_(self._turn % 255 + 1)
-            # The device waits for as long as the launches took last time, with room to spare.
+            # The device waits for twice as long as launches took of late: calls of several kinds take turns.
             wait_s = min(max(2 * self._enqueuing_s, SHORTEST_WAIT_S), LONGEST_WAIT_S)
             torch.cuda._sleep(int(wait_s * CYCLES_PER_S))
             began = time.perf_counter()
             begin.record()
             function()
             end.record()
-            self._enqueuing_s = time.perf_counter() - began
+            self._enqueuing_s = max(0.9 * self._enqueuing_s, time.perf_counter() - began)
             end.synchronize()
         return begin.elapsed_time(end) / 1e3
 

@@ -66,7 +66,9 @@ def check_compression(grad: Tensor, n: int, m: int) -> None:
 
 def split_seed(seed: int | Tensor) -> tuple[int, Tensor | None]:
     """The seed as a number, and as a tensor where it is one."""
-    return (0, seed) if isinstance(seed, Tensor) else (seed, None)
+    if isinstance(seed, Tensor):
+        return 0, seed
+    return _integer("seed", seed), None
 
 
 def signed(seed: int) -> int:

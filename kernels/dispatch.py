@@ -64,7 +64,7 @@ def prune_nm_(
     """
     check(grad, n, m, mode, rescale, seed)
     target = grad.detach()
-    if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
+    if _may_overlap(target):
         raise ValueError(f"prune_nm_: elements of grad share memory (strides {target.stride()}); use prune_nm")
     if target.numel() and backend_of(target) != "reference" and _is_channels_last(target):
         number, key = split_seed(seed)
@@ -93,8 +93,8 @@ def prune_compress_24(
         values: (N, K/2, P, Q) or (rows, K/2), in channels-last order: of each four channels the two that are kept, in
             their order. Where fewer are kept, the lowest other channels fill up, with the value 0.
         metadata: int16, (N, K/16, P, Q) or (rows, K/16), in channels-last order: 4 bits of each four channels, the
-            lowest bits for the first four, place0 | place1 << 2 with place0 < place1. This is the order of memory that
-            `wgmma.mma_async.sp` reads on sm_90, not the shuffled one of cuSPARSELt.
+            lowest bits for the first four, place0 | place1 << 2 with place0 < place1: rows in their natural order, not
+            the shuffled one of cuSPARSELt.
 
     Raises:
         ValueError, TypeError: as in `prune_nm`, or K, n, m or the dtype does not fit.
@@ -122,6 +122,8 @@ def backend_report(device: torch.device | str = "cpu") -> str:
     kind = torch.device(device).type
     if _told.get(kind) == "reference":
         return "prune_nm: plain torch, as when the trial began"
+    if kind not in _COMPILED:
+        return f"prune_nm: plain torch; compiled kernels are for {' and '.join(_COMPILED)}, not for {kind}"
     return _COMPILED[kind].load().description
 
 
@@ -166,7 +168,7 @@ def _prune(grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key
         return pruned
     seed %= 2**64
     if backend_of(grad) == "reference":
-        seed = seed if key is None else int(key) % 2**64
+        seed = seed if key is None else _read(key)
         return pruned.copy_(reference.prune_nm(grad, n, m, mode, rescale, seed))
     if _is_channels_last(grad) and _is_channels_last(pruned):
         _prune_dense(grad, pruned, n, m, mode, rescale, seed, key)
@@ -184,7 +186,7 @@ def _prune_dense(
     if grad.device.type == "cuda":
         cuda.prune(grad, pruned, n, m, mode, rescale, seed, key)
     else:
-        cpu.prune(grad, pruned, n, m, mode, rescale, seed if key is None else int(key) % 2**64)
+        cpu.prune(grad, pruned, n, m, mode, rescale, seed if key is None else _read(key))
 
 
 def _compress(
@@ -195,7 +197,7 @@ def _compress(
     if grad.numel() == 0:
         return values, metadata
     if backend_of(grad) != "cuda":
-        number = seed % 2**64 if key is None else int(key) % 2**64
+        number = seed % 2**64 if key is None else _read(key)
         found, places = reference.prune_compress_24(grad, n, m, mode, rescale, number)
         return values.copy_(found), metadata.copy_(places)
     dense = grad
@@ -206,6 +208,24 @@ def _compress(
         dense = _to_channels_last(dense)
     cuda.compress(dense, values, metadata, n, m, mode, seed % 2**64, key)
     return values, metadata
+
+
+def _read(key: Tensor) -> int:
+    """A seed in memory as a number, for a backend that Python drives."""
+    if key.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"a CUDA graph cannot draw random masks without the CUDA kernels; {backend_report('cuda')}")
+    return int(key) % 2**64
+
+
+def _may_overlap(tensor: Tensor) -> bool:
+    """Whether two elements may share memory: some stride is shorter than what the smaller ones span."""
+    span = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < span:
+                return True
+            span += (size - 1) * stride
+    return False
 
 
 def _is_channels_last(tensor: Tensor) -> bool:

@@ -132,8 +132,8 @@ struct ChannelSums {
     }
 };
 
-// Adds the magnitudes of a few pixels to the sums of their channels, by way of partial sums in registers: `Rows` vectors
-// of each pixel, so that memory is read in its order.
+// Adds the magnitudes of a few pixels to the sums of their channels, by way of partial sums in registers: `Rows`
+// vectors of each pixel, so that memory is read in its order.
 template <class Format, int Rows>
 void add_rows(const ChannelSums<Format>& shape, int64_t row, const typename Format::Bits* pixels, int64_t count,
               Vector<float>* sums) {

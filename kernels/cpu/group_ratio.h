@@ -8,8 +8,8 @@
 
 namespace pdt {
 
-// Multiplies the pruned groups of M channels by sum |G| / sum |G^| each. `to` may be `dense` or `pruned`; `elements` is a
-// multiple of M.
+// Multiplies the pruned groups of M channels by sum |G| / sum |G^| each. `to` may be `dense` or `pruned`; `elements` is
+// a multiple of M.
 template <class Format, int M>
 void rescale_groups(const typename Format::Bits* dense, const typename Format::Bits* pruned, typename Format::Bits* to,
                     int64_t elements) {

@@ -22,6 +22,8 @@ enum Scope { scope_none = 0, scope_group = 1, scope_sample_channel = 2, scope_ch
 
 constexpr int64_t block_elements = 16384;  // both copies of a block stay in the second-level cache
 constexpr int64_t chunk_elements = 2048;   // both copies of a chunk stay in the first-level cache
+constexpr int64_t short_sum = 256;         // terms that are added one by one; a long sum is one of short ones
+constexpr int64_t chunk_least_pixels = 16;  // the same for sums over pixels
 constexpr int64_t streaming_bytes = int64_t{16} << 20;  // a result that common last-level caches do not hold
 
 inline int64_t thread_index() {
@@ -91,8 +93,13 @@ void prune_without_rescaling(const Problem& problem) {
 void sum_runs(const float* magnitudes, int64_t pixels, int64_t channels, int64_t run, float* sums) {
     for (int64_t p = 0; p < pixels; ++p)
         for (int64_t start = 0; start < channels; start += run) {
+            const int64_t end = std::min(start + run, channels);
             float total = 0.0f;
-            for (int64_t c = start; c < std::min(start + run, channels); ++c) total += magnitudes[p * channels + c];
+            for (int64_t begin = start; begin < end; begin += short_sum) {
+                float part = 0.0f;
+                for (int64_t c = begin; c < std::min(begin + short_sum, end); ++c) part += magnitudes[p * channels + c];
+                total += part;
+            }
             *sums++ = total;
         }
 }
@@ -169,7 +176,8 @@ template <class Format>
 void prune_and_sum(const Problem& problem, const ChannelSums<Format>& shape, int64_t first_pixel, int64_t pixels,
                    typename Format::Bits* to, Vector<float>* sums) {
     using Bits = typename Format::Bits;
-    const int64_t channels = problem.channels, chunk_pixels = std::max<int64_t>(1, chunk_elements / channels);
+    const int64_t channels = problem.channels;
+    const int64_t chunk_pixels = std::max(chunk_least_pixels, chunk_elements / channels);
     const Bits* grad = static_cast<const Bits*>(problem.grad) + first_pixel * channels;
     for (int64_t pixel = 0; pixel < pixels; pixel += chunk_pixels) {
         const int64_t count = std::min(chunk_pixels, pixels - pixel);

@@ -9,8 +9,8 @@ namespace pdt {
 // One group per thread. M is the power of two at or above m; channels that a group lacks rank last.
 template <class Format, int M, int N, int MODE, bool RESCALE>
 __global__ void __launch_bounds__(256) prune_any(const typename Format::Bits* grad, typename Format::Bits* pruned,
-                                                 int64_t groups, int channels, int m, const uint64_t* seed_memory,
- uint64_t seed) {
+                                                 int64_t groups, int channels, int m,
+                                                 const uint64_t* seed_memory, uint64_t seed) {
     using Bits = typename Format::Bits;
     const int64_t group = int64_t{blockIdx.x} * 256 + threadIdx.x;
     if (group >= groups) return;
@@ -64,27 +64,24 @@ __global__ void __launch_bounds__(256) prune_any(const typename Format::Bits* gr
     }
 }
 
-// ratio[output] of the sums over elements `first + j * stride` for j < count, first = output / width * jump + output %
-// width. Partial sums of 256 keep the long ones exact enough.
+// Sums over elements `first + j * stride`, first = output / width * jump + output % width, for the j of one part:
+// sums[part][dense, kept][output]. `finish_channels` adds the parts.
 template <class Format>
 __global__ void __launch_bounds__(256)
-    sum_any(const typename Format::Bits* grad, const typename Format::Bits* pruned, float* ratio, int64_t outputs,
-            int64_t width, int64_t jump, int64_t count, int64_t stride) {
+    sum_any(const typename Format::Bits* grad, const typename Format::Bits* pruned, float* sums, int64_t outputs,
+            int64_t parts, int64_t width, int64_t jump, int64_t count, int64_t count_of_part, int64_t stride) {
     using Bits = typename Format::Bits;
-    const int64_t output = int64_t{blockIdx.x} * 256 + threadIdx.x;
-    if (output >= outputs) return;
+    const int64_t thread = int64_t{blockIdx.x} * 256 + threadIdx.x, part = thread / outputs, output = thread % outputs;
+    if (part >= parts) return;
     const int64_t first = output / width * jump + output % width;
+    const int64_t last = (part + 1) * count_of_part < count ? (part + 1) * count_of_part : count;
     float dense = 0.0f, kept = 0.0f;
-    for (int64_t begin = 0; begin < count; begin += 256) {
-        float part_dense = 0.0f, part_kept = 0.0f;
-        for (int64_t j = begin; j < count && j < begin + 256; ++j) {
-            part_dense += Format::decode(static_cast<Bits>(grad[first + j * stride] & Format::without_sign));
-            part_kept += Format::decode(static_cast<Bits>(pruned[first + j * stride] & Format::without_sign));
-        }
-        dense += part_dense;
-        kept += part_kept;
+    for (int64_t j = part * count_of_part; j < last; ++j) {
+        dense += Format::decode(static_cast<Bits>(grad[first + j * stride] & Format::without_sign));
+        kept += Format::decode(static_cast<Bits>(pruned[first + j * stride] & Format::without_sign));
     }
-    ratio[output] = ratio_of(dense, kept);
+    sums[2 * part * outputs + output] = dense;
+    sums[(2 * part + 1) * outputs + output] = kept;
 }
 
 // Multiplies element i by ratio[i / jump * width + (by_row ? 0 : i % width)].

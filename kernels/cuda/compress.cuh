@@ -1,5 +1,5 @@
-// Pruning and compressing in one pass, for sparse tensor cores: of every four channels the two values that are kept, and
-// their places in 2 bits each.
+// Pruning and compressing in one pass, for sparse tensor cores: of every four channels the two values that are kept,
+// and their places in 2 bits each.
 #pragma once
 
 #include "unit.cuh"
@@ -20,8 +20,8 @@ HOST_DEVICE uint32_t pick(const U& unit, int start, uint32_t place) {
 // with the value 0. 16-bit formats; N is 1 or 2; `elements` is a multiple of 16.
 template <class Format, int M, int N, int MODE>
 __global__ void __launch_bounds__(256)
-    prune_and_compress(const uint4* grad, uint4* values, uint16_t* metadata, int64_t sixteens, const uint64_t* seed_memory,
- uint64_t seed) {
+    prune_and_compress(const uint4* grad, uint4* values, uint16_t* metadata, int64_t sixteens,
+                       const uint64_t* seed_memory, uint64_t seed) {
     using U = Unit<Format, M, MODE>;
     static_assert(U::size == 2 && N <= 2 && M <= 16, "at most two of each aligned four channels are kept");
     constexpr int units = 16 / U::elements;

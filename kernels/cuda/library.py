@@ -1,9 +1,9 @@
 """Compiles the CUDA kernels through CuPy and launches them on torch's current stream.
 
-CuPy compiles at a kernel's first use and caches on disk ($CUPY_CACHE_DIR, else ~/.cupy/kernel_cache), keyed by the
-whole source text, the options and the architecture. Launches allocate through torch, never wait for the device, and
-read the key of random masks from device memory where they are given a tensor: they may be captured in a CUDA graph once
-each kernel has run.
+CuPy compiles at a kernel's first use, in less than a second, and its newer versions keep the result on disk
+($CUPY_CACHE_DIR, else ~/.cupy/kernel_cache), keyed by the whole source text, the options and the architecture. Launches
+allocate through torch, never wait for the device, and read the key of random masks from device memory where they are
+given a tensor: they may be captured in a CUDA graph once each kernel has run.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def load() -> Loaded:
         import cupy
     except ImportError as error:
         extra = f"cuda{torch.version.cuda.split('.')[0]}"
-        return _absent(f"CuPy cannot be imported ({error}); pip install 'pruning-during-training[{extra}]'")
+        return _absent(f"CuPy cannot be imported ({_line(error)}); pip install 'pruning-during-training[{extra}]'")
     try:
         _compiled(cupy, "pdt::finish_channels", torch.cuda.current_device())
     except Exception as error:  # CuPy's compile and driver errors have no common base; the reason is reported
-        return _absent(f"CuPy {cupy.__version__} cannot compile: {str(error).strip().splitlines()[0]}")
+        return _absent(f"CuPy {cupy.__version__} cannot compile: {_line(error)}")
     major, minor = torch.cuda.get_device_capability()
     compiler = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
     description = f"prune_nm: CUDA kernels (CuPy {cupy.__version__}; NVRTC {compiler}; sm_{major}{minor})"
@@ -117,11 +117,29 @@ def _launch(launch: Launch, tensors: dict[str, Tensor], seed: int, key: Tensor |
     if launch.seeded:
         values += [np.uint64(0 if key is None else key.data_ptr()), np.uint64(seed)]
     kernel = _compiled(cupy, launch.kernel, device)
-    if launch.shared_bytes > STATIC_SHARED_BYTES:
-        kernel.max_dynamic_shared_size_bytes = launch.shared_bytes
-    stream = torch.cuda.current_stream(device).cuda_stream
-    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
+    stream = _stream(cupy, torch.cuda.current_stream(device).cuda_stream, device)
+    with cupy.cuda.Device(device), stream:
+        if launch.shared_bytes > STATIC_SHARED_BYTES:
+            kernel.max_dynamic_shared_size_bytes = launch.shared_bytes  # of the current device's function
         kernel((launch.blocks, 1, 1), (*launch.threads, 1), tuple(values), shared_mem=launch.shared_bytes)
+
+
+class _TorchStream:
+    """A stream of torch's, as CuPy asks for a foreign one."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._pointer  # version of the protocol, address
+
+
+@functools.lru_cache(maxsize=256)
+def _stream(cupy: ModuleType, pointer: int, device: int) -> Any:
+    """CuPy's view of a stream; older versions of CuPy have another name for it."""
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(_TorchStream(pointer))
+    return cupy.cuda.ExternalStream(pointer, device)
 
 
 @functools.cache
@@ -130,6 +148,12 @@ def _compiled(cupy: ModuleType, kernel: str, device: int) -> Any:
     with cupy.cuda.Device(device):
         module = cupy.RawModule(code=source(), options=OPTIONS, name_expressions=(kernel,))
         return module.get_function(kernel)
+
+
+def _line(error: Exception) -> str:
+    """What an error says, in one line of bounded length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def _absent(reason: str) -> Loaded:

@@ -16,6 +16,7 @@ QUAD_BYTES = 16  # of one load or store
 SUM_FLOATS = 8  # elements of a unit whose sums cross shared memory at a time, each with two sums
 # Two blocks share a multiprocessor when each takes no more than this (H100 has 227 KiB, A100 163 KiB).
 PREFERRED_SHARED_BYTES = 80 * 1024
+ANY_PART = 256  # terms that a thread of the slow kernels adds one by one
 PART_BLOCKS = 1024  # blocks that sum a batch: several for each multiprocessor
 
 Argument = str | int
@@ -188,14 +189,7 @@ def _by_channel(shape: Shape, template: str, unit: int, size: int) -> Plan:
                 ),
                 True,
             ),
-            Launch(
-                "pdt::finish_channels",
-                _blocks(shape.channels),
-                (THREADS, 1),
-                0,
-                (("sums", "pointer"), ("ratio", "pointer"), (parts, "int32"), (shape.channels, "int64")),
-                False,
-            ),
+            _finish(parts, shape.channels),
             Launch(
                 f"pdt::prune_and_multiply{template}>",
                 _blocks(pixels * units_per_pixel),
@@ -251,19 +245,22 @@ def _any_shape(shape: Shape, name: str, n: int, m: int, mode: str, rescale: str)
     else:
         outputs, width, jump, count, stride = shape.samples * channels, channels, sample, shape.pixels, channels
     by_row = rescale == "sample_channel" and shape.matrix
+    parts = -(-count // ANY_PART)
     sums = Launch(
         f"pdt::sum_any<{name}>",
-        _blocks(outputs),
+        _blocks(outputs * parts),
         (THREADS, 1),
         0,
         (
             ("grad", "pointer"),
             ("pruned", "pointer"),
-            ("ratio", "pointer"),
+            ("sums", "pointer"),
             (outputs, "int64"),
+            (parts, "int64"),
             (width, "int64"),
             (jump, "int64"),
             (count, "int64"),
+            (ANY_PART, "int64"),
             (stride, "int64"),
         ),
         False,
@@ -283,7 +280,19 @@ def _any_shape(shape: Shape, name: str, n: int, m: int, mode: str, rescale: str)
         ),
         False,
     )
-    return Plan((prune, sums, multiply), {"ratio": outputs})
+    return Plan((prune, sums, _finish(parts, outputs), multiply), {"sums": 2 * parts * outputs, "ratio": outputs})
+
+
+def _finish(parts: int, outputs: int) -> Launch:
+    """Ratios from the sums of parts."""
+    return Launch(
+        "pdt::finish_channels",
+        _blocks(outputs),
+        (THREADS, 1),
+        0,
+        (("sums", "pointer"), ("ratio", "pointer"), (parts, "int32"), (outputs, "int64")),
+        False,
+    )
 
 
 def _sum_bytes(unit: int, threads: int) -> int:

@@ -32,11 +32,12 @@ HOST_DEVICE void prune_unit(Unit<Format, M, MODE>& unit, int64_t first, uint64_t
     }
 }
 
-// A flat run of whole groups. Each thread loads at least 64 bytes before it computes, so that enough reads are under way.
+// A flat run of whole groups. Each thread loads at least 64 bytes before it computes, so that enough reads are under
+// way.
 // `pruned` may be `grad`. Both are aligned to 16 bytes; `elements` is a multiple of M.
 template <class Format, int M, int N, int MODE, bool RESCALE>
-__global__ void __launch_bounds__(256) prune_units(const uint4* grad, uint4* pruned, int64_t elements, const uint64_t* seed_memory,
- uint64_t seed) {
+__global__ void __launch_bounds__(256) prune_units(const uint4* grad, uint4* pruned, int64_t elements,
+                                                   const uint64_t* seed_memory, uint64_t seed) {
     using U = Unit<Format, M, MODE>;
     using Bits = typename Format::Bits;
     constexpr int in_flight = U::quads >= 4 ? 1 : 4 / U::quads;

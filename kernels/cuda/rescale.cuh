@@ -7,8 +7,9 @@
 
 namespace pdt {
 
-// Two blocks on a multiprocessor leave a thread 128 registers, one 255. Left to itself, the compiler aims at four
-// blocks and spills.
+// Blocks that a multiprocessor must hold: two leave a thread 128 registers, one 255. Left to itself, the compiler aims
+// at four and spills.
+#define MIN_BLOCKS(M) ((M) > 16 ? 1 : 2)
 
 // Sums of magnitudes of one column of units, before and after pruning, in a thread's registers.
 template <class U>
@@ -57,13 +58,13 @@ struct ColumnSums {
     }
 };
 
-// A block prunes one slab of channels (blockDim.x units wide) of one sample, blockDim.y pixels at a time. With STASH the
-// pruned slab waits in shared memory for its ratio: one read and one write of the gradient. Without, the slab is read
+// A block prunes one slab of channels (blockDim.x units wide) of one sample, blockDim.y pixels at a time. With STASH
+// the pruned slab waits in shared memory for its ratio: one read and one write of the gradient. Without, the slab is read
 // and pruned a second time.
 template <class Format, int M, int N, int MODE, bool STASH>
-__global__ void __launch_bounds__(256, M > 16 ? 1 : 2)
-    prune_and_rescale_samples(const uint4* grad, uint4* pruned, int pixels, int units_per_pixel, int slabs, const uint64_t* seed_memory,
- uint64_t seed) {
+__global__ void __launch_bounds__(256, MIN_BLOCKS(M))
+    prune_and_rescale_samples(const uint4* grad, uint4* pruned, int pixels, int units_per_pixel, int slabs,
+                              const uint64_t* seed_memory, uint64_t seed) {
     using U = Unit<Format, M, MODE>;
     DYNAMIC_SHARED(memory);
     float* partial = reinterpret_cast<float*>(memory);
@@ -81,9 +82,12 @@ __global__ void __launch_bounds__(256, M > 16 ? 1 : 2)
         for (int pixel = threadIdx.y; pixel < pixels; pixel += rows) {
             const int64_t index = (sample * pixels + pixel) * units_per_pixel + column;
             U unit;
-            unit.load(grad + index * U::quads);
+            if constexpr (STASH)
+                unit.load(grad + index * U::quads);
+            else
+                unit.load_plain(grad + index * U::quads);  // read again below
             sums.template add_and_prune<N>(unit, index * U::elements, key);
-            if constexpr (STASH) unit.store_shared(stash + (pixel * columns + threadIdx.x) * U::quads);
+            if constexpr (STASH) unit.store_plain(stash + (pixel * columns + threadIdx.x) * U::quads);
         }
     sums.reduce(partial, [&](int c, int element, float before, float after) {
         ratio[c * U::elements + element] = ratio_of(before, after);
@@ -93,7 +97,7 @@ __global__ void __launch_bounds__(256, M > 16 ? 1 : 2)
             const int64_t index = (sample * pixels + pixel) * units_per_pixel + column;
             U unit;
             if constexpr (STASH) {
-                unit.load_shared(stash + (pixel * columns + threadIdx.x) * U::quads);
+                unit.load_plain(stash + (pixel * columns + threadIdx.x) * U::quads);
             } else {
                 unit.load(grad + index * U::quads);
                 unit.template prune<N>(index * U::elements, key);
@@ -106,10 +110,9 @@ __global__ void __launch_bounds__(256, M > 16 ? 1 : 2)
 
 // Sums per channel over one part of the batch's pixels: sums[part][dense, kept][channel].
 template <class Format, int M, int N, int MODE>
-__global__ void __launch_bounds__(256, M > 16 ? 1 : 2) sum_channels(const uint4* grad, float* sums, int64_t pixels,
+__global__ void __launch_bounds__(256, MIN_BLOCKS(M)) sum_channels(const uint4* grad, float* sums, int64_t pixels,
                                                     int64_t pixels_per_part, int units_per_pixel, int slabs,
-                                                    const uint64_t* seed_memory,
- uint64_t seed) {
+                                                    const uint64_t* seed_memory, uint64_t seed) {
     using U = Unit<Format, M, MODE>;
     DYNAMIC_SHARED(memory);
     const int first_column = static_cast<int>(blockIdx.x % slabs) * blockDim.x, column = first_column + threadIdx.x;
@@ -123,7 +126,7 @@ __global__ void __launch_bounds__(256, M > 16 ? 1 : 2) sum_channels(const uint4*
         for (int64_t pixel = begin + threadIdx.y; pixel < end; pixel += blockDim.y) {
             const int64_t index = pixel * units_per_pixel + column;
             U unit;
-            unit.load(grad + index * U::quads);
+            unit.load_plain(grad + index * U::quads);
             total.template add_and_prune<N>(unit, index * U::elements, key);
         }
     total.reduce(reinterpret_cast<float*>(memory), [&](int c, int element, float before, float after) {
@@ -149,9 +152,9 @@ __global__ void __launch_bounds__(256) finish_channels(const float* sums, float*
 
 // Prunes and multiplies by ratio[channel].
 template <class Format, int M, int N, int MODE>
-__global__ void __launch_bounds__(256, M > 16 ? 1 : 2) prune_and_multiply(const uint4* grad, uint4* pruned, const float* ratio,
-                                                          int64_t units, int units_per_pixel, const uint64_t* seed_memory,
- uint64_t seed) {
+__global__ void __launch_bounds__(256, MIN_BLOCKS(M))
+    prune_and_multiply(const uint4* grad, uint4* pruned, const float* ratio, int64_t units, int units_per_pixel,
+                       const uint64_t* seed_memory, uint64_t seed) {
     using U = Unit<Format, M, MODE>;
     const int64_t index = int64_t{blockIdx.x} * 256 + threadIdx.x;
     if (index >= units) return;
@@ -166,9 +169,9 @@ __global__ void __launch_bounds__(256, M > 16 ? 1 : 2) prune_and_multiply(const 
 
 // A block prunes and rescales one row of a matrix, which it reads twice (the second time from cache).
 template <class Format, int M, int N, int MODE>
-__global__ void __launch_bounds__(256, M > 16 ? 1 : 2)
+__global__ void __launch_bounds__(256, MIN_BLOCKS(M))
     prune_and_rescale_rows(const uint4* grad, uint4* pruned, int units_per_row, const uint64_t* seed_memory,
- uint64_t seed) {
+                           uint64_t seed) {
     using U = Unit<Format, M, MODE>;
     DYNAMIC_SHARED(memory);
     float* partial = reinterpret_cast<float*>(memory);
@@ -178,7 +181,7 @@ __global__ void __launch_bounds__(256, M > 16 ? 1 : 2)
     for (int column = threadIdx.x; column < units_per_row; column += blockDim.x) {
         const int64_t index = row * units_per_row + column;
         U unit;
-        unit.load(grad + index * U::quads);
+        unit.load_plain(grad + index * U::quads);
         ColumnSums<U> sums;
         sums.clear();
         sums.template add_and_prune<N>(unit, index * U::elements, key);

@@ -22,7 +22,8 @@ struct Unit {
 
     uint32_t word[4 * quads];
 
-    // From and to the gradient, and from and to shared memory, which the instructions of the former cannot address.
+    // What is read or written once goes past the caches; `load_plain` and `store_plain` are for what is needed again, and
+    // for shared memory, which the others cannot address.
     HOST_DEVICE void load(const uint4* from) {
         UNROLL
         for (int q = 0; q < quads; ++q) put(q, load_once(from + q));
@@ -31,11 +32,11 @@ struct Unit {
         UNROLL
         for (int q = 0; q < quads; ++q) store_once(to + q, quad(q));
     }
-    HOST_DEVICE void load_shared(const uint4* from) {
+    HOST_DEVICE void load_plain(const uint4* from) {
         UNROLL
         for (int q = 0; q < quads; ++q) put(q, from[q]);
     }
-    HOST_DEVICE void store_shared(uint4* to) const {
+    HOST_DEVICE void store_plain(uint4* to) const {
         UNROLL
         for (int q = 0; q < quads; ++q) to[q] = quad(q);
     }

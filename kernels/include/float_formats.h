@@ -25,7 +25,7 @@ struct BFloat16 {
         return float_of_bits(static_cast<uint32_t>(static_cast<uint16_t>(bits)) << 16);
     }
     static HOST_DEVICE Bits encode(float value) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800  // older ones have no such instruction
         uint16_t rounded;
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
         return static_cast<Bits>(rounded);

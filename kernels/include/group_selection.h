@@ -20,7 +20,9 @@ struct Lane {
 // Products of the low 32 bits of 64-bit lanes with a constant. Vector types specialise this too.
 template <class Word>
 struct LowProduct {
-    static HOST_DEVICE Word of(Word value, uint32_t factor) { return static_cast<Word>(static_cast<uint32_t>(value)) * factor; }
+    static HOST_DEVICE Word of(Word value, uint32_t factor) {
+        return static_cast<Word>(static_cast<uint32_t>(value)) * factor;
+    }
 };
 
 // ---- magnitude ----

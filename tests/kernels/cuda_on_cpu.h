@@ -1,5 +1,6 @@
-// Runs the text of the CUDA kernels on the CPU: every thread of a block is a fiber, __syncthreads waits for all of them,
-// and the order in which threads run is shuffled, so that a missing barrier shows.
+// Runs the text of the CUDA kernels on the CPU: every thread of a block is a fiber, __syncthreads waits for all of
+// them, and the order in which threads run is shuffled, so that a missing barrier shows. Memory behind the block's
+// shared memory is looked at for writes.
 #pragma once
 
 #include <ucontext.h>
@@ -31,6 +32,9 @@ static inline void store_once(uint4* to, uint4 value) { *to = value; }
 namespace cuda_on_cpu {
 
 inline std::vector<uint4> shared;
+inline int writes_beyond_shared = 0;
+constexpr std::size_t guards = 4096;  // quads
+constexpr uint4 poison{0x7fa5a5a5u, 0x7fa5a5a5u, 0x7fa5a5a5u, 0x7fa5a5a5u};  // NaN in every format
 
 struct Fiber {
     ucontext_t context;
@@ -56,7 +60,8 @@ inline void run(int blocks, int x, int y, int shared_bytes, std::function<void()
     std::mt19937 generator(1);
     for (int block = 0; block < blocks; ++block) {
         blockIdx = {static_cast<unsigned>(block), 0};
-        shared.assign(static_cast<std::size_t>(shared_bytes + 15) / 16, uint4{0x7fa5a5a5u, 0x7fa5a5a5u, 0x7fa5a5a5u, 0x7fa5a5a5u});
+        const std::size_t quads = static_cast<std::size_t>(shared_bytes + 15) / 16;
+        shared.assign(quads + guards, poison);
         std::vector<Fiber*> waiting;
         for (std::size_t i = 0; i < fibers.size(); ++i) {
             Fiber& fiber = fibers[i];
@@ -80,6 +85,8 @@ inline void run(int blocks, int x, int y, int shared_bytes, std::function<void()
             }
             waiting = std::move(at_barrier);
         }
+        for (std::size_t i = quads; i < shared.size(); ++i)
+            if (std::memcmp(&shared[i], &poison, sizeof poison) != 0) ++writes_beyond_shared;
     }
 }
 

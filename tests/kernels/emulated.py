@@ -15,6 +15,7 @@ from kernels.cuda.plan import Launch, Plan, Shape
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "kernels"
+GUARD = 1024  # floats behind a workspace
 TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64}
 
 
@@ -26,6 +27,7 @@ def build(kernels: list[str], folder: Path) -> dict[str, ctypes._CFuncPtr]:
             f'extern "C" void launch_{index}(int blocks, int x, int y, int shared_bytes, void** arguments) '
             f"{{ cuda_on_cpu::launch(&{kernel}, blocks, x, y, shared_bytes, arguments); }}"
         )
+    lines.append('extern "C" int beyond() { return cuda_on_cpu::writes_beyond_shared; }')
     text = "\n".join(lines) + "\n"
     stem = folder / f"emulated-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     stem.with_suffix(".cpp").write_text(text)
@@ -36,16 +38,20 @@ def build(kernels: list[str], folder: Path) -> dict[str, ctypes._CFuncPtr]:
     )
     assert result.returncode == 0, result.stderr[:4000]
     library = ctypes.CDLL(str(stem.with_suffix(".so")))
-    return {kernel: getattr(library, f"launch_{index}") for index, kernel in enumerate(kernels)}
+    launchers = {kernel: getattr(library, f"launch_{index}") for index, kernel in enumerate(kernels)}
+    return {**launchers, "beyond": library.beyond}
 
 
 def run(plan: Plan, launchers: dict[str, ctypes._CFuncPtr], tensors: dict[str, Tensor], seed: int) -> None:
     """Carries out a plan on tensors of the CPU; workspaces are poisoned before."""
     spaces = {
-        name: torch.full((length,), float("nan"), dtype=torch.float32) for name, length in plan.workspaces.items()
+        name: torch.full((length + GUARD,), float("nan"), dtype=torch.float32)
+        for name, length in plan.workspaces.items()
     }
     for launch in plan.launches:
         run_launch(launch, launchers, {**tensors, **spaces}, seed)
+    for name, space in spaces.items():
+        assert space[-GUARD:].isnan().all(), f"a kernel wrote beyond the workspace {name}"
 
 
 def run_launch(
@@ -58,7 +64,9 @@ def run_launch(
     if launch.seeded:
         values += [ctypes.c_void_p(memory), ctypes.c_uint64(seed)]
     addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    before = launchers["beyond"]()
     launchers[launch.kernel](launch.blocks, *launch.threads, launch.shared_bytes, addresses)
+    assert launchers["beyond"]() == before, f"{launch.kernel} wrote beyond its shared memory"
 
 
 def shape_of(grad: Tensor) -> Shape:

@@ -110,6 +110,56 @@ def test_the_fast_kernels_prune_in_place(launchers, case, rescale):
         torch.testing.assert_close(target, expected, rtol=RELATIVE_TOLERANCE[grad.dtype], atol=0)
 
 
+@pytest.mark.parametrize(
+    ("case", "shape"), [(("bfloat16", 1, 2, "magnitude"), (3, 6, 1, 1)), (("float32", 2, 4, "random"), (3, 12, 1, 1))]
+)
+def test_what_is_less_than_a_unit_is_pruned_too(launchers, case, shape):
+    dtype, n, m, mode = case
+    grad = torch.randn(shape).to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
+    pruned = poisoned_like(grad)
+    run(plan(grad, case, "none", True, 0), launchers, {"grad": grad, "pruned": pruned}, 3)
+    assert torch.equal(pruned, reference.prune_nm(grad, n, m, mode, seed=3))
+
+
+@pytest.mark.parametrize("rescale", ["sample_channel", "channel"])
+@pytest.mark.parametrize("m", [4, 7])
+def test_sums_over_many_pixels(launchers, m, rescale):
+    case = ("float32", 2, 4, "magnitude") if m == 4 else ("float16", 3, 7, "magnitude")
+    grad = torch.randn(2, 16, 30, 20).to(DTYPES[case[0]]).contiguous(memory_format=torch.channels_last)
+    pruned = poisoned_like(grad)
+    run(plan(grad, case, rescale, True, A100_SHARED_BYTES), launchers, {"grad": grad, "pruned": pruned}, 3)
+    expected = reference.prune_nm(grad, case[1], case[2], rescale=rescale)
+    torch.testing.assert_close(pruned, expected, rtol=RELATIVE_TOLERANCE[grad.dtype], atol=0)
+
+
+@pytest.mark.parametrize("rescale", ["sample_channel", "channel"])
+@pytest.mark.parametrize(
+    ("dtype", "n", "m"), [("float32", 2, 4), ("float16", 2, 4), ("bfloat16", 4, 8), ("float16", 3, 7)]
+)
+@pytest.mark.parametrize("shared", [A100_SHARED_BYTES, 0])
+def test_a_pruned_place_stays_zero_though_its_channel_holds_a_nan_elsewhere(launchers, dtype, n, m, shared, rescale):
+    grad = torch.randn(2, 56, 4, 4, generator=torch.Generator().manual_seed(2))
+    grad[0, ::3, 0, 0] = float("nan")
+    grad[1, ::5, 1, 1] = -float("inf")
+    grad = grad.to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
+    pruned = poisoned_like(grad)
+    case = (dtype, n, m, "magnitude")
+    run(plan(grad, case, rescale, True, shared), launchers, {"grad": grad, "pruned": pruned}, 0)
+    kept = reference.keep_mask(grad, n, m)
+    assert pruned[~kept].eq(0).all()
+    finite = reference.prune_nm(grad, n, m, rescale=rescale).isfinite()
+    assert torch.equal(pruned.isfinite(), finite)
+
+
+def test_no_plan_asks_for_more_shared_memory_than_a_block_may_have():
+    for channels, pixels, (dtype, n, m, mode) in itertools.product((64, 512, 2048), (36, 3136, 12544), MENU):
+        for rescale in ("sample_channel", "channel"):
+            for most in (48 * 1024, A100_SHARED_BYTES):
+                found = plans.plan_prune(Shape(4, pixels, channels), dtype, n, m, mode, rescale, True, most)
+                # The sums of a block alone take up to 32 KiB; what is beyond them is optional.
+                assert all(launch.shared_bytes <= most for launch in found.launches)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_nan_infinity_and_subnormals_are_ranked_as_by_the_oracle(launchers, dtype):
     case = next(case for case in MENU if case[0] == dtype and case[3] == "magnitude")

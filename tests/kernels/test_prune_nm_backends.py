@@ -94,6 +94,38 @@ def test_every_16_bit_value_is_ranked_and_rescaled_as_by_the_oracle(dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_value_is_rounded_as_by_the_oracle_in_the_ratio_of_a_channel(dtype):
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    value = patterns[patterns.isfinite()].float()
+    # Two pixels of two channels, 1:2: the first channel survives in the first pixel alone, with a ratio of about 1.2.
+    pixels = torch.stack([torch.stack([value, value / 5], 1), torch.stack([value / 3, value / 2], 1)], 1)
+    grad = pixels.to(dtype).unsqueeze(2)
+    expected = reference.prune_nm(grad, 1, 2, rescale="sample_channel")
+    assert torch.equal(bits_of(kernels.prune_nm(grad, 1, 2, rescale="sample_channel")), bits_of(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "m", "mode"), [(2, 4, "magnitude"), (8, 16, "magnitude"), (2, 4, "random")])
+def test_results_that_are_written_past_the_caches_are_right(n, m, mode, dtype):
+    # 16 MiB and more; a length that leaves a tile, and a block, unfilled.
+    grad = torch.randn(2**24 // 64 // dtype.itemsize + 5, 64, generator=torch.Generator().manual_seed(3)).to(dtype)
+    grad[::7] = (grad[::7] * 2).round()  # ties
+    pruned = torch.full_like(grad, float("nan"))
+    del pruned  # the next tensor of this size takes its memory, so that what is not written is seen
+    assert torch.equal(kernels.prune_nm(grad, n, m, mode, seed=4), reference.prune_nm(grad, n, m, mode, seed=4))
+
+
+@pytest.mark.parametrize("rescale", ["sample_channel", "channel", "group"])
+@pytest.mark.parametrize("shape", [(3, 65536), (1, 2048, 56, 56), (40000, 24)])
+def test_long_sums_agree_with_the_oracle(shape, rescale):
+    grad = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    if grad.dim() == 4:
+        grad = grad.contiguous(memory_format=torch.channels_last)
+    expected = reference.prune_nm(grad.double(), 2, 4, rescale=rescale).float()
+    torch.testing.assert_close(kernels.prune_nm(grad, 2, 4, rescale=rescale), expected, rtol=2e-6, atol=0)
+
+
 @pytest.fixture
 def threads() -> Iterator[None]:
     before = torch.get_num_threads()

@@ -80,6 +80,21 @@ def test_sdgp_2_pruned_channels_stay_zero_beside_nan_and_infinity(prune, rescale
         assert not rescaled[1].isfinite()
 
 
+@pytest.mark.parametrize("rescale", ["sample_channel", "channel"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("special", [NAN, INF])
+def test_sdgp_2_a_pruned_place_stays_zero_though_its_channel_holds_a_nan_elsewhere(prune, dtype, rescale, special):
+    # Two pixels: channel 0 keeps the special value in the first and loses in the second.
+    grad = torch.tensor([[special, 1.0], [5, 7], [1, 8], [2, 3]]).reshape(1, 4, 1, 2).to(dtype)
+    rescaled = prune(grad, 2, 4, rescale=rescale).reshape(4, 2)
+    assert not rescaled[0, 0].isfinite()
+    assert rescaled[[0, 3], 1].tolist() == [0, 0]
+    assert rescaled[[2, 3], 0].tolist() == [0, 0]
+    # A channel that lost everywhere has no ratio, and stays zero.
+    assert rescaled[3].tolist() == [0, 0]
+    assert rescaled[1].isfinite().all()
+
+
 def test_sdgp_3_rescaled_per_sample_and_channel(prune):
     grad = torch.tensor([[1.0, 4], [7, 1], [-3, 5], [2, -9]]).reshape(1, 4, 1, 2)
     expected = torch.tensor([[0.0, 0], [8, 0], [-3, 5], [0, -11]]).reshape(1, 4, 1, 2)

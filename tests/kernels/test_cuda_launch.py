@@ -1,0 +1,235 @@
+"""How the CUDA kernels are called: with a stand-in for CuPy that runs their text on the CPU, and on a device."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import emulated
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+from kernels import reference
+from kernels.cpu.build import BuildError, find_compiler
+from kernels.cuda import library
+from kernels.cuda import plan as plans
+from kernels.cuda.plan import Shape
+
+SCOPES = ["none", "group", "sample_channel", "channel"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+STATIC = 48 * 1024
+
+
+class FakeKernel:
+    """What CuPy's RawKernel is to its caller; refuses what the driver would."""
+
+    def __init__(self, launch: Any) -> None:
+        self.launch, self.max_dynamic_shared_size_bytes = launch, STATIC
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], *, shared_mem: int = 0):
+        assert len(grid) == len(block) == 3
+        assert shared_mem <= self.max_dynamic_shared_size_bytes
+        assert all(isinstance(value, (np.int32, np.int64, np.uint64)) for value in args)
+        values = [np.ctypeslib.as_ctypes_type(type(value))(int(value)) for value in args]
+        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        self.launch(grid[0], block[0], block[1], shared_mem, addresses)
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory):
+    try:
+        find_compiler()
+    except BuildError as error:
+        pytest.skip(str(error))
+    found: dict[str, None] = {}
+    for (n, m), shape in itertools.product(((2, 4), (3, 7)), (Shape(2, 9, 64), Shape(5, 1, 64, matrix=True))):
+        for rescale in SCOPES:
+            for aligned in (True, False):
+                planned = plans.plan_prune(shape, "float32", n, m, "random", rescale, aligned, 2**20)
+                found.update({launch.kernel: None for launch in planned.launches})
+    found[plans.plan_compress(Shape(1, 1, 16), "bfloat16", 2, 4, "random").kernel] = None
+    return emulated.build(list(found), tmp_path_factory.mktemp("launched"))
+
+
+@pytest.fixture
+def on_cpu(launchers, monkeypatch):
+    """Lets `kernels.cuda.library` launch on tensors of the CPU."""
+    compiled: list[str] = []
+
+    class RawModule:
+        def __init__(self, *, code: str, options: tuple[str, ...], name_expressions: tuple[str, ...]) -> None:
+            assert "prune_units" in code
+            assert any("std=c++" in option for option in options)
+            self.names = name_expressions
+
+        def get_function(self, name: str) -> FakeKernel:
+            assert name in self.names
+            compiled.append(name)
+            return FakeKernel(launchers[name])
+
+    class Stream:
+        @staticmethod
+        def from_external(stream: Any) -> Any:
+            assert stream.__cuda_stream__() == (0, 77)
+            return contextlib.nullcontext()
+
+    cupy = ModuleType("cupy")
+    cupy.RawModule = RawModule
+    cupy.cuda = SimpleNamespace(Device=lambda index: contextlib.nullcontext(), Stream=Stream)
+    monkeypatch.setattr(library, "load", lambda: library.Loaded(cupy, "stand-in"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(shared_memory_per_block_optin=2**20)
+    )
+    library._compiled.cache_clear()
+    library._stream.cache_clear()
+    yield compiled
+    library._compiled.cache_clear()
+    library._stream.cache_clear()
+
+
+@pytest.mark.parametrize("rescale", SCOPES)
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (3, 7)])
+@pytest.mark.parametrize("shape", [(2, 64, 5, 3), (5, 64)])
+def test_arguments_reach_the_kernels_in_their_order(on_cpu, shape, n, m, rescale):
+    grad = torch.randn(shape)
+    if grad.dim() == 4:
+        grad = grad.contiguous(memory_format=torch.channels_last)
+    expected = reference.prune_nm(grad, n, m, "random", rescale, 2**63 + 9)
+    pruned = torch.full_like(grad, float("nan"))
+    library.prune(grad, pruned, n, m, "random", rescale, 2**63 + 9)
+    torch.testing.assert_close(pruned, expected, rtol=2e-6, atol=0)
+    # In its own memory, which the slow kernels read again, and by a seed that lies in memory.
+    library.prune(grad, grad, n, m, "random", rescale, 1, torch.tensor(9 - 2**63))
+    torch.testing.assert_close(grad, expected, rtol=2e-6, atol=0)
+
+
+def test_memory_that_is_not_aligned_goes_to_the_slow_kernels(on_cpu):
+    grad = torch.randn(8 * 64 + 1)[1:].reshape(8, 64)
+    pruned = torch.empty_like(grad)
+    library.prune(grad, pruned, 2, 4, "random", "none", 3)
+    assert torch.equal(pruned, reference.prune_nm(grad, 2, 4, "random", seed=3))
+    assert on_cpu == ["pdt::prune_any<pdt::Float32, 4, 2, pdt::at_random, false>"]
+
+
+def test_a_kernel_is_compiled_once_and_given_the_shared_memory_it_needs(on_cpu):
+    grad = torch.randn(1, 64, 40, 40).contiguous(memory_format=torch.channels_last)
+    for _ in range(2):
+        library.prune(grad, torch.empty_like(grad), 2, 4, "random", "sample_channel", 3)
+    assert on_cpu == ["pdt::prune_and_rescale_samples<pdt::Float32, 4, 2, pdt::at_random, true>"]
+
+
+def test_compressed_tensors_are_written(on_cpu):
+    grad = torch.randn(6, 32).to(torch.bfloat16)
+    values, metadata = (torch.zeros_like(like) for like in reference.prune_compress_24(grad, 2, 4))
+    library.compress(grad, values, metadata, 2, 4, "random", 5)
+    for found, expected in zip(
+        (values, metadata), reference.prune_compress_24(grad, 2, 4, "random", seed=5), strict=True
+    ):
+        assert torch.equal(found, expected)
+
+
+def test_an_error_of_many_lines_is_told_in_one():
+    assert library._line(ImportError("\n====\n  first\n\n second ")) == "==== first second"
+    assert library._line(ValueError("")) == "ValueError"
+    assert len(library._line(ValueError("word " * 100))) == 200
+
+
+# ---- on a device ----
+
+on_device = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def gradient(dtype: torch.dtype, shape: tuple[int, ...] = (3, 64, 9, 7)) -> Tensor:
+    grad = (torch.randn(shape) * 4).round() / 4
+    grad = grad.to(dtype)
+    return grad.contiguous(memory_format=torch.channels_last) if grad.dim() == 4 else grad
+
+
+@pytest.fixture
+def cuda_kernels() -> None:
+    if not library.load().available:
+        pytest.skip(library.load().description)
+
+
+@pytest.mark.usefixtures("cuda_kernels")
+class TestOnADevice:
+    pytestmark = on_device
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("mode", ["magnitude", "random"])
+    @pytest.mark.parametrize("rescale", SCOPES)
+    @pytest.mark.parametrize(("n", "m"), [(1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (3, 7)])
+    def test_results_are_those_of_the_oracle(self, n, m, rescale, mode, dtype):
+        for shape in ((3, 64, 9, 7), (5, 96), (2, 512, 28, 28), (2, 40, 3, 3)):
+            grad = gradient(dtype, shape)
+            expected = reference.prune_nm(grad, n, m, mode, rescale, 11)
+            tolerance = 0.0 if rescale == "none" else TOLERANCE[dtype]
+            moved = grad.cuda()
+            assert kernels.backend_of(moved) == "cuda"
+            for found in (
+                kernels.prune_nm(moved, n, m, mode, rescale, 11),
+                kernels.prune_nm(moved, n, m, mode, rescale, torch.tensor(11, device="cuda")),
+                kernels.prune_nm_(moved.clone(memory_format=torch.preserve_format), n, m, mode, rescale, 11),
+            ):
+                torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=0, equal_nan=True)
+
+    def test_memory_that_is_not_aligned(self):
+        grad = torch.randn(64 * 33 + 1, device="cuda")[1:].reshape(33, 64)
+        assert torch.equal(kernels.prune_nm(grad, 2, 4).cpu(), reference.prune_nm(grad.cpu(), 2, 4))
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_every_16_bit_value_is_rounded_as_by_the_oracle(self, dtype):
+        patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+        value = patterns[patterns.isfinite()].float()
+        pixels = torch.stack([torch.stack([value, value / 5], 1), torch.stack([value / 3, value / 2], 1)], 1)
+        grad = pixels.to(dtype).unsqueeze(2).repeat(1, 4, 1, 1)  # 8 channels: the fast kernels
+        expected = reference.prune_nm(grad, 1, 2, rescale="sample_channel")
+        found = kernels.prune_nm(grad.cuda(), 1, 2, rescale="sample_channel").cpu()
+        assert torch.equal(found.contiguous().view(torch.int16), expected.contiguous().view(torch.int16))
+
+    @pytest.mark.parametrize("rescale", SCOPES)
+    def test_a_replayed_graph_reads_its_seed_and_gradient_anew(self, rescale):
+        grad, key = gradient(torch.float16).cuda(), torch.tensor(1, device="cuda")
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            kernels.prune_nm(grad, 2, 4, "random", rescale, key)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = kernels.prune_nm(grad, 2, 4, "random", rescale, key)
+        for seed in (2, 3):
+            grad.copy_(gradient(torch.float16))
+            key.fill_(seed)
+            graph.replay()
+            assert torch.equal(found, kernels.prune_nm(grad, 2, 4, "random", rescale, seed))
+
+    def test_launches_follow_the_current_stream(self):
+        grad, stream = torch.zeros(2**24, 16, device="cuda"), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10**8)
+            grad += 1  # ends long after the launch below is queued
+            pruned = kernels.prune_nm(grad, 2, 4)
+        stream.synchronize()
+        assert pruned.sum().item() == grad.numel() / 2
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("rescale", SCOPES)
+    def test_compression(self, dtype, rescale):
+        grad = gradient(dtype)
+        expected = reference.prune_compress_24(grad, 2, 4, "magnitude", rescale)
+        values, metadata = kernels.prune_compress_24(grad.cuda(), 2, 4, "magnitude", rescale)
+        tolerance = 0.0 if rescale == "none" else TOLERANCE[dtype]
+        torch.testing.assert_close(values.cpu(), expected[0], rtol=tolerance, atol=0)
+        assert torch.equal(metadata.cpu(), expected[1])
