@@ -38,8 +38,8 @@ def run(out, methods=METHODS):
     return subprocess.run(command(out, methods), capture_output=True, text=True, timeout=280, env=environment)
 
 
-def start(out, methods=METHODS):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def start(out, methods=METHODS, **variables):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
     return subprocess.Popen(
         command(out, methods), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
     )
@@ -252,6 +252,22 @@ def test_resume_with_other_threads_is_noted(interrupted, tmp_path):
     report = (out / "report.md").read_text(encoding="utf-8")
     assert "One trial was interrupted and went on later" in report
     assert "number of threads was 1 until" in report.partition("## Can I trust it?")[0]
+
+
+def test_a_trial_that_began_with_plain_torch_goes_on_with_it(tmp_path):
+    out = tmp_path / "out"
+    running = start(out, "sdgp", PDT_CPU_KERNEL="0")
+    wait_for(lambda: epochs_done(out, "sdgp") >= 2)
+    running.kill()
+    running.wait(timeout=60)
+    wait_for(lambda: trial_process(trial(out, "sdgp")) is None)
+    done = run(out, "sdgp")
+    assert done.returncode == 0, done.stdout + done.stderr
+    provenance = json.loads((trial(out, "sdgp") / "trial.json").read_text())["provenance"]
+    assert provenance["attempts"]
+    assert provenance["pruning"] == {"cpu": "reference"}
+    assert provenance["kernels"] == "prune_nm: plain torch, as when the trial began"
+    assert "resumed_elsewhere" not in provenance
 
 
 def test_trial_without_its_model_is_not_done(undisturbed, tmp_path):
