@@ -2,7 +2,7 @@
 
 A replay runs no Python. What would have told one step from another is refilled before it: the batch, and the random
 keys (`suite.random_keys`). The optimizer stays outside, so that the learning rate and every hook around it are as in
-eager training. Kernels and their order are those of eager training, and so are the results.
+eager training. The operations and their order are those of eager training.
 """
 
 from __future__ import annotations
@@ -82,8 +82,11 @@ class GraphStep(EagerStep):
             parameter.grad = gradient
         for meter, captured in self._executed:
             meter.add_all(captured)
-        self.hooks.ctx.task_loss = self._outcome[0]
         return self._outcome
+
+    def peak_memory(self) -> int:
+        # A graph keeps its memory from one replay to the next, and the allocator calls that reserved, not allocated.
+        return torch.cuda.max_memory_reserved(self.device)
 
     def _depends_on(self, images: Tensor, labels: Tensor) -> tuple[object, ...]:
         addresses = tuple(tensor.data_ptr() for tensor in self._tensors)

@@ -102,11 +102,12 @@ class PlannedLayer:
         raise NotImplementedError
 
     def forward_weight(self, weight: Tensor) -> Tensor:
-        """The weight that the forward multiplies with: W itself, or what `weight_forward` makes of it."""
+        """The weight that the forward multiplies with, before its cast: W, or what `weight_forward` makes of it."""
         transform, state = self.op_plan.weight_forward, self.step_state
         if transform is None:
             return weight
-        return transform(weight, Site(self.name, "weight_forward", state.step, state.slot, state.seed))
+        with torch.autocast(weight.device.type, enabled=False):
+            return transform(weight, Site(self.name, "weight_forward", state.step, state.slot, state.seed))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]

@@ -109,8 +109,9 @@ class _PlannedOp(torch.autograd.Function):
 
 def _multiply(call: _Call, activation: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """The output, and the weight that it was multiplied with."""
-    used = call.transformed("weight_forward", weight).to(activation.dtype)
     with torch.autocast(activation.device.type, enabled=False):
+        # A transform's own products are of the master weight too, as in a compiled graph and in `forward_weight`.
+        used = call.transformed("weight_forward", weight).to(activation.dtype)
         bias = None if bias is None else bias.to(activation.dtype)
         out = call.backend.forward(activation, used, bias, call.geometry)
     if call.layer.training:  # an evaluation is no part of a training step

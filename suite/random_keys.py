@@ -43,8 +43,6 @@ class KeyBuffer:
         self._seed = seed
         self._places: dict[Place, int] = {}
         self._values = torch.zeros(capacity, dtype=torch.int64, device=device)
-        # Pinned, so that the copy neither waits for the device nor keeps it waiting.
-        self._staged = torch.zeros(capacity, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def of(self, name: str, operand: str, slot: int) -> Tensor:
         """The place of one layer, operand and slot: 0-dimensional int64; the same memory each time it is asked for.
@@ -55,9 +53,11 @@ class KeyBuffer:
         return self._values[self._places.setdefault((name, operand, slot), len(self._places))]
 
     def fill(self, step: int) -> None:
-        """Give every place its key of this step; the device must be done with the copy before."""
+        """Give every place its key of this step."""
         if not self._places:
             return
         keys = [random_key(self._seed, step, slot, operand, name) for name, operand, slot in self._places]
-        self._staged[: len(keys)] = torch.tensor(keys)
-        self._values[: len(keys)].copy_(self._staged[: len(keys)], non_blocking=True)
+        # Pinned, so that the copy neither waits for the device nor keeps it waiting. In memory of its own, which torch
+        # gives to nobody else until the copy is done: earlier steps' copies may still be queued.
+        pinned = torch.tensor(keys, dtype=torch.int64, pin_memory=self._values.is_cuda)
+        self._values[: len(keys)].copy_(pinned, non_blocking=True)

@@ -72,6 +72,10 @@ class EagerStep:
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return task_loss, None if term is None else term.detach()
 
+    def peak_memory(self) -> int:
+        """The most bytes of a CUDA device that this process has held."""
+        return torch.cuda.max_memory_allocated(self.device)
+
     def task_loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """The mean cross entropy of a micro-batch, in float32."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):

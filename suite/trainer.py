@@ -175,8 +175,7 @@ class Trainer:
         if skipped == steps and not self._scale_still_falls(scale):
             raise Diverged(f"no step of epoch {ctx.epochs_done + 1} had finite gradients")
         if self.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.device)
-            self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, peak)
+            self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, self.step.peak_memory())
         return {
             "train_loss": loss_sum / steps,
             "regularization": term_sum / max(steps - skipped, 1),

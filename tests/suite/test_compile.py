@@ -72,6 +72,21 @@ def test_compiled_training_is_eager_training_bit_for_bit(method, dtype, caplog):
         assert torch.equal(resumed.model.state_dict()[name], tensor), name
 
 
+def test_a_weight_transform_with_a_product_trains_alike_compiled_and_under_autocast():
+    class Turns(Method):
+        def setup(self, ctx):
+            self.turn = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(0))).Q
+
+        def plan(self, name, layer):
+            return OpPlan(weight_forward=lambda weight, site: weight @ self.turn) if name == "8" else None
+
+    eager, expected, _ = fitted(Turns, RECIPE, dtype=torch.bfloat16)
+    compiled, records, _ = fitted(Turns, COMPILED, dtype=torch.bfloat16)
+    assert records == expected
+    for name, tensor in eager.model.state_dict().items():
+        assert torch.equal(compiled.model.state_dict()[name], tensor), name
+
+
 def test_a_backend_that_returns_another_memory_format_trains_alike():
     """A graph is compiled for one format: rounding differs where a mean then runs in another order."""
     eager, expected, _ = fitted(WeightMask, RECIPE)

@@ -18,6 +18,7 @@ from small_methods import (
 from small_training import RECIPE, small_trainer
 from taped_graph import install
 from test_trainer import without_times
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.devices import check_execution
 from suite.errors import UsageError
@@ -91,6 +92,52 @@ def test_keys_of_a_replay_are_those_of_eager_for_every_site_and_step():
     buffer.of("c", "grad_dgrad", 0)
     with pytest.raises(IndexError):
         buffer.of("d", "grad_dgrad", 0)
+
+
+def test_keys_of_a_copy_that_is_still_queued_are_not_overwritten():
+    class Queue(TorchDispatchMode):
+        """Notes copies that need not be waited for, and leaves them undone."""
+
+        def __init__(self):
+            super().__init__()
+            self.sources = []
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            if function is torch.ops.aten.copy_.default and arguments[2:] == (True,):
+                self.sources.append(arguments[1])
+                return arguments[0]
+            return function(*arguments, **(keywords or {}))
+
+    buffer = KeyBuffer(1, seed=7, device=torch.device("cpu"))
+    buffer.of("a", "grad_dgrad", 0)
+    with Queue() as queue:
+        for step in range(3):
+            buffer.fill(step)
+    assert [keys.tolist() for keys in queue.sources] == [
+        [random_key(7, step, 0, "grad_dgrad", "a")] for step in range(3)
+    ]
+
+
+def test_hooks_around_the_optimizer_see_the_loss_of_the_replayed_step(taped):
+    seen = []
+
+    class Looks(Nothing):
+        def before_optimizer_step(self, ctx):
+            seen.append(ctx.task_loss.item())
+
+    fitted(Looks, RECIPE)
+    expected = seen[:]
+    seen.clear()
+    fitted(Looks, GRAPH)
+    assert seen == expected
+    assert len(set(seen)) == 12
+
+
+def test_memory_that_a_graph_keeps_counts(taped, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3)
+    assert small_trainer(Nothing(), RECIPE).step.peak_memory() == 2
+    assert small_trainer(Nothing(), GRAPH).step.peak_memory() == 3
 
 
 def test_a_number_of_python_is_refused_while_a_step_is_captured(taped):

@@ -23,6 +23,7 @@ from test_trainer import FIVE, without_times
 
 from suite.method import OpPlan
 from suite.ops import EMPTY
+from suite.random_keys import KeyBuffer, random_key
 from suite.task import Splits
 from suite.trainer import Trainer
 
@@ -138,6 +139,23 @@ def test_replayed_masks_are_those_of_eager_and_differ_from_step_to_step(determin
     for step in range(4):
         torch.testing.assert_close(found["cuda_graph", step], found["eager", step], rtol=1e-5, atol=1e-6)
         assert all(not torch.equal(found["cuda_graph", step], found["cuda_graph", other]) for other in range(step))
+
+
+def test_keys_of_queued_steps_are_not_overwritten():
+    buffer = KeyBuffer(1, seed=7, device=torch.device("cuda", 0))
+    key, found = buffer.of("a", "grad_dgrad", 0), []
+    buffer.fill(0)
+    torch.cuda._sleep(10**9)  # clock cycles: what follows is queued, and fill does not wait for it
+    for step in range(1, 5):
+        buffer.fill(step)
+        found.append(key.clone())
+    assert [key.item() for key in found] == [random_key(7, step, 0, "grad_dgrad", "a") for step in range(1, 5)]
+
+
+def test_peak_memory_of_replayed_steps_has_what_the_graph_keeps():
+    trainer = cuda_trainer(Nothing(), torch.float32, dataclasses.replace(FIVE, execution="cuda_graph"))
+    trainer.train_epoch()
+    assert trainer.progress.peak_memory_bytes == torch.cuda.max_memory_reserved()
 
 
 @pytest.mark.parametrize("mode", ["random", "magnitude", "rescaled"])

@@ -126,6 +126,23 @@ def test_regularization_is_part_of_the_scaled_loss():
     torch.testing.assert_close(difference, found["with term"], rtol=1e-3, atol=1e-4)
 
 
+def test_the_mean_of_the_regulariser_is_over_the_steps_that_were_taken():
+    class Constant(Method):
+        def plan(self, name, layer):
+            return OpPlan(grad_wgrad=self.overflow) if name == "8" else None
+
+        def overflow(self, grad, site):
+            return grad * 1e30 if site.step == 1 else grad
+
+        def regularization(self, model, ctx):
+            return 0 * model[0].weight.sum() + 0.75
+
+    records = []
+    half(Constant(), on_epoch=records.append).fit()
+    assert [record["skipped_steps"] for record in records][:2] == [1, 0]
+    assert [record["regularization"] for record in records][:2] == [0.75, 0.75]
+
+
 def test_clipping_bounds_the_norm_of_true_gradients():
     norms = []
 

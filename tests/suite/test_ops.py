@@ -248,6 +248,35 @@ def test_planned_op_keeps_no_more_for_backward_than_torch():
     assert 0 < planned <= dense
 
 
+def test_a_weight_transform_multiplies_the_master_weight_and_the_cast_comes_after():
+    """What trains is what `finish` writes: a product inside the transform is not autocast."""
+    torch.manual_seed(0)
+    layer, inputs, turn = nn.Linear(8, 12), torch.randn(6, 8), torch.randn(8, 8)
+    seen = []
+
+    def turned(weight, site):
+        seen.append(weight @ turn)
+        return seen[-1]
+
+    planned = planned_copy(layer, OpPlan(weight_forward=turned))
+    used = layer.weight @ turn
+    with torch.autocast("cpu", torch.bfloat16):
+        out = planned(inputs)
+        finished = planned.forward_weight(planned.weight)
+    assert [weight.dtype for weight in seen] == [torch.float32] * 2
+    assert torch.equal(finished, used)
+    half = torch.bfloat16
+    assert torch.equal(out, F.linear(inputs.to(half), used.to(half), layer.bias.to(half)))
+
+
+def test_an_evaluation_is_not_metered_as_training():
+    planned = planned_copy(nn.Linear(8, 12), OpPlan(weight_forward=lambda weight, site: weight * 0, backend=COMPACT))
+    planned.eval()(torch.randn(6, 8))
+    assert not planned.meter.calls
+    planned.train()(torch.randn(6, 8))
+    assert planned.meter.calls == {"forward": 1}
+
+
 def test_float64_is_not_cast_under_autocast():
     layer = planned_copy(nn.Conv2d(3, 4, 3).double(), OpPlan(grad_dgrad=identity))
     with torch.autocast("cpu", torch.bfloat16):
