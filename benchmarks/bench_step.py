@@ -170,7 +170,7 @@ def op_pair(layer: nn.Conv2d, side: int, setting: Setting) -> tuple[Callable[[],
 
 
 def device_clock(device: torch.device) -> Callable[[], float]:
-    """Seconds by the device's own clock, after all that was asked of it is done."""
+    """Seconds by the device's own clock, after all that was asked of it is done; the current one, if it is a GPU."""
     if device.type != "cuda":
         return time.perf_counter
     last, total = torch.cuda.Event(enable_timing=True), 0.0
@@ -231,6 +231,8 @@ def main() -> None:
     parser.add_argument("--execution", default="", help=f"comma list of {', '.join(EXECUTIONS)}, or all")
     parser.add_argument("--json", type=Path, help="where to leave the numbers")
     chosen = parser.parse_args()
+    if chosen.pairs < 2:
+        parser.error(f"--pairs {chosen.pairs}: an interval takes at least 2")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         setting = read_setting(chosen)
@@ -238,6 +240,8 @@ def main() -> None:
     except UsageError as error:
         parser.error(str(error))
     recipe, device = setting.recipe, setting.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # an event is recorded on the current one
     now = device_clock(device)
 
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"

@@ -22,6 +22,13 @@ def test_main_job_meets_its_bars_and_report_and_table_agree(folder):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_texts_quote_the_ratios_that_were_measured_last():
+    """If not, the benchmark has run again: `python benchmarks/quoted_ratios.py --write`."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "quoted_ratios.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_table_that_misses_a_bar_or_disagrees_with_its_report_is_told(tmp_path):
     folder = MAIN_JOBS[0]
     (tmp_path / "report.md").write_text((folder / "report.md").read_text("utf-8"), "utf-8")

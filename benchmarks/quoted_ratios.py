@@ -1,0 +1,79 @@
+"""Hold the ratios that the texts quote to what was measured last; with `--write`, correct the texts.
+
+    python benchmarks/quoted_ratios.py [--write] [FILE]
+
+A ratio is quoted by its name in `bench_step.json`, its median and its 95 % interval, eager where the name says nothing
+else: `sdgp 2:4 rescaled / dense` 1.052 [1.045, 1.060]. The number of "interleaved pairs" is held to the file too.
+Exit status: 0 all as measured (or written so), 1 something is not, 2 a name that the file does not have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / "results" / "cpu-zen4-2cores" / "bench_step.json"
+TEXTS = ("README.md", "docs/methods/dense.md", "docs/methods/sdgp.md", "docs/methods/prunetrain.md")
+FIGURE = r"\d+\.\d+\s+\[\d+\.\d+,\s+\d+\.\d+\]"
+QUOTED = re.compile(rf"(?:`(?P<name>[^`]+)`\s+)?(?P<figure>{FIGURE})")
+PAIRS = re.compile(r"\d+(?=\s+interleaved\s+pairs)")
+
+
+def corrected(text: str, measured: dict) -> str:
+    """The text with every quoted ratio as it was measured; line breaks stay where they are.
+
+    Args:
+        measured: content of a `bench_step.json`.
+
+    Raises:
+        ValueError: for a ratio without a name, or with a name that was not measured.
+    """
+    ratios = {name.removeprefix("eager: "): ratio for name, ratio in measured["ratios"].items()}
+
+    def as_measured(found: re.Match[str]) -> str:
+        name = found["name"] and " ".join(found["name"].split())
+        if name is None:
+            raise ValueError(f"{found['figure']} is quoted without the name of what was measured")
+        if name not in ratios:
+            raise ValueError(f"'{name}' is quoted and was not measured; known: {', '.join(ratios)}")
+        numbers = iter(f"{ratios[name][key]:.3f}" for key in ("median", "low", "high"))
+        figure = re.sub(r"\d+\.\d+", lambda _: next(numbers), found["figure"])
+        return found[0].removesuffix(found["figure"]) + figure
+
+    return PAIRS.sub(str(measured["pairs"]), QUOTED.sub(as_measured, text))
+
+
+def main() -> int:
+    """Check or correct the texts; say what was changed or is to be."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", type=Path, default=MEASURED, help="the measured ratios (%(default)s)")
+    parser.add_argument("--write", action="store_true", help="correct the texts")
+    chosen = parser.parse_args()
+    try:
+        measured = json.loads(chosen.file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        parser.error(f"{chosen.file}: {error}")
+    if not isinstance(measured, dict) or not {"ratios", "pairs"} <= measured.keys():
+        parser.error(f"{chosen.file}: is no JSON of bench_step.py")
+    differs = False
+    for name in TEXTS:
+        path = ROOT / name
+        text = path.read_text(encoding="utf-8")
+        try:
+            right = corrected(text, measured)
+        except ValueError as error:
+            parser.error(f"{name}: {error}")
+        if text != right:
+            differs = True
+            print(f"{name}: {'corrected' if chosen.write else 'quotes other numbers; --write corrects it'}")
+            if chosen.write:
+                path.write_text(right, encoding="utf-8")
+    return 1 if differs and not chosen.write else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What `bench_step.py` asks of the device and of its options."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import bench_step
+import pytest
+import torch
+from pairs import interleaved_ratio
+
+
+@pytest.mark.parametrize("pairs", ["1", "0", "-3"])
+def test_too_few_pairs_for_an_interval_are_refused_in_one_line(pairs, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench_step.py", "--device", "cpu", f"--pairs={pairs}"])
+    with pytest.raises(SystemExit, match="2"):
+        bench_step.main()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.endswith(f"error: --pairs {pairs}: an interval takes at least 2\n")
+
+
+def test_events_are_of_the_device_that_was_typed(monkeypatch):
+    class Reached(Exception):
+        pass
+
+    current = []
+
+    def clock(device):
+        raise Reached(device, *current)
+
+    device = torch.device("cuda", 1)
+    monkeypatch.setattr(bench_step, "read_setting", lambda chosen: SimpleNamespace(recipe=None, device=device))
+    monkeypatch.setattr(bench_step, "read_executions", lambda text, device: ["eager"])
+    monkeypatch.setattr(bench_step, "device_clock", clock)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "argv", ["bench_step.py", "--device", "cuda:1"])
+    with pytest.raises(Reached) as reached:
+        bench_step.main()
+    assert reached.value.args == (device, device)
+
+
+def test_work_that_nobody_waits_for_is_in_its_time(monkeypatch):
+    """A pair of the planned op only launches: the clock waits for what was launched, on the device's time."""
+    done_at = 0.0
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+            self.waited = False
+
+        def record(self):
+            self.at = done_at
+
+        def synchronize(self):
+            self.waited = True
+
+        def elapsed_time(self, later):
+            assert later.waited
+            return 1e3 * (later.at - self.at)
+
+    def launch(seconds):
+        def run():
+            nonlocal done_at
+            done_at += seconds
+
+        return run
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    now = bench_step.device_clock(torch.device("cuda", 0))
+    ratio = interleaved_ratio(launch(0.5), launch(0.25), 4, now)
+    assert (ratio.median, ratio.first_s, ratio.second_s) == (2.0, 0.5, 0.25)
