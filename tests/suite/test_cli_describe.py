@@ -1,0 +1,78 @@
+"""What the command line tells: lists, descriptions and help."""
+
+import json
+import os
+import subprocess
+import sys
+
+from toy_suite import ROOT, pdt
+
+from suite import cli
+
+
+def test_list_imports_no_torch(folder):
+    answer = pdt("list", "--json")
+    assert answer.returncode == 0
+    assert "local" in [item["name"] for item in json.loads(answer.stdout)["engines"]]
+    script = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from suite.cli import main; main(['list']); main(['--help'])"
+    )
+    answer = subprocess.run([sys.executable, "-X", "importtime", "-c", script], capture_output=True, text=True)
+    imported = {
+        line.rpartition("|")[2].strip() for line in answer.stderr.splitlines() if line.startswith("import time:")
+    }
+    assert "suite.options" in imported
+    assert not imported & {"torch", "numpy", "pandas", "pyarrow", "matplotlib"}
+
+
+def test_help_names_every_option_and_verb():
+    answer = pdt("--help")
+    assert answer.returncode == 0
+    for word in (
+        "--methods",
+        "--seeds",
+        "--config",
+        "describe NAME",
+        "reproduce NAME",
+        "exit status",
+        "examples",
+        "runs/TASK-HASH",
+    ):
+        assert word in answer.stdout
+    assert "--nproc" not in answer.stdout
+
+
+def test_describe(folder, capsys, forget_toys):
+    toys = ["--plugin", "toy.py"]
+    assert cli.main(["describe", "toy_method", "--task", "toy_task", "--json", *toys]) == 0
+    method = json.loads(capsys.readouterr().out)
+    assert (method["name"], method["source"], method["version"]) == ("toy_method", "nowhere", 1)
+    n, mode = method["parameters"]
+    assert (n["name"], n["type"], n["default"], n["presets"]["smoke"]) == ("n", "int", 2, 1)
+    assert mode["type"] == "random | magnitude"
+    assert cli.main(["describe", "toy_task", "--json", *toys]) == 0
+    task = json.loads(capsys.readouterr().out)
+    assert (task["title"], task["classes"], task["recipes"]["paper"]["epochs"]) == ("Toy", 3, 3)
+    assert cli.main(["describe", "toy_method", *toys]) == 0
+    assert "n: int = 2 (smoke 1)" in capsys.readouterr().out
+
+
+def test_describe_a_model(capsys):
+    assert cli.main(["describe", "resnet9[width=0.25]", "--json"]) == 0
+    model = json.loads(capsys.readouterr().out)
+    assert model["name"] == "resnet9[width=0.25]"
+    assert model["input_shape"] == [3, 32, 32]
+    assert model["inference_flops"] == 2 * model["macs"] > 2 * model["params"] > 0
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} {ROOT / 'run_suite.py'} list --json | head -c 1"
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)
+    assert answer.stderr == ""
+
+
+def test_a_recipe_is_told_by_what_it_changes(capsys):
+    assert cli.main(["describe", "digits"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  paper    as quick, but epochs 40" in lines
+    assert max(map(len, lines)) <= 120
