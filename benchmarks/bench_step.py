@@ -169,6 +169,18 @@ def op_pair(layer: nn.Conv2d, side: int, setting: Setting) -> tuple[Callable[[],
     return run(planned), run(layer)
 
 
+def convolutions(net: nn.Module) -> dict[str, tuple[nn.Conv2d, int]]:
+    """Convolutions and the side of their input by what they are called; equal ones once."""
+    modules, found = dict(net.named_modules()), {}
+    for name, cost in count_layers(net, SHAPE).items():
+        layer = modules[name]
+        if isinstance(layer, nn.Conv2d):
+            side = cost.output[0] * layer.stride[0] + (layer.kernel_size[0] - 1 if not any(layer.padding) else 0)
+            kernel = "x".join(map(str, layer.kernel_size))
+            found[f"{layer.in_channels}->{layer.out_channels} {kernel} at {side}x{side}"] = layer, side
+    return found
+
+
 def device_clock(device: torch.device) -> Callable[[], float]:
     """Seconds by the device's own clock, after all that was asked of it is done; the current one, if it is a GPU."""
     if device.type != "cuda":
@@ -268,15 +280,8 @@ def main() -> None:
             compare(f"{execution}: {label} / dense", pruned, dense, setting.steps)
             if dense is not eager:
                 compare(f"{execution}: {label} / eager dense", pruned, eager, setting.steps)
-    net = setting.new_model()
-    modules = dict(net.named_modules())
-    for name, cost in count_layers(net, SHAPE).items():
-        layer = modules[name]
-        if isinstance(layer, nn.Conv2d):
-            side = cost.output[0] * layer.stride[0] + (layer.kernel_size[0] - 1 if not any(layer.padding) else 0)
-            kernel = "x".join(map(str, layer.kernel_size))
-            label = f"planned / torch, {layer.in_channels}->{layer.out_channels} {kernel} at {side}x{side}"
-            compare(label, *op_pair(layer, side, setting))
+    for label, (layer, side) in convolutions(setting.new_model()).items():
+        compare(f"planned / torch, {label}", *op_pair(layer, side, setting))
     if chosen.json:
         content = {
             "torch": torch.__version__,

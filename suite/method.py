@@ -130,7 +130,8 @@ class OpPlan:
     """How one layer's three products are computed. A field that is `None` leaves its operand alone.
 
     Attributes:
-        weight_forward: W -> W, for the output and for dA; masks, n:m sparse weights. Sees the master weight.
+        weight_forward: W -> W, for the output and for dA; masks, n:m sparse weights. Sees the master weight, outside
+            autocast; its result is cast.
         grad_shared: dO -> dO (or `Compact`), for both gradients and the bias.
         grad_dgrad: dO -> dO, for the data gradient alone.
         grad_wgrad: dO -> dO, for the weight gradient alone, not the bias.

@@ -10,6 +10,8 @@ import pytest
 import torch
 from pairs import interleaved_ratio
 
+from suite.parameters import build_model
+
 
 @pytest.mark.parametrize("pairs", ["1", "0", "-3"])
 def test_too_few_pairs_for_an_interval_are_refused_in_one_line(pairs, monkeypatch, capsys):
@@ -41,6 +43,20 @@ def test_events_are_of_the_device_that_was_typed(monkeypatch):
     with pytest.raises(Reached) as reached:
         bench_step.main()
     assert reached.value.args == (device, device)
+
+
+def test_each_convolution_is_measured_once():
+    """Two of one name would leave one number in the file."""
+    found = bench_step.convolutions(build_model("resnet9[width=0.25]", (3, 32, 32), 10))
+    assert list(found) == [
+        "3->32 3x3 at 32x32",
+        "32->64 5x5 at 32x32",
+        "64->64 3x3 at 16x16",
+        "64->128 3x3 at 16x16",
+        "128->128 3x3 at 8x8",
+        "128->64 3x3 at 8x8",
+    ]
+    assert [side for _, side in found.values()] == [32, 32, 16, 16, 8, 8]
 
 
 def test_work_that_nobody_waits_for_is_in_its_time(monkeypatch):
