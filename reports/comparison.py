@@ -9,12 +9,14 @@ from typing import Literal
 from reports.estimates import Estimate, Missing, Quantity, estimate, paired
 from reports.model import BASELINE
 from reports.numbers import scaled
-from reports.published import Group, Published
+from reports.published import Group, Published, kind_of
 from reports.records import Trial
-from reports.rows import by_seed
+from reports.rows import by_seed, seed_of
 
 Against = Literal["", "difference", "ratio", "saving"]
-ROUNDING = 1e-9  # published numbers are decimals, whose differences are not exact in binary
+TIMES = ("_time_s", "_per_s")  # how columns end that depend on the machine
+SETTING = ("hardware_id", "device", "dtype", "execution")  # of two trials whose times may be compared
+_INEXACT = 1e-9  # published numbers are decimals, whose differences are not exact in binary
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Comparison:
         published: theirs; `None` where none was printed.
         published_kind: `published`, or that of a modelled quantity; empty without a number.
         source: citation with its place; empty without a number.
+        rounding: how far theirs may lie from what they had before they printed it: half a unit of the last decimal, of
+            a difference that of both.
         is_difference: whether it is a difference to dense, which transfers between settings better than an absolute.
         note: what a reader must know of this one.
     """
@@ -73,20 +77,26 @@ class Comparison:
     published: float | None = None
     published_kind: str = ""
     source: str = ""
+    rounding: float = 0.0
     is_difference: bool = False
     note: str = ""
 
     @property
     def difference(self) -> float | None:
-        """Ours minus theirs, in `unit`."""
-        return None if self.published is None or isinstance(self.ours, Missing) else self.ours.mean - self.published
+        """Ours minus theirs, in `unit`; `None` where one is absent, or theirs was projected and ours cannot be."""
+        if self.published is None or isinstance(self.ours, Missing) or self.published_kind == kind_of("modelled"):
+            return None
+        return self.ours.mean - self.published
 
     @property
     def covered(self) -> bool | None:
-        """Whether the interval of ours covers theirs; `None` where either, or the interval, is absent."""
-        if self.published is None or isinstance(self.ours, Missing) or self.ours.half_width is None:
+        """Whether the interval of ours meets what theirs was before it was rounded for print.
+
+        `None` where there is no `difference`, or no interval.
+        """
+        if self.difference is None or isinstance(self.ours, Missing) or self.ours.half_width is None:
             return None
-        return abs(self.ours.mean - self.published) <= self.ours.half_width + ROUNDING
+        return abs(self.difference) <= self.ours.half_width + self.rounding + _INEXACT
 
 
 def accuracy(quantity: str, method: str, published: str = "", baseline: str = "") -> tuple[Compared, ...]:
@@ -142,6 +152,7 @@ def published_alone(group: Group) -> tuple[Comparison, ...]:
             value,
             group.kind,
             group.citation,
+            rounding=group.rounding(key),
             note="; ".join(filter(None, (conditions_in_words(group), *group.notes))),
         )
         for key, value in group.values.items()
@@ -155,15 +166,16 @@ def conditions_in_words(group: Group) -> str:
 
 
 def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]], published: Published) -> Comparison:
-    theirs, kind, source = None, "", ""
+    theirs, kind, source, rounding = None, "", "", 0.0
     if one.published:
         group, theirs = published.find(one.published)
-        kind, source = group.kind, group.citation
+        kind, source, rounding = group.kind, group.citation, group.rounding(_key(one.published))
         if one.published_baseline:
             other, baseline = published.find(one.published_baseline)
+            rounding += other.rounding(_key(one.published_baseline))
             # Both are printed with the same few decimals; binary rounding must not show as a 0.09999.
             theirs = round(theirs - baseline, 9)
-            source += f", minus {one.published_baseline.partition('/')[2]} of {other.place}"
+            source += f", minus {_key(one.published_baseline)} of {other.place}"
     ours = _ours(one, trials)
     unit_of_ours = ours if isinstance(ours, Missing) else scaled(ours, one.scale)
     return Comparison(
@@ -175,15 +187,30 @@ def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]],
         theirs,
         kind,
         source,
-        one.against != "",
+        rounding,
+        one.against == "difference",
         one.note,
     )
+
+
+def _key(name: str) -> str:
+    return name.partition("/")[2]
 
 
 def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:
     done, dense = ([trial for trial in trials.get(label, ()) if trial.done] for label in (one.method, BASELINE))
     if not done:
         return Missing(_why_none(trials.get(one.method, ())))
+    if one.column.endswith(TIMES) and not one.over:
+        if not one.against and len({_setting(trial) for trial in done}) > 1:
+            return Missing("ran on several machines or in several formats, whose times have no mean")
+        if one.against and _paired_trials(done, dense, ())[0]:
+            on_same_hardware = bool(_paired_trials(done, dense, SETTING[:1])[0])
+            done, dense = _paired_trials(done, dense, SETTING)
+            if not done:
+                return Missing(
+                    f"dense ran {'in another format or execution' if on_same_hardware else 'on other hardware'}"
+                )
     values, reason = by_seed(done, one.column), f"not measured: {one.column} is empty"
     if one.over:
         return paired(values, by_seed(done, one.over), "ratio", reason)
@@ -196,6 +223,22 @@ def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:
     if one.against == "saving" and isinstance(quantity, Estimate):
         return Estimate(1 - quantity.mean, quantity.half_width, quantity.count)
     return quantity
+
+
+def _setting(trial: Trial) -> tuple[str, ...]:
+    return tuple(trial.text(name) for name in SETTING)
+
+
+def _paired_trials(
+    ours: Sequence[Trial], dense: Sequence[Trial], equal: Sequence[str]
+) -> tuple[list[Trial], list[Trial]]:
+    """The trials of ours that have a dense one of their seed with `equal` columns, and those dense ones."""
+
+    def key(trial: Trial) -> tuple[object, ...]:
+        return seed_of(trial), *(trial.text(name) for name in equal)
+
+    both = set(map(key, ours)) & set(map(key, dense))
+    return [trial for trial in ours if key(trial) in both], [trial for trial in dense if key(trial) in both]
 
 
 def _why_none(trials: Sequence[Trial]) -> str:

@@ -9,6 +9,7 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from suite.errors import UsageError, nearest
 
 OWN = Path(__file__).with_name("published.toml")
 KINDS = ("measured", "counted", "modelled")
+MEASURED = "measured"
 UNITS = ("%", "points", "×", "s", "FLOPs", "")
-CONDITIONS = ("task", "data_copy", "model", "epochs", "batch_size", "dtype", "hardware", "selection")
+CONDITIONS = ("task", "data_copy", "model", "epochs", "batch_size", "dtype", "execution", "hardware", "selection")
 _SOURCE_KEYS = ("title", "where")
 _GROUP_KEYS = ("name", "source", "place", "quantity", "unit", "of", "conditions", "values")
 _OPTIONAL = ("notes", "doubt")
@@ -44,6 +46,7 @@ class Group:
         of: the kind that they had for their authors: `measured`, `counted` or `modelled`.
         conditions: under which they hold, by the names of `CONDITIONS`; what is not known is absent.
         values: by key.
+        decimals: by key, with how many the value stands in the file, which is how it was printed.
         notes: what a reader must know, known errors first of all.
         doubt: why the values must not be compared with; empty where nothing is wrong.
     """
@@ -56,18 +59,28 @@ class Group:
     of: str
     conditions: Mapping[str, str | int | float]
     values: Mapping[str, float]
+    decimals: Mapping[str, int]
     notes: tuple[str, ...] = ()
     doubt: str = ""
 
     @property
     def kind(self) -> str:
         """`published`, and what else it must say: a published projection is not a published measurement."""
-        return "published" if self.of == "measured" else f"published, of a {self.of} quantity"
+        return kind_of(self.of)
+
+    def rounding(self, key: str) -> float:
+        """How far the value of a key may lie from what its authors had before they printed it."""
+        return 0.5 * 10.0 ** -self.decimals[key]
 
     @property
     def citation(self) -> str:
         """Source and place in one line."""
         return f"{self.source.title} ({self.source.where}), {self.place}"
+
+
+def kind_of(of: str) -> str:
+    """The kind of a published number that for its authors was `of`, one of `KINDS`."""
+    return "published" if of == MEASURED else f"published, of a {of} quantity"
 
 
 @dataclass(frozen=True)
@@ -117,7 +130,7 @@ def read(path: Path) -> Published:
         UsageError: for the first thing that is wrong: what, in which group, and the nearest right thing.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except ValueError as error:  # bytes that are no text, and TOML that is none: a key twice, for example
@@ -153,15 +166,17 @@ def _group(fields: Mapping[str, Any], sources: Mapping[str, Source], where: str)
                 f"{where}: {key} '{fields[key]}'{nearest(str(fields[key]), [item for item in known if item])}"
             )
     conditions = _table(fields["conditions"], f"{where}: conditions")
-    for key, value in conditions.items():
+    for key in conditions:
         if key not in CONDITIONS:
             raise UsageError(f"{where}: no condition is called '{key}'{nearest(key, CONDITIONS)}")
-        if not isinstance(value, str):
-            _number(value, f"{where}: conditions.{key}")
-    values = {
-        key: _number(value, f"{where}: values.{key}")
-        for key, value in _table(fields["values"], f"{where}: values").items()
+    conditions = {
+        key: value
+        if isinstance(value, (str, int)) and not isinstance(value, bool)
+        else _number(value, f"{where}: conditions.{key}")
+        for key, value in conditions.items()
     }
+    printed = _table(fields["values"], f"{where}: values")
+    values = {key: _number(value, f"{where}: values.{key}") for key, value in printed.items()}
     if not values:
         raise UsageError(f"{where}: has no values")
     for key, value in values.items():
@@ -179,6 +194,7 @@ def _group(fields: Mapping[str, Any], sources: Mapping[str, Source], where: str)
         of=fields["of"],
         conditions=conditions,
         values=values,
+        decimals={key: _decimals(value) for key, value in printed.items()},
         notes=tuple(_text(note, f"{where}: notes") for note in notes),
         doubt=_text(fields["doubt"], f"{where}: doubt") if "doubt" in fields else "",
     )
@@ -207,8 +223,15 @@ def _text(value: Any, where: str) -> str:
 
 
 def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
         raise UsageError(f"{where} is {value!r}, which is no number")
-    if not math.isfinite(value):
-        raise UsageError(f"{where} is {value}; a published number is finite")
-    return float(value)
+    number = float(value)
+    if not math.isfinite(number):
+        raise UsageError(f"{where} is {number}; a published number is finite")
+    return number
+
+
+def _decimals(value: int | Decimal) -> int:
+    exponent = Decimal(value).as_tuple().exponent
+    assert isinstance(exponent, int)  # not of a number that is none, which was refused
+    return max(0, -exponent)

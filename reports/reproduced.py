@@ -12,7 +12,7 @@ from reports import markdown, numbers
 from reports.comparison import Comparison, conditions_in_words
 from reports.estimates import Missing
 from reports.model import Cell, Column, Figure, Table, dash
-from reports.published import Group
+from reports.published import MEASURED, Group, kind_of
 from reports.records import Trial, clean
 from reports.write import write_text
 
@@ -20,7 +20,11 @@ COLUMNS = (
     *("quantity", "published", "source", "ours", "interval", "difference", "kind"),
     *("unit", "published_kind", "seeds", "part", "note"),
 )
-MEASURED = "published"  # the kind of a published number that was measured
+COVERED = (
+    "Ours with its interval meets what the published number was before rounding: half a unit of its last printed "
+    "decimal, of a difference that of both. A no is no refutation: what is published is rounded, has no interval, and "
+    "may be of one run."
+)
 FULL_RECIPE = "paper"  # the preset that is the recipe of a paper
 
 
@@ -136,6 +140,8 @@ def to_markdown(reproduced: Reproduced) -> str:
 def setting_warning(trials: Sequence[Trial], reference: Group, changed: Sequence[str] = ()) -> str:
     """What of the setting is not the paper's, as one sentence; empty where nothing is known to differ.
 
+    Hardware, on which times depend, stands in the table of settings alone.
+
     Args:
         trials: ours.
         reference: whose conditions count.
@@ -145,7 +151,7 @@ def setting_warning(trials: Sequence[Trial], reference: Group, changed: Sequence
     presets = sorted({trial.text("preset") for trial in trials if trial.text("preset")})
     if presets and presets != [FULL_RECIPE]:
         parts.append(f"preset {' and '.join(presets)} instead of the paper's recipe")
-    for key in ("task", "data_copy", "model", "epochs", "batch_size"):
+    for key in ("task", "data_copy", "model", "epochs", "batch_size", "dtype", "execution"):
         ours, theirs = _ours(trials, key), reference.conditions.get(key)
         if theirs is not None and ours and ours != [_text(theirs)]:
             parts.append(f"{key.replace('_', ' ')} {' and '.join(ours)} instead of {_text(theirs)}")
@@ -201,7 +207,7 @@ def _table(caption: str, lines: Sequence[Comparison]) -> Table | None:
         Column("Published"),
         Column("Ours", note="± is the half-width of the 95 % t-interval over seeds; differences are paired by seed."),
         Column("Ours minus published"),
-        Column("Interval covers published", numeric=False),
+        Column("Interval covers published", numeric=False, note=COVERED),
         Column("Seeds"),
         Column("Kind of ours", numeric=False),
         Column("Kind of published", numeric=False),
@@ -218,9 +224,11 @@ def _row(one: Comparison) -> tuple[Cell, ...]:
         reason = dash(one.ours.reason)
         return name, theirs, reason, reason, reason, reason, *kinds
     gap = one.difference
-    assert gap is not None
-    difference = Cell(numbers.signed(gap, numbers.decimals_for(one.ours.half_width, 2)), value=gap)
-    if one.published_kind != MEASURED:
+    if gap is None:
+        difference = dash("what the paper projected is another quantity than what was measured")
+    else:
+        difference = Cell(numbers.signed(gap, numbers.decimals_for(one.ours.half_width, 2)), value=gap)
+    if one.published_kind != kind_of(MEASURED):
         covered = dash("what the paper computed is no measurement that ours could confirm")
     elif one.covered is None:
         covered = dash("one seed, or equal values: no interval")

@@ -45,6 +45,7 @@ class Table1(Reproduction):
         "sdgp-table1-imagenet-regnetx400mf",
         "sdgp-table1-imagenet-resnet50",
         "sdgp-repository-imagenet-resnet18",
+        "sdgp-data-gradient-share-resnet18",
         "sdgp-time-saved-abstract",
     )
     parts = (
@@ -99,6 +100,7 @@ class Figure8(Reproduction):
 
     title = "SDGP, Fig. 8: accuracy over sparsity ratio and group size"
     reference = GRID
+    also = ("sdgp-data-gradient-share-resnet9", "sdgp-data-gradient-share-left-resnet9", "sdgp-time-to-accuracy")
     remarks = (
         "The paper prints the figure's cells in the picture alone. The published numbers here are those that its "
         "repository prints for the same eleven pairs; that dense is Table I's. Ratio 8 with m = 4 is not possible.",

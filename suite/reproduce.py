@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -60,6 +61,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     folder = options.out or default_folder(namespace.name, base)
     store = Store(folder)
     store.check()
+    _check_place(folder / "reproduce")
     plans = _plans(suites, asked, store)
     trials = _once([trial for name in asked for trial in plans[name]])
 
@@ -104,6 +106,16 @@ def default_folder(name: str, base: SuiteSpec) -> Path:
     fields = ("models", "preset", "overrides", "device", "dtype")
     determines = canonical_json({field: getattr(base, field) for field in fields})
     return Path("runs", f"{name}-{hashlib.sha256(determines.encode()).hexdigest()[:8]}").absolute()
+
+
+def _check_place(place: Path) -> None:
+    """See that the page can be written, before hours of trials and not after them."""
+    if not os.path.lexists(place):
+        return
+    if not place.is_dir():
+        raise UsageError(f"--out {place.parent}: {place} is a file, and the folder of the page is to be there")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {place.parent}: {place} may not be written to")
 
 
 def _check_name(name: str) -> None:
@@ -205,8 +217,9 @@ def write_outcome(
 
     held = read(folder)
     records = {trial.name: trial for trial in held.trials}
-    trials = {name: _by_label(specs, records) for name, specs in plans.items()}
-    specs = {spec.trial_id: spec for several in plans.values() for spec in several}
+    found = {name: _with_other_seeds(specs, folder) for name, specs in plans.items()}
+    trials = {name: _by_label(specs, records) for name, specs in found.items()}
+    specs = {spec.trial_id: spec for several in found.values() for spec in several}
     device = base.device if base.device_index is None else f"cuda:{base.device_index}"
     outcome = reproduction.outcome(Ran(folder, trials, specs, device))
     behind = [records[name] for name in specs if name in records]
@@ -244,6 +257,22 @@ def write_outcome(
 def _is_whole(part: str, plans: dict[str, list[TrialSpec]], records: dict[str, Any]) -> bool:
     """Whether each trial of a part was run, by whatever command."""
     return part in plans and all(spec.trial_id in records for spec in plans[part])
+
+
+def _with_other_seeds(planned: Sequence[TrialSpec], folder: Path) -> list[TrialSpec]:
+    """The trials of this command, then those of the folder that differ from one of them by seed alone."""
+    from suite.store import Store, read_record
+
+    specs = [
+        record["spec"] for path in Store(folder).trial_folders() if (record := read_record(path)) and "spec" in record
+    ]
+    found = list(planned)
+    held = {TrialSpec.from_json(spec).hash for spec in specs} - {spec.hash for spec in planned}
+    for seed in sorted({spec["seed"] for spec in specs}):
+        # Rebuilt from this command's, so that they bear its labels and paths: an earlier one may write them otherwise.
+        others = {other.hash: other for spec in planned if (other := dataclasses.replace(spec, seed=seed)).hash in held}
+        found += others.values()
+    return found
 
 
 def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, tuple[Any, ...]]:

@@ -37,6 +37,10 @@ def read(tmp_path, text):
 def test_a_value_comes_with_its_source_unit_and_kind(tmp_path):
     group, value = read(tmp_path, GOOD).find("table1/2:4")
     assert (value, group.unit, group.kind) == (95.0, "%", "published")
+    assert (type(value), group.values["dense"]) == (float, 95.3)
+    assert (group.rounding("dense"), group.rounding("2:4")) == (0.05, 0.5)
+    zero = read(tmp_path, GOOD.replace("95.3", "95.30")).group("table1")
+    assert zero.rounding("dense") == 0.005  # a printed 0 is a digit that was not rounded
     assert group.citation == "A paper (arXiv 1), Table I"
     assert group.conditions == {"task": "cifar10", "epochs": 150}
 

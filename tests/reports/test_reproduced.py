@@ -11,7 +11,7 @@ import pytest
 
 from reports import published, reproduced
 from reports.comparison import Compared, accuracy, compare, published_alone
-from reports.estimates import Missing
+from reports.estimates import Estimate, Missing
 from reports.records import read
 from reports.reproduction_figures import differences_figure, gradient_figure, grid_figure
 
@@ -28,7 +28,7 @@ quantity = "accuracy"
 unit = "%"
 of = "measured"
 notes = ["a <script>note</script>"]
-conditions = { task = "cifar10", data_copy = "sample", model = "resnet9[width=0.25]", epochs = 5, batch_size = 128, selection = "final epoch" }
+conditions = { task = "cifar10", data_copy = "sample", model = "resnet9[width=0.25]", epochs = 5, batch_size = 128, dtype = "float32", execution = "eager", selection = "final epoch" }
 values = { dense = 95.3, sdgp = 95.2 }
 
 [[groups]]
@@ -90,6 +90,10 @@ def test_numbers_and_intervals(trials, numbers):
     assert absolute.ours.mean == pytest.approx((71.0 + 71.3 + 71.1) / 3)
     assert absolute.difference == pytest.approx(absolute.ours.mean - 95.2)
     assert absolute.covered is False
+    saving = found["time saved"]
+    assert saving.published == 16.6
+    assert (saving.difference, saving.covered) == (None, None)  # theirs is a projection
+    assert [name for name, line in found.items() if line.is_difference] == ["pruned minus dense"]
     ratio = (391 / 372 + 388 / 365 + 395 / 379) / 3
     assert found["time saved"].ours.mean == pytest.approx(100 * (1 - ratio))
     assert found["training time"].ours.mean == pytest.approx(ratio)
@@ -112,6 +116,56 @@ def test_why_there_is_no_number(suite, numbers):
     suite.add("sdgp", 1, accuracy=71.0, time=1.0)
     found = lines(by_label(read(suite.write())), numbers)
     assert found["pruned minus dense"].ours == Missing("no dense trial is done, so there is nothing to compare with")
+
+
+@pytest.mark.parametrize(
+    ("mean", "covered"),
+    # The interval reaches 0.3 further, and what was printed as -0.1, of two numbers, lay within 0.1 of it.
+    [(0.29, True), (0.31, False), (-0.49, True), (-0.51, False)],
+)
+def test_the_interval_meets_what_was_rounded_for_print(numbers, mean, covered):
+    group = numbers.group("t")
+    assert group.decimals == {"dense": 1, "sdgp": 1}
+    (line,) = [one for one in compare(COMPARED, "a", {}, numbers) if one.quantity == "pruned minus dense"]
+    assert line.rounding == pytest.approx(0.1)
+    assert dataclasses.replace(line, ours=Estimate(mean, 0.3, 3)).covered is covered
+    (line,) = [one for one in compare(COMPARED, "a", {}, numbers) if one.quantity == "accuracy, pruned"]
+    assert line.rounding == pytest.approx(0.05)
+    assert line.published == 95.2
+    assert dataclasses.replace(line, ours=Estimate(95.2 + mean, 0.3, 3)).covered is (abs(mean) < 0.35)
+
+
+def test_times_of_different_machines_are_not_compared(suite, numbers):
+    suite.add_all(("dense",), hardware_id="one")
+    suite.add_all(("sdgp",), hardware_id="other")
+    found = lines(by_label(read(suite.write())), numbers)
+    assert found["time saved"].ours == Missing("dense ran on other hardware")
+    assert found["training time"].ours == Missing("dense ran on other hardware")
+    assert found["pruned minus dense"].ours.count == 3
+    # One seed of one machine is left to pair; its mean over both machines would be of none.
+    suite.add("sdgp", 4, accuracy=71.0, time=400.0, hardware_id="one")
+    suite.add("dense", 4, accuracy=71.0, time=200.0, hardware_id="one")
+    trials = by_label(read(suite.write()))
+    ratio = lines(trials, numbers)["training time"].ours
+    assert (ratio.mean, ratio.count) == (2.0, 1)
+    (seconds,) = compare([Compared("s", SDGP, column="train_time_s", scale=1.0, unit="s")], "a", trials, numbers)
+    assert seconds.ours == Missing("ran on several machines or in several formats, whose times have no mean")
+
+
+@pytest.mark.parametrize("column", ["execution", "dtype"])
+def test_times_of_different_execution_are_not_compared(suite, numbers, column):
+    suite.add_all(("dense",), **{column: "a"})
+    suite.add_all(("sdgp",), **{column: "b"})
+    found = lines(by_label(read(suite.write())), numbers)
+    assert found["time saved"].ours == Missing("dense ran in another format or execution")
+    assert found["FLOPs left"].ours.count == 3
+
+
+def test_without_a_seed_in_common_that_is_said_and_not_the_hardware(suite, numbers):
+    suite.add("dense", 0, accuracy=71.0, time=1.0, hardware_id="one")
+    suite.add("sdgp", 1, accuracy=71.0, time=1.0, hardware_id="other")
+    found = lines(by_label(read(suite.write())), numbers)
+    assert found["time saved"].ours == Missing("no seed in common with dense, so nothing can be paired")
 
 
 def make(trials, numbers, **changed):
@@ -159,7 +213,11 @@ def test_the_page_says_first_that_the_setting_is_not_the_papers(trials, numbers)
     assert "**Not the paper's setting:** preset quick instead of the paper's recipe." in head
     assert "Compare the differences to dense" in head
     assert page.index("What transfers") < page.index("The numbers themselves")
-    assert "| pruned minus dense | −0.1 points<sup>2</sup> | −0.2 ± 1.1 points |" in page
+    assert "| pruned minus dense | −0.1 points<sup>3</sup> | −0.2 ± 1.1 points | −0.1 | yes |" in page
+    assert "A no is no refutation" in page
+    transfers, numbers_themselves = page[page.index("What transfers") :].split("## The numbers themselves")
+    assert "time saved" not in transfers
+    assert "| time saved |" in numbers_themselves
     assert "| published, of a modelled quantity |" in page
     assert "| epochs | 5 | 5 | yes |" in page
 
@@ -181,6 +239,10 @@ def test_what_differs_from_the_paper(suite, numbers):
         "model resnet9[width=0.5] instead of resnet9[width=0.25]"
     )
     assert warning(preset="paper", data_copy="jpeg-01234567") == "data copy jpeg instead of sample"
+    assert warning(preset="paper", batch_size=64) == "batch size 64 instead of 128"
+    assert warning(preset="paper", dtype="bfloat16") == "dtype bfloat16 instead of float32"
+    assert warning(preset="paper", execution="cuda_graph") == "execution cuda_graph instead of eager"
+    assert warning(preset="paper", execution="eager", task="digits") == "task digits instead of cifar10"
 
 
 @pytest.mark.parametrize(("gpu", "same"), [("NVIDIA A100-SXM4-80GB", "yes"), ("NVIDIA H200", "no")])
@@ -196,6 +258,14 @@ def test_a_projection_is_never_confirmed(trials, numbers):
     (row,) = [line for line in page.splitlines() if line.startswith("| time saved |")]
     assert "| yes |" not in row
     assert "| no |" not in row
+    ours_minus_published, covered = row.split(" | ")[3:5]
+    assert (ours_minus_published[:1], covered[:1]) == ("–", "–")
+    (row,) = [
+        row
+        for row in rows_of(reproduced.to_csv(make(trials, numbers).comparisons))
+        if row["ours"] and row["quantity"] == "time saved"
+    ]
+    assert (row["published"], row["difference"]) == ("16.6", "")
 
 
 def test_a_part_that_nobody_asked_for_is_a_command_and_no_rows(trials, numbers):
