@@ -107,8 +107,8 @@ class Figure5(Reproduction):
             f"{spec.seed}), of the training batch that would come next, {captured.grad.shape[0]} augmented images. "
             "The paper shows ResNet-18's second convolution on ImageNet after its first epoch; this is the second "
             "convolution of ResNet-9.",
-            f"The recipe's whole schedule of learning rates runs within {'that epoch' if one_epoch else 'those epochs'},"
-            " to its end; the paper's first epoch is the beginning of a long training, with the rate still rising.",
+            f"The recipe's whole schedule of learning rates runs within {'that epoch' if one_epoch else 'those epochs'}"
+            ", to its end; the paper's first epoch is the beginning of a long training, with the rate still rising.",
             'The paper says "almost 25 %" zeros of the channels that it draws. Beside that number stands the share in '
             "the channels and the image drawn here, which were chosen for their large gradients and may hold fewer "
             "zeros than others; the share of the whole tensor stands apart.",

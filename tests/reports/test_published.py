@@ -109,6 +109,72 @@ def test_a_value_that_is_not_to_be_had(name, expected):
         published.own().find(name)
 
 
+# Every number of the file, typed from the papers a second time.
+A100 = {"hardware": "Nvidia A100"}
+IMAGENET = {"task": "imagenet", "data_copy": "original", "epochs": 88, "dtype": "float16", **A100}
+CIFAR = {"task": "cifar10", "data_copy": "original", "model": "resnet9", "epochs": 150, "batch_size": 512,
+         "dtype": "float16", "execution": "eager", **A100}  # fmt: skip
+LAST = {"selection": "final epoch"}
+EXPECTED = {
+    "sdgp-table1-cifar10-resnet9": (
+        {"dense": 95.3, "random": 94.5, "magnitude": 95.2, "rescaled": 95.2}, {**CIFAR, **LAST}),
+    "sdgp-table1-imagenet-resnet18": (
+        {"dense": 71.4, "random": 67.8, "magnitude": 70.9, "rescaled": 71.2},
+        {**IMAGENET, "model": "resnet18", **LAST}),
+    "sdgp-table1-imagenet-regnetx400mf": (
+        {"dense": 73.3, "random": 64.3, "magnitude": 72.1, "rescaled": 72.4},
+        {**IMAGENET, "model": "regnet_x_400mf", **LAST}),
+    "sdgp-table1-imagenet-resnet50": (
+        {"dense": 78.1, "random": 70.3, "magnitude": 77.7, "rescaled": 77.6},
+        {**IMAGENET, "model": "resnet50", **LAST}),
+    "sdgp-repository-cifar10-resnet9": (
+        {"1:4": 95.1, "2:4": 95.2, "1:8": 94.7, "2:8": 95.1, "4:8": 95.2, "2:16": 95.1, "4:16": 95.2, "8:16": 95.2,
+         "4:32": 94.9, "8:32": 95.3, "16:32": 95.3}, CIFAR),
+    "sdgp-repository-imagenet-resnet18": (
+        {"random": 64.3, "magnitude": 72.1, "rescaled": 72.4}, {**IMAGENET, "model": "resnet18"}),
+    "sdgp-data-gradient-share-resnet18": (
+        {"share": 33.17}, {"task": "imagenet", "model": "resnet18", "batch_size": 256, **A100}),
+    "sdgp-data-gradient-share-resnet9": ({"share": 33.31}, {"task": "cifar10", "model": "resnet9", **A100}),
+    "sdgp-data-gradient-share-left-resnet9": ({"4:32": 4.16}, {"task": "cifar10", "model": "resnet9", **A100}),
+    "sdgp-time-saved-resnet18": (
+        {"2:4": 16.6, "1:4": 24.9}, {"task": "imagenet", "model": "resnet18", "batch_size": 256, **A100}),
+    "sdgp-time-saved-abstract": ({"least": 15, "most": 25}, A100),
+    "sdgp-time-to-accuracy": (
+        {"4:32": 27}, {"task": "cifar10", "model": "resnet9", "epochs": 150, "batch_size": 512, **A100}),
+    "sdgp-fig5-zeros": (
+        {"dense": 25}, {"task": "imagenet", "model": "resnet18", "dtype": "float16", **A100}),
+}  # fmt: skip
+
+
+def test_the_file_has_what_the_papers_print():
+    groups = published.own().groups
+    assert {name: (dict(group.values), dict(group.conditions)) for name, group in groups.items()} == EXPECTED
+    whole = {"sdgp-time-saved-abstract", "sdgp-time-to-accuracy", "sdgp-fig5-zeros"}
+    shares = {name for name in EXPECTED if "share" in name}
+    for name, group in groups.items():
+        assert set(group.decimals.values()) == {0 if name in whole else 2 if name in shares else 1}, name
+
+
+def test_numbers_in_notes_are_those_of_their_group():
+    numbers = published.own()
+    for net in ("regnetx400mf", "resnet50"):
+        group = numbers.group(f"sdgp-table1-imagenet-{net}")
+        below = f"{group.values['dense'] - group.values['rescaled']:.1f} points below dense"
+        assert any(below in note for note in group.notes)
+    for name, key in (("sdgp-time-to-accuracy", "4:32"), ("sdgp-fig5-zeros", "dense")):
+        group = numbers.group(name)
+        assert f"{group.values[key]:g} %" in " ".join(group.notes)
+    least, most = numbers.group("sdgp-time-saved-abstract").values.values()
+    assert f"Printed as {least:g}-{most:g} %" in numbers.group("sdgp-time-saved-abstract").notes[0]
+
+
+def test_what_the_imagenet_nets_shared_is_noted_at_each_of_them():
+    groups = [group for name, group in published.own().groups.items() if name.startswith("sdgp-table1-imagenet")]
+    assert len(groups) == 3
+    assert all("different initialisations" in " ".join(group.notes) for group in groups)
+    assert [group.name for group in groups if "blurpool" in " ".join(group.notes)] == ["sdgp-table1-imagenet-resnet18"]
+
+
 def test_every_projection_is_marked_as_one():
     modelled = {name for name, group in published.own().groups.items() if group.of == "modelled"}
     assert modelled == {

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from reports import published
 from reproductions import sdgp, sdgp_gradient
 from suite import registry
 from suite.brackets import read_list
@@ -41,6 +42,50 @@ def test_quick_leaves_the_long_part_out(preset, parts):
     for reproduction in (sdgp.Table1, sdgp.Figure8):
         assert sum(preset in part.presets for part in reproduction.parts) == parts
         assert preset in reproduction.parts[0].presets
+
+
+def declared(reproduction):
+    """What stands beside what: quantity, label, and the published numbers that are taken."""
+    return {
+        (one.quantity, one.method, one.published.partition("/")[2], one.published_baseline.partition("/")[2])
+        for part in reproduction.parts
+        for one in part.compared
+    }
+
+
+def test_each_quantity_stands_beside_its_own_number():
+    table = declared(sdgp.Table1())
+    rescaled = "sdgp[n=2,m=4,mode=rescaled]"
+    expected = {("accuracy, dense", "dense", "dense", "")}
+    for mode in ("random", "magnitude", "rescaled"):
+        name = f"sdgp[n=2,m=4,mode={mode}]"
+        expected |= {(f"accuracy, {mode} 2:4", name, mode, ""), (f"{mode} 2:4 minus dense", name, mode, "dense")}
+    expected.add(("training time saved, rescaled 2:4, against dense", rescaled, "2:4", ""))
+    for n, m in ((1, 4), (2, 4), (1, 8), (2, 8), (4, 8), (2, 16), (4, 16), (8, 16), (4, 32), (8, 32), (16, 32)):
+        name = f"sdgp[n={n},m={m},mode=rescaled]"
+        expected.add((f"accuracy, rescaled {n}:{m} (repository)", name, f"{n}:{m}", ""))
+        expected.add((f"rescaled {n}:{m} (repository) minus dense", name, f"{n}:{m}", "dense"))
+    assert table == expected
+    figure = {
+        (quantity.replace(" (repository)", ""), *rest) for quantity, *rest in expected if "repository" in quantity
+    }
+    assert declared(sdgp.Figure8()) == figure | {("accuracy, dense", "dense", "dense", "")}
+    (saved,) = [one for part in sdgp.Table1.parts for one in part.compared if one.against == "saving"]
+    assert saved.published.startswith("sdgp-time-saved-resnet18/")
+
+
+def test_the_recipe_that_a_part_sets():
+    assert [part.overrides for part in sdgp_gradient.Figure5.parts] == [{"epochs": 1}]
+    assert not any(part.overrides for one in (sdgp.Table1, sdgp.Figure8) for part in one.parts)
+
+
+def test_every_published_group_is_quoted_by_a_reproduction():
+    quoted = set()
+    for name in NAMES:
+        one = registry.get("reproduction", name)()
+        quoted |= {one.reference, *one.also}
+        quoted |= {line.published.partition("/")[0] for part in one.parts for line in part.compared if line.published}
+    assert quoted == set(published.own().groups)
 
 
 def test_the_loudest_group():
@@ -79,6 +124,8 @@ def test_each_way_of_pruning_is_the_papers():
     assert torch.equal(pruned["magnitude"] != 0, pruned["rescaled"] != 0)
     assert sdgp_gradient.channel_ratios(grad, pruned["rescaled"]).tolist() == pytest.approx([1.0] * 8)
     assert sdgp_gradient.channel_ratios(grad, pruned["magnitude"]).max() < 1
+    # The published code's scope: each channel of each sample keeps its sum, and not the channel over the batch alone.
+    torch.testing.assert_close(pruned["rescaled"].abs().sum((2, 3)), grad.abs().sum((2, 3)))
     kept = pruned["random"] != 0
     assert torch.equal(pruned["random"][kept], grad[kept])
     assert (grad.abs() * ~kept).max() > (grad.abs() * (pruned["magnitude"] == 0)).max()
