@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from suite import cli, registry, reproduce
-from suite.spec import SuiteSpec
+from suite.recipe import Recipe
+from suite.reproduction import Part
+from suite.spec import SuiteSpec, TrialSpec
+from suite.store import Store, write_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,6 +111,64 @@ def test_what_suite_json_says_of_several_parts():
     assert (union.methods, union.seeds, union.overrides) == ("dense,sdgp[n=1,m=4]", (0, 1, 2, 7), {"epochs": 2})
 
 
+def trial(seed, **changed):
+    recipe = vars(Recipe(epochs=3, batch_size=4, learning_rate=0.1))
+    fields = {"method": "sdgp", "variant": "n=2,m=4", "parameters": {"n": 2, "m": 4}, "task": "digits", "seed": seed,
+              "model": "resnet9", "preset": "smoke", "recipe": recipe, "device": "cpu", "dtype": "float32",
+              "data_copy": {"kind": "original", "checksum": "ab" * 32, "path": "/here", "note": ""}}  # fmt: skip
+    return TrialSpec(**{**fields, **changed})
+
+
+def test_seeds_that_the_folder_has_belong_to_the_page(folder):
+    store = Store(folder / "out")
+    other = {**trial(0).data_copy, "path": "/elsewhere"}
+    for held in (
+        trial(0, variant="m=4,n=2", data_copy=other),  # typed otherwise, from another place: the same but for its seed
+        trial(1),
+        trial(5),
+        trial(2, dtype="bfloat16"),
+        trial(3, recipe={**trial(3).recipe, "epochs": 4}),
+        trial(4, parameters={"n": 1, "m": 4}),
+    ):
+        place = store.trial_folder(held.trial_id)
+        place.mkdir(parents=True)
+        write_record(place, held, "done")
+    damaged = store.trial_folder("sdgp-digits-resnet9-s6-00000000")
+    damaged.mkdir()
+    (damaged / "trial.json").write_text("{")
+    found = reproduce._with_other_seeds([trial(5), trial(7)], folder / "out")
+    assert [one.seed for one in found] == [5, 7, 0, 1]  # the command's first, run or not
+    assert {one.label for one in found} == {"sdgp[n=2,m=4]"}
+    assert found[2].data_copy["path"] == "/here"
+
+
+def test_a_file_where_the_page_is_to_be_is_told_before_the_trials_run(folder, capsys):
+    (folder / "out").mkdir()
+    (folder / "out" / "suite.json").write_text("{}")
+    (folder / "out" / "reproduce").write_text("x")
+    assert cli.main(["reproduce", "sdgp-fig5", "--preset", "smoke", "--device", "cpu", "--out", "out"]) == 2
+    captured = capsys.readouterr()
+    assert "out/reproduce is a file" in captured.err
+    assert captured.err.count("\n") == 1
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["reproduce", "suite.json"]
+
+
+def test_what_is_typed_wins_over_what_a_part_says():
+    part = Part(name="a", title="a", methods="dense", task="digits", model="resnet9[width=0.5]",
+                overrides={"epochs": 1, "batch_size": 64}, seeds={"quick": 2})  # fmt: skip
+
+    def typed(*arguments):
+        return reproduce._suite(spec(), part, reproduce._read_options(reproduce.parser().read(["mine", *arguments])))
+
+    own = typed()
+    assert (own.seeds, own.models, own.overrides) == ((0, 1), "resnet9[width=0.5]", {"epochs": 1, "batch_size": 64})
+    assert typed("--seeds", "5,").seeds == (5,)
+    assert typed("--seeds", "4").seeds == (0, 1, 2, 3)
+    assert typed("--model", "resnet9").models == "resnet9"
+    assert typed("--epochs", "7").overrides == {"epochs": 7, "batch_size": 64}
+    assert typed("--set", "recipe.batch_size=8").overrides == {"epochs": 1, "batch_size": 8}
+
+
 PLUGIN = textwrap.dedent(
     """
     from pathlib import Path
@@ -196,3 +257,17 @@ def test_a_plugins_reproduction_brings_its_own_numbers(folder):
     assert "--parts two" in page
     assert "--plugin mine.py" in page
     assert json.loads((out / "suite.json").read_text())["spec"]["overrides"] == {"epochs": 1}
+    assert (rows["accuracy, dense"]["seeds"], rows["accuracy, dense"]["interval"]) == ("1", "")
+    # Another seed by another command: the page has both, as results.csv has, and an interval over them.
+    more = [*command, "--device", "cpu", "--seeds", "5,"]
+    done = subprocess.run(more, cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 trials to run" in done.stdout + done.stderr
+    assert [path.name for path in (folder / "runs").iterdir()] == [out.name]
+    with open(out / "results.csv", encoding="utf-8", newline="") as file:
+        dense = [100 * float(row["test_accuracy"]) for row in csv.DictReader(file) if row["method"] == "dense"]
+    with open(out / "reproduce" / "mine.csv", encoding="utf-8", newline="") as file:
+        rows = {row["quantity"]: row for row in csv.DictReader(file)}
+    assert rows["accuracy, dense"]["seeds"] == rows["FLOPs left"]["seeds"] == "2" == str(len(dense))
+    assert float(rows["accuracy, dense"]["ours"]) == pytest.approx(sum(dense) / 2)
+    assert "Trials: 4, of which 4 done" in (out / "reproduce" / "mine.md").read_text(encoding="utf-8")

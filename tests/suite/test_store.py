@@ -266,3 +266,15 @@ def test_a_lock_that_is_held_for_a_moment_is_waited_for(store):
     with store.lock():
         pass
     reader.wait()
+
+
+def test_the_table_says_how_steps_were_executed(store):
+    for seed, execution in ((0, "cuda_graph"), (1, None)):
+        recipe = {**spec().recipe, "execution": execution}
+        if execution is None:
+            del recipe["execution"]  # a record from before there was a choice
+        put(store, spec(seed, recipe=recipe), "done")
+    assert [row["execution"] for row in sorted(write_results(store), key=lambda row: row["seed"])] == [
+        "cuda_graph",
+        "eager",
+    ]
