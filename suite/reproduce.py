@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import hashlib
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,6 +51,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     typed_parts = _read_parts(namespace.parts, reproduction)
     options = _read_options(namespace)
 
+    from suite.outcome import write_outcome
     from suite.run import resolve, run_trials
     from suite.store import Store
 
@@ -199,124 +199,3 @@ def _union(suites: Sequence[SuiteSpec]) -> SuiteSpec:
         seeds=seeds,
         overrides=overrides,
     )
-
-
-def write_outcome(
-    reproduction: Reproduction,
-    plans: dict[str, list[TrialSpec]],
-    asked: Sequence[str],
-    folder: Path,
-    base: SuiteSpec,
-    arguments: Sequence[str],
-) -> list[Path]:
-    """Write `reproduce/NAME.{md,csv,svg}` from what the folder holds; returns the Markdown file alone."""
-    from reports import reproduced
-    from reports.records import read
-    from suite.provenance import without_home
-    from suite.reproduction import Ran
-
-    held = read(folder)
-    records = {trial.name: trial for trial in held.trials}
-    found = {name: _with_other_seeds(specs, folder) for name, specs in plans.items()}
-    trials = {name: _by_label(specs, records) for name, specs in found.items()}
-    specs = {spec.trial_id: spec for several in found.values() for spec in several}
-    device = base.device if base.device_index is None else f"cuda:{base.device_index}"
-    outcome = reproduction.outcome(Ran(folder, trials, specs, device))
-    behind = [records[name] for name in specs if name in records]
-    name = reproduction.registered_name
-    unrun = [
-        reproduced.Unrun(part.name, part.title, _command(arguments, part.name))
-        for part in reproduction.parts
-        if part.name not in asked and not _is_whole(part.name, plans, records)
-    ]
-    groups = {*reproduction.also, reproduction.reference}
-    for part in reproduction.parts:
-        groups |= {one.published.partition("/")[0] for one in part.compared if one.published}
-    published = [reproduction.published.groups[group] for group in reproduction.published.groups if group in groups]
-    written = reproduced.write(
-        folder,
-        reproduced.Reproduced(
-            name=name,
-            title=reproduction.title,
-            summary=_summary(reproduction),
-            comparisons=outcome.comparisons,
-            figure=outcome.figure,
-            reference=reproduction.published.group(reproduction.reference),
-            trials=tuple(behind),
-            changed=tuple(f"recipe.{key}={value}" for key, value in base.overrides.items()),
-            alone=tuple(reproduction.published.group(group) for group in reproduction.also),
-            unrun=tuple(unrun),
-            remarks=outcome.remarks,
-            notes=tuple(f"{group.place}: {note}" for group in published for note in group.notes),
-            provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, held.source, arguments)))),
-        ),
-    )
-    return written[:1]
-
-
-def _is_whole(part: str, plans: dict[str, list[TrialSpec]], records: dict[str, Any]) -> bool:
-    """Whether each trial of a part was run, by whatever command."""
-    return part in plans and all(spec.trial_id in records for spec in plans[part])
-
-
-def _with_other_seeds(planned: Sequence[TrialSpec], folder: Path) -> list[TrialSpec]:
-    """The trials of this command, then those of the folder that differ from one of them by seed alone."""
-    from suite.store import Store, read_record
-
-    specs = [
-        record["spec"] for path in Store(folder).trial_folders() if (record := read_record(path)) and "spec" in record
-    ]
-    found = list(planned)
-    held = {TrialSpec.from_json(spec).hash for spec in specs} - {spec.hash for spec in planned}
-    for seed in sorted({spec["seed"] for spec in specs}):
-        # Rebuilt from this command's, so that they bear its labels and paths: an earlier one may write them otherwise.
-        others = {other.hash: other for spec in planned if (other := dataclasses.replace(spec, seed=seed)).hash in held}
-        found += others.values()
-    return found
-
-
-def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """The trials that there are, by the labels that the part's list gives them, whoever ran them."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for spec in specs:
-        if spec.trial_id in records:
-            found[spec.label] = (*found.get(spec.label, ()), records[spec.trial_id])
-    return found
-
-
-def _summary(reproduction: Reproduction) -> str:
-    reference = reproduction.published.group(reproduction.reference)
-    lines = [(reproduction.__doc__ or "").strip().partition("\n")[0]]
-    lines.append(f"Published: {reference.source.title} ({reference.source.where}).")
-    return " ".join(lines)
-
-
-def _command(arguments: Sequence[str], part: str) -> str:
-    """The command of this run for another part."""
-    kept: list[str] = []
-    skip = False
-    for word in arguments:
-        if skip:
-            skip = False
-        elif word == "--parts":
-            skip = True
-        elif not word.startswith("--parts="):
-            kept.append(word)
-    from suite.provenance import without_home
-
-    return without_home(shlex.join([*door().split(), "reproduce", *kept, "--parts", part]))
-
-
-def _provenance(trials: Sequence[Any], source: str, arguments: Sequence[str]) -> list[str]:
-    """Where the numbers come from, a line each; the suite's report has the rest."""
-    lines = [f"Command: {shlex.join([*door().split(), 'reproduce', *arguments])}"]
-    done = sum(trial.done for trial in trials)
-    lines.append(
-        f"Trials: {len(trials)}, of which {done} done; numbers from {source}. The suite's own report: ../report.md"
-    )
-    commits = sorted({str(git.get("commit", ""))[:12] for trial in trials if (git := trial.provenance.get("git"))})
-    if commits:
-        lines.append(f"Source: commit {', '.join(commits)}")
-    notes = {copy.get("note", "") for trial in trials if (copy := trial.spec.get("data_copy"))}
-    lines += [f"Data: {note}" for note in sorted(filter(None, notes))]
-    return lines

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from suite import cli, registry, reproduce
+from suite import cli, outcome, registry, reproduce
 from suite.recipe import Recipe
 from suite.reproduction import Part
 from suite.spec import SuiteSpec, TrialSpec
@@ -100,7 +100,7 @@ def test_one_folder_collects_parts_and_seeds_and_nothing_else():
 def test_the_command_for_another_part(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run_suite.py"])
     for typed in (["--parts", "a"], ["--parts=a"], []):
-        command = reproduce._command(["x", *typed, "--out", "a folder"], "b")
+        command = outcome.other_command(["x", *typed, "--out", "a folder"], "b")
         assert command == "python run_suite.py reproduce x --out 'a folder' --parts b"
 
 
@@ -136,7 +136,7 @@ def test_seeds_that_the_folder_has_belong_to_the_page(folder):
     damaged = store.trial_folder("sdgp-digits-resnet9-s6-00000000")
     damaged.mkdir()
     (damaged / "trial.json").write_text("{")
-    found = reproduce._with_other_seeds([trial(5), trial(7)], folder / "out")
+    found = outcome.with_other_seeds([trial(5), trial(7)], folder / "out")
     assert [one.seed for one in found] == [5, 7, 0, 1]  # the command's first, run or not
     assert {one.label for one in found} == {"sdgp[n=2,m=4]"}
     assert found[2].data_copy["path"] == "/here"
