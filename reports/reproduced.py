@@ -259,7 +259,8 @@ def _ours_alone(lines: Sequence[Comparison]) -> Table | None:
 
 def _published(one: Comparison, signed: bool) -> str:
     assert one.published is not None
-    decimals = max(1, len(f"{one.published:.10g}".partition(".")[2]))
+    printed_whole = one.rounding >= 0.5  # 25 must not become 25.0
+    decimals = max(0 if printed_whole else 1, len(f"{one.published:.10g}".partition(".")[2]))
     return numbers.signed(one.published, decimals) if signed else numbers.plain(one.published, decimals)
 
 

@@ -97,6 +97,8 @@ class Figure5(Reproduction):
         }
         shown = f"Image {sample} of the batch, channels {channels[0]} to {channels[-1]} of {captured.layer}."
         caption = f"{shown} The group of {M} channels with the largest sum of magnitudes in any one image of the batch."
+        if captured.loss_scale != 1:
+            caption += f" Of the loss times {captured.loss_scale:g}."
         figure = gradient_figure(
             self.registered_name, "An output gradient, dense and pruned to 2:4", caption, images, channels
         )

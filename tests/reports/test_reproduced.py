@@ -268,6 +268,14 @@ def test_a_projection_is_never_confirmed(trials, numbers):
     assert (row["published"], row["difference"]) == ("16.6", "")
 
 
+@pytest.mark.parametrize(("printed", "shown"), [("95", "95 %"), ("95.0", "95.0 %"), ("95.25", "95.25 %")])
+def test_published_numbers_have_the_decimals_that_were_printed(trials, tmp_path, printed, shown):
+    path = tmp_path / "numbers.toml"
+    path.write_text(NUMBERS.replace("sdgp = 95.2", f"sdgp = {printed}"), encoding="utf-8")
+    page = reproduced.to_markdown(make(trials, published.read(path)))
+    assert f"| accuracy, pruned | {shown}<sup>" in page
+
+
 def test_a_part_that_nobody_asked_for_is_a_command_and_no_rows(trials, numbers):
     without = {"dense": trials["dense"]}
     unrun = (reproduced.Unrun("a", "the first part", "pdt reproduce made-up --parts a"),)
