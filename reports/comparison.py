@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ from reports.numbers import scaled
 from reports.published import Group, Published, kind_of
 from reports.records import Trial
 from reports.rows import by_seed, seed_of
+from reports.steadiness import competing_programs, resumed, unsteady_times
 
 Against = Literal["", "difference", "ratio", "saving"]
 TIMES = ("_time_s", "_per_s")  # how columns end that depend on the machine
@@ -137,6 +138,13 @@ def compare(
         UsageError: if a published number that a declaration names does not exist.
     """
     return tuple(_comparison(one, part, trials, published) for one in compared)
+
+
+def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) -> list[str]:
+    """What speaks against the trials' measured times, where a quantity is made of one: lines for the reader."""
+    if not any(one.column.endswith(TIMES) for one in compared):
+        return []
+    return [*competing_programs(trials), *unsteady_times(trials), *resumed(trials)]
 
 
 def published_alone(group: Group) -> tuple[Comparison, ...]:

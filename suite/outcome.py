@@ -25,6 +25,7 @@ def write_outcome(
 ) -> list[Path]:
     """Write `reproduce/NAME.{md,csv,svg}` from what the folder holds; returns the Markdown file alone."""
     from reports import reproduced
+    from reports.comparison import doubts_about_times
     from reports.records import read
     from suite.provenance import without_home
     from suite.reproduction import Ran
@@ -43,9 +44,9 @@ def write_outcome(
         for part in reproduction.parts
         if part.name not in asked and not _is_whole(part.name, plans, records)
     ]
+    compared = [one for part in reproduction.parts for one in part.compared]
     groups = {*reproduction.also, reproduction.reference}
-    for part in reproduction.parts:
-        groups |= {one.published.partition("/")[0] for one in part.compared if one.published}
+    groups |= {one.published.partition("/")[0] for one in compared if one.published}
     published = [reproduction.published.groups[group] for group in reproduction.published.groups if group in groups]
     written = reproduced.write(
         folder,
@@ -60,7 +61,7 @@ def write_outcome(
             changed=tuple(f"recipe.{key}={value}" for key, value in base.overrides.items()),
             alone=tuple(reproduction.published.group(group) for group in reproduction.also),
             unrun=tuple(unrun),
-            remarks=outcome.remarks,
+            remarks=(*outcome.remarks, *doubts_about_times(compared, behind)),
             notes=tuple(f"{group.place}: {note}" for group in published for note in group.notes),
             provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, held.source, arguments)))),
         ),

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from reports import published, reproduced
-from reports.comparison import Compared, accuracy, compare, published_alone
+from reports.comparison import Compared, accuracy, compare, doubts_about_times, published_alone
 from reports.estimates import Estimate, Missing
 from reports.records import read
 from reports.reproduction_figures import differences_figure, gradient_figure, grid_figure
@@ -105,6 +105,15 @@ def test_one_seed_has_no_interval_and_covers_nothing(suite, numbers):
     suite.add_all(("dense", "sdgp"), seeds=1)
     one = lines(by_label(read(suite.write())), numbers)["pruned minus dense"]
     assert (one.ours.half_width, one.covered) == (None, None)
+
+
+def test_times_of_a_busy_machine_are_doubted_where_a_quantity_is_a_time(trials):
+    several = [trial for found in trials.values() for trial in found]
+    assert doubts_about_times(COMPARED, several) == []
+    busy = dataclasses.replace(several[0], provenance={"hardware": {"threads": 2}, "busy_cores": 1.5})
+    (line,) = doubts_about_times(COMPARED, [busy, *several[1:]])
+    assert "trust no time of theirs" in line
+    assert doubts_about_times(COMPARED[:3], [busy]) == []
 
 
 def test_why_there_is_no_number(suite, numbers):

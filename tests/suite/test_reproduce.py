@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as it is first imported
 
 from suite import cli, outcome, registry, reproduce
 from suite.recipe import Recipe
