@@ -126,7 +126,10 @@ def on_gpu(tmp_path):
         "  *$BREAKS*) exit 1;;\n"
         "esac\n"
     )
-    python.chmod(0o755)
+    sanitizer = tools / "compute-sanitizer"
+    sanitizer.write_text('#!/bin/sh\nwhile [ "$1" != python3 ]; do shift; done\nexec "$@"\n')
+    for tool in (python, sanitizer):
+        tool.chmod(0o755)
 
     def start(*stages, breaks="nothing at all", **variables):
         called.unlink(missing_ok=True)
@@ -143,20 +146,34 @@ def test_on_gpu_runs_all_in_order_and_goes_on_where_it_was_cut_off(on_gpu):
     done, called = on_gpu(breaks="bench_step")
     assert done.returncode == 1
     assert "not done: steps" in done.stdout
-    assert called[0].startswith("-m pytest -m gpu")
+    assert called[0] == "benchmarks/check_kernels.py --device cuda"
     assert [line.split("--shapes ")[1].split()[0] for line in called if "bench_kernels" in line] == [
         *("large", "large", "resnet9", "resnet18,resnet50")
     ]
-    order = ("-m gpu", "bench_kernels", "bench_step", "--preset smoke", "--preset quick --seeds", "reproduce")
+    order = (
+        "check_kernels",
+        "-m gpu",
+        "bench_kernels",
+        "bench_step",
+        "--preset smoke",
+        "--preset quick --seeds",
+        "reproduce",
+    )
     places = [next(index for index, line in enumerate(called) if part in line) for part in order]
     assert places == sorted(places)
 
     done, called = on_gpu()
     assert done.returncode == 0
-    assert [line for line in called if "check_kernels" not in line] == [
-        next(line for line in called if "bench_step" in line)
-    ]
+    assert called == [next(line for line in called if "bench_step" in line)]
     assert "all done: tests kernels sanitizer steps suites" in done.stdout
+
+
+def test_on_gpu_does_not_call_done_what_the_sanitizer_did_not_see(on_gpu, tmp_path):
+    (tmp_path / "tools" / "compute-sanitizer").unlink()
+    done, _ = on_gpu("sanitizer", "steps")
+    if shutil.which("compute-sanitizer") is None and not Path("/usr/local/cuda/bin/compute-sanitizer").exists():
+        assert done.returncode == 1
+        assert "not done: sanitizer" in done.stdout
 
 
 def test_on_gpu_runs_the_stages_asked_for(on_gpu):

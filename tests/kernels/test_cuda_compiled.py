@@ -16,7 +16,6 @@ from kernels.cuda.source import FOLDERS, OPTIONS, inlined, source
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC comes with torch's CUDA builds, and is not here")
 
-ARCHITECTURES = ("sm_80", "sm_90")
 GROUPS = ((1, 2), (2, 4), (4, 8), (2, 16), (8, 16), (16, 32))
 # A multiprocessor has 65,536 registers: at 64 a thread it holds half of its 2,048 threads, enough to keep memory busy.
 MOST_REGISTERS = {"prune_units": 64, "prune_and_multiply": 64, "prune_and_compress": 64}
@@ -35,6 +34,11 @@ def kernels_of(n: int, m: int) -> list[str]:
     return list(found)
 
 
+def _buffer(size: int) -> bytes:
+    """Bytes for NVRTC to write into. Never a single one: Python has each single byte once, for all who use it."""
+    return bytes(size + 2)
+
+
 def compile_cubin(kernels: list[str], architecture: str) -> bytes:
     """Compiles as CuPy does: the same text, the same options."""
     error, program = nvrtc.nvrtcCreateProgram(source().encode(), b"prune_nm.cu", 0, [], [])
@@ -44,13 +48,13 @@ def compile_cubin(kernels: list[str], architecture: str) -> bytes:
     options = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={architecture}")]
     (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
+    log = _buffer(size)
     nvrtc.nvrtcGetProgramLog(program, log)
     assert not int(error), log.decode()[:2000]
     _, size = nvrtc.nvrtcGetCUBINSize(program)
-    cubin = b" " * size
+    cubin = _buffer(size)
     nvrtc.nvrtcGetCUBIN(program, cubin)
-    return cubin
+    return cubin[:size]
 
 
 def tool(name: str) -> str:
@@ -85,7 +89,7 @@ def instructions(cubin: Path) -> dict[str, list[str]]:
 
 
 # Turing has no instruction for bf16; the kernels still run there.
-COMPILED = [*itertools.product(ARCHITECTURES, GROUPS), ("sm_75", (2, 4))]
+COMPILED = [*itertools.product(["sm_90"], GROUPS), *itertools.product(["sm_80"], GROUPS[1:]), ("sm_75", (2, 4))]
 
 
 @pytest.fixture(scope="module", params=COMPILED, ids=str)
