@@ -14,7 +14,7 @@ from reports.estimates import Missing
 from reports.model import Cell, Column, Figure, Table, dash
 from reports.published import MEASURED, Group, kind_of
 from reports.records import Trial, clean
-from reports.write import write_text
+from suite import files
 
 COLUMNS = (
     *("quantity", "published", "source", "ours", "interval", "difference", "kind"),
@@ -82,8 +82,9 @@ def write(folder: Path, reproduced: Reproduced) -> list[Path]:
         paths["svg"].unlink(missing_ok=True)
     else:
         texts = {paths["svg"]: reproduced.figure.standalone, **texts}
+    place.mkdir(exist_ok=True)
     for path, text in texts.items():
-        write_text(path, text)
+        files.write(path, text)
     return list(reversed(texts))
 
 

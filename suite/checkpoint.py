@@ -8,7 +8,6 @@ the new one.
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from suite import files
 from suite.errors import UsageError
 from suite.method import ReconfigPlan
 from suite.parameters import build_model
@@ -27,15 +27,8 @@ MODEL_FORMAT = 1
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write a checkpoint atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with files.replacing(path) as file:
+        torch.save(dict(state), file)
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:

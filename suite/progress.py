@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from suite import files
 from suite.spec import TrialSpec
 
 SMALLEST_INTERVAL = 0.5
@@ -50,10 +50,8 @@ class ProgressFile:
         if now < self._next and fraction < 1:
             return
         self._next = now + SMALLEST_INTERVAL
-        temporary = self._path.with_name(f".{self.NAME}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(asdict(Position(epoch, epochs, fraction))), encoding="utf-8")
-            temporary.replace(self._path)
+            files.write(self._path, json.dumps(asdict(Position(epoch, epochs, fraction))), durable=False)
 
     def read(self) -> Position | None:
         """Where the trial is; `None` before it said so."""

@@ -7,8 +7,9 @@ import io
 from pathlib import Path
 from typing import Any
 
+from suite import files
 from suite.spec import TrialSpec, canonical_json
-from suite.store import RUNNING, Store, read_record, write_atomically
+from suite.store import RUNNING, Store, read_record
 
 TEXT_COLUMNS = (
     *("trial_id", "method", "variant", "task", "model", "preset", "status", "message", "device", "hardware_id"),
@@ -83,7 +84,7 @@ def write_results(store: Store, none_runs: bool = False) -> list[dict[str, Any]]
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in found)
-    write_atomically(store.folder / "results.csv", text.getvalue().encode())
+    files.write(store.folder / "results.csv", text.getvalue())
 
     # The types are fixed: a column in which nothing was measured would else change its type from folder to folder.
     types = dict.fromkeys(COLUMNS, pa.float64())
@@ -97,7 +98,6 @@ def write_results(store: Store, none_runs: bool = False) -> list[dict[str, Any]]
         for row in found
     ]
     table = pa.Table.from_pylist(plain, schema=pa.schema(list(types.items())))
-    binary = io.BytesIO()
-    parquet.write_table(table, binary)
-    write_atomically(store.folder / "results.parquet", binary.getvalue())
+    with files.replacing(store.folder / "results.parquet") as file:
+        parquet.write_table(table, file)
     return found

@@ -15,13 +15,13 @@ import json
 import math
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from suite import files
 from suite.errors import UsageError
 from suite.provenance import without_home
 from suite.spec import SuiteSpec, TrialSpec
@@ -30,43 +30,11 @@ ONLY = ("missing", "failed", "all")
 ENDED = ("done", "diverged", "oom", "timeout", "error", "skipped")
 RUNNING = "running"
 
-# Names under which files are written before they are moved to their place; a folder may hold a user's own `.gitignore`.
-LEFTOVERS = (
-    *(f".{name}.*" for name in ("suite.json", "results.csv", "results.parquet")),
-    *(".report.html-*", ".report.md-*", "figures/.*.svg-*"),
-    *(f"reproduce/.*.{ending}-*" for ending in ("md", "csv", "svg")),
-    *(f"trials/*/.{name}.*" for name in ("trial.json", "progress.json", "epochs.jsonl", "layers.csv")),
-    *(f"trials/*/.{name}.*" for name in ("checkpoint.pt", "model.pt")),
-)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file by new content, so that a reader, or a crash, finds the old content or the new, never a part."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)  # mkstemp's files are for their owner alone
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    # The rename itself is lost in a power failure unless the folder reaches the disk too.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
 
 def write_json(path: Path, data: Any) -> None:
     """Write JSON atomically. Infinities and NaN, which JSON does not have, become null: not measured."""
     text = json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False)
-    write_atomically(path, (text + "\n").encode())
+    files.write(path, text + "\n")
 
 
 def _finite(data: Any) -> Any:
@@ -129,11 +97,8 @@ class Store:
                     raise UsageError(f"--out {self.folder}: {path} may not be written to")
                 break
         # A command that was killed before it wrote suite.json leaves only its lock, and perhaps half of that file.
-        names = sorted(
-            path.name
-            for path in self.folder.glob("*")
-            if path.name != ".lock" and not path.name.startswith(".suite.json.")
-        )
+        held = set(self.folder.glob("*")) - {self.folder / ".lock"} - files.parts_of(self.folder / "suite.json")
+        names = sorted(path.name for path in held)
         if names and "suite.json" not in names:
             inside = sorted(path.parent.name for path in self.folder.glob("*/suite.json"))
             hint = (
@@ -165,7 +130,7 @@ class Store:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            _remove_leftovers(self.folder)
+            self._remove_parts()
             yield
 
     def is_locked(self) -> bool:
@@ -180,6 +145,15 @@ class Store:
             except BlockingIOError:
                 return True
         return False
+
+    def _remove_parts(self) -> None:
+        """Remove what killed processes left half-written; the folder is locked, and no trial of it runs.
+
+        A user's own folders may lie in this one; they are left alone.
+        """
+        for folder in (self.folder, self.folder / "figures", self.folder / "reproduce", *self.trial_folders()):
+            for part in files.parts(folder):
+                part.unlink(missing_ok=True)
 
     def _holder(self) -> str:
         text = (self.folder / ".lock").read_text(encoding="ascii").strip()
@@ -241,13 +215,6 @@ class Store:
             ):
                 chosen.append((trial, folder))
         return chosen
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove the half-written files that killed processes left; the folder is locked, and no trial of it runs."""
-    for pattern in LEFTOVERS:
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
 
 
 def _fcntl() -> Any:

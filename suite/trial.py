@@ -125,9 +125,8 @@ class Trial:
             UsageError: if the files of the earlier attempt are damaged; one line that says what to do.
         """
         import kernels
-        from suite import checkpoint
+        from suite import checkpoint, files
         from suite.errors import UsageError
-        from suite.store import write_atomically
 
         path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
         if not path.is_file():
@@ -160,7 +159,7 @@ class Trial:
             provenance["resumed_elsewhere"] = notes
         trainer.load_state_dict(state["trainer"])
         self.earlier_wall_time, self.earlier_rss = state["wall_time_s"], state["peak_rss_bytes"]
-        write_atomically(records, "".join(lines).encode())
+        files.write(records, "".join(lines))
         log.info("resumed after epoch %d", done)
 
     def _append_record(self, record: dict[str, Any]) -> None:
@@ -188,12 +187,12 @@ class Trial:
 
     def _result(self, trainer: Any) -> dict[str, Any]:
         """The columns of `results.csv` that the trial alone knows, and `layers.csv`. Not measured: absent."""
+        from suite import files
         from suite.inference import images_per_second
-        from suite.store import write_atomically
 
         ledger, progress, seconds = trainer.ledger, trainer.progress, trainer.clock.seconds
         last_epoch = trainer.ctx.epochs_done + (trainer.ctx.batch_index > 0)
-        write_atomically(self.folder / "layers.csv", ledger.to_csv(last_epoch).encode())
+        files.write(self.folder / "layers.csv", ledger.to_csv(last_epoch))
         flops = {f"train_flops_{column}": value for column, value in ledger.train_flops.items()}
         result: dict[str, Any] = {
             "train_time_s": trainer.clock.training,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 import zipfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from suite import files
 
 # What numpy and zipfile raise for a file that is cut short, altered or foreign; RuntimeError where a changed bit says
 # that the file is encrypted or packed in an unknown way.
@@ -57,17 +57,9 @@ def save_decoded(path: Path, data: DecodedImages, fingerprint: str) -> str:
         OSError: if it cannot be written; no part of it is left.
     """
     checksum = data.checksum()
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            arrays = {field.name: getattr(data, field.name) for field in fields(data)}
-            np.savez(file, checksum=np.array(checksum), fingerprint=np.array(fingerprint), **arrays)
-        # Readable by whoever reads the folder: mkstemp's files are private.
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    arrays = {field.name: getattr(data, field.name) for field in fields(data)}
+    with files.replacing(path) as file:
+        np.savez(file, checksum=np.array(checksum), fingerprint=np.array(fingerprint), **arrays)
     return checksum
 
 

@@ -6,9 +6,7 @@ import contextlib
 import hashlib
 import http.client
 import logging
-import os
 import queue
-import tempfile
 import threading
 import time
 import urllib.parse
@@ -16,6 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import IO, Any
 
+from suite import files
 from tasks.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -84,26 +83,20 @@ def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
 
 def _remove_leftovers(destination: Path) -> None:
     """Remove parts of this file that killed processes left; one that grows is another process's, and stays."""
-    for path in destination.parent.glob(f".{destination.name}.*.part"):
+    for path in files.parts_of(destination):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > LEFT_AFTER_SECONDS:
                 path.unlink()
 
 
 def _fetch_from(url: str, md5: str, destination: Path, *, may_be_slow: bool) -> None:
-    handle, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.", suffix=".part")
-    temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with files.replacing(destination) as file:
             found = _transfer(url, file, may_be_slow)
-        if found != md5:
-            raise DownloadFailed(f"{_host(url)}: sent another file (MD5 {found}, not {md5})")
-        temporary.chmod(0o644)
-        temporary.replace(destination)
+            if found != md5:
+                raise DownloadFailed(f"{_host(url)}: sent another file (MD5 {found}, not {md5})")
     except (OSError, http.client.HTTPException) as error:
         raise DownloadFailed(f"{_host(url)}: {getattr(error, 'reason', None) or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _transfer(url: str, file: IO[bytes], may_be_slow: bool) -> str:

@@ -18,9 +18,9 @@ TRIALS = {f"suite.{name}" for name in ("reproduction", "registry", "errors", "sp
 MAY = {
     "suite": lambda module: module.split(".")[0] in ("suite", "reports") or module == "kernels",
     "methods": lambda module: module.split(".")[0] in ("methods", "kernels") or module in CONTRACTS,
-    "tasks": lambda module: module.split(".")[0] == "tasks" or module in CONTRACTS,
+    "tasks": lambda module: module.split(".")[0] == "tasks" or module in CONTRACTS | {"suite.files"},
     "kernels": lambda module: module.split(".")[0] == "kernels",
-    "reports": lambda module: module.split(".")[0] == "reports" or module == "suite.errors",
+    "reports": lambda module: module.split(".")[0] == "reports" or module in ("suite.errors", "suite.files"),
     "reproductions": lambda module: module.split(".")[0] in ("reproductions", "reports", "kernels") or module in TRIALS,
 }
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.build import find_compiler
+from kernels.cpu.build import BuildError, find_compiler
 from kernels.cuda.plan import Launch, Plan, Shape
 
 HERE = Path(__file__).resolve().parent
@@ -19,7 +21,20 @@ GUARD = 1024  # floats behind a workspace
 TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64}
 
 
-def build(kernels: list[str], folder: Path) -> dict[str, ctypes._CFuncPtr]:
+def needs_compiler() -> None:
+    """Skips the test where nothing compiles C++."""
+    try:
+        find_compiler()
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+def kernels_of(plans: Iterable[Plan]) -> list[str]:
+    """The kernels that plans launch, each once."""
+    return list(dict.fromkeys(launch.kernel for plan in plans for launch in plan.launches))
+
+
+def build(kernels: Sequence[str], folder: Path) -> dict[str, ctypes._CFuncPtr]:
     """Compiles kernels, by their names with template arguments, into one library; gives a launcher for each."""
     lines = ["#include <algorithm>", '#include "cuda_on_cpu.h"', '#include "prune_nm.cu"']
     for index, kernel in enumerate(kernels):

@@ -7,13 +7,12 @@ import itertools
 
 import pytest
 import torch
-from emulated import build, poisoned_like, run, run_launch, shape_of
+from emulated import build, kernels_of, needs_compiler, poisoned_like, run, run_launch, shape_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
-from kernels.cpu.build import BuildError, find_compiler
 from kernels.cuda import plan as plans
 from kernels.cuda.plan import Plan, Shape
 
@@ -46,20 +45,18 @@ def plan(grad: Tensor, case: tuple[str, int, int, str], rescale: str, aligned: b
 
 @pytest.fixture(scope="module")
 def launchers(tmp_path_factory):
-    try:
-        find_compiler()
-    except BuildError as error:
-        pytest.skip(str(error))
-    kernels: dict[str, None] = {}
-    for dtype, n, m, mode in MENU:
-        for shape in (Shape(2, 9, 64), Shape(2, 9, 63), Shape(5, 1, 64, matrix=True)):
-            for rescale, shared in itertools.product(SCOPES, (A100_SHARED_BYTES, 0)):
-                found = plans.plan_prune(shape, dtype, n, m, mode, rescale, True, shared)
-                kernels.update({launch.kernel: None for launch in found.launches})
+    needs_compiler()
+    shapes = (Shape(2, 9, 64), Shape(2, 9, 63), Shape(5, 1, 64, matrix=True))
+    kernels = kernels_of(
+        plans.plan_prune(shape, dtype, n, m, mode, rescale, True, shared)
+        for (dtype, n, m, mode), shape, rescale, shared in itertools.product(
+            MENU, shapes, SCOPES, (A100_SHARED_BYTES, 0)
+        )
+    )
     for n, mode in itertools.product((1, 2), ("magnitude", "random")):
         for m, dtype in ((4, "bfloat16"), (8, "float16"), (16, "bfloat16")):
-            kernels[plans.plan_compress(Shape(1, 1, 16), dtype, n, m, mode).kernel] = None
-    return build(list(kernels), tmp_path_factory.mktemp("emulated"))
+            kernels.append(plans.plan_compress(Shape(1, 1, 16), dtype, n, m, mode).kernel)
+    return build(kernels, tmp_path_factory.mktemp("emulated"))
 
 
 def bits_of(tensor: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 import kernels
 from kernels import reference
-from kernels.cpu.build import BuildError, find_compiler
 from kernels.cuda import library
 from kernels.cuda import plan as plans
 from kernels.cuda.plan import Shape
@@ -44,18 +43,14 @@ class FakeKernel:
 
 @pytest.fixture(scope="module")
 def launchers(tmp_path_factory):
-    try:
-        find_compiler()
-    except BuildError as error:
-        pytest.skip(str(error))
-    found: dict[str, None] = {}
-    for (n, m), shape in itertools.product(((2, 4), (3, 7)), (Shape(2, 9, 64), Shape(5, 1, 64, matrix=True))):
-        for rescale in SCOPES:
-            for aligned in (True, False):
-                planned = plans.plan_prune(shape, "float32", n, m, "random", rescale, aligned, 2**20)
-                found.update({launch.kernel: None for launch in planned.launches})
-    found[plans.plan_compress(Shape(1, 1, 16), "bfloat16", 2, 4, "random").kernel] = None
-    return emulated.build(list(found), tmp_path_factory.mktemp("launched"))
+    emulated.needs_compiler()
+    shapes = (Shape(2, 9, 64), Shape(5, 1, 64, matrix=True))
+    found = emulated.kernels_of(
+        plans.plan_prune(shape, "float32", n, m, "random", rescale, aligned, 2**20)
+        for (n, m), shape, rescale, aligned in itertools.product(((2, 4), (3, 7)), shapes, SCOPES, (True, False))
+    )
+    found.append(plans.plan_compress(Shape(1, 1, 16), "bfloat16", 2, 4, "random").kernel)
+    return emulated.build(found, tmp_path_factory.mktemp("launched"))
 
 
 @pytest.fixture

@@ -189,3 +189,5 @@ METHODS = [
     Nothing, WeightMask, ChannelTopK, OwnBackend, Mixup, SkipsOdd, RandomChannels, HashedChannels, Shrinks, Replans,
     Decays,
 ]  # fmt: skip
+REPLAYED = [Nothing, Mixup, SkipsOdd, HashedChannels, ReplayedTopK]
+"""Those whose steps may be captured and replayed."""

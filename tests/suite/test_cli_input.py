@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from toy_suite import GOOD, listing, pdt
+from toy_suite import GOOD, assert_one_line, listing, pdt
 
 from suite import cli
 from suite.options import read_config, read_run_options
@@ -63,9 +63,7 @@ def test_what_is_wrong_is_found_before_torch_is_imported(folder, capsys, monkeyp
     assert cli.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("pdt: error: ")
-    assert captured.err.count("\n") == 1
-    assert expected in captured.err
+    assert_one_line(captured.err, expected)
     assert listing(folder) == before
 
 
@@ -96,9 +94,7 @@ def test_a_user_sees_one_line(folder, arguments, expected):
     answer = pdt(*arguments)
     assert answer.returncode == 2
     assert answer.stdout == ""
-    assert answer.stderr.startswith("pdt: error: ")
-    assert answer.stderr.count("\n") == 1
-    assert expected in answer.stderr
+    assert_one_line(answer.stderr, expected)
     assert listing(folder) == before
 
 
@@ -120,9 +116,7 @@ def test_a_config_that_is_wrong(folder, capsys, text, expected):
     (folder / "c.toml").write_text(text)
     before = listing(folder)
     assert cli.main(["--config", "c.toml"]) == 2
-    captured = capsys.readouterr()
-    assert expected in captured.err
-    assert captured.err.count("\n") == 1
+    assert_one_line(capsys.readouterr().err, expected)
     assert listing(folder) == before
 
 
@@ -170,9 +164,7 @@ def test_what_needs_the_things_themselves_is_found_before_anything_is_written(
     assert suite(*arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("pdt: error: ")
-    assert captured.err.count("\n") == 1
-    assert expected in captured.err
+    assert_one_line(captured.err, expected)
     assert listing(folder) == before
 
 
@@ -186,6 +178,4 @@ def test_what_needs_the_things_themselves_is_found_before_anything_is_written(
 )
 def test_describe_refuses_what_run_would(capsys, name, expected):
     assert cli.main(["describe", name]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1
-    assert expected in captured.err
+    assert_one_line(capsys.readouterr().err, expected)

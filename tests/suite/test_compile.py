@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import gc
-import io
 import logging
 import weakref
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_methods import METHODS, Nothing, RandomChannels, Replans, Shrinks, WeightMask
-from small_training import RECIPE, SHAPE, SmallBatches, small_net, small_trainer
+from small_training import RECIPE, SHAPE, Checkpoints, SmallBatches, small_net, small_trainer
 from test_ops import LAYERS, gradients, identity, planned_copy
 from test_trainer import without_times
 from torch import nn
@@ -31,15 +30,9 @@ def fresh():
 
 
 def fitted(method, recipe, **options):
-    records, states = [], []
-
-    def keep(state):
-        file = io.BytesIO()
-        torch.save(state(), file)
-        states.append(file.getvalue())
-
+    records, states = [], Checkpoints()
     trainer = small_trainer(
-        method(), recipe, on_epoch=records.append, on_checkpoint=keep, compile_backend="aot_eager", **options
+        method(), recipe, on_epoch=records.append, on_checkpoint=states.keep, compile_backend="aot_eager", **options
     )
     trainer.fit()
     return trainer, [without_times(record) for record in records], states
@@ -66,7 +59,7 @@ def test_compiled_training_is_eager_training_bit_for_bit(method, dtype, caplog):
     assert compiled.ledger.to_csv(3) == eager.ledger.to_csv(3)
     assert not warnings_of_ours(caplog)
     resumed = small_trainer(method(), recipe, dtype=dtype, compile_backend="aot_eager")
-    resumed.load_state_dict(torch.load(io.BytesIO(states[0]), weights_only=True))
+    resumed.load_state_dict(states[0])
     resumed.fit()
     for name, tensor in eager.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor), name

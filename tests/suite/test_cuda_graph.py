@@ -5,15 +5,13 @@ import dataclasses
 import pytest
 import torch
 from small_methods import (
+    REPLAYED,
     Decays,
     HashedChannels,
-    Mixup,
     Nothing,
     RandomChannels,
     Replans,
-    ReplayedTopK,
     Shrinks,
-    SkipsOdd,
 )
 from small_training import RECIPE, small_trainer
 from taped_graph import install
@@ -27,7 +25,6 @@ from suite.random_keys import KeyBuffer, random_key
 from suite.spec import SuiteSpec
 
 GRAPH = dataclasses.replace(RECIPE, execution="cuda_graph")
-REPLAYED = [Nothing, Mixup, SkipsOdd, HashedChannels, ReplayedTopK]
 
 
 @pytest.fixture

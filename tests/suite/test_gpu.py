@@ -2,22 +2,19 @@
 
 import copy
 import dataclasses
-import io
 
 import pytest
 import torch
 from small_methods import (
     METHODS,
+    REPLAYED,
     HashedChannels,
-    Mixup,
     Nothing,
     RandomChannels,
     Replans,
-    ReplayedTopK,
     Shrinks,
-    SkipsOdd,
 )
-from small_training import CLASSES, SHAPE, SmallBatches, small_net
+from small_training import CLASSES, SHAPE, Checkpoints, SmallBatches, small_net
 from test_ops import LAYERS, gradients, identity, planned_copy
 from test_trainer import FIVE, without_times
 
@@ -73,20 +70,14 @@ def test_empty_plan_is_bit_identical_and_identity_close(case, plan):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_operand_and_hook_trains_and_resumes(method, dtype):
-    records, states = [], []
-
-    def keep(state):
-        file = io.BytesIO()
-        torch.save(state(), file)
-        states.append(file.getvalue())
-
-    whole = cuda_trainer(method(), dtype, on_epoch=records.append, on_checkpoint=keep)
+    records, states = [], Checkpoints()
+    whole = cuda_trainer(method(), dtype, on_epoch=records.append, on_checkpoint=states.keep)
     whole.fit()
     assert records[-1]["train_loss"] < records[0]["train_loss"]
     assert whole.progress.peak_memory_bytes > 0
     again = []
     resumed = cuda_trainer(method(), dtype, on_epoch=again.append)
-    resumed.load_state_dict(torch.load(io.BytesIO(states[2]), map_location="cuda", weights_only=True))
+    resumed.load_state_dict(states[2])
     resumed.fit()
     # Bit-equality is promised on the CPU alone; counted figures are equal everywhere.
     for new, old in zip(again, records[3:], strict=True):
@@ -110,7 +101,7 @@ def deterministic():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("method", [Nothing, Mixup, SkipsOdd, HashedChannels, ReplayedTopK])
+@pytest.mark.parametrize("method", REPLAYED)
 def test_replayed_steps_are_eager_ones(method, dtype, deterministic):
     eager, expected = fitted(method, "eager", dtype)
     replayed, records = fitted(method, "cuda_graph", dtype)

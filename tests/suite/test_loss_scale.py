@@ -1,12 +1,11 @@
 """Training in float16 with a loss scale: on the CPU here, where the command line does not offer it."""
 
 import dataclasses
-import io
 
 import pytest
 import torch
 from small_methods import METHODS, Decays, Nothing
-from small_training import RECIPE, small_net, small_trainer
+from small_training import RECIPE, Checkpoints, small_net, small_trainer
 from test_trainer import without_times
 from torch import nn
 
@@ -24,21 +23,15 @@ def half(method, recipe=RECIPE, **options):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_float16_trains_and_resumes_bit_exactly_with_its_scale(method):
-    records, states = [], []
-
-    def keep(state):
-        file = io.BytesIO()
-        torch.save(state(), file)
-        states.append(file.getvalue())
-
-    whole = half(method(), FIVE, on_epoch=records.append, on_checkpoint=keep)
+    records, states = [], Checkpoints()
+    whole = half(method(), FIVE, on_epoch=records.append, on_checkpoint=states.keep)
     whole.fit()
     assert records[-1]["train_loss"] < records[0]["train_loss"]
     assert len({record["loss_scale"] for record in records}) > 1
     for done, state in enumerate(states, start=1):
         again = []
         resumed = half(method(), FIVE, on_epoch=again.append)
-        resumed.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+        resumed.load_state_dict(state)
         assert resumed.scaler.get_scale() == records[done - 1]["loss_scale"]
         resumed.fit()
         assert resumed.scaler.state_dict() == whole.scaler.state_dict()

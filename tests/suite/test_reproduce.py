@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as it is first imported
+from toy_suite import assert_one_line
 
 from suite import cli, outcome, registry, reproduce
 from suite.recipe import Recipe
@@ -51,9 +52,7 @@ def test_what_is_wrong_is_one_line_before_torch_is_imported(folder, capsys, monk
     assert cli.main(["reproduce", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("pdt: error: ")
-    assert captured.err.count("\n") == 1
-    assert expected in captured.err
+    assert_one_line(captured.err, expected)
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
@@ -148,9 +147,7 @@ def test_a_file_where_the_page_is_to_be_is_told_before_the_trials_run(folder, ca
     (folder / "out" / "suite.json").write_text("{}")
     (folder / "out" / "reproduce").write_text("x")
     assert cli.main(["reproduce", "sdgp-fig5", "--preset", "smoke", "--device", "cpu", "--out", "out"]) == 2
-    captured = capsys.readouterr()
-    assert "out/reproduce is a file" in captured.err
-    assert captured.err.count("\n") == 1
+    assert_one_line(capsys.readouterr().err, "out/reproduce is a file")
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["reproduce", "suite.json"]
 
 
@@ -225,9 +222,7 @@ def test_published_numbers_are_checked_before_anything_runs(folder, capsys, monk
     (folder / "mine.py").write_text(PLUGIN)
     (folder / "mine.toml").write_text(NUMBERS.replace(old, new))
     assert cli.main(["reproduce", "mine", "--plugin", "mine.py", "--preset", "smoke", "--device", "cpu"]) == 2
-    captured = capsys.readouterr()
-    assert expected in captured.err
-    assert captured.err.count("\n") == 1
+    assert_one_line(capsys.readouterr().err, expected)
     assert sorted(path.name for path in folder.iterdir()) == ["mine.py", "mine.toml"]
 
 

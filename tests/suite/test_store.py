@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.results import COLUMNS, INTEGER_COLUMNS, TEXT_COLUMNS, write_results
 from suite.spec import SuiteSpec, TrialSpec
-from suite.store import Store, read_record, write_atomically, write_json, write_record
+from suite.store import Store, read_record, write_json, write_record
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = """trial_id, method, variant, task, model, preset, seed, status, message, device, hardware_id, dtype,
@@ -80,16 +79,6 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     stop.set()
     reader.join()
     assert seen == sorted(seen)
-    assert [item.name for item in tmp_path.iterdir()] == ["x.json"]
-
-
-def test_a_writer_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "x.json"
-    write_json(path, {"n": 0})
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, b"new")
-    assert json.loads(path.read_text()) == {"n": 0}
     assert [item.name for item in tmp_path.iterdir()] == ["x.json"]
 
 
@@ -231,9 +220,10 @@ def test_what_a_killed_writer_left_keeps_nobody_out_and_goes(store):
     trial = store.trial_folder("dense-digits-resnet9-s0-01234567")
     trial.mkdir(parents=True)
     (store.folder / "figures").mkdir()
-    left = [store.folder / ".suite.json.abcd", store.folder / ".report.md-x", store.folder / "figures" / ".g-1.svg-x"]
-    left += [trial / name for name in (".trial.json.x", ".checkpoint.pt.12.tmp", ".progress.json.12")]
-    kept = [store.folder / ".gitignore", trial / "notes.txt"]
+    (store.folder / "mine").mkdir()
+    left = [store.folder / ".suite.json.a_1.part", store.folder / "figures" / ".g-1.svg.x.part"]
+    left += [trial / name for name in (".trial.json.x.part", ".checkpoint.pt.y.part")]
+    kept = [store.folder / ".gitignore", trial / "notes.txt", store.folder / "mine" / ".x.y.part"]
     for path in (*left, *kept):
         path.write_text("half")
     (store.folder / "suite.json").write_text("{}")
@@ -244,8 +234,11 @@ def test_what_a_killed_writer_left_keeps_nobody_out_and_goes(store):
 
 
 def test_a_folder_in_which_only_half_of_suite_json_was_written_may_be_used(tmp_path):
-    (tmp_path / ".suite.json.abcd").write_text("half")
+    (tmp_path / ".suite.json.abcd.part").write_text("half")
     Store(tmp_path).check()
+    (tmp_path / ".film.mp4.abcd.part").write_text("somebody else's")
+    with pytest.raises(UsageError, match=r"holds '\.film\.mp4\.abcd\.part' and no"):
+        Store(tmp_path).check()
 
 
 def test_a_folder_of_suites_names_one_of_them(tmp_path):

@@ -2,13 +2,12 @@
 
 import copy
 import dataclasses
-import io
 
 import pytest
 import torch
 import torch.nn.functional as F
 from small_methods import METHODS, Nothing, RandomChannels, Shrinks
-from small_training import RECIPE, SmallBatches, small_net, small_trainer
+from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_trainer
 from torch import nn
 
 from suite.method import Method, OpPlan, ReconfigPlan
@@ -24,21 +23,15 @@ def without_times(record):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_operand_and_hook_trains_and_resumes_bit_exactly(method, dtype):
-    records, states = [], []
-
-    def keep(state):
-        file = io.BytesIO()
-        torch.save(state(), file)
-        states.append(file.getvalue())
-
-    whole = small_trainer(method(), FIVE, dtype=dtype, on_epoch=records.append, on_checkpoint=keep)
+    records, states = [], Checkpoints()
+    whole = small_trainer(method(), FIVE, dtype=dtype, on_epoch=records.append, on_checkpoint=states.keep)
     whole.fit()
     assert records[-1]["train_loss"] < records[0]["train_loss"]
     assert [record["epoch"] for record in records] == [1, 2, 3, 4, 5]
     for done, state in enumerate(states, start=1):
         again = []
         resumed = small_trainer(method(), FIVE, dtype=dtype, on_epoch=again.append)
-        resumed.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+        resumed.load_state_dict(state)
         resumed.fit()
         for name, tensor in whole.model.state_dict().items():
             assert torch.equal(resumed.model.state_dict()[name], tensor), (done, name)

@@ -112,3 +112,10 @@ def listing(folder):
 
 def starts(out):
     return sorted(len(path.read_text()) for path in out.glob("trials/*/starts"))
+
+
+def assert_one_line(errors, expected):
+    """What a user sees of a mistake: one line that says it."""
+    assert errors.startswith("pdt: error: ")
+    assert errors.count("\n") == 1
+    assert expected in errors

@@ -1,0 +1,60 @@
+"""Files that are written whole or not at all."""
+
+import os
+import stat
+
+import pytest
+
+from suite import files
+
+
+def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    files.write(path, b"old")
+
+    def full(descriptor):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        files.write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_block_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x"
+    files.write(path, "old")
+
+    def write_half():
+        with files.replacing(path) as file:
+            file.write(b"half")
+            file.flush()
+            (part,) = files.parts(tmp_path)
+            assert files.parts_of(path) == {part}
+            assert not files.parts_of(tmp_path / "x.json")
+            assert path.read_text() == "old"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
+def test_a_file_is_as_open_as_the_umask_lets_it(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        files.write(tmp_path / "x", "text")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_only_what_must_outlast_a_power_failure_waits_for_the_disk(tmp_path, monkeypatch, durable):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(stat.S_IFMT(os.fstat(descriptor).st_mode)))
+    files.write(tmp_path / "x", "text", durable=durable)
+    assert flushed == ([stat.S_IFREG, stat.S_IFDIR] if durable else [])
