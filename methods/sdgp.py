@@ -46,6 +46,7 @@ class SDGP(Method):
         layers: `conv`, every convolution but those that read the image; `all`, linear layers too.
     """
 
+    version: ClassVar[int] = 2  # 2: other random masks
     source: ClassVar[str] = "McDanel et al., Structured Data Gradient Pruning, ICPR 2022"
     replayable: ClassVar[bool] = True
 

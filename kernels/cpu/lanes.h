@@ -43,6 +43,8 @@ template <>
 struct VectorOf<float> {
     typedef float type __attribute__((vector_size(vector_bytes)));
 };
+// A byte for each 16-bit lane.
+typedef uint8_t Bytes __attribute__((vector_size(vector_bytes / 2)));
 template <class Bits>
 using Vector = typename VectorOf<Bits>::type;
 
@@ -205,22 +207,46 @@ HOST_DEVICE Vec spread(Vec per_group, std::index_sequence<I...>) {
     return __builtin_shufflevector(per_group, per_group, ((Part * sizeof...(I) + I) / M)...);
 }
 
-// ---- random numbers, one Philox block per lane ----
+// ---- random numbers, one Philox block per 16-bit lane ----
 
-// Philox blocks first, first + step, first + 2 step ... in 32-bit lanes.
-HOST_DEVICE PhiloxBlock<Vector<uint32_t>> philox_lanes(uint64_t first, uint64_t step, uint64_t seed) {
-    constexpr int half = lanes<uint64_t>;
-    // Even blocks fill the low halves of 64-bit lanes and odd ones the high halves, so that no lane moves.
-    Vector<uint64_t> even;
+template <>
+struct Draw<Vector<int16_t>> {
+    static HOST_DEVICE Vector<int16_t> below(Vector<int16_t> half, int to_visit, Vector<int16_t> needed) {
+#if defined(__AVX512BW__)
+        const auto share = (Vector<int16_t>)_mm512_mulhi_epu16((__m512i)half, _mm512_set1_epi16(to_visit));
+#elif defined(__AVX2__)
+        const auto share = (Vector<int16_t>)_mm256_mulhi_epu16((__m256i)half, _mm256_set1_epi16(to_visit));
+#elif defined(__SSE2__)
+        const auto share = (Vector<int16_t>)_mm_mulhi_epu16((__m128i)half, _mm_set1_epi16(to_visit));
+#else
+        Vector<int16_t> share;
+        for (int i = 0; i < lanes<int16_t>; ++i)
+            share[i] = static_cast<int16_t>(static_cast<uint32_t>(static_cast<uint16_t>(half[i])) * to_visit >> 16);
+#endif
+        return share < needed;
+    }
+};
+
+// The eight numbers of Philox blocks first, first + step, first + 2 step ..., a block a lane. Four chains of products
+// run side by side: one alone would wait for each of its multiplications.
+HOST_DEVICE void philox_halves(uint64_t first, uint64_t step, uint64_t seed, Vector<int16_t> (&half)[8]) {
+    using Word = Vector<uint64_t>;
+    using Words = Vector<uint32_t>;
+    Word counter;
     UNROLL
-    for (int i = 0; i < half; ++i) even[i] = 2 * static_cast<uint64_t>(i);
-    even = even * step + first;
-    const PhiloxBlock<Vector<uint64_t>> a = philox4x32_10(even, seed), b = philox4x32_10(even + step, seed);
-    PhiloxBlock<Vector<uint32_t>> block;
+    for (int i = 0; i < lanes<uint64_t>; ++i) counter[i] = 4 * static_cast<uint64_t>(i);
+    counter = counter * step + first;
+    const PhiloxBlock<Word> block[4] = {
+        philox4x32(counter, seed), philox4x32(counter + step, seed),
+        philox4x32(counter + 2 * step, seed), philox4x32(counter + 3 * step, seed)};
     UNROLL
-    for (int w = 0; w < 4; ++w)
-        block.word[w] = (Vector<uint32_t>)((a.word[w] & 0xffffffffu) | (b.word[w] << 32));
-    return block;
+    for (int w = 0; w < 4; ++w) {
+        // Blocks 0 to 3 of a 64-bit lane become its four 16-bit lanes, so that no number changes its 64-bit lane.
+        const Words even = (Words)((block[0].word[w] & 0xffffffffu) | (block[2].word[w] << 32));
+        const Words odd = (Words)((block[1].word[w] & 0xffffffffu) | (block[3].word[w] << 32));
+        half[2 * w] = (Vector<int16_t>)((even & 0xffffu) | (odd << 16));
+        half[2 * w + 1] = (Vector<int16_t>)((even >> 16) | (odd & 0xffff0000u));
+    }
 }
 
 // The value in lanes whose bit is set, else 0; bit `first` + e of `bits` is for lane e. `first` is a multiple of lanes.

@@ -183,35 +183,35 @@ void prune_any_groups(const Problem& problem, const Run<Format>& run) {
 
 // ---- random ----
 
-// Keep bits of a tile of whole groups, bit e for its element e: in each 32-bit lane those of max(M, 8) consecutive
+// Keep bits of a tile of whole groups, bit e for its element e: in each 16-bit lane those of max(M, 8) consecutive
 // elements, a whole number of Philox blocks and of groups.
 template <int M>
 struct RandomTile {
     static constexpr int lane_elements = M < 8 ? 8 : M, blocks = lane_elements / 8;
-    static constexpr int elements = lanes<int32_t> * lane_elements;
+    static constexpr int elements = lanes<int16_t> * lane_elements;
 
     static HOST_DEVICE void keep_bits(uint64_t first_block, uint64_t seed, int n, uint8_t* bits) {
-        using Key = Vector<int32_t>;
-        Key kept = Lane<Key>::splat(0), needed = kept;
+        using Key = Vector<int16_t>;
+        Key kept[2] = {Key{}, Key{}}, needed;  // of elements 0 .. 15 and 16 .. 31 of a lane
         UNROLL
         for (int b = 0; b < blocks; ++b) {
-            const PhiloxBlock<Vector<uint32_t>> block = philox_lanes(first_block + b, blocks, seed);
+            Key half[8];
+            philox_halves(first_block + b, blocks, seed, half);
             UNROLL
             for (int i = 0; i < 8; ++i) {
-                if ((8 * b + i) % M == 0) needed = Lane<Key>::splat(n);
-                const Vector<uint32_t> word = block.word[i / 2];
-                const Key half = (Key)(i % 2 ? word >> 16 : word & 0xffffu);
-                const Key keep = keep_at_random(half, M - (8 * b + i) % M, needed);
-                kept |= keep & Lane<Key>::splat(static_cast<int>(1u << (8 * b + i)));
+                const int e = 8 * b + i;
+                if (e % M == 0) needed = Lane<Key>::splat(n);
+                kept[e / 16] |= keep_at_random(half[i], M - e % M, needed) & Lane<Key>::splat(1 << e % 16);
             }
         }
-        if constexpr (blocks == 4) {
-            std::memcpy(bits, &kept, sizeof kept);
-        } else {
-            using Narrow = std::conditional_t<blocks == 1, uint8_t, uint16_t>;
-            typedef Narrow Narrowed __attribute__((vector_size(lanes<int32_t> * sizeof(Narrow))));
-            const Narrowed narrow = __builtin_convertvector(kept, Narrowed);
+        if constexpr (blocks == 1) {
+            const Bytes narrow = __builtin_convertvector(kept[0], Bytes);
             std::memcpy(bits, &narrow, sizeof narrow);
+        } else if constexpr (blocks == 2) {
+            std::memcpy(bits, &kept[0], sizeof kept[0]);
+        } else {
+            interleave<int16_t>(kept);
+            std::memcpy(bits, kept, sizeof kept);
         }
     }
 };
@@ -256,7 +256,7 @@ void prune_any_groups_at_random(const Problem& problem, const Run<Format>& run) 
             const uint64_t number = static_cast<uint64_t>(index) * m + static_cast<uint64_t>(c);
             if (number / 8 != drawn) {
                 drawn = number / 8;
-                block = philox4x32_10(drawn, problem.seed);
+                block = philox4x32(drawn, problem.seed);
             }
             const int32_t half = static_cast<int32_t>((block.word[number % 8 / 2] >> (16 * (number % 2))) & 0xffffu);
             const int32_t keep = keep_at_random(half, group.size - c, needed);

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(256) prune_any(const typename Format::Bits* gr
             const uint64_t number = static_cast<uint64_t>(group) * m + i;
             if (number / 8 != drawn) {
                 drawn = number / 8;
-                block = philox4x32_10(drawn, key);
+                block = philox4x32(drawn, key);
             }
             // Chosen by comparison: an index known only at run time would put the block into local memory.
             const int place = static_cast<int>(number % 8 / 2);

@@ -143,7 +143,7 @@ struct Unit {
         int32_t needed = 0;
         UNROLL
         for (int start = 0; start < elements; start += 8) {
-            const PhiloxBlock<uint64_t> block = philox4x32_10(static_cast<uint64_t>(first + start) / 8, seed);
+            const PhiloxBlock<uint64_t> block = philox4x32(static_cast<uint64_t>(first + start) / 8, seed);
             UNROLL
             for (int i = 0; i < 8; ++i) {
                 if ((start + i) % M == 0) needed = N;

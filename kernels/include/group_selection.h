@@ -148,14 +148,14 @@ struct PhiloxBlock {
     Word word[4];
 };
 
-// Philox4x32-10 (Salmon et al., SC 2011) at counter (low, high, 0, 0) with the 64-bit seed as its key. `Word` is a
-// 64-bit integer or a vector of them, one block per lane.
+// Philox4x32-7 (Salmon et al., SC 2011; seven rounds are the fewest that pass BigCrush) at counter (low, high, 0, 0)
+// with the 64-bit seed as its key. `Word` is a 64-bit integer or a vector of them, one block per lane.
 template <class Word>
-HOST_DEVICE PhiloxBlock<Word> philox4x32_10(Word counter, uint64_t seed) {
+HOST_DEVICE PhiloxBlock<Word> philox4x32(Word counter, uint64_t seed) {
     Word c0 = counter, c1 = counter >> 32, c2 = counter ^ counter, c3 = c2;
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
     UNROLL
-    for (int round = 0; round < 10; ++round) {
+    for (int round = 0; round < 7; ++round) {
         const Word p0 = LowProduct<Word>::of(c0, 0xD2511F53u), p1 = LowProduct<Word>::of(c2, 0xCD9E8D57u);
         c0 = (p1 >> 32) ^ c1 ^ static_cast<uint64_t>(k0);
         c2 = (p0 >> 32) ^ c3 ^ static_cast<uint64_t>(k1);
@@ -167,6 +167,15 @@ HOST_DEVICE PhiloxBlock<Word> philox4x32_10(Word counter, uint64_t seed) {
     return {{c0, c1, c2, c3}};
 }
 
+// Whether the share half / 2^16 of `to_visit` is below `needed`: all ones or 0. Vector types of 16 bits specialise this.
+template <class Key>
+struct Draw {
+    static_assert(sizeof(typename Lane<Key>::Integer) == 4, "16-bit numbers times 32 channels");
+    static HOST_DEVICE Key below(Key half, int to_visit, Key needed) {
+        return (half * Lane<Key>::splat(to_visit) - (needed << 16)) >> 31;
+    }
+};
+
 // The stream of 16-bit random numbers: number j is half j % 8 of Philox block j / 8, low half of a word first.
 // Channel i of group g uses number g * m + i.
 //
@@ -175,8 +184,7 @@ HOST_DEVICE PhiloxBlock<Word> philox4x32_10(Word counter, uint64_t seed) {
 // channel's random number; `needed` goes down by one in each lane that keeps. Gives all ones (keep) or 0.
 template <class Key>
 HOST_DEVICE Key keep_at_random(Key half, int to_visit, Key& needed) {
-    static_assert(sizeof(typename Lane<Key>::Integer) == 4, "16-bit numbers times 32 channels");
-    const Key keep = (half * Lane<Key>::splat(to_visit) - (needed << 16)) >> 31;
+    const Key keep = Draw<Key>::below(half, to_visit, needed);
     needed += keep;
     return keep;
 }

@@ -203,9 +203,21 @@ def test_sdgp_8_every_position_is_kept_with_frequency_n_of_m(prune, n, m):
 
 
 def test_sdgp_8_philox_known_answer():
-    # Random123's kat_vectors: philox4x32-10, counter 0, key 0.
-    words = reference.philox4x32_10(torch.zeros(1, dtype=torch.int64), 0)
-    assert [int(word) for word in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    # Random123's kat_vectors: philox4x32, 7 rounds, counter 0, key 0.
+    words = reference.philox4x32(torch.zeros(1, dtype=torch.int64), 0)
+    assert [int(word) for word in words] == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
+
+
+@pytest.mark.parametrize("apart", ["by group", "by seed"])
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (4, 8)])
+def test_sdgp_8_masks_of_neighbours_are_independent(prune, n, m, apart):
+    groups, ones = 60_000, torch.ones(1, 60_001 * m)
+    first = prune(ones, n, m, "random", seed=40).reshape(-1, m)
+    second = first[1:] if apart == "by group" else prune(ones, n, m, "random", seed=41).reshape(-1, m)[1:]
+    together = first[:groups].T @ second[:groups]  # how often channel i of one and j of the other are kept
+    expected = groups * (n / m) ** 2
+    deviation = (together - expected) / math.sqrt(expected * (1 - (n / m) ** 2))
+    assert deviation.abs().max() < 4.5
 
 
 @pytest.mark.parametrize("mode", ["magnitude", "random"])
