@@ -6,6 +6,7 @@ Reconfiguration", SC 2019. `docs/methods/prunetrain.md` says what differs here.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
@@ -23,9 +24,15 @@ from methods.lasso import (
     soft_threshold_arithmetic,
     weights_of,
 )
+from suite.gates import gated_spaces, why_not_gated
 from suite.method import Context, Method, ReconfigPlan
 from suite.registry import register
 from suite.surgery import IndexSpace
+
+STEP = 32
+"""A batch grows by multiples of this."""
+DEVICE_SHARE = 0.9
+"""Of a device's memory, with `dynamic_batch=device`: libraries and fragments take some."""
 
 
 @register("method", "prunetrain")
@@ -41,6 +48,12 @@ class PruneTrain(Method):
             coefficient after each step instead.
         zeroing: what a reconfiguration sets to zero: every `dead` group, also in channels that another layer still
             needs; or only those of `removed` channels.
+        round_to: channels of a space are cut to a multiple of this; what fills up are the strongest of the dead ones.
+            8 and 16 suit the vectors of CPUs and the tensor cores of GPUs.
+        gating: at nodes of a residual network each layer is cut by itself, its channels gathered out of the node's and
+            scattered into them, in place of the union over all of them.
+        dynamic_batch: as the network shrinks, the batch grows by multiples of 32, and the learning rate with it, as
+            long as a step needs no more memory than at the `start`, or than the `device` has; or it is `off`.
     """
 
     source: ClassVar[str] = "Lym et al., PruneTrain, SC 2019"
@@ -51,6 +64,9 @@ class PruneTrain(Method):
     coefficient: Literal["global", "size"] = "global"
     update: Literal["subgradient", "proximal"] = "subgradient"
     zeroing: Literal["dead", "removed"] = "dead"
+    round_to: int = 1
+    gating: bool = False
+    dynamic_batch: Literal["off", "start", "device"] = "off"
 
     @classmethod
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:
@@ -73,11 +89,20 @@ class PruneTrain(Method):
             raise ValueError(f"interval is {self.interval}; the smallest is 1 epoch")
         if not self.threshold > 0:
             raise ValueError(f"threshold is {self.threshold}; it must be positive")
+        if self.round_to < 1:
+            raise ValueError(f"round_to is {self.round_to}; the smallest is 1")
         self._by_size = self.coefficient == "size"
         self._penalty_coefficient: float | None = None
+        self._memory_bound = 0  # bytes; 0 before the first reconfiguration
+        self._first_batch_size = 0
 
     def setup(self, ctx: Context) -> None:
         self._ctx = ctx
+        self._first_batch_size = ctx.batch_size
+        if self.dynamic_batch == "device" and ctx.device.type != "cuda":
+            raise ValueError("dynamic_batch=device needs a CUDA device, whose memory is the bound; take start")
+        if ctx.spaces.not_followed:
+            raise ValueError(f"the channels of this model cannot be followed: {'; '.join(ctx.spaces.not_followed)}")
         if all(space.frozen for space in ctx.spaces.values()):
             reasons = dict.fromkeys(space.frozen_because for space in ctx.spaces.values())
             raise ValueError(f"no channel of this model can be cut out: {'; '.join(reasons)}")
@@ -111,46 +136,92 @@ class PruneTrain(Method):
         """
         if ctx.epochs_done % self.interval:
             return
-        spared = []  # the weights of a last channel that has to stay, which groups of the other axis would zero too
-        dead = []
-        for space in _prunable(ctx):
-            stays, forced = self._channels_that_stay(space, ctx)
-            for weight, axis, block in weights_of(space, ctx.layers):
-                channels = weight.data.movedim(axis, 0).unflatten(0, (-1, block))
-                is_dead = channel_peaks(weight, axis, block) < self.threshold
-                dead.append((channels, is_dead if self.zeroing == "dead" else ~stays))
-                if forced:
-                    spared.append((channels, stays, channels[stays]))
-        for channels, is_zeroed in dead:
-            channels[is_zeroed] = 0.0
-        for channels, stays, values in spared:
-            channels[stays] = values
+        dead, spared, removed = [], [], []
+        for space in self._prunable(ctx):
+            stays, dead_ones = self._channels_that_stay(space, ctx)
+            for weight, axis, entries in weights_of(space, ctx.layers, ctx.spaces.grouped):
+                rows, at = weight.data.movedim(axis, 0), entries.to(weight.device)
+                removed.append((rows, at[~stays].flatten()))
+                if self.zeroing == "dead":
+                    dead.append((rows, at[channel_peaks(weight, axis, entries) < self.threshold].flatten()))
+                    kept = at[dead_ones].flatten()
+                    spared.append((rows, kept, rows[kept]))
+        for rows, places in dead:
+            rows[places] = 0.0
+        for rows, places, values in spared:
+            rows[places] = values
+        for rows, places in removed:  # last: what is spared has entries in the channels that go
+            rows[places] = 0.0
 
     def reconfigure(self, ctx: Context) -> ReconfigPlan | None:
         """Every `interval` epochs, after the last one too where it divides: what is reported is the smaller network."""
         if ctx.epochs_done % self.interval:
             return None
         kept: dict[str, list[int]] = {}
-        for space in _prunable(ctx):
+        for space in self._prunable(ctx):
             stays, _ = self._channels_that_stay(space, ctx)
             if not stays.all():
                 kept[space.name] = list(itertools.compress(space.original, stays.tolist()))
         # A branch with no channel left inside emits a constant, whatever its input (Sec. 4.1, layer removal).
         branches = ctx.spaces.removable_branches
         removed = [name for name, branch in branches.items() if any(kept.get(space) == [] for space in branch.spaces)]
-        return ReconfigPlan(kept=kept, removed_branches=tuple(removed)) if kept or removed else None
+        if not (kept or removed):
+            return None
+        nodes = [name for name, own in self._nodes(ctx).items() if any(part.name in kept for part in own)]
+        plan = ReconfigPlan(kept=kept, removed_branches=tuple(removed), gated=tuple(nodes))
+        return plan if self.dynamic_batch == "off" else self._with_larger_batch(plan, ctx)
 
-    def _channels_that_stay(self, space: IndexSpace, ctx: Context) -> tuple[Tensor, bool]:
-        """The channel union, (size,) bool: a channel goes only if it is dead in every producer and every consumer.
+    def _with_larger_batch(self, plan: ReconfigPlan, ctx: Context) -> ReconfigPlan:
+        """The plan with the largest batch, by steps of 32, that needs no more memory than is allowed (Sec. 4.3)."""
+        if not self._memory_bound:
+            total = torch.cuda.get_device_properties(ctx.device).total_memory if ctx.device.type == "cuda" else 0
+            on_device = self.dynamic_batch == "device"
+            self._memory_bound = int(DEVICE_SHARE * total) if on_device else ctx.memory_estimate(ReconfigPlan())
+        now, more = (
+            ctx.memory_estimate(dataclasses.replace(plan, batch_size=ctx.batch_size + extra)) for extra in (0, STEP)
+        )
+        steps = int((self._memory_bound - now) / (more - now))
+        most = (ctx.train_images - ctx.batch_size) // STEP  # an epoch has a step
+        batch_size = ctx.batch_size + STEP * max(0, min(steps, most))
+        return dataclasses.replace(plan, batch_size=batch_size, lr_scale=batch_size / self._first_batch_size)
 
-        The second value says that all are dead, and that the strongest stays because one has to.
+    def _prunable(self, ctx: Context) -> list[IndexSpace]:
+        """The spaces that may shrink; of a node whose layers are to be gated, those that gating makes of it."""
+        nodes = self._nodes(ctx)
+        return [
+            part
+            for space in ctx.spaces.values()
+            if not space.frozen
+            for part in nodes.get(space.name, [space])
+            if weights_of(part, ctx.layers, ctx.spaces.grouped)
+        ]
+
+    def _nodes(self, ctx: Context) -> dict[str, list[IndexSpace]]:
+        """The spaces that several layers produce or consume, with those that gating makes of them; none without it."""
+        if not self.gating:
+            return {}
+        return {
+            space.name: gated_spaces(space)
+            for space in ctx.spaces.values()
+            if max(len(space.producers), len(space.consumers)) > 1
+            and not space.may_be_empty
+            and not why_not_gated(space, ctx.spaces, ctx.layers)
+        }
+
+    def _channels_that_stay(self, space: IndexSpace, ctx: Context) -> tuple[Tensor, Tensor]:
+        """The channel union: which channels stay, and which of these are dead, both (size,) bool.
+
+        A channel is dead only if it is in every producer and every consumer. Dead ones stay where a space has to keep
+        a channel, or to fill up to a multiple of `round_to`: the strongest.
         """
-        peaks = torch.stack([channel_peaks(*entry) for entry in weights_of(space, ctx.layers)]).amax(0)
-        stays = ~(peaks < self.threshold)  # a NaN is not below
-        forced = not (stays.any() or space.may_be_empty)
-        if forced:
-            stays[peaks.argmax()] = True
-        return stays, forced
+        weights = weights_of(space, ctx.layers, ctx.spaces.grouped)
+        peaks = torch.stack([channel_peaks(*entry) for entry in weights]).amax(0)
+        alive = ~(peaks < self.threshold)  # a NaN is not below
+        count, least = int(alive.sum()), 0 if space.may_be_empty else 1
+        wanted = min(space.size, -(-max(count, least) // self.round_to) * self.round_to)
+        stays = alive.clone()
+        stays[torch.where(alive, -1.0, peaks).argsort(descending=True, stable=True)[: wanted - count]] = True
+        return stays, stays & ~alive
 
     def overhead(self, name: str, samples: int) -> float:
         """Operations of the lasso on this layer, as `methods.lasso` counts them; they do not depend on the batch."""
@@ -160,11 +231,7 @@ class PruneTrain(Method):
         return arithmetic(layer) if self.update == "subgradient" else soft_threshold_arithmetic(layer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"penalty_coefficient": self._penalty_coefficient}
+        return {"penalty_coefficient": self._penalty_coefficient, "memory_bound": self._memory_bound}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._penalty_coefficient = state["penalty_coefficient"]
-
-
-def _prunable(ctx: Context) -> list[IndexSpace]:
-    return [space for space in ctx.spaces.values() if not space.frozen and space.producers]
+        self._penalty_coefficient, self._memory_bound = state["penalty_coefficient"], state["memory_bound"]

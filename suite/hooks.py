@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.errors import UsageError
-from suite.ledger import count_layers
+from suite.memory import bytes_an_image
 from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
 from suite.ops import EMPTY, PlannedLayer, StepState, convert
 from suite.random_keys import Keys
@@ -37,7 +38,8 @@ class Hooks:
         model: the bare model, on its device and in its memory format; converted in place.
         method: the method, with its parameters.
         input_shape: (C, H, W) of one image.
-        num_classes, epochs, batch_size, seed, task, preset: what the context tells the method.
+        num_classes, epochs, batch_size, seed, task, preset, train_images: what the context tells the method.
+        dtype: the type of autocast in training; `torch.float32` for none.
     """
 
     def __init__(
@@ -52,9 +54,11 @@ class Hooks:
         seed: int = 0,
         task: str = "",
         preset: str = "",
+        train_images: int = 0,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model, self.method = model, method
-        self.input_shape = input_shape
+        self.input_shape, self.dtype = input_shape, dtype
         self.reconfigurations: list[ReconfigPlan] = []
         self.plans_made = 0  # how many times the layers were planned
         self._step_state = StepState(seed=seed)
@@ -69,6 +73,7 @@ class Hooks:
             preset=preset,
             epochs=epochs,
             batch_size=batch_size,
+            train_images=train_images,
             memory_estimate=self._memory_estimate,
         )
         method.setup(self.ctx)
@@ -223,23 +228,22 @@ class Hooks:
             layer.op_plan = plan or EMPTY
 
     def _memory_estimate(self, plan: ReconfigPlan) -> int:
-        """Bytes of training with `plan` carried out: layer inputs for backward, and weights with gradient and momentum.
+        """Bytes of a training step with `plan` carried out: measured on a copy of the model that it was carried out on.
 
-        Counted from shapes, as PruneTrain does (Sec. 4.3): stored layer inputs dominate. An input shrinks with the
-        channels that a plan keeps of its index space, a weight with both.
+        Parameters, gradients, buffers and optimizer state (as much a parameter as there is now), and what each image
+        adds.
         """
-        costs, spaces = count_layers(self.model, self.input_shape), self.ctx.spaces
-        gone = {name for branch in plan.removed_branches for name in spaces.removable_branches[branch].layers}
+        model, spaces = copy.deepcopy(self.model), copy.deepcopy(self.ctx.spaces)
+        apply_plan(model, ReconfigPlan(kept=plan.kept, removed_branches=plan.removed_branches), spaces, None)
+        before, after = (_bytes(one.parameters()) for one in (self.model, model))
+        state = [] if self.ctx.optimizer is None else [*self.ctx.optimizer.state.values()]
+        states = _bytes(value for one in state for value in one.values() if isinstance(value, Tensor))
+        held = after * (2 + states / before) + _bytes(model.buffers())
+        devices = [self.ctx.device] if self.ctx.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):  # dropout draws
+            each = bytes_an_image(model, self.input_shape, self.dtype)
+        return int(held + each * (plan.batch_size or self.ctx.batch_size))
 
-        def share(space: str | None) -> float:
-            return len(plan.kept[space]) / spaces[space].size if space is not None and space in plan.kept else 1.0
 
-        element = torch.finfo(next(self.model.parameters()).dtype).bits // 8
-        batch = plan.batch_size or self.ctx.batch_size
-        total = 0.0
-        for name, cost in costs.items():
-            if name not in gone:
-                narrower = share(spaces.input_of.get(name))
-                total += cost.input_elements * narrower * batch * element
-                total += 3 * cost.params * narrower * share(spaces.output_of.get(name)) * element
-        return int(total)
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

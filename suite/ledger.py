@@ -77,13 +77,15 @@ def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[st
             previous, has_dgrad = costs[name].macs, has_dgrad or costs[name].has_dgrad
         if isinstance(layer, nn.Conv2d):
             kernel, size = layer.kernel_size, output.shape[-2:]
-            macs = output.numel() * (layer.in_channels // layer.groups) * kernel[0] * kernel[1]
+            # Not the output's own channels: those of a gated layer are scattered among others.
+            places = size[0] * size[1]
+            macs = layer.out_channels * places * (layer.in_channels // layer.groups) * kernel[0] * kernel[1]
             costs[name] = LayerCost(
                 name, "conv", layer.in_channels, layer.out_channels, (kernel[0], kernel[1]), (size[0], size[1]),
                 previous + macs, has_dgrad, params, elements,
             )  # fmt: skip
         else:
-            macs = output.numel() * layer.in_features
+            macs = output.numel() // output.shape[-1] * layer.out_features * layer.in_features
             costs[name] = LayerCost(
                 name, "linear", layer.in_features, layer.out_features, (1, 1), (1, 1),
                 previous + macs, has_dgrad, params, elements,

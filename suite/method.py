@@ -175,6 +175,8 @@ class ReconfigPlan:
         kept: for each index space that shrinks, the *original* indices that stay (`space.original`), ascending.
         removed_branches: names of residual branches that are taken out; the constant that their last normalisation
             would still emit stays, so that the outputs do.
+        gated: index spaces whose layers are cut by themselves from now on (`suite.gates`); `kept` may name the spaces
+            that this makes, `LAYER:in` and `LAYER:out`.
         batch_size: the global batch size from now on; `None` leaves it.
         lr_scale: the learning rate against the recipe's, absolute; `None` leaves it.
         restart: optimizer state is cleared, and schedule and epochs begin again.
@@ -182,6 +184,7 @@ class ReconfigPlan:
 
     kept: Mapping[str, list[int]] = field(default_factory=dict)
     removed_branches: tuple[str, ...] = ()
+    gated: tuple[str, ...] = ()
     batch_size: int | None = None
     lr_scale: float | None = None
     restart: bool = False
@@ -190,11 +193,13 @@ class ReconfigPlan:
         return dataclasses.asdict(self) | {
             "kept": {name: [int(index) for index in indices] for name, indices in self.kept.items()},
             "removed_branches": list(self.removed_branches),
+            "gated": list(self.gated),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReconfigPlan:
-        return cls(**{**data, "removed_branches": tuple(data["removed_branches"])})
+        lists = {name: tuple(data.get(name, ())) for name in ("removed_branches", "gated")}
+        return cls(**{**data, **lists})
 
 
 class _SkipStep:
@@ -246,8 +251,9 @@ class Context:
             `regularization` it is the loss of the step that is running; `None` before the first step of a process.
         preset: `smoke`, `quick` or `paper`.
         all_reduce: sums a tensor over the ranks of the trial, and returns it.
-        memory_estimate: bytes that training would hold with a `ReconfigPlan` carried out: layer inputs kept for
-            backward, parameters, gradients and optimizer state, all at the precision of the parameters.
+        train_images: images of an epoch; 0 where nobody said.
+        memory_estimate: bytes of a training step with a `ReconfigPlan` carried out, measured on a copy of the model:
+            parameters, gradients, optimizer state, and what a batch of that size keeps for backward.
     """
 
     model: nn.Module
@@ -260,6 +266,7 @@ class Context:
     preset: str
     epochs: int
     batch_size: int
+    train_images: int = 0
     optimizer: torch.optim.Optimizer | None = None
     rank: int = 0
     step: int = 0

@@ -99,6 +99,8 @@ class Trainer:
             seed=seed,
             task=task,
             preset=preset,
+            train_images=splits.train.num_samples,
+            dtype=dtype,
         )
         self.ctx = self.hooks.ctx
         self.optimizer = _optimizer(model, recipe)
