@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from suite import checkpoint, registry
-from suite.ledger import weight_density
-from suite.method import Compact, Density, Method, Site
+from suite.ledger import count_model, weight_density
+from suite.method import Compact, Density, Method, OtherTrial, Site
 from suite.ops import PlannedLayer
 from suite.parameters import build_method, build_model, resolve
 from suite.random_keys import random_key
@@ -85,6 +85,7 @@ class Subject:
             device=torch.device("cpu"),
             task=TASK,
             preset=PRESET,
+            others={text: OtherTrial((), 0.5 * self._inference_flops) for text in self.method().depends_on()},
             **callbacks,
         )
 
@@ -103,6 +104,10 @@ class Subject:
             trainer = self.trainer(on_epoch=records.append, on_checkpoint=keep)
             trainer.fit()
         return trainer, records, checkpoints
+
+    @cached_property
+    def _inference_flops(self) -> float:
+        return float(count_model(self.model(), self._task.input_shape)["inference_flops"])
 
     @property
     def architecture(self) -> dict[str, Any]:

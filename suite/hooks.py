@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from suite.errors import UsageError
+from suite.ledger import count_model
 from suite.memory import bytes_an_image
-from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
+from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, OtherTrial, ReconfigPlan
 from suite.ops import EMPTY, PlannedLayer, StepState, convert
 from suite.random_keys import Keys
 from suite.surgery import apply_plan, find_index_spaces
@@ -38,7 +39,7 @@ class Hooks:
         model: the bare model, on its device and in its memory format; converted in place.
         method: the method, with its parameters.
         input_shape: (C, H, W) of one image.
-        num_classes, epochs, batch_size, seed, task, preset, train_images: what the context tells the method.
+        num_classes, epochs, batch_size, seed, task, preset, train_images, others: what the context tells the method.
         dtype: the type of autocast in training; `torch.float32` for none.
     """
 
@@ -55,6 +56,7 @@ class Hooks:
         task: str = "",
         preset: str = "",
         train_images: int = 0,
+        others: Mapping[str, OtherTrial] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model, self.method = model, method
@@ -74,9 +76,18 @@ class Hooks:
             epochs=epochs,
             batch_size=batch_size,
             train_images=train_images,
+            others=others or {},
             memory_estimate=self._memory_estimate,
+            inference_flops=self._inference_flops,
         )
+        for name in method.depends_on():
+            if name not in self.ctx.others:
+                raise UsageError(f"{type(method).__name__} depends on a trial of '{name}', which others= has to name")
         method.setup(self.ctx)
+        first = method.begin(self.ctx)
+        if first is not None:
+            apply_plan(model, first, self.ctx.spaces, None)
+            self.reconfigurations.append(first)
         self.ctx.layers = convert(model, self._step_state)
         self._plan_all()
 
@@ -163,8 +174,11 @@ class Hooks:
         return index_map
 
     def replay(self, plans: list[ReconfigPlan]) -> None:
-        """Carry out a resumed trial's reconfigurations on the fresh model; `load_state_dict` comes after."""
-        for plan in plans:
+        """Carry out a resumed trial's reconfigurations on the fresh model; `load_state_dict` comes after.
+
+        Those of `begin`, which were carried out when this object was made, come first among them.
+        """
+        for plan in plans[len(self.reconfigurations) :]:
             self._replay(plan)
 
     def finish(self) -> None:
@@ -233,8 +247,7 @@ class Hooks:
         Parameters, gradients, buffers and optimizer state (as much a parameter as there is now), and what each image
         adds.
         """
-        model, spaces = copy.deepcopy(self.model), copy.deepcopy(self.ctx.spaces)
-        apply_plan(model, ReconfigPlan(kept=plan.kept, removed_branches=plan.removed_branches), spaces, None)
+        model = self._cut_copy(plan)
         before, after = (_bytes(one.parameters()) for one in (self.model, model))
         state = [] if self.ctx.optimizer is None else [*self.ctx.optimizer.state.values()]
         states = _bytes(value for one in state for value in one.values() if isinstance(value, Tensor))
@@ -243,6 +256,17 @@ class Hooks:
         with torch.random.fork_rng(devices):  # dropout draws
             each = bytes_an_image(model, self.input_shape, self.dtype)
         return int(held + each * (plan.batch_size or self.ctx.batch_size))
+
+    def _inference_flops(self, plan: ReconfigPlan) -> float:
+        """FLOPs of one image's inference by the network that `plan` would leave; counted on a copy."""
+        return float(count_model(self._cut_copy(plan), self.input_shape)["inference_flops"])
+
+    def _cut_copy(self, plan: ReconfigPlan) -> nn.Module:
+        """A copy of the model with a plan carried out on it."""
+        model, spaces = copy.deepcopy(self.model), copy.deepcopy(self.ctx.spaces)
+        cut = ReconfigPlan(kept=plan.kept, removed_branches=plan.removed_branches, gated=plan.gated)
+        apply_plan(model, cut, spaces, None)
+        return model
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

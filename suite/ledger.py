@@ -132,14 +132,20 @@ class Ledger:
         layers: its planned layers by name.
         method: asked for density and overhead at every step.
         input_shape: (C, H, W).
+        dense: what `count_layers` said of the model as it was built; `None` where it is so still.
     """
 
     def __init__(
-        self, model: nn.Module, layers: Mapping[str, nn.Module], method: Method, input_shape: tuple[int, int, int]
+        self,
+        model: nn.Module,
+        layers: Mapping[str, nn.Module],
+        method: Method,
+        input_shape: tuple[int, int, int],
+        dense: Mapping[str, LayerCost] | None = None,
     ) -> None:
         self._model, self._layers, self._method, self._input_shape = model, layers, method, input_shape
-        self.dense = count_layers(model, input_shape)
-        self.current = dict(self.dense)
+        self.current = count_layers(model, input_shape)
+        self.dense = dict(self.current if dense is None else dense)
         self.train_flops = dict.fromkeys(COLUMNS, 0.0)
         self.step_flops = dict.fromkeys(COLUMNS, 0.0)
         self._interval: dict[str, Flops] = {}

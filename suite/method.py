@@ -4,6 +4,7 @@ A layer's arithmetic is *planned*, not hooked: `plan` gives each convolution and
 optional transform for each operand of its three products. Everything else is a hook. A run, in pseudo-code:
 
     method.setup(ctx)                                  # the bare model, on its device and in its memory format
+    if plan := method.begin(ctx): the network is changed before it is trained
     for each layer: layer.plan = method.plan(name, layer)
     for each epoch:
         for each step:
@@ -231,6 +232,19 @@ class IndexMap:
         return tensor
 
 
+@dataclass(frozen=True)
+class OtherTrial:
+    """What became of a trial that another one depends on.
+
+    Attributes:
+        reconfigurations: the plans that were carried out on its network, in order.
+        inference_flops: of its final network, for one image.
+    """
+
+    reconfigurations: tuple[ReconfigPlan, ...]
+    inference_flops: float
+
+
 @dataclass
 class Context:
     """What a hook may know and use. One object for the whole trial; the trainer keeps it up to date.
@@ -252,6 +266,8 @@ class Context:
         preset: `smoke`, `quick` or `paper`.
         all_reduce: sums a tensor over the ranks of the trial, and returns it.
         train_images: images of an epoch; 0 where nobody said.
+        others: the trials that the method's `depends_on` names, by that name; same task, network, recipe and seed.
+        inference_flops: counts one image's inference by the network that a `ReconfigPlan` would leave.
         memory_estimate: bytes of a training step with a `ReconfigPlan` carried out, measured on a copy of the model:
             parameters, gradients, optimizer state, and what a batch of that size keeps for backward.
     """
@@ -267,6 +283,7 @@ class Context:
     epochs: int
     batch_size: int
     train_images: int = 0
+    others: Mapping[str, OtherTrial] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     rank: int = 0
     step: int = 0
@@ -276,6 +293,7 @@ class Context:
     task_loss: Tensor | None = None
     all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
     memory_estimate: Callable[[ReconfigPlan], int] = lambda plan: 0
+    inference_flops: Callable[[ReconfigPlan], float] = lambda plan: 0.0
 
 
 @dataclass_transform(kw_only_default=True)
@@ -322,8 +340,19 @@ class Method:
         """Values of parameters that depend on the task or preset; what is typed wins over them."""
         return {}
 
+    def depends_on(self) -> tuple[str, ...]:
+        """Methods, as one types them, whose trials of the same task, network, recipe and seed come before this one's.
+
+        What became of them stands in `ctx.others`.
+        """
+        return ()
+
     def setup(self, ctx: Context) -> None:
         """Once, on the bare model on its device; before optimizer, compilation and DDP."""
+
+    def begin(self, ctx: Context) -> ReconfigPlan | None:
+        """After `setup`: a change of the network before it is trained. What is counted as dense is what was before."""
+        return None
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
         """One layer's arithmetic; after `setup`, when `plan_version` changes, after reconfigurations and on resume."""
