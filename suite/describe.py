@@ -124,7 +124,8 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
 
 def describe_model(text: str, task: str) -> dict[str, Any]:
     """Size and cost of a network, for a task's images or those that it is made for."""
-    from suite.ledger import count_model
+    from suite.conventions import CONVENTIONS
+    from suite.ledger import count_layers, count_model
     from suite.parameters import build_model, canonical, declared, read_one, resolve, type_name
 
     choice = read_one(text, "model")
@@ -146,6 +147,7 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
         **count_model(model, shape),
         "input_shape": list(shape),
         "classes": classes,
+        "conventions": {name: count(count_layers(model, shape).values()) for name, count in CONVENTIONS.items()},
         "parameters": [
             {
                 "name": name,
