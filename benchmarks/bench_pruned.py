@@ -24,7 +24,7 @@ import os
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ SPREAD = 0.5  # the largest share of a space that is left over the smallest, by 
 BATCH, STEPS = 128, 2
 # By the beginning of an operation's name in a profile; the first that fits.
 KINDS = {
+    "linear layers": ("aten::addmm", "aten::mm", "aten::linear"),
     "convolution": ("aten::convolution", "aten::conv", "aten::mkldnn_conv", "mkldnn", "onednn", "pdt::", "_PlannedOp"),
     "normalisation": ("aten::native_batch_norm", "aten::batch_norm", "aten::_batch_norm"),
     "activation": ("aten::relu", "aten::threshold", "aten::clamp"),
@@ -70,15 +71,15 @@ class Cut(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.first: ReconfigPlan | None = None
+        self.plans: Sequence[ReconfigPlan] = ()
 
-    def begin(self, ctx: Context) -> ReconfigPlan | None:
-        return self.first
+    def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
+        return self.plans
 
 
-def cut(plan: ReconfigPlan) -> Cut:
+def cut(plans: Sequence[ReconfigPlan]) -> Cut:
     method = Cut()
-    method.first = plan
+    method.plans = [ReconfigPlan(one.kept, one.removed_branches, one.gated) for one in plans]
     return method
 
 
@@ -105,27 +106,18 @@ def final_plan(model: nn.Module, share: float, round_to: int) -> ReconfigPlan:
     low, high = 0.0, 1.0 / (1 - SPREAD)
     for _ in range(20):
         middle = (low + high) / 2
-        low, high = (middle, high) if _flops(model, plan(middle)) <= share * whole else (low, middle)
+        fits = count_model(smaller(model, [plan(middle)]), SHAPE)["inference_flops"] <= share * whole
+        low, high = (middle, high) if fits else (low, middle)
     return plan(low)
 
 
-def _flops(model: nn.Module, plan: ReconfigPlan) -> float:
-    smaller = copy.deepcopy(model)
-    apply_plan(smaller, plan, find_index_spaces(smaller, SHAPE), None)
-    return count_model(smaller, SHAPE)["inference_flops"]
-
-
-def merged(plans: list[ReconfigPlan]) -> ReconfigPlan:
-    """Several reconfigurations as one."""
-    kept: dict[str, list[int]] = {}
-    removed = [name for plan in plans for name in plan.removed_branches]
+def smaller(model: nn.Module, plans: Sequence[ReconfigPlan]) -> nn.Module:
+    """A copy of a network with plans carried out on it."""
+    copied = copy.deepcopy(model)
+    spaces = find_index_spaces(copied, SHAPE)
     for plan in plans:
-        kept.update({name: list(channels) for name, channels in plan.kept.items()})
-    return ReconfigPlan(
-        kept={name: channels for name, channels in kept.items() if channels},
-        removed_branches=tuple(removed),
-        gated=tuple(name for plan in plans for name in plan.gated),
-    )
+        apply_plan(copied, plan, spaces, None)
+    return copied
 
 
 def setting_of(model: str, dtype: torch.dtype) -> Setting:
@@ -135,7 +127,7 @@ def setting_of(model: str, dtype: torch.dtype) -> Setting:
     return Setting(model, recipe, "paper", device, dtype, STEPS, random_splits(recipe, STEPS, device))
 
 
-def training_share(setting: Setting, plan: ReconfigPlan) -> float:
+def training_share(setting: Setting, plans: Sequence[ReconfigPlan]) -> float:
     """FLOPs of a training step of the cut network over those of the whole one, as the ledger counts them."""
     from suite.ledger import PRODUCTS, count_layers
 
@@ -143,12 +135,12 @@ def training_share(setting: Setting, plan: ReconfigPlan) -> float:
         return sum(cost.flops(product) for cost in count_layers(model, SHAPE).values() for product in PRODUCTS)
 
     whole = setting.new_model()
-    smaller = copy.deepcopy(whole)
-    apply_plan(smaller, plan, find_index_spaces(smaller, SHAPE), None)
-    return flops(smaller) / flops(whole)
+    return flops(smaller(whole, plans)) / flops(whole)
 
 
-def measure_steps(setting: Setting, plans: Mapping[str, ReconfigPlan], pairs: int, found: dict[str, Any]) -> None:
+def measure_steps(
+    setting: Setting, plans: Mapping[str, Sequence[ReconfigPlan]], pairs: int, found: dict[str, Any]
+) -> None:
     """Steps of a network cut by each plan, over a dense one; the plan that saves most time is profiled."""
     dense = trainer_steps(setting)
     ratios: dict[str, Ratio] = {}
@@ -156,7 +148,9 @@ def measure_steps(setting: Setting, plans: Mapping[str, ReconfigPlan], pairs: in
         share = training_share(setting, plan)
         ratio = ratios[label] = interleaved_ratio(trainer_steps(setting, method=cut(plan)), dense, pairs)
         saved = (1 - ratio.median) / (1 - share)
-        inference = _flops(setting.new_model(), plan) / count_model(setting.new_model(), SHAPE)["inference_flops"]
+        whole = setting.new_model()
+        left, dense_flops = (count_model(one, SHAPE)["inference_flops"] for one in (smaller(whole, plan), whole))
+        inference = left / dense_flops
         name = f"{setting.model}, {label}"
         print(
             f"{name:34} FLOPs: inference {inference:.3f}, step {share:.3f}; time {ratio}; "
@@ -237,7 +231,7 @@ def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
           f"{100 * extra:.1f} % of dense's more (the paper: 1 to 6 %)")  # fmt: skip
     dense = trainer_steps(setting)
     for label, gating in (("union", False), ("gated", True)):
-        ratio = interleaved_ratio(trainer_steps(setting, method=cut(plans[gating])), dense, pairs)
+        ratio = interleaved_ratio(trainer_steps(setting, method=cut([plans[gating]])), dense, pairs)
         print(f"  {label:6} / dense, a step: {ratio}")
         found[f"{setting.model}: {label} / dense"] = {
             **dataclasses.asdict(ratio),
@@ -259,9 +253,9 @@ def by_prunetrain(model: nn.Module, spaces: IndexSpaces, gating: bool) -> Reconf
     return plan
 
 
-def trials_plan(path: Path) -> tuple[str, ReconfigPlan]:
+def trials_plans(path: Path) -> tuple[str, list[ReconfigPlan]]:
     """The network of a trial's final model, and all that was cut out of it."""
-    return str(load(path)["architecture"]["model"]), merged(read_reconfigurations(path))
+    return str(load(path)["architecture"]["model"]), read_reconfigurations(path)
 
 
 def main() -> None:
@@ -287,13 +281,13 @@ def main() -> None:
     print(f"{chosen.pairs} pairs; ratio: least, median [95 %]")
     try:
         if "steps" in parts and chosen.model_file:
-            name, plan = trials_plan(chosen.model_file)
-            measure_steps(setting_of(name, dtype), {"as the trial left it": plan}, chosen.pairs, found)
+            name, plans = trials_plans(chosen.model_file)
+            measure_steps(setting_of(name, dtype), {"as the trial left it": plans}, chosen.pairs, found)
         elif "steps" in parts:
             for name, share in FINAL_SHARES.items():
                 setting = setting_of(name, dtype)
-                plans = {f"round_to {count}": final_plan(setting.new_model(), share, count) for count in ROUNDINGS}
-                measure_steps(setting, plans, chosen.pairs, found)
+                rounded = {f"round_to {count}": [final_plan(setting.new_model(), share, count)] for count in ROUNDINGS}
+                measure_steps(setting, rounded, chosen.pairs, found)
         if "lasso" in parts:
             for name in LASSO_MODELS:
                 measure_lasso(setting_of(name, dtype), chosen.pairs, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 from suite.method import Context, Method, ReconfigPlan
@@ -26,10 +27,10 @@ class Dense(Method):
     def depends_on(self) -> tuple[str, ...]:
         return (self.match,) if self.match else ()
 
-    def begin(self, ctx: Context) -> ReconfigPlan | None:
+    def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
         """The largest share of the channels of every space, one for all, that costs no more than the other network."""
         if not self.match:
-            return None
+            return ()
         wanted = ctx.others[self.match].inference_flops
         free = {space.name: space.original for space in ctx.spaces.values() if not space.frozen}
 
@@ -44,4 +45,4 @@ class Dense(Method):
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if ctx.inference_flops(narrowed(shares[middle])) <= wanted else (low, middle - 1)
-        return narrowed(shares[low])
+        return (narrowed(shares[low]),)

@@ -7,6 +7,7 @@ Reconfiguration", SC 2019. `docs/methods/prunetrain.md` says what differs here.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -69,17 +70,21 @@ class PruneTrain(GroupLasso):
         return plan if plan is None or self.dynamic_batch == "off" else self._with_larger_batch(plan, ctx)
 
     def _with_larger_batch(self, plan: ReconfigPlan, ctx: Context) -> ReconfigPlan:
-        """The plan with the largest batch, by steps of 32, that needs no more memory than is allowed (Sec. 4.3)."""
+        """The plan with the largest batch, by steps of 32, that needs no more memory than is allowed (Sec. 4.3).
+
+        Steps are larger where the recipe's micro-batches ask for it.
+        """
         if not self._memory_bound:
             total = torch.cuda.get_device_properties(ctx.device).total_memory if ctx.device.type == "cuda" else 0
             on_device = self.dynamic_batch == "device"
             self._memory_bound = int(DEVICE_SHARE * total) if on_device else ctx.memory_estimate(ReconfigPlan())
+        by = math.lcm(STEP, ctx.micro_batches)
         now, more = (
-            ctx.memory_estimate(dataclasses.replace(plan, batch_size=ctx.batch_size + extra)) for extra in (0, STEP)
+            ctx.memory_estimate(dataclasses.replace(plan, batch_size=ctx.batch_size + extra)) for extra in (0, by)
         )
-        steps = int((self._memory_bound - now) / (more - now))
-        most = (ctx.train_images - ctx.batch_size) // STEP  # an epoch has a step
-        batch_size = ctx.batch_size + STEP * max(0, min(steps, most))
+        steps = (self._memory_bound - now) // (more - now) if more > now else 0
+        most = (ctx.train_images - ctx.batch_size) // by  # an epoch has a step
+        batch_size = ctx.batch_size + by * max(0, min(steps, most))
         return dataclasses.replace(plan, batch_size=batch_size, lr_scale=batch_size / self._first_batch_size)
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ Source: Liu, Sun, Zhou, Huang, Darrell, "Rethinking the Value of Network Pruning
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 from suite.method import Context, Method, ReconfigPlan
@@ -28,15 +30,9 @@ class Scratch(Method):
     def depends_on(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def begin(self, ctx: Context) -> ReconfigPlan | None:
-        """All that was cut out of the other network, at once."""
-        kept: dict[str, list[int]] = {}
-        removed: dict[str, None] = {}
-        gated: dict[str, None] = {}
-        for plan in ctx.others[self.of].reconfigurations:
-            kept.update({name: list(channels) for name, channels in plan.kept.items()})
-            removed.update(dict.fromkeys(plan.removed_branches))
-            gated.update(dict.fromkeys(plan.gated))
-        inside = {space for name in removed for space in ctx.spaces.removable_branches[name].spaces}
-        kept = {name: channels for name, channels in kept.items() if name not in inside}
-        return ReconfigPlan(kept=kept, removed_branches=tuple(removed), gated=tuple(gated)) if kept or removed else None
+    def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
+        """What was cut out of the other network, in the same order; its batches and rates are not taken over."""
+        return [
+            dataclasses.replace(plan, batch_size=None, lr_scale=None, restart=False)
+            for plan in ctx.others[self.of].reconfigurations
+        ]

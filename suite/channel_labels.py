@@ -20,8 +20,10 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, fx, nn
 
 from suite.index_spaces import ChannelConstant, IndexSpace, IndexSpaces, Slice
+from suite.ops import PlannedConv2d, PlannedLinear
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# By their exact class: a subclass may compute anything.
+_LAYERS = (nn.Conv2d, nn.Linear, PlannedConv2d, PlannedLinear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # Each of these treats every channel alike and by itself.
 _CHANNELWISE_MODULES = (
@@ -47,7 +49,7 @@ class LeafTracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether `m` is a single step of the graph."""
-        leaves = (*_CONVOLUTIONS, *_NORMS, nn.Linear, ChannelConstant)
+        leaves = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *_NORMS, ChannelConstant)
         return isinstance(m, leaves) or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -76,7 +78,7 @@ class ChannelLabels(fx.Interpreter):
         self.model_outputs: list[Label] = []
         self._labels: dict[fx.Node, Label] = {}
         self._claimed: dict[tuple[int, int], Label] = {}
-        self._counted: dict[tuple[str, str], Label] = {}
+        self._counted: set[tuple[str, str]] = set()
 
     def run_node(self, n: fx.Node) -> Any:
         """Compute a node, then label what it returned. Numbers (sizes, for instance) have no label."""
@@ -159,20 +161,21 @@ class ChannelLabels(fx.Interpreter):
         if isinstance(module, ChannelConstant):
             emitted = self._new(value.shape[1])
             return emitted if self._claim(name, module, "constant", 0, emitted) else None
-        if isinstance(module, _NORMS):
+        if type(module) in _NORMS:
             self._count(name, "num_features", label)
             tensors = ("weight", "bias", "running_mean", "running_var")
             understood = [self._claim(name, module, tensor, 0, label) for tensor in tensors]
             return label if all(understood) else None
-        if isinstance(module, (*_CONVOLUTIONS, nn.Linear)):
-            if "weight" not in module._parameters or (isinstance(module, nn.Linear) and value.ndim != 2):
-                return None
-            return self._through_layer(name, module, value, label)
-        return None
+        return self._through_layer(name, module, value, label) if type(module) in _LAYERS else None
 
-    def _through_layer(self, name: str, module: nn.Module, value: Tensor, label: Label) -> Label:
+    def _through_layer(self, name: str, module: nn.Module, value: Tensor, label: Label) -> Label | None:
+        weight = module._parameters.get("weight")
+        if weight is None or (isinstance(module, nn.Linear) and value.ndim != 2):
+            return None
         groups = int(getattr(module, "groups", 1))
         kind = "features" if isinstance(module, nn.Linear) else "channels"
+        if (weight.shape[0], weight.shape[1] * groups) != (value.shape[1], len(label)):
+            return None  # behind a gate, say, which hands on other channels than it is given
         if groups > 1:
             # A group goes as a whole, with all its inputs and outputs: what is left is a grouped convolution again.
             self.grouped.add(name)
@@ -196,16 +199,20 @@ class ChannelLabels(fx.Interpreter):
         tensor = getattr(module, tensor_name)
         if tensor is None:
             return True
-        held = self._claimed.setdefault((id(tensor), axis), label)
-        if held is label:
-            self.uses.append(Use(f"{name}.{tensor_name}", axis, label))
+        if tensor.shape[axis] != len(label):
+            return False
+        key = (id(tensor), axis)
+        if key in self._claimed:
+            self._unite(self._claimed[key], label)
         else:
-            self._unite(held, label)
-        return tensor.shape[axis] == len(label)
+            self._claimed[key] = label
+            self.uses.append(Use(f"{name}.{tensor_name}", axis, label))
+        return True
 
     def _count(self, name: str, attribute: str, label: Label) -> None:
         """Note that a number of a module counts the entries of a label; a module that runs twice has one number."""
-        if self._counted.setdefault((name, attribute), label) is label:
+        if (name, attribute) not in self._counted:
+            self._counted.add((name, attribute))
             self.uses.append(Use(f"{name}.{attribute}", -1, label))
 
     def _new(self, count: int) -> Label:

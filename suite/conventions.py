@@ -23,17 +23,18 @@ def prunetrain(costs: Iterable[LayerCost]) -> dict[str, float]:
 
     Returns:
         `inference_flops` (two a multiply-add, convolution and linear layers), `train_flops`, `norm_traffic_bytes` of a
-        training step, and `weights`, with one more for each output channel.
+        training step, and `weights`, with one more for each output channel of a convolution.
 
     Source: PruneTrain (Lym et al., SC 2019), its code's cost model.
     """
     inference = training = traffic = weights = 0.0
     for cost in costs:
         inference += 2 * cost.macs
-        weights += cost.params + cost.out_channels
+        weights += cost.params
         if cost.kind == "linear":
             training += 3 * 2 * cost.macs
             continue
+        weights += cost.out_channels
         padding = PRUNETRAIN_PADDING.get(cost.kernel[0], cost.kernel[0] - 1)
         places = cost.output[0] * cost.output[1]
         padded = (cost.input[0] + padding) * (cost.input[1] + padding)

@@ -25,6 +25,10 @@ def why_not_gated(space: IndexSpace, spaces: IndexSpaces, layers: Mapping[str, n
     """Why the layers of a space cannot be gated; empty where they can."""
     if space.frozen:
         return space.frozen_because
+    if space.may_be_empty:
+        return "it lies inside a branch"
+    if any(one.tensor.endswith((f".{GATHER}", f".{SCATTER}")) for one in space.slices):
+        return "its layer has a gate"
     for name in space.producers:
         if name in spaces.grouped:
             return f"'{name}' is a grouped convolution"
@@ -88,15 +92,21 @@ def _all_channels(layer: nn.Module, axis: int) -> Tensor:
 
 
 def _gather(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (inputs[0].index_select(1, getattr(layer, GATHER)), *inputs[1:])
+    given, index = inputs[0], getattr(layer, GATHER)
+    if _is_channels_last(given):  # index_select along axis 1 would give the other memory format
+        return (given.permute(0, 2, 3, 1).index_select(3, index).permute(0, 3, 1, 2), *inputs[1:])
+    return (given.index_select(1, index), *inputs[1:])
 
 
 def _scatter(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    last = output.ndim == 4 and output.is_contiguous(memory_format=torch.channels_last)
     node = torch.empty(
         (len(output), getattr(layer, INTO), *output.shape[2:]),
         dtype=output.dtype,
         device=output.device,
-        memory_format=torch.channels_last if last else torch.contiguous_format,
-    ).zero_()
-    return node.index_copy(1, getattr(layer, SCATTER), output)
+        memory_format=torch.channels_last if _is_channels_last(output) else torch.contiguous_format,
+    )
+    return node.zero_().index_copy_(1, getattr(layer, SCATTER), output)
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from suite.errors import UsageError
 from suite.ledger import count_model
-from suite.memory import bytes_an_image
+from suite.memory import StepMemory, measure_step
 from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, OtherTrial, ReconfigPlan
 from suite.ops import EMPTY, PlannedLayer, StepState, convert
 from suite.random_keys import Keys
@@ -39,7 +39,8 @@ class Hooks:
         model: the bare model, on its device and in its memory format; converted in place.
         method: the method, with its parameters.
         input_shape: (C, H, W) of one image.
-        num_classes, epochs, batch_size, seed, task, preset, train_images, others: what the context tells the method.
+        num_classes, epochs, batch_size, seed, task, preset, train_images, micro_batches, others: what the context
+            tells the method.
         dtype: the type of autocast in training; `torch.float32` for none.
     """
 
@@ -56,6 +57,7 @@ class Hooks:
         task: str = "",
         preset: str = "",
         train_images: int = 0,
+        micro_batches: int = 1,
         others: Mapping[str, OtherTrial] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -63,6 +65,7 @@ class Hooks:
         self.input_shape, self.dtype = input_shape, dtype
         self.reconfigurations: list[ReconfigPlan] = []
         self.plans_made = 0  # how many times the layers were planned
+        self._measured: tuple[Any, float, StepMemory] | None = None
         self._step_state = StepState(seed=seed)
         self.ctx = Context(
             model=model,
@@ -76,6 +79,7 @@ class Hooks:
             epochs=epochs,
             batch_size=batch_size,
             train_images=train_images,
+            micro_batches=micro_batches,
             others=others or {},
             memory_estimate=self._memory_estimate,
             inference_flops=self._inference_flops,
@@ -84,8 +88,9 @@ class Hooks:
             if name not in self.ctx.others:
                 raise UsageError(f"{type(method).__name__} depends on a trial of '{name}', which others= has to name")
         method.setup(self.ctx)
-        first = method.begin(self.ctx)
-        if first is not None:
+        for first in method.begin(self.ctx):
+            if (first.batch_size, first.lr_scale, first.restart) != (None, None, False):
+                raise ValueError(f"{type(method).__name__}.begin changes more than the network")
             apply_plan(model, first, self.ctx.spaces, None)
             self.reconfigurations.append(first)
         self.ctx.layers = convert(model, self._step_state)
@@ -177,8 +182,14 @@ class Hooks:
         """Carry out a resumed trial's reconfigurations on the fresh model; `load_state_dict` comes after.
 
         Those of `begin`, which were carried out when this object was made, come first among them.
+
+        Raises:
+            UsageError: if these are others now.
         """
-        for plan in plans[len(self.reconfigurations) :]:
+        begun = len(self.reconfigurations)
+        if [plan.to_json() for plan in plans[:begun]] != [plan.to_json() for plan in self.reconfigurations]:
+            raise UsageError("the trial began with another network than this one; a trial it depends on was run again")
+        for plan in plans[begun:]:
             self._replay(plan)
 
     def finish(self) -> None:
@@ -244,18 +255,22 @@ class Hooks:
     def _memory_estimate(self, plan: ReconfigPlan) -> int:
         """Bytes of a training step with `plan` carried out: measured on a copy of the model that it was carried out on.
 
-        Parameters, gradients, buffers and optimizer state (as much a parameter as there is now), and what each image
-        adds.
+        Parameters, gradients, buffers and optimizer state (as much a parameter as there is now), and what a
+        micro-batch takes.
         """
-        model = self._cut_copy(plan)
-        before, after = (_bytes(one.parameters()) for one in (self.model, model))
-        state = [] if self.ctx.optimizer is None else [*self.ctx.optimizer.state.values()]
-        states = _bytes(value for one in state for value in one.values() if isinstance(value, Tensor))
-        held = after * (2 + states / before) + _bytes(model.buffers())
-        devices = [self.ctx.device] if self.ctx.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):  # dropout draws
-            each = bytes_an_image(model, self.input_shape, self.dtype)
-        return int(held + each * (plan.batch_size or self.ctx.batch_size))
+        cut = (len(self.reconfigurations), plan.kept, plan.removed_branches, plan.gated)
+        if self._measured is None or self._measured[0] != cut:  # another batch of one network needs no new measurement
+            model = self._cut_copy(plan)
+            before, after = (_bytes(one.parameters()) for one in (self.model, model))
+            states = [] if self.ctx.optimizer is None else [*self.ctx.optimizer.state.values()]
+            held = _bytes(value for state in states for value in state.values() if isinstance(value, Tensor))
+            fixed = after * (2 + held / before) + _bytes(model.buffers())
+            devices = [self.ctx.device] if self.ctx.device.type == "cuda" else []
+            with torch.random.fork_rng(devices):  # dropout draws
+                images = -(-self.ctx.batch_size // self.ctx.micro_batches)
+                self._measured = cut, fixed, measure_step(model, self.input_shape, self.dtype, images)
+        _, fixed, step = self._measured
+        return int(fixed + step.of(-(-(plan.batch_size or self.ctx.batch_size) // self.ctx.micro_batches)))
 
     def _inference_flops(self, plan: ReconfigPlan) -> float:
         """FLOPs of one image's inference by the network that `plan` would leave; counted on a copy."""

@@ -133,16 +133,6 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         """The spaces that a layer consumes; several behind a concatenation, none where its input is not followed."""
         return self._inputs_of.get(layer, ())
 
-    def share_left(self, tensor: str, axis: int, kept: Mapping[str, Sequence[int]]) -> float:
-        """The share of a tensor's axis that stays when of each space the channels `kept` do; 1 where nothing is cut."""
-        whole = left = 0
-        for name, space in self.items():
-            for one in space.slices:
-                if (one.tensor, one.axis) == (tensor, axis):
-                    each = one.entries.shape[1]
-                    whole, left = whole + space.size * each, left + len(kept.get(name, space.original)) * each
-        return left / whole if whole else 1.0
-
     def part(self, name: str, own: Sequence[IndexSpace], reason: str) -> None:
         """Take layers out of a space into spaces of their own; what is left of it is frozen.
 

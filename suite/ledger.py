@@ -79,7 +79,7 @@ def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[st
         if isinstance(layer, nn.Conv2d):
             kernel, given, size = layer.kernel_size, inputs[0].shape[-2:], output.shape[-2:]
             # Not the output's own channels: those of a gated layer are scattered among others.
-            places = size[0] * size[1]
+            places = output.shape[0] * size[0] * size[1]
             macs = layer.out_channels * places * (layer.in_channels // layer.groups) * kernel[0] * kernel[1]
             costs[name] = LayerCost(
                 name, "conv", layer.in_channels, layer.out_channels, (kernel[0], kernel[1]), (given[0], given[1]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -36,37 +37,62 @@ class SavedTensors:
         return tensor
 
 
-PROBED_IMAGES = 16
-"""Images of a measurement; on CUDA another with twice as many tells what an image adds."""
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes that forward and backward of a training step take: what they take for any batch, and what an image adds."""
+
+    constant: float
+    each_image: float
+
+    def of(self, images: int) -> float:
+        """Bytes for so many images at once."""
+        return self.constant + self.each_image * images
 
 
-def bytes_an_image(model: nn.Module, input_shape: tuple[int, int, int], dtype: torch.dtype) -> float:
-    """Bytes that one more image in a batch adds to a training step of a model; measured by running it.
+def measure_step(model: nn.Module, input_shape: tuple[int, int, int], dtype: torch.dtype, images: int) -> StepMemory:
+    """Measure what a training step of a model takes beside parameters, gradients and optimizer state, by running it.
 
-    On the CPU what autograd keeps for backward is counted, as for a trial's peak memory. On CUDA the allocator's
-    maximum over forward and backward is read for two batches, whose difference leaves out what no image adds; the
-    maximum is reset by that.
+    Two batches tell what an image adds: autocast's copies of the weights, for one, are kept once for any batch. On the
+    CPU what autograd keeps for backward is counted, as for a trial's peak memory. On CUDA the allocator's maximum over
+    forward and backward is read, and reset by that.
 
     Args:
         model: a copy, for its statistics and gradients change; in the memory format in which it is trained.
         input_shape: (C, H, W).
         dtype: `torch.float32`, or the type of autocast.
+        images: about how many a step has; the CPU, on which all is counted exactly, takes fewer.
     """
-    device = next(model.parameters()).device
     model.train()
-    if device.type != "cuda":
-        saved = SavedTensors(model)
-        with saved.counting():
-            _loss(model, PROBED_IMAGES, input_shape, dtype)
-        return saved.bytes / PROBED_IMAGES
-    peaks = []
-    for images in (PROBED_IMAGES, PROBED_IMAGES, 2 * PROBED_IMAGES):  # the first finds libraries cold
-        model.zero_grad(set_to_none=True)
-        torch.cuda.reset_peak_memory_stats(device)
-        _loss(model, images, input_shape, dtype).backward()
-        peaks.append(torch.cuda.max_memory_allocated(device))
+    if next(model.parameters()).device.type == "cuda":
+        few, many = max(1, images // 2), max(2, images)
+        _peak(model, few, input_shape, dtype)  # finds libraries cold
+        less, more = (_peak(model, count, input_shape, dtype) for count in (few, many))
+    else:
+        few, many = COUNTED_IMAGES, 2 * COUNTED_IMAGES
+        less, more = (_kept(model, count, input_shape, dtype) for count in (few, many))
+    each = max(0.0, (more - less) / (many - few))
+    return StepMemory(more - each * many, each)
+
+
+COUNTED_IMAGES = 8
+
+
+def _kept(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> int:
+    saved = SavedTensors(model)
+    with saved.counting():
+        _loss(model, images, input_shape, dtype)
+    return saved.bytes
+
+
+def _peak(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> int:
+    device = next(model.parameters()).device
+    model.zero_grad(set_to_none=True)
     torch.cuda.reset_peak_memory_stats(device)
-    return (peaks[2] - peaks[1]) / PROBED_IMAGES
+    before = torch.cuda.memory_allocated(device)
+    _loss(model, images, input_shape, dtype).backward()
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
 
 
 def _loss(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,7 @@ A layer's arithmetic is *planned*, not hooked: `plan` gives each convolution and
 optional transform for each operand of its three products. Everything else is a hook. A run, in pseudo-code:
 
     method.setup(ctx)                                  # the bare model, on its device and in its memory format
-    if plan := method.begin(ctx): the network is changed before it is trained
+    for each plan of method.begin(ctx): the network is changed before it is trained
     for each layer: layer.plan = method.plan(name, layer)
     for each epoch:
         for each step:
@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, dataclass_transform
 
@@ -266,6 +266,7 @@ class Context:
         preset: `smoke`, `quick` or `paper`.
         all_reduce: sums a tensor over the ranks of the trial, and returns it.
         train_images: images of an epoch; 0 where nobody said.
+        micro_batches: parts into which a batch is split; a new batch size is a multiple of them.
         others: the trials that the method's `depends_on` names, by that name; same task, network, recipe and seed.
         inference_flops: counts one image's inference by the network that a `ReconfigPlan` would leave.
         memory_estimate: bytes of a training step with a `ReconfigPlan` carried out, measured on a copy of the model:
@@ -283,6 +284,7 @@ class Context:
     epochs: int
     batch_size: int
     train_images: int = 0
+    micro_batches: int = 1
     others: Mapping[str, OtherTrial] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     rank: int = 0
@@ -350,9 +352,9 @@ class Method:
     def setup(self, ctx: Context) -> None:
         """Once, on the bare model on its device; before optimizer, compilation and DDP."""
 
-    def begin(self, ctx: Context) -> ReconfigPlan | None:
-        """After `setup`: a change of the network before it is trained. What is counted as dense is what was before."""
-        return None
+    def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
+        """After `setup`: changes of the network before it is trained. What is counted as dense is what was before."""
+        return ()
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
         """One layer's arithmetic; after `setup`, when `plan_version` changes, after reconfigurations and on resume."""

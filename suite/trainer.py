@@ -103,6 +103,7 @@ class Trainer:
             task=task,
             preset=preset,
             train_images=splits.train.num_samples,
+            micro_batches=recipe.micro_batches,
             others=others,
             dtype=dtype,
         )

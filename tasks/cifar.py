@@ -142,7 +142,7 @@ class Cifar(Task):
     def _published(self) -> PublishedArchive:
         # Here, because listing tasks must not wait for torchvision.
         try:
-            from torchvision import datasets
+            import torchvision.datasets as datasets
         except (ImportError, RuntimeError) as error:  # a RuntimeError where its operators do not fit the torch at hand
             raise UsageError(
                 f"torchvision cannot be loaded ({error}); install the release that belongs to torch {torch.__version__}"

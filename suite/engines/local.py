@@ -144,7 +144,7 @@ class LocalEngine:
 
 def _next_ready(waiting: deque[tuple[TrialSpec, Path]], running: Sequence[_Running]) -> tuple[TrialSpec, Path] | None:
     """The first trial that depends on none that is still to run or runs."""
-    ahead = {trial.trial_id for trial, _ in waiting} | {item.trial.trial_id for item in running}
+    ahead = {folder.name for _, folder in waiting} | {item.folder.name for item in running}
     return next((item for item in waiting if not ahead & set(item[0].depends_on.values())), None)
 
 

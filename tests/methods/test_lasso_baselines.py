@@ -33,13 +33,12 @@ def test_ssl_cuts_after_the_last_epoch_alone():
     assert epochs_with_a_cut(SSL()) == [4]
 
 
-@pytest.mark.parametrize("epoch", [1, 3, 4])
-def test_oneshot_cuts_once(epoch):
-    assert epochs_with_a_cut(OneShot(epoch=epoch)) == [epoch]
+@pytest.mark.parametrize(("at", "epoch"), [(0.01, 1), (0.5, 2), (0.6, 3), (1.0, 4)])
+def test_oneshot_cuts_once(at, epoch):
+    assert epochs_with_a_cut(OneShot(at=at)) == [epoch]
 
 
-def test_an_epoch_that_does_not_come_is_refused():
-    with pytest.raises(ValueError, match="epoch is 5; the training has only 4"):
-        epochs_with_a_cut(OneShot(epoch=5))
-    with pytest.raises(ValueError, match="epoch is 0; the first is 1"):
-        OneShot(epoch=0)
+@pytest.mark.parametrize("at", [0.0, 1.1])
+def test_a_share_that_is_none_is_refused(at):
+    with pytest.raises(ValueError, match=f"at is {at}; a share of the epochs"):
+        OneShot(at=at)

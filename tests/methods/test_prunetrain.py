@@ -350,6 +350,15 @@ def test_a_batch_is_never_larger_than_the_data_nor_smaller_than_it_was():
     assert hooks.method._with_larger_batch(plan, hooks.ctx).batch_size == BATCH
 
 
+def test_a_batch_grows_by_what_the_micro_batches_divide():
+    model, _, hooks, optimizer = start(dynamic_batch="start")
+    hooks.ctx.train_images, hooks.ctx.micro_batches = 10_000, 3
+    train(hooks, optimizer, 1)
+    kill(model, hooks.ctx.spaces, "prep.conv", 0)
+    hooks.ctx.memory_estimate = lambda plan: 10_000 if plan.batch_size is None else 100 + plan.batch_size
+    assert decide(hooks).batch_size == BATCH + 96 * ((10_000 - 100 - BATCH) // 96)
+
+
 def test_the_devices_memory_bounds_on_a_device_alone():
     with pytest.raises(ValueError, match="dynamic_batch=device needs a CUDA device"):
         start(dynamic_batch="device")

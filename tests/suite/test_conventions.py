@@ -29,6 +29,13 @@ def test_prunetrain_8_one_strided_layer_by_hand():
     assert found["train_flops"] == 2 * (2 * macs + 10 * 10 * 32 * 9 * 16)
     assert found["norm_traffic_bytes"] == 8 * 32 * 16 * 2
     assert found["weights"] == 16 * 32 * 9 + 32
+    linear = LayerCost("x", "linear", 16, 10, (1, 1), (1, 1), (1, 1), 160, True, 170, 16)
+    assert prunetrain([linear]) == {
+        "inference_flops": 320,
+        "train_flops": 960,
+        "norm_traffic_bytes": 0,
+        "weights": 170,
+    }
 
 
 def test_describe_has_every_convention():

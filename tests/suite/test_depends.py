@@ -1,5 +1,6 @@
 """Trials that depend on others: they are added, run before, and what became of them is known."""
 
+import dataclasses
 import json
 
 import pandas as pd
@@ -13,7 +14,7 @@ from suite import cli
 from suite.checkpoint import load_model
 from suite.errors import UsageError
 from suite.ledger import count_model
-from suite.method import OtherTrial, ReconfigPlan
+from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.ops import apply
 from suite.planning import plan
 from suite.spec import SuiteSpec, TrialSpec
@@ -152,11 +153,12 @@ def test_scratch_has_all_that_was_cut_in_several_reconfigurations():
         ReconfigPlan(kept={"down.conv": [0, 1, 5, 7], "residual1.branch.block1.conv": [2, 3]}),
         ReconfigPlan(kept={"down.conv": [1, 7]}, removed_branches=("residual1.branch",)),
     )
-    hooks = begun(Scratch(), {"prunetrain": OtherTrial(plans, 1.0)})
+    grown = (plans[0], dataclasses.replace(plans[1], batch_size=64, lr_scale=2.0))
+    hooks = begun(Scratch(), {"prunetrain": OtherTrial(grown, 1.0)})
+    assert hooks.ctx.batch_size == 4
     assert hooks.ctx.spaces["down.conv"].original == [1, 7]
     assert "residual1.branch" not in hooks.ctx.spaces.removable_branches
-    (plan,) = hooks.reconfigurations
-    assert plan == ReconfigPlan(kept={"down.conv": [1, 7]}, removed_branches=("residual1.branch",))
+    assert hooks.reconfigurations == list(plans)
     assert hooks.model(torch.randn(2, *SHAPE)).shape == (2, 10)
     assert not begun(Scratch(), {"prunetrain": OtherTrial((), 1.0)}).reconfigurations
 
@@ -176,6 +178,28 @@ def test_matched_dense_is_the_widest_that_costs_no_more(share):
     shares = [count / full[name] for name, count in widths.items()]
     assert max(shares) - min(shares) < 1 / 8
     assert found > share * whole * 0.6 or share == 1e-9
+
+
+def test_a_resumed_trial_begins_with_the_same_network():
+    plans = (ReconfigPlan(kept={"down.conv": [0, 1, 5]}),)
+    saved = begun(Scratch(), {"prunetrain": OtherTrial(plans, 1.0)}).reconfigurations
+    later = ReconfigPlan(kept={"down.conv": [1, 5]})
+    hooks = begun(Scratch(), {"prunetrain": OtherTrial(plans, 1.0)})
+    hooks.replay([*saved, later])
+    assert hooks.ctx.spaces["down.conv"].original == [1, 5]
+    assert hooks.reconfigurations == [*plans, later]
+    other = begun(Scratch(), {"prunetrain": OtherTrial((ReconfigPlan(kept={"down.conv": [0, 2]}),), 1.0)})
+    with pytest.raises(UsageError, match="began with another network"):
+        other.replay(saved)
+
+
+def test_a_method_begins_with_another_network_and_nothing_else():
+    class Hurries(Method):
+        def begin(self, ctx):
+            return [ReconfigPlan(batch_size=8)]
+
+    with pytest.raises(ValueError, match=r"Hurries\.begin changes more than the network"):
+        begun(Hurries(), {})
 
 
 def test_a_loop_of_ones_own_has_to_name_the_other_trial():

@@ -67,8 +67,8 @@ def test_what_each_layer_does_not_need_is_cut_and_outputs_stay(net):
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d):
             assert layer.weight.shape[:2] == (layer.out_channels, layer.in_channels)
-            own = f"{name}:out"
-            assert layer.out_channels == len(kept[own]) if own in kept else layer.out_channels
+            if f"{name}:out" in kept:
+                assert layer.out_channels == len(kept[f"{name}:out"])
         elif isinstance(layer, nn.BatchNorm2d):
             assert layer.num_features == widths[name]  # of the node, which keeps all its channels
     for name, channels in kept.items():
@@ -142,6 +142,7 @@ def test_a_gated_branch_goes_with_its_inner_channels():
         ("concatenating", "0", "come from several nodes"),
         ("plain", "11", "the model's output"),
         ("plain", "nothing", "there is no index space 'nothing' to gate"),
+        ("basic", "3.branch.0", "it lies inside a branch"),
     ],
 )
 def test_what_cannot_be_gated_is_refused_and_nothing_changed(net, space, reason):
@@ -157,6 +158,44 @@ def test_what_cannot_be_gated_is_refused_and_nothing_changed(net, space, reason)
     with pytest.raises(ValueError, match=reason):
         apply_plan(model, ReconfigPlan(gated=(name,)), spaces, None)
     assert (dict(spaces), list(model.state_dict())) == before
+
+
+def test_a_gate_is_put_once():
+    model, spaces, _ = trained("basic")
+    gated = nodes("basic", spaces)
+    apply_plan(model, ReconfigPlan(gated=gated), spaces, None)
+    with pytest.raises(ValueError, match="its layer has a gate"):
+        apply_plan(model, ReconfigPlan(gated=("3.branch.0:in",)), spaces, None)
+
+
+def test_a_gated_net_is_not_taken_for_an_ordinary_one():
+    model, spaces, _ = trained("basic")
+    gated = nodes("basic", spaces)
+    apply_plan(model, ReconfigPlan(gated=gated, kept=silence_own(model, spaces, gated)), spaces, None)
+    assert any("'3.branch.0' is not understood" in step for step in find_index_spaces(model, SHAPE).not_followed)
+
+
+def test_gates_keep_the_memory_format():
+    model, spaces, images = trained("basic")
+    gated = nodes("basic", spaces)
+    apply_plan(model, ReconfigPlan(gated=gated, kept=silence_own(model, spaces, gated)), spaces, None)
+    model = model.to(memory_format=torch.channels_last)
+    seen = []
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(lambda layer, inputs, output: seen.extend([inputs[0], output]))
+    model(images.contiguous(memory_format=torch.channels_last))
+    assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in seen)
+
+
+def test_a_gated_net_computes_the_same_compiled():
+    torch._dynamo.reset()
+    model, spaces, images = trained("basic")
+    gated = nodes("basic", spaces)
+    apply_plan(model, ReconfigPlan(gated=gated, kept=silence_own(model, spaces, gated)), spaces, None)
+    convert(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images), model(images), rtol=1e-12, atol=1e-12)
 
 
 def pruned(gating):

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from suite.method import ReconfigPlan
 from suite.ops import convert
-from suite.surgery import find_index_spaces
+from suite.surgery import apply_plan, find_index_spaces
 from tasks.models.resnet9 import resnet9
 
 SHAPE = (3, 8, 8)
@@ -193,6 +194,49 @@ def test_a_layer_that_runs_twice_unites_the_channels_of_both_runs():
         ("1", "out_channels", 1),
         ("1", "in_channels", 1),
     ]
+
+
+@pytest.mark.parametrize(
+    "again", [lambda shared, x: shared(x) + shared(torch.relu(x)), lambda shared, x: shared(shared(x)) + x]
+)
+def test_a_layer_that_runs_twice_on_one_label_is_counted_once(again):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            return again(self.shared, x)
+
+    model = reading(Twice(), nn.Conv2d(4, 2, 8), nn.Flatten()).double().eval()
+    spaces = find_index_spaces(model, SHAPE)
+    for space in {*spaces.inputs_of("1.shared"), *spaces.outputs_of("1.shared")}:
+        for one in spaces[space].slices:
+            layer = model.get_submodule(one.tensor.rpartition(".")[0])
+            layer.weight.data.movedim(one.axis, 0)[one.entries[0]] = 0.0
+            if layer.bias is not None and one.axis == 0:
+                layer.bias.data[one.entries[0]] = 0.0
+    images = torch.randn(2, *SHAPE, dtype=torch.float64)
+    before = model(images)
+    names = {*spaces.inputs_of("1.shared"), *spaces.outputs_of("1.shared")}
+    apply_plan(model, ReconfigPlan(kept={name: spaces[name].original[1:] for name in names}), spaces, None)
+    shared = model[1].shared
+    assert (shared.out_channels, shared.in_channels) == shared.weight.shape[:2] == (3, 3)
+    torch.testing.assert_close(model(images), before, rtol=1e-12, atol=1e-12)
+
+
+class Standardised(nn.Conv2d):
+    """Computes something else than its parent."""
+
+    def forward(self, x):
+        return nn.functional.conv2d(x, self.weight - self.weight.mean(), self.bias)
+
+
+@pytest.mark.parametrize("layer", [Standardised(4, 6, 1), nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 6, 1))])
+def test_layers_of_other_classes_are_not_followed(layer):
+    spaces = find_index_spaces(reading(layer, nn.Flatten(), nn.Linear(384, 2)), SHAPE)
+    assert spaces["0"].frozen
+    assert any("'1" in step for step in spaces.not_followed)
 
 
 class Two(nn.Module):
