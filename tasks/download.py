@@ -27,7 +27,6 @@ STALL_SECONDS = 20.0
 SLOW_BYTES_PER_SECOND = 300_000
 JUDGED_AFTER_SECONDS = 15.0
 CHUNK_BYTES = 1 << 18
-# A part that has not grown for so long belongs to no process any more.
 
 
 class DownloadFailed(Exception):

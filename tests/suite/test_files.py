@@ -7,7 +7,10 @@ import pytest
 
 from suite import files
 
-PART = f".x.{'a' * 16}.part"
+
+def part(digit):
+    """A name under which a file `x` is written before it takes its place."""
+    return f".x.{16 * digit}.part"
 
 
 def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
@@ -68,9 +71,8 @@ def test_a_folder_that_cannot_be_flushed_holds_the_new_file_all_the_same(tmp_pat
 
 
 def test_only_what_was_left_long_ago_is_removed(tmp_path):
-    left, grows, other, folder = (
-        tmp_path / name for name in (PART, PART.replace("a", "b"), ".film.mp4.part", ".z.part")
-    )
+    left, grows, folder = (tmp_path / part(digit) for digit in "abc")
+    other = tmp_path / ".film.mp4.abcd.part"
     for path in (left, grows, other):
         path.write_text("half")
     folder.mkdir()
