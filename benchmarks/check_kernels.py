@@ -2,7 +2,8 @@
 
     compute-sanitizer --tool memcheck python benchmarks/check_kernels.py --device cuda
 
-The oracle runs on the CPU, so that the kernels are nearly all that runs on the GPU. Exit status 1 if a result is wrong.
+The oracle runs on the CPU, so that the kernels are nearly all that runs on the GPU. Exit status 1 if a result is wrong,
+or is not of the device's compiled kernels.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ def main() -> int:
                 wrong.append(f"{shape} {dtype} {n}:{m} {name}")
     print("\n".join(f"WRONG  {line}" for line in wrong) or "all equal the oracle's")
     print(f"{checked} results on {device} by {', '.join(sorted(backends))}; {len(wrong)} wrong")
+    if backends != {device.type}:
+        print(f"NOT BY THE KERNELS  {kernels.backend_report(device)}")
+        return 1
     return 1 if wrong else 0
 
 

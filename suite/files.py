@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
+import re
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-_PARTS = ".*.part"  # `.NAME.RANDOM.part`, beside the file that it is to become
+# `.NAME.RANDOM.part`, beside the file that it is to become.
+_PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.part")
+_LEFT_AFTER_S = 3600
+"""What nobody has written to for so long was left by a writer that was killed."""
 
 
 @contextmanager
@@ -25,25 +31,26 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     Raises:
         OSError: if it cannot be written; `path` is as it was before.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp's files are for their owner alone
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     if durable:
-        # The rename itself is lost in a power failure unless the folder reaches the disk too.
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        # The rename itself is lost in a power failure unless the folder reaches the disk too. Not every file system can
+        # be asked for that, and the file is in its place.
+        with contextlib.suppress(OSError):
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 def write(path: Path, content: bytes | str, *, durable: bool = True) -> None:
@@ -52,17 +59,19 @@ def write(path: Path, content: bytes | str, *, durable: bool = True) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def parts(folder: Path) -> set[Path]:
-    """What killed writers left in a folder, and what others write there now."""
-    return set(folder.glob(_PARTS))
+def parts(folder: Path, name: str = "") -> list[Path]:
+    """What killed writers left in a folder, and what others write there now: of one file, or of all."""
+    found = []
+    for path in sorted(folder.glob(".*.part")):
+        matched = _PART.fullmatch(path.name)
+        if matched and path.is_file() and name in ("", matched["name"]):
+            found.append(path)
+    return found
 
 
-def parts_of(path: Path) -> set[Path]:
-    """What killed writers of one file left, and what others write of it now."""
-    return {part for part in parts(path.parent) if part.stem.rpartition(".")[0] == f".{path.name}"}
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def remove_left(folder: Path, name: str = "") -> None:
+    """Remove parts that killed writers left, of one file or of all; one that grows is another's, and stays."""
+    for path in parts(folder, name):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _LEFT_AFTER_S:
+                path.unlink()

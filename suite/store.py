@@ -97,7 +97,8 @@ class Store:
                     raise UsageError(f"--out {self.folder}: {path} may not be written to")
                 break
         # A command that was killed before it wrote suite.json leaves only its lock, and perhaps half of that file.
-        held = set(self.folder.glob("*")) - {self.folder / ".lock"} - files.parts_of(self.folder / "suite.json")
+        ours = {self.folder / ".lock", *files.parts(self.folder, "suite.json")}
+        held = set(self.folder.glob("*")) - ours
         names = sorted(path.name for path in held)
         if names and "suite.json" not in names:
             inside = sorted(path.parent.name for path in self.folder.glob("*/suite.json"))
@@ -147,13 +148,12 @@ class Store:
         return False
 
     def _remove_parts(self) -> None:
-        """Remove what killed processes left half-written; the folder is locked, and no trial of it runs.
+        """Remove what killed processes left half-written; a user's own folders may lie in this one, and are left alone.
 
-        A user's own folders may lie in this one; they are left alone.
+        No trial of a locked folder runs, but `report` may write.
         """
         for folder in (self.folder, self.folder / "figures", self.folder / "reproduce", *self.trial_folders()):
-            for part in files.parts(folder):
-                part.unlink(missing_ok=True)
+            files.remove_left(folder)
 
     def _holder(self) -> str:
         text = (self.folder / ".lock").read_text(encoding="ascii").strip()

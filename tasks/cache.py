@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from suite import files
 from suite.errors import UsageError
 from tasks.decoded import DamagedFile, DecodedImages, load_decoded, read_fingerprint, save_decoded
 
@@ -67,6 +68,7 @@ def decode_once(task: str, source: Source, data_root: Path) -> Cached:
 
     data = source.decode()
     path = _writable(folders) / name
+    files.remove_left(path.parent)
     try:
         checksum = save_decoded(path, data, fingerprint)
     except OSError as error:

@@ -27,8 +27,6 @@ STALL_SECONDS = 20.0
 SLOW_BYTES_PER_SECOND = 300_000
 JUDGED_AFTER_SECONDS = 15.0
 CHUNK_BYTES = 1 << 18
-# A part that has not grown for so long belongs to no process any more.
-LEFT_AFTER_SECONDS = 3600.0
 
 
 class DownloadFailed(Exception):
@@ -56,7 +54,7 @@ def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
     """
     folder_is_new = not destination.parent.exists()
     destination.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(destination)
+    files.remove_left(destination.parent, destination.name)
     reasons: list[str] = []
     slow: list[str] = []
     for url in urls:
@@ -81,22 +79,14 @@ def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
     raise DownloadFailed("; ".join(reasons))
 
 
-def _remove_leftovers(destination: Path) -> None:
-    """Remove parts of this file that killed processes left; one that grows is another process's, and stays."""
-    for path in files.parts_of(destination):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > LEFT_AFTER_SECONDS:
-                path.unlink()
-
-
 def _fetch_from(url: str, md5: str, destination: Path, *, may_be_slow: bool) -> None:
-    try:
-        with files.replacing(destination) as file:
+    with files.replacing(destination) as file:
+        try:
             found = _transfer(url, file, may_be_slow)
-            if found != md5:
-                raise DownloadFailed(f"{_host(url)}: sent another file (MD5 {found}, not {md5})")
-    except (OSError, http.client.HTTPException) as error:
-        raise DownloadFailed(f"{_host(url)}: {getattr(error, 'reason', None) or error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise DownloadFailed(f"{_host(url)}: {getattr(error, 'reason', None) or error}") from error
+        if found != md5:
+            raise DownloadFailed(f"{_host(url)}: sent another file (MD5 {found}, not {md5})")
 
 
 def _transfer(url: str, file: IO[bytes], may_be_slow: bool) -> str:

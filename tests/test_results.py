@@ -4,10 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[1]
 MAIN_JOBS = sorted(path.parent for path in (ROOT / "results").glob("*/main-job/results.csv"))
+SDGP_TABLES = sorted(path.parent for path in (ROOT / "results").glob("*/sdgp-table1/results.csv"))
 
 
 def test_there_is_a_main_job():
@@ -40,3 +42,24 @@ def test_a_table_that_misses_a_bar_or_disagrees_with_its_report_is_told(tmp_path
     assert done.returncode == 1
     assert "MISSED  seeds" in done.stdout
     assert "MISSED  report.md says" in done.stdout
+
+
+def test_there_is_a_reproduction():
+    assert SDGP_TABLES
+
+
+@pytest.mark.parametrize("folder", SDGP_TABLES, ids=lambda folder: folder.parent.name)
+def test_a_reproduction_says_what_its_table_does_and_the_card_quotes_it(folder):
+    table = pd.read_csv(folder / "results.csv").fillna({"variant": "dense"})
+    assert (table["status"] == "done").all()
+    accuracy = table.pivot(index="seed", columns="variant", values="test_accuracy") * 100
+    assert sorted(accuracy.index) == [0, 1, 2]
+    lines = pd.read_csv(folder / "reproduce" / "sdgp-table1.csv").set_index("quantity")
+    card = (ROOT / "docs" / "methods" / "sdgp.md").read_text(encoding="utf-8")
+    for mode in ("random", "magnitude", "rescaled"):
+        differences = accuracy[f"n=2,m=4,mode={mode}"] - accuracy["dense"]
+        line = lines.loc[f"{mode} 2:4 minus dense"]
+        assert line["ours"] == pytest.approx(differences.mean())
+        assert line["interval"] == pytest.approx(4.302653 * differences.sem(), rel=1e-5)  # t of two degrees of freedom
+        quoted = f"{mode} {line['ours']:+.2f} ± {line['interval']:.2f}".replace("-", "\N{MINUS SIGN}")
+        assert quoted in card

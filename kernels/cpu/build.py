@@ -6,6 +6,7 @@ makes a new one and never reuses an old one. Processes that build at the same ti
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import platform
@@ -34,11 +35,17 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class Build:
-    """A compiled kernel: where it lies and how it was made."""
+    """A compiled kernel: where it lies and how it was made.
+
+    Attributes:
+        library, compiler, flags: the file, the compiler's name and version, and what it was given.
+        refused: the first error of a build with more flags, which would be faster; empty where none failed.
+    """
 
     library: Path
     compiler: str
     flags: tuple[str, ...]
+    refused: str = ""
 
 
 def cache_folder() -> Path:
@@ -61,11 +68,9 @@ def build() -> Build:
     ]
     first_error = ""
     for candidate in candidates:
-        if candidate.library.exists():
-            return candidate
-        error = _compile(compiler, candidate)
+        error = "" if candidate.library.exists() else _compile(compiler, candidate)
         if not error:
-            return candidate
+            return dataclasses.replace(candidate, refused=first_error)
         first_error = first_error or error
     raise BuildError(f"{shlex.join(compiler)} failed: {first_error}")
 

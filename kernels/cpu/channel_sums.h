@@ -51,7 +51,7 @@ template <>
 struct Wide<Float16> {
     static constexpr int parts = 2, half = lanes<float>;
     static HOST_DEVICE void decode(Vector<int16_t> bits, Vector<float> (&value)[2]) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
         value[0] = (Vector<float>)_mm512_cvtph_ps(_mm512_castsi512_si256((__m512i)bits));
         value[1] = (Vector<float>)_mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)bits, 1));
 #else
@@ -60,7 +60,7 @@ struct Wide<Float16> {
 #endif
     }
     static HOST_DEVICE Vector<int16_t> encode(const Vector<float> (&value)[2]) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
         const __m256i low = _mm512_cvtps_ph((__m512)value[0], _MM_FROUND_TO_NEAREST_INT);
         const __m256i high = _mm512_cvtps_ph((__m512)value[1], _MM_FROUND_TO_NEAREST_INT);
         return (Vector<int16_t>)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);

@@ -80,7 +80,7 @@ HOST_DEVICE void store(Bits* to, Vector<Bits> value) {
 // `to` is aligned to a vector. `finish_streaming` comes before another thread reads what was stored.
 template <class Bits>
 HOST_DEVICE void stream(Bits* to, Vector<Bits> value) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
 #elif defined(__AVX2__)
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)value);
@@ -101,7 +101,7 @@ inline void finish_streaming() {
 template <class Bits>
 HOST_DEVICE bool equal_anywhere(Vector<Bits> a, Vector<Bits> b) {
     const auto equal = a == b;
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
     return _mm512_test_epi64_mask((__m512i)equal, (__m512i)equal) != 0;
 #elif defined(__AVX2__)
     return !_mm256_testz_si256((__m256i)equal, (__m256i)equal);
@@ -116,7 +116,7 @@ HOST_DEVICE bool equal_anywhere(Vector<Bits> a, Vector<Bits> b) {
 template <>
 struct LowProduct<Vector<uint64_t>> {
     static HOST_DEVICE Vector<uint64_t> of(Vector<uint64_t> value, uint32_t factor) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
         return (Vector<uint64_t>)_mm512_mul_epu32((__m512i)value, _mm512_set1_epi64(factor));
 #elif defined(__AVX2__)
         return (Vector<uint64_t>)_mm256_mul_epu32((__m256i)value, _mm256_set1_epi64x(factor));

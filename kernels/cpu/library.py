@@ -54,6 +54,8 @@ def load() -> Loaded:
         f"{built.library})"
     )
     log.info(description)
+    if built.refused:
+        log.warning("prune_nm: compiled with %s alone, and slower, because %s", " ".join(built.flags), built.refused)
     return Loaded(library, description)
 
 

@@ -8,6 +8,11 @@ import pytest
 from suite import files
 
 
+def part(digit):
+    """A name under which a file `x` is written before it takes its place."""
+    return f".x.{16 * digit}.part"
+
+
 def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "x"
     files.write(path, b"old")
@@ -31,8 +36,8 @@ def test_a_block_that_fails_leaves_the_old_file(tmp_path):
             file.write(b"half")
             file.flush()
             (part,) = files.parts(tmp_path)
-            assert files.parts_of(path) == {part}
-            assert not files.parts_of(tmp_path / "x.json")
+            assert files.parts(tmp_path, "x") == [part]
+            assert not files.parts(tmp_path, "x.json")
             assert path.read_text() == "old"
             raise KeyboardInterrupt
 
@@ -50,6 +55,33 @@ def test_a_file_is_as_open_as_the_umask_lets_it(tmp_path, mask, mode):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == mode
+
+
+def test_a_folder_that_cannot_be_flushed_holds_the_new_file_all_the_same(tmp_path, monkeypatch):
+    real = os.fsync
+
+    def refuse_folders(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(22, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    files.write(tmp_path / "x", "new")
+    assert (tmp_path / "x").read_text() == "new"
+
+
+def test_only_what_was_left_long_ago_is_removed(tmp_path):
+    left, grows, folder = (tmp_path / part(digit) for digit in "abc")
+    other = tmp_path / ".film.mp4.abcd.part"
+    for path in (left, grows, other):
+        path.write_text("half")
+    folder.mkdir()
+    for path in (left, other, folder):
+        os.utime(path, (0, 0))
+    files.remove_left(tmp_path, "y")
+    assert left.exists()
+    files.remove_left(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([grows, other, folder])
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -216,16 +217,24 @@ def test_a_damaged_record_hides_no_other(store, content):
     assert damaged["message"].startswith("damaged record")
 
 
+def part(name):
+    """The name under which a file is written before it takes its place."""
+    return f".{name}.0123456789abcdef.part"
+
+
 def test_what_a_killed_writer_left_keeps_nobody_out_and_goes(store):
     trial = store.trial_folder("dense-digits-resnet9-s0-01234567")
     trial.mkdir(parents=True)
     (store.folder / "figures").mkdir()
     (store.folder / "mine").mkdir()
-    left = [store.folder / ".suite.json.a_1.part", store.folder / "figures" / ".g-1.svg.x.part"]
-    left += [trial / name for name in (".trial.json.x.part", ".checkpoint.pt.y.part")]
-    kept = [store.folder / ".gitignore", trial / "notes.txt", store.folder / "mine" / ".x.y.part"]
+    left = [store.folder / part("suite.json"), store.folder / "figures" / part("g-1.svg")]
+    left += [trial / part(name) for name in ("trial.json", "checkpoint.pt")]
+    kept = [store.folder / ".gitignore", trial / "notes.txt", store.folder / "mine" / part("x")]
+    kept += [store.folder / ".film.mp4.abcd.part", trial / part("epochs.jsonl")]
     for path in (*left, *kept):
         path.write_text("half")
+        os.utime(path, (0, 0))
+    os.utime(kept[-1])  # somebody writes to it
     (store.folder / "suite.json").write_text("{}")
     with store.lock():
         pass
@@ -234,7 +243,7 @@ def test_what_a_killed_writer_left_keeps_nobody_out_and_goes(store):
 
 
 def test_a_folder_in_which_only_half_of_suite_json_was_written_may_be_used(tmp_path):
-    (tmp_path / ".suite.json.abcd.part").write_text("half")
+    (tmp_path / part("suite.json")).write_text("half")
     Store(tmp_path).check()
     (tmp_path / ".film.mp4.abcd.part").write_text("somebody else's")
     with pytest.raises(UsageError, match=r"holds '\.film\.mp4\.abcd\.part' and no"):

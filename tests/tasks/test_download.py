@@ -169,7 +169,7 @@ def test_a_slow_host_is_left_for_a_faster_one_and_taken_if_there_is_none(
 
 def test_parts_that_no_process_writes_to_any_more_are_removed(tmp_path: Path, serve: Any) -> None:
     serve({})
-    old, new = tmp_path / ".a.tar.gz.x.part", tmp_path / ".a.tar.gz.y.part"
+    old, new = tmp_path / f".a.tar.gz.{'0' * 16}.part", tmp_path / f".a.tar.gz.{'1' * 16}.part"
     for path in (old, new):
         path.write_bytes(b"part")
     os.utime(old, (0, 0))
