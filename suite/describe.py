@@ -130,11 +130,10 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
 
     choice = read_one(text, "model")
     thing = registry.get("model", choice.name)
-    own = inspect.signature(thing).parameters
-    shape, classes = (
-        own[name].default if name in own and own[name].default is not inspect.Parameter.empty else default
-        for name, default in (("input_shape", DEFAULT_SHAPE), ("num_classes", DEFAULT_CLASSES))
-    )
+    own = {
+        name: one.default for name, one in inspect.signature(thing).parameters.items() if one.default is not one.empty
+    }
+    shape, classes = own.get("input_shape", DEFAULT_SHAPE), own.get("num_classes", DEFAULT_CLASSES)
     if task:
         described = registry.get("task", task)
         shape, classes = described.input_shape, described.num_classes

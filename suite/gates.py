@@ -80,6 +80,7 @@ def put_gates(model: nn.Module, space: IndexSpace) -> None:
 
 def input_channels(layer: nn.Module) -> int:
     """How many channels a convolution or linear layer is given, before its gate if it has one."""
+    assert isinstance(layer, (nn.Conv2d, nn.Linear))
     own = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
     found: int = getattr(layer, FROM, own)
     return found

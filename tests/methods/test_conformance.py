@@ -14,7 +14,7 @@ VARIANTS = {
     "prunetrain": (
         {},
         {"update": "proximal", "coefficient": "size", "zeroing": "removed"},
-        {"gating": True, "round_to": 4, "dynamic_batch": "start", "threshold": 0.1},
+        {"gating": True, "round_to": 4, "dynamic_batch": "start"},
     ),
     "dense": ({}, {"match": "prunetrain"}),
 }
