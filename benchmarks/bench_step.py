@@ -36,7 +36,7 @@ from suite import registry
 from suite.devices import DTYPES, check_execution, read_device, resolve_device, resolve_dtype
 from suite.errors import UsageError
 from suite.ledger import count_layers
-from suite.method import OpPlan
+from suite.method import Method, OpPlan
 from suite.ops import convert
 from suite.parameters import build_method, build_model
 from suite.recipe import Recipe
@@ -92,11 +92,11 @@ def random_splits(recipe: Recipe, steps: int, device: torch.device) -> Splits:
     return Splits(batches, batches)
 
 
-def trainer_steps(setting: Setting, execution: str, method: str = "dense", parameters: dict | None = None) -> Callable:
+def trainer_steps(setting: Setting, execution: str = "eager", method: Method | None = None) -> Callable[[], None]:
     """A function that does the steps of one measurement by the trainer, with everything that belongs to them."""
     trainer = Trainer(
         setting.new_model(),
-        build_method(method, parameters or {}),
+        method or build_method("dense", {}),
         dataclasses.replace(setting.recipe, execution=execution),
         setting.splits,
         input_shape=SHAPE,
@@ -276,7 +276,7 @@ def main() -> None:
         for method, parameters, label in METHODS:
             if not allowed(execution, device, method):
                 continue
-            pruned = trainer_steps(setting, execution, method, parameters)
+            pruned = trainer_steps(setting, execution, build_method(method, parameters))
             compare(f"{execution}: {label} / dense", pruned, dense, setting.steps)
             if dense is not eager:
                 compare(f"{execution}: {label} / eager dense", pruned, eager, setting.steps)

@@ -9,11 +9,12 @@ Source: PruneTrain (Lym et al., SC 2019), Sec. 4.1, Eq. 2; epsilon is that of it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
     from suite.surgery import IndexSpace, IndexSpaces
@@ -38,12 +39,12 @@ def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[s
     """
     found = {}
     for name, layer in layers.items():
-        if getattr(layer, "groups", 1) != 1:
+        if name in spaces.grouped:
             continue
         weight = layer.weight
         assert isinstance(weight, Tensor)
-        outputs = spaces.output_of.get(name) not in spaces.model_outputs
-        inputs = spaces.input_of.get(name) != spaces.model_input
+        outputs = not spaces.model_outputs.intersection(spaces.outputs_of(name))
+        inputs = spaces.model_input not in spaces.inputs_of(name)
         if outputs or inputs:
             found[name] = LassoLayer(weight, outputs, inputs)
     return found
@@ -58,17 +59,42 @@ def penalty(layers: Iterable[LassoLayer], by_size: bool = False) -> Tensor:
 
     Source: PruneTrain, Eq. 2 and Sec. 4.1; without factors ("global"), large-feature early layers are pruned first.
     """
-    norms: list[Tensor] = []
-    for weight, outputs, inputs in layers:
-        # W * W is made once, and summed over the kernel once: what remains for both groupings is a small matrix.
-        squares = weight.square()
-        if squares.ndim > 2:
-            squares = squares.sum(tuple(range(2, squares.ndim)))
-        for axis, used in ((1, outputs), (0, inputs)):
-            if used:
-                norm = (squares.sum(axis) + EPSILON).sqrt().sum()
-                norms.append(norm * _size_factor(weight, 1 - axis) if by_size else norm)
-    return torch.stack(norms).sum()
+    layers = list(layers)
+    factors = [
+        tuple(used * (_size_factor(layer.weight, axis) if by_size else 1.0) for axis, used in enumerate(layer[1:]))
+        for layer in layers
+    ]
+    total: Tensor = _Penalty.apply(factors, *(layer.weight for layer in layers))  # type: ignore[no-untyped-call]
+    return total
+
+
+class _Penalty(torch.autograd.Function):
+    """Sum of all groups' norms; reads each weight once in each direction, and keeps a number a group."""
+
+    @staticmethod
+    def forward(ctx: Any, factors: Sequence[tuple[float, float]], *weights: Tensor) -> Tensor:  # type: ignore[override]
+        total = weights[0].new_zeros(())
+        scales = []  # of each weight's two groupings, the factor over each group's norm: (K, 1) and (1, C)
+        for weight, of_groupings in zip(weights, factors, strict=True):
+            # Summed over the kernel once: what remains for both groupings is a small matrix.
+            squares = weight.square() if weight.ndim == 2 else torch.linalg.vector_norm(weight, dim=(2, 3)).square()
+            for axis, factor in zip((1, 0), of_groupings, strict=True):
+                norms = (squares.sum(axis, keepdim=True) + EPSILON).sqrt()
+                total = total + factor * norms.sum()
+                scales.append(factor / norms)
+        ctx.save_for_backward(*weights, *scales)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        count = len(ctx.saved_tensors) // 3
+        weights, scales = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        gradients = []
+        for weight, of_outputs, of_inputs in zip(weights, scales[0::2], scales[1::2], strict=True):
+            scale = grad * (of_outputs + of_inputs)
+            gradients.append(weight * scale.view(*scale.shape, *[1] * (weight.ndim - 2)))
+        return (None, *gradients)
 
 
 @torch.no_grad()
@@ -89,23 +115,34 @@ def soft_threshold(layer: LassoLayer, step: float, by_size: bool = False) -> Non
             layer.weight.mul_(torch.where(norm > shrink, 1 - shrink / norm, 0.0))
 
 
-def weights_of(space: IndexSpace, layers: Mapping[str, nn.Module]) -> list[tuple[Tensor, int, int]]:
-    """Every weight that has the channels of a space, with its axis and how many entries there are to a channel."""
-    producers = [(layers[name].weight, 0, 1) for name in space.producers]
-    consumers = [(layers[name].weight, 1, block) for name, block in space.consumers]
-    return producers + consumers  # type: ignore[return-value]
+def weights_of(
+    space: IndexSpace, layers: Mapping[str, nn.Module], grouped: Collection[str]
+) -> list[tuple[Tensor, int, Tensor]]:
+    """Every weight that is penalised and has the channels of a space: with its axis, and (channels, entries) there.
+
+    Args:
+        space: of the model.
+        layers: by name.
+        grouped: names of the grouped convolutions, which are not penalised.
+    """
+    found = []
+    for one in space.slices:
+        name = one.tensor.removesuffix(".weight")
+        if name in layers and name != one.tensor and name not in grouped:
+            found.append((layers[name].weight, one.axis, one.entries))
+    return found  # type: ignore[return-value]
 
 
-def channel_peaks(weight: Tensor, axis: int, block: int = 1) -> Tensor:
+def channel_peaks(weight: Tensor, axis: int, entries: Tensor) -> Tensor:
     """The largest |w| of each channel, (channels,); NaN where a weight is NaN.
 
     Args:
         weight: (K, C, R, S) or (K, C).
         axis: 0 for output channels, 1 for input channels.
-        block: consecutive entries of the axis that belong to one channel.
+        entries: (channels, entries of a channel) along the axis.
     """
-    magnitudes = weight.detach().abs().movedim(axis, 0)
-    return magnitudes.reshape(magnitudes.shape[0] // block, -1).amax(1)
+    peaks = weight.detach().abs().movedim(axis, 0).flatten(1).amax(1)
+    return peaks[entries.to(peaks.device)].amax(1)
 
 
 def arithmetic(layer: LassoLayer) -> float:

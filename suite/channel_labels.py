@@ -1,6 +1,9 @@
-"""Finding index spaces: a model's graph is run once, and every activation is labelled with its channel dimension.
+"""Finding index spaces: a model's graph is run once, and every activation's channels are labelled one by one.
 
-Dimensions that share channels are united; what is not understood freezes the dimensions that it touches, and says why.
+A label is an array: for each entry of an activation's axis 1, the number of its channel. A step of the graph passes it
+on, repeats it (flattening), strings several together (concatenation), or makes a new one (a convolution); where two
+activations meet entry by entry, their channels are united. What is not understood freezes the channels that it touches,
+and says why. At the end, channels that were united are one, and those that occur in the same places make one space.
 """
 
 from __future__ import annotations
@@ -9,11 +12,18 @@ import math
 from collections import defaultdict
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor, fx, nn
 
-from suite.index_spaces import ChannelConstant, IndexSpace, IndexSpaces
+from suite.index_spaces import ChannelConstant, IndexSpace, IndexSpaces, Slice
+from suite.ops import PlannedConv2d, PlannedLinear
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# By their exact class: a subclass may compute anything.
+_LAYERS = (nn.Conv2d, nn.Linear, PlannedConv2d, PlannedLinear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # Each of these treats every channel alike and by itself.
 _CHANNELWISE_MODULES = (
@@ -24,11 +34,14 @@ _CHANNELWISE_MODULES = (
 _CHANNELWISE_FUNCTIONS = {
     "relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "hardsigmoid",
     "hardtanh", "sigmoid", "tanh", "softplus", "neg", "abs", "dropout", "dropout2d", "contiguous", "clone",
-    "max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool2d",
+    "max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool2d", "stochastic_depth",
 }  # fmt: skip
 _ELEMENTWISE_FUNCTIONS = {
     "add", "add_", "iadd", "sub", "sub_", "isub", "mul", "mul_", "imul", "truediv", "div", "div_", "itruediv",
 }  # fmt: skip
+
+Label = NDArray[np.int64]
+"""For each entry of axis 1 the number of its channel."""
 
 
 class LeafTracer(fx.Tracer):
@@ -36,78 +49,98 @@ class LeafTracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether `m` is a single step of the graph."""
-        leaves = (*_CONVOLUTIONS, *_NORMS, nn.Linear, ChannelConstant)
+        leaves = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *_NORMS, ChannelConstant)
         return isinstance(m, leaves) or super().is_leaf_module(m, module_qualified_name)
 
 
-class Label(NamedTuple):
-    """What axis 1 of an activation is: a dimension's number, and how many consecutive entries a channel has there."""
+class Use(NamedTuple):
+    """A tensor's axis, or a number of a module (`axis` is -1), that has an entry for each entry of a label."""
 
-    dimension: int
-    block: int = 1
+    name: str
+    axis: int
+    label: Label
 
 
 class ChannelLabels(fx.Interpreter):
-    """Runs a graph and labels every activation with its channel dimension; dimensions that share channels are united.
-
-    What is collected belongs to a dimension; `find` gives the representative of the dimensions that it was united with.
-    """
+    """Runs a graph and labels every activation with its channels; `gather_spaces` makes index spaces of them."""
 
     def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
         super().__init__(model, graph=graph)
-        self.sizes: list[int] = []
-        self.producers: dict[int, list[str]] = defaultdict(list)
-        self.consumers: dict[int, list[tuple[str, int]]] = defaultdict(list)
-        self.axes: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
-        self.attributes: dict[int, list[tuple[str, str, int]]] = defaultdict(list)
-        self.reasons: dict[int, list[str]] = defaultdict(list)
-        self.model_input = -1
-        self.model_outputs: list[int] = []
-        self._parents: list[int] = []
+        self.count = 0  # channels numbered so far
+        self.united: list[tuple[Label, Label]] = []
+        self.uses: list[Use] = []
+        self.producers: list[tuple[str, Label]] = []
+        self.consumers: list[tuple[str, Label]] = []
+        self.reasons: list[tuple[str, Label]] = []
+        self.grouped: set[str] = set()
+        self.not_followed: list[str] = []
+        self.model_input: Label = np.empty(0, dtype=np.int64)
+        self.model_outputs: list[Label] = []
         self._labels: dict[fx.Node, Label] = {}
         self._claimed: dict[tuple[int, int], Label] = {}
-
-    def find(self, dimension: int) -> int:
-        """The representative of all dimensions united with this one."""
-        while self._parents[dimension] != dimension:
-            dimension = self._parents[dimension]
-        return dimension
+        self._counted: set[tuple[str, str]] = set()
 
     def run_node(self, n: fx.Node) -> Any:
         """Compute a node, then label what it returned. Numbers (sizes, for instance) have no label."""
         value = super().run_node(n)
         inputs = [node for node in n.all_input_nodes if node in self._labels]
         if n.op == "output":
-            self.model_outputs = [self._labels[node].dimension for node in inputs]
+            self.model_outputs = [self._labels[node] for node in inputs]
             self._freeze(inputs, "the model's output")
         elif isinstance(value, Tensor):
             if not (n.op == "get_attr" and value.numel() == 1):  # one number is a factor, with no channels
-                self._labels[n] = self._label(n, value, inputs) or self._not_understood(n, value, inputs)
+                label = self._label(n, value, inputs)
+                self._labels[n] = self._not_understood(n, value, inputs) if label is None else label
         elif isinstance(value, (tuple, list)) and any(isinstance(entry, Tensor) for entry in value):
-            self._freeze(inputs, f"'{n.name}' is not understood")
+            self._not_understood(n, None, inputs)
         return value
 
     def _label(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Label | None:
         """The label of a node's tensor, or `None` if the node is not understood."""
-        if node.op == "placeholder" and self.model_input < 0 and value.ndim >= 2:
-            self.model_input = self._new(value.shape[1], "the model's input").dimension
-            return Label(self.model_input)
+        if node.op == "placeholder" and not len(self.model_input) and value.ndim >= 2:
+            self.model_input = self._new(value.shape[1])
+            self.reasons.append(("the model's input", self.model_input))
+            return self.model_input
         if not inputs or value.ndim < 2:
             return None
-        label, given = self._labels[inputs[0]], self.env[inputs[0]]
         if node.op == "call_module":
-            return self._through_module(str(node.target), value, label, given) if len(inputs) == 1 else None
+            if len(inputs) != 1:
+                return None
+            return self._through_module(str(node.target), value, self._labels[inputs[0]], self.env[inputs[0]])
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         library = (getattr(node.target, "__module__", None) or "torch").split(".")[0]
-        if library not in ("torch", "_operator"):
+        if library not in ("torch", "torchvision", "_operator"):
             return None
+        if name in _ELEMENTWISE_FUNCTIONS:
+            return self._elementwise(value, inputs)
+        if name in ("cat", "concat"):
+            return self._concatenated(node, value)
+        return self._through_function(name, node, value, inputs[0]) if len(inputs) == 1 else None
+
+    def _elementwise(self, value: Tensor, inputs: list[fx.Node]) -> Label | None:
+        """Of one tensor and numbers, or of two tensors, each with all the channels: their channels are one by one."""
+        if len(inputs) > 2:
+            return None
+        for given in (self.env[node] for node in inputs):
+            if given.ndim != value.ndim or given.shape[1] != value.shape[1]:
+                return None
+        first, last = self._labels[inputs[0]], self._labels[inputs[-1]]
+        self._unite(first, last)
+        return first
+
+    def _concatenated(self, node: fx.Node, value: Tensor) -> Label | None:
+        """Along the channels; along another axis the parts would have to agree in theirs, which nobody asks for."""
+        parts = node.args[0] if node.args else node.kwargs.get("tensors")
+        axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        if not isinstance(parts, (tuple, list)) or not isinstance(axis, int) or axis % value.ndim != 1:
+            return None
+        if any(part not in self._labels for part in parts):
+            return None
+        return np.concatenate([self._labels[part] for part in parts])  # type: ignore[index]
+
+    def _through_function(self, name: str, node: fx.Node, value: Tensor, source: fx.Node) -> Label | None:
+        label, given = self._labels[source], self.env[source]
         channels_stay = value.shape[:2] == given.shape[:2]
-        if name in _ELEMENTWISE_FUNCTIONS and channels_stay and value.ndim == given.ndim and len(inputs) <= 2:
-            other, other_label = self.env[inputs[-1]], self._labels[inputs[-1]]
-            same_shape = other.ndim == given.ndim and other.shape[1] == given.shape[1]
-            return label if same_shape and self._unite(label, other_label) else None
-        if len(inputs) != 1:
-            return None
         if name in _CHANNELWISE_FUNCTIONS and channels_stay and value.ndim == given.ndim:
             return label
         if name in ("mean", "amax") and channels_stay:
@@ -116,7 +149,7 @@ class ChannelLabels(fx.Interpreter):
             return label if axes and all(isinstance(axis, int) and axis % given.ndim >= 2 for axis in axes) else None
         # A size that is written out in the model's code would be wrong after pruning; -1 is what is left over.
         if name == "flatten" or (name in ("view", "reshape") and node.args[-1] == -1):
-            return self._flattened(value, label, given)
+            return _flattened(value, label, given)
         return None
 
     def _through_module(self, name: str, value: Tensor, label: Label, given: Tensor) -> Label | None:
@@ -124,98 +157,170 @@ class ChannelLabels(fx.Interpreter):
         if isinstance(module, _CHANNELWISE_MODULES):
             return label if value.shape[:2] == given.shape[:2] else None
         if isinstance(module, nn.Flatten):
-            return self._flattened(value, label, given)
+            return _flattened(value, label, given)
         if isinstance(module, ChannelConstant):
             emitted = self._new(value.shape[1])
-            return emitted if self._claim(emitted, name, module, "constant", 0) else None
-        if isinstance(module, _NORMS):
-            self.attributes[label.dimension].append((name, "num_features", label.block))
+            return emitted if self._claim(name, module, "constant", 0, emitted) else None
+        if type(module) in _NORMS:
+            self._count(name, "num_features", label)
             tensors = ("weight", "bias", "running_mean", "running_var")
-            understood = [self._claim(label, name, module, tensor, 0) for tensor in tensors]
+            understood = [self._claim(name, module, tensor, 0, label) for tensor in tensors]
             return label if all(understood) else None
-        if not isinstance(module, (*_CONVOLUTIONS, nn.Linear)):
+        return self._through_layer(name, module, value, label) if type(module) in _LAYERS else None
+
+    def _through_layer(self, name: str, module: nn.Module, value: Tensor, label: Label) -> Label | None:
+        weight = module._parameters.get("weight")
+        if weight is None or (isinstance(module, nn.Linear) and value.ndim != 2):
             return None
-        is_linear = isinstance(module, nn.Linear)
-        if "weight" not in module._parameters or (is_linear and value.ndim != 2):
-            return None
-        emitted = self._new(value.shape[1])
-        self.producers[emitted.dimension].append(name)
-        self.attributes[emitted.dimension].append((name, "out_features" if is_linear else "out_channels", 1))
-        understood = [self._claim(emitted, name, module, tensor, 0) for tensor in ("weight", "bias")]
-        if getattr(module, "groups", 1) != 1:
-            for united in (label, emitted):
-                self.reasons[united.dimension].append(f"'{name}' is a grouped convolution")
-            return emitted
-        self.consumers[label.dimension].append((name, label.block))
-        self.attributes[label.dimension].append((name, "in_features" if is_linear else "in_channels", label.block))
-        if not all([*understood, self._claim(label, name, module, "weight", 1)]):
-            for united in (label, emitted):
-                self.reasons[united.dimension].append(f"'{name}' shares its weight in a way that is not understood")
+        groups = int(getattr(module, "groups", 1))
+        kind = "features" if isinstance(module, nn.Linear) else "channels"
+        if (weight.shape[0], weight.shape[1] * groups) != (value.shape[1], len(label)):
+            return None  # behind a gate, say, which hands on other channels than it is given
+        if groups > 1:
+            # A group goes as a whole, with all its inputs and outputs: what is left is a grouped convolution again.
+            self.grouped.add(name)
+            whole = self._new(groups)
+            self._unite(np.repeat(whole, len(label) // groups), label)
+            emitted = np.repeat(whole, value.shape[1] // groups)
+            self._count(name, "groups", whole)
+        else:
+            emitted = self._new(value.shape[1])
+            self.consumers.append((name, label))
+            self._claim(name, module, "weight", 1, label)
+        self.producers.append((name, emitted))
+        self._count(name, f"out_{kind}", emitted)
+        self._count(name, f"in_{kind}", label)
+        for tensor in ("weight", "bias"):
+            self._claim(name, module, tensor, 0, emitted)
         return emitted
 
-    def _flattened(self, value: Tensor, label: Label, given: Tensor) -> Label | None:
-        if value.ndim != 2 or value.shape[0] != given.shape[0]:
-            return None
-        return Label(label.dimension, label.block * math.prod(given.shape[2:]))
-
-    def _claim(self, label: Label, name: str, module: nn.Module, tensor_name: str, axis: int) -> bool:
-        """Note that a tensor's axis is sliced with a dimension; a tensor used twice unites those of both uses."""
+    def _claim(self, name: str, module: nn.Module, tensor_name: str, axis: int, label: Label) -> bool:
+        """Note that a tensor's axis has an entry for each of a label; a tensor used twice unites those of both uses."""
         tensor = getattr(module, tensor_name)
         if tensor is None:
             return True
-        held = self._claimed.setdefault((id(tensor), axis), label)
-        if held is label:
-            self.axes[label.dimension].append((f"{name}.{tensor_name}", axis, label.block))
-        return self._unite(held, label)
-
-    def _new(self, size: int, reason: str = "") -> Label:
-        self.sizes.append(size)
-        self._parents.append(len(self._parents))
-        self.reasons[len(self._parents) - 1] += [reason] if reason else []
-        return Label(len(self._parents) - 1)
-
-    def _unite(self, first: Label, second: Label) -> bool:
-        """Unite two dimensions, and say whether they can share their channels one by one."""
-        roots = self.find(first.dimension), self.find(second.dimension)
-        if self.sizes[roots[0]] != self.sizes[roots[1]]:
-            return False  # as wide, but of other blocks: four channels of four places, say, and sixteen of one
-        self._parents[max(roots)] = min(roots)
+        if tensor.shape[axis] != len(label):
+            return False
+        key = (id(tensor), axis)
+        if key in self._claimed:
+            self._unite(self._claimed[key], label)
+        else:
+            self._claimed[key] = label
+            self.uses.append(Use(f"{name}.{tensor_name}", axis, label))
         return True
 
-    def _freeze(self, nodes: list[fx.Node], reason: str) -> None:
-        for node in nodes:
-            self.reasons[self._labels[node].dimension].append(reason)
+    def _count(self, name: str, attribute: str, label: Label) -> None:
+        """Note that a number of a module counts the entries of a label; a module that runs twice has one number."""
+        if (name, attribute) not in self._counted:
+            self._counted.add((name, attribute))
+            self.uses.append(Use(f"{name}.{attribute}", -1, label))
 
-    def _not_understood(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Label:
+    def _new(self, count: int) -> Label:
+        first, self.count = self.count, self.count + count
+        return np.arange(first, self.count)
+
+    def _unite(self, first: Label, second: Label) -> None:
+        if first is not second:
+            self.united.append((first, second))
+
+    def _freeze(self, nodes: list[fx.Node], reason: str) -> None:
+        self.reasons += [(reason, self._labels[node]) for node in nodes]
+
+    def _not_understood(self, node: fx.Node, value: Tensor | None, inputs: list[fx.Node]) -> Label:
         reason = f"'{node.target if isinstance(node.target, str) else node.name}' is not understood"
+        self.not_followed.append(reason)
         self._freeze(inputs, reason)
-        return self._new(value.shape[1] if value.ndim >= 2 else 0, reason)
+        made = self._new(value.shape[1] if value is not None and value.ndim >= 2 else 0)
+        self.reasons.append((reason, made))
+        return made
+
+
+def _flattened(value: Tensor, label: Label, given: Tensor) -> Label | None:
+    if value.ndim != 2 or value.shape[0] != given.shape[0]:
+        return None
+    return np.repeat(label, math.prod(given.shape[2:]))
 
 
 def gather_spaces(labels: ChannelLabels) -> IndexSpaces:
-    """The index spaces of a graph that was run: what the labels of each set of united dimensions collected."""
-    found: dict[int, IndexSpace] = {}
-    for dimension in range(len(labels.sizes)):
-        root = labels.find(dimension)
-        space = found.setdefault(root, IndexSpace("", list(range(labels.sizes[root]))))
-        space.producers += [name for name in labels.producers[dimension] if name not in space.producers]
-        space.consumers += [entry for entry in labels.consumers[dimension] if entry not in space.consumers]
-        space.axes += labels.axes[dimension]
-        space.attributes += [entry for entry in labels.attributes[dimension] if entry not in space.attributes]
-        reasons = [reason for reason in labels.reasons[dimension] if reason not in space.frozen_because]
-        space.frozen_because = "; ".join(filter(None, [space.frozen_because, *dict.fromkeys(reasons)]))
-    named: dict[int, str] = {}
-    for root, space in found.items():
+    """The index spaces of a graph that was run: channels that were united are one; those of equal uses, one space."""
+    channel = _united(labels)
+    # What a channel occurs in and how often, and why it is frozen: equal for all channels of a space.
+    signatures: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, (_, _, label) in enumerate(labels.uses):
+        found, counts = np.unique(channel[label], return_counts=True)
+        for one, count in zip(found.tolist(), counts.tolist(), strict=True):
+            signatures[one].append((number, count))
+    for number, (_, label) in enumerate(labels.reasons):
+        for one in np.unique(channel[label]).tolist():
+            signatures[one].append((-1 - number, 1))
+    members: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
+    for one in sorted(signatures):
+        members[tuple(signatures[one])].append(one)
+
+    space_of = np.full(labels.count, -1)  # by channel
+    place = np.zeros(labels.count, dtype=np.int64)  # within its space
+    spaces: list[IndexSpace] = []
+    for channels in members.values():
+        space_of[channels], place[channels] = len(spaces), np.arange(len(channels))
+        spaces.append(IndexSpace("", list(range(len(channels)))))
+    for name, axis, label in labels.uses:
+        where = space_of[channel[label]]
+        for number in np.unique(where).tolist():
+            entries = np.flatnonzero(where == number)
+            owners = place[channel[label[entries]]]
+            by_channel = entries[np.argsort(owners, kind="stable")].reshape(spaces[number].size, -1)
+            if axis < 0:
+                module, _, attribute = name.rpartition(".")
+                spaces[number].counts.append((module, attribute, by_channel.shape[1]))
+            else:
+                spaces[number].slices.append(Slice(name, axis, torch.from_numpy(by_channel)))
+    for table, entry in ((labels.producers, "producers"), (labels.consumers, "consumers")):
+        for name, label in table:
+            for number in np.unique(space_of[channel[label]]).tolist():
+                layers = getattr(spaces[number], entry)
+                if name not in layers:
+                    layers.append(name)
+    said: dict[int, dict[str, None]] = defaultdict(dict)
+    for reason, label in labels.reasons:
+        for number in np.unique(space_of[channel[label]]).tolist():
+            said[number][reason] = None
+    for number, reasons in said.items():
+        spaces[number].frozen_because = "; ".join(reasons)
+    return _named(labels, spaces, space_of[channel])
+
+
+def _united(labels: ChannelLabels) -> NDArray[np.int64]:
+    """For each number of a channel the smallest number of those that it was united with."""
+    pairs = [np.concatenate([pair[side] for pair in labels.united] or [np.empty(0, np.int64)]) for side in (0, 1)]
+    graph = coo_matrix((np.ones(len(pairs[0])), (pairs[0], pairs[1])), shape=(labels.count, labels.count))
+    count, component = connected_components(graph, directed=False)
+    smallest = np.full(count, labels.count)
+    np.minimum.at(smallest, component, np.arange(labels.count))
+    return smallest[component]
+
+
+def _named(labels: ChannelLabels, spaces: list[IndexSpace], space_of: NDArray[np.int64]) -> IndexSpaces:
+    """The spaces under their names; those that nobody can name (nothing has an entry for them) are left out."""
+    inputs = set(space_of[labels.model_input].tolist())
+    named: dict[str, IndexSpace] = {}
+    for number, space in enumerate(spaces):
         if space.producers:
-            named[root] = space.producers[0]
-        elif root == labels.find(labels.model_input):
-            named[root] = "input"
-        elif space.axes:
-            named[root] = space.axes[0][0].rpartition(".")[0]
-    for root, name in named.items():
-        found[root].name = name
-    spaces = IndexSpaces({name: found[root] for root, name in named.items()})
-    spaces.model_input = named[labels.find(labels.model_input)]
-    outputs = {labels.find(dimension) for dimension in labels.model_outputs}
-    spaces.model_outputs = frozenset(named[root] for root in outputs if root in named)
-    return spaces
+            name = space.producers[0]
+        elif number in inputs:
+            name = "input"
+        elif space.slices:
+            name = space.slices[0].tensor.rpartition(".")[0] + ":input"
+        else:
+            continue
+        # Outputs of one layer that go different ways.
+        parts = sum(other == name or other.startswith(f"{name}#") for other in named)
+        space.name = f"{name}#{parts + 1}" if parts else name
+        named[space.name] = space
+    found = IndexSpaces(named)
+    found.not_followed = tuple(dict.fromkeys(labels.not_followed))
+    found.grouped = frozenset(labels.grouped)
+    first = spaces[int(space_of[labels.model_input[0]])].name if len(labels.model_input) else ""
+    found.model_input = first or None
+    outputs = {number for label in labels.model_outputs for number in space_of[label].tolist()}
+    found.model_outputs = frozenset(spaces[number].name for number in outputs if spaces[number].name)
+    return found

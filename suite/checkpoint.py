@@ -96,17 +96,8 @@ def load_model(path: str | Path) -> nn.Module:
     Raises:
         UsageError: if the file is missing, damaged or no model of this suite, or its model is not registered.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file")
-    state = load(path)
-    if not {"architecture", "tensors", "sha256"} <= set(state) or "format" not in state["architecture"]:
-        raise UsageError(f"{path}: holds no model of this suite (a trial's is called model.pt)")
+    state = _read_model(Path(path))
     architecture = state["architecture"]
-    if architecture["format"] != MODEL_FORMAT:
-        raise UsageError(f"{path}: has format {architecture['format']}; this version reads {MODEL_FORMAT}")
-    if _checksum(state["tensors"]) != state["sha256"]:
-        raise UsageError(f"{path}: is damaged: its tensors do not have the checksum that stands beside them")
     input_shape = tuple(architecture["input_shape"])
     # Building draws weights, which are overwritten; the caller's own draws must not move by it.
     generator_state = torch.get_rng_state()
@@ -117,6 +108,28 @@ def load_model(path: str | Path) -> nn.Module:
         apply_plan(model, ReconfigPlan.from_json(plan), spaces, None)
     model.load_state_dict(state["tensors"], strict=True)
     return model.eval()
+
+
+def read_reconfigurations(path: Path) -> list[ReconfigPlan]:
+    """The plans that were carried out on a final model, in order.
+
+    Raises:
+        UsageError: as of `load_model`.
+    """
+    return [ReconfigPlan.from_json(plan) for plan in _read_model(path)["architecture"]["reconfigurations"]]
+
+
+def _read_model(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    state = load(path)
+    if not {"architecture", "tensors", "sha256"} <= set(state) or "format" not in state["architecture"]:
+        raise UsageError(f"{path}: holds no model of this suite (a trial's is called model.pt)")
+    if state["architecture"]["format"] != MODEL_FORMAT:
+        raise UsageError(f"{path}: has format {state['architecture']['format']}; this version reads {MODEL_FORMAT}")
+    if _checksum(state["tensors"]) != state["sha256"]:
+        raise UsageError(f"{path}: is damaged: its tensors do not have the checksum that stands beside them")
+    return state
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from suite import checkpoint, registry
-from suite.ledger import weight_density
-from suite.method import Compact, Density, Method, Site
+from suite.ledger import count_model, weight_density
+from suite.method import Compact, Density, Method, OtherTrial, ReconfigPlan, Site
 from suite.ops import PlannedLayer
 from suite.parameters import build_method, build_model, resolve
 from suite.random_keys import random_key
 from suite.recipe import Recipe
+from suite.surgery import apply_plan, find_index_spaces
 from suite.task import Splits
 from suite.trainer import Record, Trainer
 
@@ -85,6 +86,7 @@ class Subject:
             device=torch.device("cpu"),
             task=TASK,
             preset=PRESET,
+            others=dict.fromkeys(self.method().depends_on(), self._other),
             **callbacks,
         )
 
@@ -103,6 +105,24 @@ class Subject:
             trainer = self.trainer(on_epoch=records.append, on_checkpoint=keep)
             trainer.fit()
         return trainer, records, checkpoints
+
+    @cached_property
+    def _other(self) -> OtherTrial:
+        """A trial that left half of the channels, for a method that depends on one."""
+        model = self.model()
+        spaces = find_index_spaces(model, self._task.input_shape)
+        half = {space.name: space.original[::2] for space in spaces.values() if not space.frozen}
+        plan = ReconfigPlan(kept=half)
+        apply_plan(model, plan, spaces, None)
+        return OtherTrial((plan,), float(count_model(model, self._task.input_shape)["inference_flops"]))
+
+    def begun(self) -> nn.Module:
+        """The bare model as the method begins with it."""
+        model, trainer = self.model(), self.trainer()
+        spaces = find_index_spaces(model, self._task.input_shape)
+        for plan in trainer.hooks.reconfigurations:
+            apply_plan(model, plan, spaces, None)
+        return model
 
     @property
     def architecture(self) -> dict[str, Any]:
@@ -146,7 +166,7 @@ def resumes(subject: Subject) -> str:
 
 def leaves_the_rest_alone(subject: Subject) -> str:
     """Planning an initialised model keeps its weights; layers left alone compute what torch's own do, bit for bit."""
-    bare = subject.model().eval()
+    bare = subject.begun().eval()
     trainer = subject.trainer()
     planned = trainer.model.eval()
     for (name, before), after in zip(bare.state_dict().items(), planned.state_dict().values(), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import textwrap
 from collections.abc import Sequence
@@ -15,8 +16,7 @@ from suite.options import Parser, door
 from suite.planning import read_names
 from suite.spec import PRESETS
 
-DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10
-IMAGENET_SHAPE, IMAGENET_CLASSES = (3, 224, 224), 1000
+DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # of a model that has none of its own
 TEXT_WIDTH = 96
 DESCRIBED = ("method", "task", "model")
 
@@ -123,13 +123,17 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
 
 
 def describe_model(text: str, task: str) -> dict[str, Any]:
-    """Size and cost of a network, for a task's images or those of CIFAR."""
-    from suite.ledger import count_model
+    """Size and cost of a network, for a task's images or those that it is made for."""
+    from suite.conventions import CONVENTIONS
+    from suite.ledger import count_layers, count_model
     from suite.parameters import build_model, canonical, declared, read_one, resolve, type_name
 
     choice = read_one(text, "model")
     thing = registry.get("model", choice.name)
-    shape, classes = DEFAULT_SHAPE, DEFAULT_CLASSES
+    own = {
+        name: one.default for name, one in inspect.signature(thing).parameters.items() if one.default is not one.empty
+    }
+    shape, classes = own.get("input_shape", DEFAULT_SHAPE), own.get("num_classes", DEFAULT_CLASSES)
     if task:
         described = registry.get("task", task)
         shape, classes = described.input_shape, described.num_classes
@@ -142,6 +146,7 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
         **count_model(model, shape),
         "input_shape": list(shape),
         "classes": classes,
+        "conventions": {name: count(count_layers(model, shape).values()) for name, count in CONVENTIONS.items()},
         "parameters": [
             {
                 "name": name,

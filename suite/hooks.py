@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from suite.errors import UsageError
-from suite.ledger import count_layers
-from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
+from suite.ledger import count_model
+from suite.memory import StepMemory, measure_step
+from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, OtherTrial, ReconfigPlan
 from suite.ops import EMPTY, PlannedLayer, StepState, convert
 from suite.random_keys import Keys
 from suite.surgery import apply_plan, find_index_spaces
@@ -37,7 +39,9 @@ class Hooks:
         model: the bare model, on its device and in its memory format; converted in place.
         method: the method, with its parameters.
         input_shape: (C, H, W) of one image.
-        num_classes, epochs, batch_size, seed, task, preset: what the context tells the method.
+        num_classes, epochs, batch_size, seed, task, preset, train_images, micro_batches, others: what the context
+            tells the method.
+        dtype: the type of autocast in training; `torch.float32` for none.
     """
 
     def __init__(
@@ -52,11 +56,16 @@ class Hooks:
         seed: int = 0,
         task: str = "",
         preset: str = "",
+        train_images: int = 0,
+        micro_batches: int = 1,
+        others: Mapping[str, OtherTrial] | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model, self.method = model, method
-        self.input_shape = input_shape
+        self.input_shape, self.dtype = input_shape, dtype
         self.reconfigurations: list[ReconfigPlan] = []
         self.plans_made = 0  # how many times the layers were planned
+        self._measured: tuple[Any, float, StepMemory] | None = None
         self._step_state = StepState(seed=seed)
         self.ctx = Context(
             model=model,
@@ -69,9 +78,21 @@ class Hooks:
             preset=preset,
             epochs=epochs,
             batch_size=batch_size,
+            train_images=train_images,
+            micro_batches=micro_batches,
+            others=others or {},
             memory_estimate=self._memory_estimate,
+            inference_flops=self._inference_flops,
         )
+        for name in method.depends_on():
+            if name not in self.ctx.others:
+                raise UsageError(f"{type(method).__name__} depends on a trial of '{name}', which others= has to name")
         method.setup(self.ctx)
+        for first in method.begin(self.ctx):
+            if (first.batch_size, first.lr_scale, first.restart) != (None, None, False):
+                raise ValueError(f"{type(method).__name__}.begin changes more than the network")
+            apply_plan(model, first, self.ctx.spaces, None)
+            self.reconfigurations.append(first)
         self.ctx.layers = convert(model, self._step_state)
         self._plan_all()
 
@@ -158,8 +179,17 @@ class Hooks:
         return index_map
 
     def replay(self, plans: list[ReconfigPlan]) -> None:
-        """Carry out a resumed trial's reconfigurations on the fresh model; `load_state_dict` comes after."""
-        for plan in plans:
+        """Carry out a resumed trial's reconfigurations on the fresh model; `load_state_dict` comes after.
+
+        Those of `begin`, which were carried out when this object was made, come first among them.
+
+        Raises:
+            UsageError: if these are others now.
+        """
+        begun = len(self.reconfigurations)
+        if [plan.to_json() for plan in plans[:begun]] != [plan.to_json() for plan in self.reconfigurations]:
+            raise UsageError("the trial began with another network than this one; a trial it depends on was run again")
+        for plan in plans[begun:]:
             self._replay(plan)
 
     def finish(self) -> None:
@@ -223,23 +253,36 @@ class Hooks:
             layer.op_plan = plan or EMPTY
 
     def _memory_estimate(self, plan: ReconfigPlan) -> int:
-        """Bytes of training with `plan` carried out: layer inputs for backward, and weights with gradient and momentum.
+        """Bytes of a training step with `plan` carried out: measured on a copy of the model that it was carried out on.
 
-        Counted from shapes, as PruneTrain does (Sec. 4.3): stored layer inputs dominate. An input shrinks with the
-        channels that a plan keeps of its index space, a weight with both.
+        Parameters, gradients, buffers and optimizer state (as much a parameter as there is now), and what a
+        micro-batch takes.
         """
-        costs, spaces = count_layers(self.model, self.input_shape), self.ctx.spaces
-        gone = {name for branch in plan.removed_branches for name in spaces.removable_branches[branch].layers}
+        cut = (len(self.reconfigurations), plan.kept, plan.removed_branches, plan.gated)
+        if self._measured is None or self._measured[0] != cut:  # another batch of one network needs no new measurement
+            model = self._cut_copy(plan)
+            before, after = (_bytes(one.parameters()) for one in (self.model, model))
+            states = [] if self.ctx.optimizer is None else [*self.ctx.optimizer.state.values()]
+            held = _bytes(value for state in states for value in state.values() if isinstance(value, Tensor))
+            fixed = after * (2 + held / before) + _bytes(model.buffers())
+            devices = [self.ctx.device] if self.ctx.device.type == "cuda" else []
+            with torch.random.fork_rng(devices):  # dropout draws
+                images = -(-self.ctx.batch_size // self.ctx.micro_batches)
+                self._measured = cut, fixed, measure_step(model, self.input_shape, self.dtype, images)
+        _, fixed, step = self._measured
+        return int(fixed + step.of(-(-(plan.batch_size or self.ctx.batch_size) // self.ctx.micro_batches)))
 
-        def share(space: str | None) -> float:
-            return len(plan.kept[space]) / spaces[space].size if space is not None and space in plan.kept else 1.0
+    def _inference_flops(self, plan: ReconfigPlan) -> float:
+        """FLOPs of one image's inference by the network that `plan` would leave; counted on a copy."""
+        return float(count_model(self._cut_copy(plan), self.input_shape)["inference_flops"])
 
-        element = torch.finfo(next(self.model.parameters()).dtype).bits // 8
-        batch = plan.batch_size or self.ctx.batch_size
-        total = 0.0
-        for name, cost in costs.items():
-            if name not in gone:
-                narrower = share(spaces.input_of.get(name))
-                total += cost.input_elements * narrower * batch * element
-                total += 3 * cost.params * narrower * share(spaces.output_of.get(name)) * element
-        return int(total)
+    def _cut_copy(self, plan: ReconfigPlan) -> nn.Module:
+        """A copy of the model with a plan carried out on it."""
+        model, spaces = copy.deepcopy(self.model), copy.deepcopy(self.ctx.spaces)
+        cut = ReconfigPlan(kept=plan.kept, removed_branches=plan.removed_branches, gated=plan.gated)
+        apply_plan(model, cut, spaces, None)
+        return model
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -37,7 +37,7 @@ class LayerCost:
 
     Attributes:
         name, kind: the layer's name and `conv` or `linear`.
-        in_channels, out_channels, kernel, output: C, K, (R, S), (P, Q).
+        in_channels, out_channels, kernel, input, output: C, K, (R, S), (H, W), (P, Q).
         macs: multiply-adds of its forward; each gradient takes as many.
         has_dgrad: whether its input needs a gradient.
         params: its weights and biases.
@@ -49,6 +49,7 @@ class LayerCost:
     in_channels: int
     out_channels: int
     kernel: tuple[int, int]
+    input: tuple[int, int]
     output: tuple[int, int]
     macs: int
     has_dgrad: bool
@@ -76,16 +77,18 @@ def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[st
         if name in costs:  # a layer that is used twice multiplies twice
             previous, has_dgrad = costs[name].macs, has_dgrad or costs[name].has_dgrad
         if isinstance(layer, nn.Conv2d):
-            kernel, size = layer.kernel_size, output.shape[-2:]
-            macs = output.numel() * (layer.in_channels // layer.groups) * kernel[0] * kernel[1]
+            kernel, given, size = layer.kernel_size, inputs[0].shape[-2:], output.shape[-2:]
+            # Not the output's own channels: those of a gated layer are scattered among others.
+            places = output.shape[0] * size[0] * size[1]
+            macs = layer.out_channels * places * (layer.in_channels // layer.groups) * kernel[0] * kernel[1]
             costs[name] = LayerCost(
-                name, "conv", layer.in_channels, layer.out_channels, (kernel[0], kernel[1]), (size[0], size[1]),
-                previous + macs, has_dgrad, params, elements,
+                name, "conv", layer.in_channels, layer.out_channels, (kernel[0], kernel[1]), (given[0], given[1]),
+                (size[0], size[1]), previous + macs, has_dgrad, params, elements,
             )  # fmt: skip
         else:
-            macs = output.numel() * layer.in_features
+            macs = output.numel() // output.shape[-1] * layer.out_features * layer.in_features
             costs[name] = LayerCost(
-                name, "linear", layer.in_features, layer.out_features, (1, 1), (1, 1),
+                name, "linear", layer.in_features, layer.out_features, (1, 1), (1, 1), (1, 1),
                 previous + macs, has_dgrad, params, elements,
             )  # fmt: skip
 
@@ -130,14 +133,20 @@ class Ledger:
         layers: its planned layers by name.
         method: asked for density and overhead at every step.
         input_shape: (C, H, W).
+        dense: what `count_layers` said of the model as it was built; `None` where it is so still.
     """
 
     def __init__(
-        self, model: nn.Module, layers: Mapping[str, nn.Module], method: Method, input_shape: tuple[int, int, int]
+        self,
+        model: nn.Module,
+        layers: Mapping[str, nn.Module],
+        method: Method,
+        input_shape: tuple[int, int, int],
+        dense: Mapping[str, LayerCost] | None = None,
     ) -> None:
         self._model, self._layers, self._method, self._input_shape = model, layers, method, input_shape
-        self.dense = count_layers(model, input_shape)
-        self.current = dict(self.dense)
+        self.current = count_layers(model, input_shape)
+        self.dense = dict(self.current if dense is None else dense)
         self.train_flops = dict.fromkeys(COLUMNS, 0.0)
         self.step_flops = dict.fromkeys(COLUMNS, 0.0)
         self._interval: dict[str, Flops] = {}
@@ -246,6 +255,7 @@ class Ledger:
                 "in_channels": cost.in_channels if cost else 0,
                 "out_channels": cost.out_channels if cost else 0,
                 "kernel": "x".join(map(str, dense.kernel)),
+                "input": "x".join(map(str, dense.input)),
                 "output": "x".join(map(str, dense.output)),
                 "params": cost.params if cost else 0,
                 "weight_density": weight_density(layer) if cost and layer is not None else 0.0,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -33,6 +35,73 @@ class SavedTensors:
             self._held.append(tensor.detach())
             self.bytes += storage.nbytes()
         return tensor
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes that forward and backward of a training step take: what they take for any batch, and what an image adds."""
+
+    constant: float
+    each_image: float
+
+    def of(self, images: int) -> float:
+        """Bytes for so many images at once."""
+        return self.constant + self.each_image * images
+
+
+def measure_step(model: nn.Module, input_shape: tuple[int, int, int], dtype: torch.dtype, images: int) -> StepMemory:
+    """Measure what a training step of a model takes beside parameters, gradients and optimizer state, by running it.
+
+    Two batches tell what an image adds: autocast's copies of the weights, for one, are kept once for any batch. On the
+    CPU what autograd keeps for backward is counted, as for a trial's peak memory. On CUDA the allocator's maximum over
+    forward and backward is read, and reset by that.
+
+    Args:
+        model: a copy, for its statistics and gradients change; in the memory format in which it is trained.
+        input_shape: (C, H, W).
+        dtype: `torch.float32`, or the type of autocast.
+        images: about how many a step has; the CPU, on which all is counted exactly, takes fewer.
+    """
+    model.train()
+    if next(model.parameters()).device.type == "cuda":
+        few, many = max(1, images // 2), max(2, images)
+        _peak(model, few, input_shape, dtype)  # finds libraries cold
+        less, more = (_peak(model, count, input_shape, dtype) for count in (few, many))
+    else:
+        few, many = COUNTED_IMAGES, 2 * COUNTED_IMAGES
+        less, more = (_kept(model, count, input_shape, dtype) for count in (few, many))
+    each = max(0.0, (more - less) / (many - few))
+    return StepMemory(more - each * many, each)
+
+
+COUNTED_IMAGES = 8
+
+
+def _kept(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> int:
+    saved = SavedTensors(model)
+    with saved.counting():
+        _loss(model, images, input_shape, dtype)
+    return saved.bytes
+
+
+def _peak(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> int:
+    device = next(model.parameters()).device
+    model.zero_grad(set_to_none=True)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    _loss(model, images, input_shape, dtype).backward()
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
+
+
+def _loss(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
+    """A loss of blank images, by the steps of training."""
+    device = next(model.parameters()).device
+    blank = torch.zeros(images, *input_shape, device=device).contiguous(memory_format=torch.channels_last)
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        logits = model(blank)
+    return F.cross_entropy(logits.float(), torch.zeros(images, dtype=torch.int64, device=device))
 
 
 def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

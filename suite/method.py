@@ -4,6 +4,7 @@ A layer's arithmetic is *planned*, not hooked: `plan` gives each convolution and
 optional transform for each operand of its three products. Everything else is a hook. A run, in pseudo-code:
 
     method.setup(ctx)                                  # the bare model, on its device and in its memory format
+    for each plan of method.begin(ctx): the network is changed before it is trained
     for each layer: layer.plan = method.plan(name, layer)
     for each epoch:
         for each step:
@@ -41,7 +42,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, dataclass_transform
 
@@ -175,6 +176,8 @@ class ReconfigPlan:
         kept: for each index space that shrinks, the *original* indices that stay (`space.original`), ascending.
         removed_branches: names of residual branches that are taken out; the constant that their last normalisation
             would still emit stays, so that the outputs do.
+        gated: index spaces whose layers are cut by themselves from now on (`suite.gates`); `kept` may name the spaces
+            that this makes, `LAYER:in` and `LAYER:out`.
         batch_size: the global batch size from now on; `None` leaves it.
         lr_scale: the learning rate against the recipe's, absolute; `None` leaves it.
         restart: optimizer state is cleared, and schedule and epochs begin again.
@@ -182,6 +185,7 @@ class ReconfigPlan:
 
     kept: Mapping[str, list[int]] = field(default_factory=dict)
     removed_branches: tuple[str, ...] = ()
+    gated: tuple[str, ...] = ()
     batch_size: int | None = None
     lr_scale: float | None = None
     restart: bool = False
@@ -190,11 +194,13 @@ class ReconfigPlan:
         return dataclasses.asdict(self) | {
             "kept": {name: [int(index) for index in indices] for name, indices in self.kept.items()},
             "removed_branches": list(self.removed_branches),
+            "gated": list(self.gated),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReconfigPlan:
-        return cls(**{**data, "removed_branches": tuple(data["removed_branches"])})
+        lists = {name: tuple(data.get(name, ())) for name in ("removed_branches", "gated")}
+        return cls(**{**data, **lists})
 
 
 class _SkipStep:
@@ -226,6 +232,19 @@ class IndexMap:
         return tensor
 
 
+@dataclass(frozen=True)
+class OtherTrial:
+    """What became of a trial that another one depends on.
+
+    Attributes:
+        reconfigurations: the plans that were carried out on its network, in order.
+        inference_flops: of its final network, for one image.
+    """
+
+    reconfigurations: tuple[ReconfigPlan, ...]
+    inference_flops: float
+
+
 @dataclass
 class Context:
     """What a hook may know and use. One object for the whole trial; the trainer keeps it up to date.
@@ -246,8 +265,12 @@ class Context:
             `regularization` it is the loss of the step that is running; `None` before the first step of a process.
         preset: `smoke`, `quick` or `paper`.
         all_reduce: sums a tensor over the ranks of the trial, and returns it.
-        memory_estimate: bytes that training would hold with a `ReconfigPlan` carried out: layer inputs kept for
-            backward, parameters, gradients and optimizer state, all at the precision of the parameters.
+        train_images: images of an epoch; 0 where nobody said.
+        micro_batches: parts into which a batch is split; a new batch size is a multiple of them.
+        others: the trials that the method's `depends_on` names, by that name; same task, network, recipe and seed.
+        inference_flops: counts one image's inference by the network that a `ReconfigPlan` would leave.
+        memory_estimate: bytes of a training step with a `ReconfigPlan` carried out, measured on a copy of the model:
+            parameters, gradients, optimizer state, and what a batch of that size keeps for backward.
     """
 
     model: nn.Module
@@ -260,6 +283,9 @@ class Context:
     preset: str
     epochs: int
     batch_size: int
+    train_images: int = 0
+    micro_batches: int = 1
+    others: Mapping[str, OtherTrial] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     rank: int = 0
     step: int = 0
@@ -269,6 +295,7 @@ class Context:
     task_loss: Tensor | None = None
     all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
     memory_estimate: Callable[[ReconfigPlan], int] = lambda plan: 0
+    inference_flops: Callable[[ReconfigPlan], float] = lambda plan: 0.0
 
 
 @dataclass_transform(kw_only_default=True)
@@ -315,8 +342,19 @@ class Method:
         """Values of parameters that depend on the task or preset; what is typed wins over them."""
         return {}
 
+    def depends_on(self) -> tuple[str, ...]:
+        """Methods, as one types them, whose trials of the same task, network, recipe and seed come before this one's.
+
+        What became of them stands in `ctx.others`.
+        """
+        return ()
+
     def setup(self, ctx: Context) -> None:
         """Once, on the bare model on its device; before optimizer, compilation and DDP."""
+
+    def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
+        """After `setup`: changes of the network before it is trained. What is counted as dense is what was before."""
+        return ()
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
         """One layer's arithmetic; after `setup`, when `plan_version` changes, after reconfigurations and on resume."""

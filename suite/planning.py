@@ -69,7 +69,7 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
         UsageError: for anything that the user can mend.
     """
     methods = _expand(suite.methods, "method", "--methods")
-    methods.sort(key=lambda choice: choice.name != "dense")
+    methods.sort(key=lambda choice: str(choice) != "dense")
     tasks = [
         (request.name, registry.get("task", request.name)()) for request in read_names(suite.tasks, "task", "--task")
     ]
@@ -85,8 +85,8 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
         for model in models:
             build_model(str(model), task.input_shape, task.num_classes)
         for choice in methods:
-            build_method(choice.name, _parameters(choice, name, suite.preset), str(choice))
-            check_execution(recipe.execution, suite.device, registry.get("method", choice.name), choice.name)
+            for one in [choice, *_before(choice, name, suite.preset)]:
+                check_execution(recipe.execution, suite.device, registry.get("method", one.name), one.name)
         settings.append((name, recipe, models))
 
     copies = {name: task.prepare(Path(suite.data_root), suite.preset) for name, task in tasks}
@@ -97,11 +97,34 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
         for model in models:
             for seed in suite.seeds:
                 for choice in methods:
-                    trial = _trial(suite, choice, name, model, recipe, seed, dataclasses.asdict(copies[name]))
-                    if trial.hash in found:
-                        log.info("%s is %s again; it runs once", trial.label, found[trial.hash].label)
-                    found.setdefault(trial.hash, trial)
+                    trials = _trials(suite, choice, name, model, recipe, seed, dataclasses.asdict(copies[name]))
+                    if trials[-1].hash in found:
+                        log.info("%s is %s again; it runs once", trials[-1].label, found[trials[-1].hash].label)
+                    for trial in trials:
+                        found.setdefault(trial.hash, trial)
     return list(found.values())
+
+
+def _before(choice: Choice, task: str, preset: str) -> list[Choice]:
+    """The methods that a method depends on, and those that these depend on; each constructed once, as it is itself.
+
+    Raises:
+        UsageError: if one is not allowed, or is more than one.
+    """
+    found: list[Choice] = []
+    for text in build_method(choice.name, _parameters(choice, task, preset), str(choice)).depends_on():
+        try:
+            other = _named(text)
+            found += [*_before(other, task, preset), other]
+        except UsageError as error:
+            raise UsageError(f"{choice} depends on '{text}': {error}") from None
+    return found
+
+
+def _named(text: str) -> Choice:
+    """The one method that a method names."""
+    read_names(text, "method", "a method")
+    return read_one(text, "method")
 
 
 def _check_fits(name: str, task: Any, copy: Any, recipe: Recipe) -> None:
@@ -132,14 +155,21 @@ def _parameters(choice: Choice, task: str, preset: str) -> dict[str, Any]:
     return resolve(thing, thing.defaults(task, preset), choice.typed)
 
 
-def _trial(
+def _trials(
     suite: SuiteSpec, choice: Choice, task: str, model: Choice, recipe: Recipe, seed: int, data_copy: dict[str, str]
-) -> TrialSpec:
+) -> list[TrialSpec]:
+    """A method's trial, behind those that it depends on."""
     network = registry.get("model", model.name)
-    return TrialSpec(
+    parameters = _parameters(choice, task, suite.preset)
+    before: list[TrialSpec] = []
+    depends_on = {}
+    for text in build_method(choice.name, parameters, str(choice)).depends_on():
+        before += _trials(suite, _named(text), task, model, recipe, seed, data_copy)
+        depends_on[text] = before[-1].trial_id
+    trial = TrialSpec(
         method=choice.name,
         variant=choice.variant,
-        parameters=_parameters(choice, task, suite.preset),
+        parameters=parameters,
         method_version=registry.get("method", choice.name).version,
         task=task,
         model=str(canonical(model, network)),
@@ -152,4 +182,6 @@ def _trial(
         dtype=suite.dtype,
         data_copy=data_copy,
         plugins=suite.plugins,
+        depends_on=depends_on,
     )
+    return [*before, trial]

@@ -160,7 +160,11 @@ def _suite(base: SuiteSpec, part: Part, options: RunOptions) -> SuiteSpec:
         tasks=part.task,
         models=options.model or part.model,
         seeds=options.seeds or tuple(range(part.seeds[base.preset])),
-        overrides={**part.overrides, **options.overrides},
+        overrides={
+            **part.overrides,
+            **(part.paper_recipe if base.preset == "paper" else {}),
+            **options.overrides,
+        },
     )
 
 

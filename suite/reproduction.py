@@ -40,6 +40,7 @@ class Part:
         seeds: how many, by preset.
         presets: those in which the part is run unless `--parts` says otherwise.
         overrides: fields of the recipe; what the user types wins.
+        paper_recipe: fields of the recipe in preset `paper` alone, where that of the task is another paper's.
         compared: the quantities.
     """
 
@@ -51,6 +52,7 @@ class Part:
     seeds: Mapping[str, int] = field(default_factory=lambda: {"smoke": 1, "quick": 3, "paper": 3})
     presets: tuple[str, ...] = PRESETS
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    paper_recipe: Mapping[str, Any] = field(default_factory=dict)
     compared: tuple[Compared, ...] = ()
 
 

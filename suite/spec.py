@@ -38,6 +38,7 @@ class TrialSpec:
         data_copy: the fields of `suite.task.DataCopy`: kind, checksum, path, note. The checksum alone is hashed.
         processes: of the trial, data-parallel.
         plugins: absolute paths of plugin files to load first; not hashed.
+        depends_on: the trials that have to be done before, by method as typed: their trial ids.
     """
 
     method: str
@@ -56,6 +57,7 @@ class TrialSpec:
     data_copy: Mapping[str, str]
     processes: int = 1
     plugins: tuple[str, ...] = ()
+    depends_on: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def hash(self) -> str:
@@ -63,6 +65,8 @@ class TrialSpec:
         determines = {name: getattr(self, name) for name in _HASHED}
         determines["model"] = {"name": self.model.partition("[")[0], "parameters": self.model_parameters}
         determines["data"] = self.data_copy["checksum"]
+        if self.depends_on:
+            determines["depends_on"] = self.depends_on
         return hashlib.sha256(canonical_json(determines).encode()).hexdigest()
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 
 from suite.channel_labels import ChannelLabels, LeafTracer, gather_spaces
 from suite.errors import nearest
-from suite.index_spaces import Branch, ChannelConstant, IndexSpace, IndexSpaces
+from suite.gates import GATED, gated_spaces, input_channels, put_gates, why_not_gated
+from suite.index_spaces import Branch, ChannelConstant, IndexSpace, IndexSpaces, Slice
 from suite.method import IndexMap, ReconfigPlan
 
 __all__ = ["Branch", "ChannelConstant", "IndexSpace", "IndexSpaces", "apply_plan", "find_index_spaces"]
@@ -34,9 +35,10 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
     """Find the index spaces of a model by tracing it and running one blank batch through the trace.
 
     Channels are followed through convolution and linear layers, batch normalisation, elementwise activations, pooling,
-    dropout, sums and products of tensors (residual connections), and flattening. The model's own input and output are
-    frozen, and so is whatever meets something else: grouped convolutions, concatenation, attention, reshaping, a layer
-    whose weight is parametrised. If the model cannot be traced at all, every space is frozen.
+    dropout, sums and products of tensors (residual connections), concatenation and flattening. A group of a grouped
+    convolution is one channel, with all its inputs and outputs. The model's own input and output are frozen, and so is
+    whatever meets something else: attention, splitting, reshaping, a layer whose weight is parametrised; `not_followed`
+    says what. If the model cannot be traced at all, every space is frozen.
 
     A module whose class has an attribute `residual_branch = "name"` declares that the output of its child `name` is
     only ever added to something of the same shape. Such a child is a removable branch if it is a chain of layers of
@@ -76,7 +78,7 @@ def apply_plan(
 ) -> IndexMap:
     """Carry out a decision on model, optimizer and index spaces, in place.
 
-    Of the plan, `kept` and `removed_branches` are carried out here; the rest is the trainer's.
+    Of the plan, `gated`, `kept` and `removed_branches` are carried out here; the rest is the trainer's.
     Gradients of sliced parameters are dropped. Plans applied in the same order to a newly built model give the same
     architecture, constants of removed branches included (their values come with the state dict).
 
@@ -97,44 +99,86 @@ def apply_plan(
             differs. Nothing has been changed then.
     """
     models = [model, *extra]
-    _validate(plan, spaces)
-    branches = [spaces.removable_branches[name] for name in plan.removed_branches]
-    inside = {space for branch in branches for space in branch.spaces}
-    shrinking = {name: kept for name, kept in plan.kept.items() if name not in inside and len(kept) < spaces[name].size}
-    positions = {name: _positions(spaces[name], kept) for name, kept in shrinking.items()}
-
-    cuts: Cuts = {}
-    for name, stay in positions.items():
-        for tensor_name, axis, block in spaces[name].axes:
-            cuts.setdefault(tensor_name, {})[axis] = (stay[:, None] * block + torch.arange(block)).flatten()
-    tensors = [_tensors(module) for module in models]
-    for name in cuts:
-        if any(name not in found or found[name].shape != tensors[0][name].shape for found in tensors):
+    parts = {name: _parts(name, model, spaces) for name in plan.gated}
+    _validate(plan, spaces, parts)
+    for name, tensor in _tensors(model).items():
+        if any(name not in found or found[name].shape != tensor.shape for found in map(_tensors, models)):
             raise ValueError(f"an extra model has no '{name}' of the model's shape")
+    branches = [spaces.removable_branches[name] for name in plan.removed_branches]
     # Before anything is cut, so that a branch whose constant cannot be had leaves everything as it was.
     constants = [[_emitted_constant(module, branch) for branch in branches] for module in models]
 
+    for name, own in parts.items():
+        for module in models:
+            put_gates(module, spaces[name])
+        spaces.part(name, own, GATED)
+    inside = {space for branch in branches for space in branch.spaces}
+    shrinking = {name: kept for name, kept in plan.kept.items() if name not in inside and len(kept) < spaces[name].size}
+    stay = {name: _stay(spaces[name], kept) for name, kept in shrinking.items()}
+    tensors = [_tensors(module) for module in models]
+    cuts = _cuts(spaces, stay, tensors[0])
     for found in tensors:
         for name, axes in cuts.items():
             _cut(found[name], axes, optimizer if found is tensors[0] else None)
     for name, kept in shrinking.items():
         space = spaces[name]
-        space.original = list(kept)
-        for module_name, attribute, block in space.attributes:
-            for module in models:
-                setattr(module.get_submodule(module_name), attribute, space.size * block)
+        gone, space.original = space.size - len(kept), list(kept)
+        for module_name, attribute, each in space.counts:
+            for module in (found.get_submodule(module_name) for found in models):
+                setattr(module, attribute, getattr(module, attribute) - gone * each)
+    _renumber(spaces, stay, cuts)
     for index, branch in enumerate(branches):
-        stays = positions.get(branch.output)
+        # What a gated branch adds has all the channels of its node.
+        gated = any(spaces[name].frozen_because == GATED for name in branch.outputs)
+        positions = None if gated else cuts.get(f"{branch.layers[-1]}.weight", {}).get(0)
         for module, emitted in zip(models, constants, strict=True):
-            kept_constant = emitted[index] if stays is None else emitted[index][stays.to(emitted[index].device)]
-            _replace(module, branch.name, kept_constant)
+            constant = emitted[index]
+            _replace(module, branch.name, constant if positions is None else constant[positions.to(constant.device)])
         spaces.forget_branch(branch, f"{branch.name}.constant")
     if optimizer is not None and branches:
         _forget_parameters(optimizer, tensors[0].values(), model)
     return IndexMap(cuts, frozenset(plan.removed_branches))
 
 
-def _validate(plan: ReconfigPlan, spaces: IndexSpaces) -> None:
+def _stay(space: IndexSpace, kept: Sequence[int]) -> Tensor:
+    """Which of a space's channels stay, (size,) bool."""
+    return torch.isin(torch.tensor(space.original), torch.tensor(kept, dtype=torch.int64))
+
+
+def _cuts(spaces: IndexSpaces, stay: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Cuts:
+    """What stays of each tensor when of the spaces `stay` does; an axis may have channels of several spaces."""
+    masks: dict[tuple[str, int], Tensor] = {}
+    for name, channels in stay.items():
+        for one in spaces[name].slices:
+            whole = torch.ones(tensors[one.tensor].shape[one.axis], dtype=torch.bool)
+            masks.setdefault((one.tensor, one.axis), whole)[one.entries[~channels].flatten()] = False
+    cuts: Cuts = {}
+    for (tensor, axis), mask in masks.items():
+        cuts.setdefault(tensor, {})[axis] = mask.nonzero().flatten()
+    return cuts
+
+
+def _renumber(spaces: IndexSpaces, stay: Mapping[str, Tensor], cuts: Cuts) -> None:
+    """Bring the entries of every space up to date, also of those that lost nothing but lie beside others that did."""
+    for name, space in spaces.items():
+        for number, one in enumerate(space.slices):
+            positions = cuts.get(one.tensor, {}).get(one.axis)
+            if positions is not None:
+                entries = one.entries[stay[name]] if name in stay else one.entries
+                space.slices[number] = Slice(one.tensor, one.axis, torch.searchsorted(positions, entries))
+
+
+def _parts(name: str, model: nn.Module, spaces: IndexSpaces) -> list[IndexSpace]:
+    """The spaces that gating makes of one."""
+    if name not in spaces:
+        raise ValueError(f"there is no index space '{name}' to gate{nearest(name, spaces)}")
+    reason = why_not_gated(spaces[name], spaces, dict(model.named_modules()))
+    if reason:
+        raise ValueError(f"the layers of '{name}' cannot be gated: {reason}")
+    return gated_spaces(spaces[name])
+
+
+def _validate(plan: ReconfigPlan, spaces: IndexSpaces, parts: Mapping[str, Sequence[IndexSpace]]) -> None:
     for name in plan.removed_branches:
         if name not in spaces.removable_branches:
             why = spaces.fixed_branches.get(name)
@@ -143,10 +187,12 @@ def _validate(plan: ReconfigPlan, spaces: IndexSpaces) -> None:
     if len(set(plan.removed_branches)) < len(plan.removed_branches):
         raise ValueError("a branch is taken out twice")
     inside = {space for name in plan.removed_branches for space in spaces.removable_branches[name].spaces}
+    known = {name: space for name, space in spaces.items() if name not in parts}
+    known |= {own.name: own for several in parts.values() for own in several}
     for name, kept in plan.kept.items():
-        if name not in spaces:
-            raise ValueError(f"there is no index space '{name}'{nearest(name, spaces)}")
-        space = spaces[name]
+        if name not in known:
+            raise ValueError(f"there is no index space '{name}'{nearest(name, known)}")
+        space = known[name]
         if any(after <= before for before, after in itertools.pairwise(kept)):
             raise ValueError(f"the kept indices of '{name}' do not ascend")
         absent = sorted(set(kept) - set(space.original))
@@ -157,12 +203,6 @@ def _validate(plan: ReconfigPlan, spaces: IndexSpaces) -> None:
         if not kept and name not in inside:
             hint = "; take out its branch instead" if space.may_be_empty else ""
             raise ValueError(f"'{name}' has to keep a channel{hint}")
-
-
-def _positions(space: IndexSpace, kept: Iterable[int]) -> Tensor:
-    """Where the original indices `kept` are now, (len(kept),) int64."""
-    position = {index: now for now, index in enumerate(space.original)}
-    return torch.tensor([position[index] for index in kept], dtype=torch.int64)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -217,10 +257,11 @@ def _emitted_constant(model: nn.Module, branch: Branch) -> Tensor:
 
     module, first = model.get_submodule(branch.name), weights[0]
     assert isinstance(first, Tensor)
+    channels = input_channels(model.get_submodule(branch.layers[0]))
     handle = cut.register_forward_hook(silence)
     try:
         with _evaluating(module):
-            out = module(torch.zeros(1, first.shape[1], *branch.input_size, device=first.device, dtype=first.dtype))
+            out = module(torch.zeros(1, channels, *branch.input_size, device=first.device, dtype=first.dtype))
     finally:
         handle.remove()
     places = out.flatten(2)[0] if out.ndim > 2 else out[0][:, None]
@@ -253,9 +294,13 @@ def _untraced(model: nn.Module, reason: str) -> IndexSpaces:
     for name, layer in model.named_modules():
         weight = layer._parameters.get("weight")
         if isinstance(layer, (nn.Conv2d, nn.Linear)) and weight is not None:
-            axes = [(f"{name}.weight", 0, 1)]
-            found[name] = IndexSpace(name, list(range(weight.shape[0])), [name], axes=axes, frozen_because=reason)
-    return IndexSpaces(found)
+            channels = torch.arange(weight.shape[0])
+            slices = [Slice(f"{name}.weight", 0, channels[:, None])]
+            found[name] = IndexSpace(name, channels.tolist(), [name], slices=slices, frozen_because=reason)
+    spaces = IndexSpaces(found)
+    spaces.not_followed = (reason,)
+    spaces.grouped = frozenset(name for name, layer in model.named_modules() if getattr(layer, "groups", 1) != 1)
+    return spaces
 
 
 def _enter_branch(
@@ -263,25 +308,31 @@ def _enter_branch(
 ) -> None:
     """Enter a residual branch as removable, or as fixed and why."""
     layers = [layer for layer in shapes if layer.startswith(name + ".")]
-    inner = [spaces.output_of.get(layer, "") for layer in layers[:-1]]
-    output = spaces.output_of.get(layers[-1], "") if layers else ""
-    chained = all(
-        space in spaces and spaces[space].producers == [layer] and spaces[space].consumers == [(following, 1)]
-        for layer, space, following in zip(layers, inner, layers[1:], strict=False)
+    outputs = spaces.outputs_of(layers[-1]) if layers else ()
+    inner = tuple(dict.fromkeys(space for layer in layers[:-1] for space in spaces.outputs_of(layer)))
+    chained = all(_hands_over(spaces, *pair) for pair in itertools.pairwise(layers)) and all(
+        set(spaces[space].producers + spaces[space].consumers) <= set(layers) for space in inner
     )
-    frozen = [spaces[space].frozen_because for space in inner if space in spaces and spaces[space].frozen]
+    frozen = [spaces[space].frozen_because for space in inner if spaces[space].frozen]
     padding = [layer for layer in layers[2:] if _pads(model.get_submodule(layer))]
     if frozen:
         spaces.fixed_branches[name] = "; ".join(dict.fromkeys(frozen))
-    elif not output or not chained:
+    elif not outputs or not chained:
         spaces.fixed_branches[name] = "its layers are no chain"
     elif padding:
         spaces.fixed_branches[name] = f"'{padding[0]}' pads, so that dead channels before it leave no constant"
     else:
         size = tuple(shapes[layers[0]][0][2:])
-        spaces.removable_branches[name] = Branch(name, tuple(layers), tuple(inner), output, size)
+        spaces.removable_branches[name] = Branch(name, tuple(layers), inner, outputs, size)
         for space in inner:
             spaces[space].may_be_empty = True
+
+
+def _hands_over(spaces: IndexSpaces, layer: str, following: str) -> bool:
+    """Whether all that a layer produces is what the following one consumes; of a grouped one, what it produces too."""
+    made = set(spaces.outputs_of(layer))
+    taken = spaces.outputs_of(following) if following in spaces.grouped else spaces.inputs_of(following)
+    return bool(made) and made == set(taken)
 
 
 def _pads(layer: nn.Module) -> bool:

@@ -15,9 +15,9 @@ from suite.clock import Clock
 from suite.cuda_graph import GraphStep
 from suite.devices import check_execution
 from suite.hooks import Hooks
-from suite.ledger import Ledger, weight_density
+from suite.ledger import Ledger, count_layers, weight_density
 from suite.memory import SavedTensors, held_bytes
-from suite.method import Method, ReconfigPlan
+from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.recipe import Recipe
 from suite.steps import CompiledStep, EagerStep
 from suite.task import Batches, Splits
@@ -55,7 +55,7 @@ class Trainer:
         seed: of the trial.
         device: where everything is.
         dtype: `torch.float32`; or `torch.bfloat16` or `torch.float16` for autocast, the latter with a loss scale.
-        task, preset: what the context tells the method.
+        task, preset, others: what the context tells the method.
         on_epoch: receives each epoch's record, before the checkpoint.
         on_checkpoint: receives the state after each epoch.
         on_step: receives the share of the training that is done, in [0, 1].
@@ -79,6 +79,7 @@ class Trainer:
         dtype: torch.dtype = torch.float32,
         task: str = "",
         preset: str = "",
+        others: Mapping[str, OtherTrial] | None = None,
         on_epoch: Callable[[Record], None] = lambda record: None,
         on_checkpoint: Callable[[Callable[[], dict[str, Any]]], None] = lambda state: None,
         on_step: Callable[[float], None] = lambda share: None,
@@ -89,6 +90,8 @@ class Trainer:
         self.on_epoch, self.on_checkpoint, self.on_step = on_epoch, on_checkpoint, on_step
         self.clock = Clock(device)
         self.progress = Progress()
+        self.dense_params = sum(parameter.numel() for parameter in model.parameters())
+        dense = count_layers(model, input_shape)  # before a method changes the network
         self.hooks = Hooks(
             model,
             method,
@@ -99,14 +102,17 @@ class Trainer:
             seed=seed,
             task=task,
             preset=preset,
+            train_images=splits.train.num_samples,
+            micro_batches=recipe.micro_batches,
+            others=others,
+            dtype=dtype,
         )
         self.ctx = self.hooks.ctx
         self.optimizer = _optimizer(model, recipe)
         self.hooks.attach(self.optimizer)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = _step(self.hooks, recipe, dtype, self.scaler, compile_backend)
-        self.ledger = Ledger(model, self.ctx.layers, method, input_shape)
-        self.dense_params = sum(parameter.numel() for parameter in model.parameters())
+        self.ledger = Ledger(model, self.ctx.layers, method, input_shape, dense)
         self._memory_is_counted = False
 
     def fit(self) -> None:

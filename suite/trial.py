@@ -96,6 +96,7 @@ class Trial:
             dtype=getattr(torch, spec.dtype),
             task=spec.task,
             preset=spec.preset,
+            others=self._others(),
             on_epoch=self._append_record,
             on_checkpoint=lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
             on_step=lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
@@ -117,6 +118,26 @@ class Trial:
             input_shape=task.input_shape,
             reconfigurations=trainer.hooks.reconfigurations,
         )
+
+    def _others(self) -> dict[str, Any]:
+        """What became of the trials that this one depends on, by the method as it names them.
+
+        Raises:
+            UsageError: if one of them has no final model.
+        """
+        from suite import checkpoint
+        from suite.errors import UsageError
+        from suite.method import OtherTrial
+        from suite.store import read_record
+
+        found = {}
+        for text, trial_id in self.spec.depends_on.items():
+            folder = self.folder.parent / trial_id
+            flops = ((read_record(folder) or {}).get("result") or {}).get("inference_flops")
+            if flops is None:
+                raise UsageError(f"{trial_id}, on which this trial depends, is not done")
+            found[text] = OtherTrial(tuple(checkpoint.read_reconfigurations(folder / "model.pt")), flops)
+        return found
 
     def _resume(self, trainer: Any, provenance: dict[str, Any]) -> None:
         """Go on from the last finished epoch, and cut off records that were written after it.

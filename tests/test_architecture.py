@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("suite", "methods", "kernels", "tasks", "reports", "reproductions")
-CONTRACTS = {f"suite.{name}" for name in ("method", "task", "recipe", "registry", "errors", "surgery", "index_spaces")}
+CONTRACTS = {
+    f"suite.{name}" for name in ("method", "task", "recipe", "registry", "errors", "surgery", "index_spaces", "gates")
+}
 # What a reproduction may know of trials: never the trainer, a method or a task.
 TRIALS = {f"suite.{name}" for name in ("reproduction", "registry", "errors", "spec", "task", "checkpoint")}
 # What each room may import of the others.

@@ -79,8 +79,12 @@ class LocalEngine:
         waiting, running = deque(trials), list[_Running]()
         try:
             while waiting or running:
-                while waiting and len(running) < self.jobs:
-                    running.append(self._start(*waiting.popleft()))
+                while len(running) < self.jobs and (ready := _next_ready(waiting, running)):
+                    waiting.remove(ready)
+                    if missing := _not_done(*ready):
+                        self._skip(*ready, missing, progress)
+                        continue
+                    running.append(self._start(*ready))
                     progress.started(running[-1].trial)
                 time.sleep(POLL_INTERVAL)
                 for item in list(running):
@@ -96,6 +100,13 @@ class LocalEngine:
                 _kill(item.process)
                 if _status(item.folder) == RUNNING:
                     write_record(item.folder, item.trial, "error", "interrupted; the same command goes on with it")
+
+    def _skip(self, trial: TrialSpec, folder: Path, missing: str, progress: Shown) -> None:
+        """Say that a trial cannot run, since one that it depends on is not done."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_record(folder, trial, "skipped", f"{missing}, on which it depends, is not done")
+        progress.started(trial)
+        progress.ended(trial, read_record(folder) or {}, 0.0)
 
     def _start(self, trial: TrialSpec, folder: Path) -> _Running:
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,6 +140,21 @@ class LocalEngine:
         (item.folder / ProgressFile.NAME).unlink(missing_ok=True)
         record = read_record(item.folder) or {"status": "error", "message": "its trial.json is gone"}
         progress.ended(item.trial, record, item.seconds)
+
+
+def _next_ready(waiting: deque[tuple[TrialSpec, Path]], running: Sequence[_Running]) -> tuple[TrialSpec, Path] | None:
+    """The first trial that depends on none that is still to run or runs."""
+    ahead = {folder.name for _, folder in waiting} | {item.folder.name for item in running}
+    return next((item for item in waiting if not ahead & set(item[0].depends_on.values())), None)
+
+
+def _not_done(trial: TrialSpec, folder: Path) -> str:
+    """The first trial that another one depends on and that is not done; empty if all are."""
+    for other in trial.depends_on.values():
+        record = read_record(folder.parent / other)
+        if record is None or record["status"] != "done":
+            return other
+    return ""
 
 
 def environment(jobs: int) -> dict[str, str]:

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import ClassVar
 
 from torch import Tensor, nn
 
 from suite.registry import register
+from tasks.models.residual import Residual
+from tasks.models.widths import scaled
 
 # Output channels at width 1, in the order in which the layers run.
 PREP, DOWN, EXPAND, REDUCE = 128, 256, 512, 256
 LOGIT_SCALE = 0.2
 # An 11x11 image is 6x6 after the strided convolution and 3x3 after the pooling: the least that the unpadded 3x3 takes.
 SMALLEST_SIDE = 11
-
-
-class Residual(nn.Module):
-    """`x + branch(x)`, with no activation after the sum.
-
-    Class attributes:
-        residual_branch: the child that may be taken out of the network; the constant that it emits stays.
-    """
-
-    residual_branch: ClassVar[str] = "branch"
-
-    def __init__(self, branch: nn.Module) -> None:
-        super().__init__()
-        self.branch = branch
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the branch's output to its input; both are (N, C, H, W)."""
-        return x + self.branch(x)
 
 
 class ResNet9(nn.Module):
@@ -76,15 +59,8 @@ def resnet9(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int
     """
     if min(input_shape[1:]) < SMALLEST_SIDE:
         raise ValueError(f"resnet9: images are {input_shape[1]}x{input_shape[2]}; the smallest are 11x11")
-    prep, down, expand, reduce = (_scaled(channels, width) for channels in (PREP, DOWN, EXPAND, REDUCE))
+    prep, down, expand, reduce = (scaled("resnet9", channels, width, PREP) for channels in (PREP, DOWN, EXPAND, REDUCE))
     return ResNet9(prep, down, expand, reduce, in_channels=input_shape[0], num_classes=num_classes)
-
-
-def _scaled(channels: int, width: float) -> int:
-    scaled = channels * width
-    if not (scaled >= 1 and float(scaled).is_integer()):
-        raise ValueError(f"resnet9: width {width} makes {scaled} of {channels} channels; use a multiple of 1/{PREP}")
-    return int(scaled)
 
 
 def _block(in_channels: int, out_channels: int, *, kernel_size: int, stride: int = 1, padding: int) -> nn.Sequential:

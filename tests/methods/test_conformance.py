@@ -11,7 +11,12 @@ from suite.method import Density, Method, OpPlan
 
 VARIANTS = {
     "sdgp": ({}, {"mode": "random"}, {"mode": "magnitude", "n": 1, "m": 8}, {"scope": "group", "layers": "all"}),
-    "prunetrain": ({}, {"update": "proximal", "coefficient": "size", "zeroing": "removed"}),
+    "prunetrain": (
+        {},
+        {"update": "proximal", "coefficient": "size", "zeroing": "removed"},
+        {"gating": True, "round_to": 4, "dynamic_batch": "start"},
+    ),
+    "dense": ({}, {"match": "prunetrain"}),
 }
 CASES = [(name, index) for name in registry.names("method") for index in range(len(VARIANTS.get(name, ({},))))]
 

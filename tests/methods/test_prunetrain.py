@@ -14,6 +14,7 @@ from methods.lasso import (
     penalty,
     soft_threshold,
     soft_threshold_arithmetic,
+    weights_of,
 )
 from methods.prunetrain import PruneTrain
 from suite.ops import apply
@@ -130,7 +131,7 @@ def test_prunetrain_1_the_first_step_fixes_the_coefficient(update, coefficient):
     assert method.state_dict()["penalty_coefficient"] == fixed
     resumed = PruneTrain()
     resumed.load_state_dict(method.state_dict())
-    assert resumed.state_dict() == {"penalty_coefficient": fixed}
+    assert resumed.state_dict() == method.state_dict()
 
 
 def test_a_first_step_that_is_not_finite_fixes_nothing():
@@ -169,13 +170,10 @@ def test_proximal_update_shrinks_by_learning_rate_times_coefficient():
 
 def kill(model, spaces, name, index, value=0.0, spare=()):
     """Set a channel's weights to a value in every producer and consumer that is not spared."""
-    layers = dict(model.named_modules())
-    for producer in spaces[name].producers:
-        if producer not in spare:
-            layers[producer].weight.data[index] = value
-    for consumer, block in spaces[name].consumers:
-        if consumer not in spare:
-            layers[consumer].weight.data.unflatten(1, (-1, block))[:, index] = value
+    layers = {name: layer for name, layer in model.named_modules() if name not in spare}
+    for weight, axis, entries in weights_of(spaces[name], layers, spaces.grouped):
+        if weight.ndim > 1:  # not a normalisation's
+            weight.data.movedim(axis, 0)[entries[index]] = value
 
 
 def decide(hooks):
@@ -188,7 +186,7 @@ def test_prunetrain_5_a_channel_that_one_layer_still_uses_survives():
     _, _, hooks, _ = start(threshold=1e-4)
     model, spaces = hooks.model, hooks.ctx.spaces
     shared = spaces["down.conv"]  # a residual node: two producers, two consumers
-    users = [*shared.producers, *(name for name, _ in shared.consumers)]
+    users = [*shared.producers, *shared.consumers]
     assert len(users) == 4
     for index, user in enumerate(users):
         kill(model, spaces, "down.conv", index, spare=[user])
@@ -293,14 +291,88 @@ def test_prunetrain_9_a_training_shrinks_and_never_grows(parameters):
     assert torch.isfinite(model.eval()(batch(0)[0])).all()
 
 
+@pytest.mark.parametrize(("round_to", "left"), [(1, 5), (4, 8), (8, 8), (16, 16)])
+def test_channels_are_cut_to_a_multiple_and_the_strongest_of_the_dead_fill_up(round_to, left):
+    _, _, hooks, _ = start(round_to=round_to)
+    for index in range(5, 16):
+        kill(hooks.model, hooks.ctx.spaces, "reduce.conv", index, 1e-4 * index)  # of 16 channels, the later the larger
+    plan = decide(hooks)
+    if left == 16:
+        assert plan is None
+    else:
+        assert plan.kept == {"reduce.conv": [*range(5), *range(16 - (left - 5), 16)]}
+
+
+def test_a_branch_without_living_channels_goes_whatever_the_rounding():
+    _, _, hooks, _ = start(round_to=8)
+    for index in range(32):
+        kill(hooks.model, hooks.ctx.spaces, "residual2.branch.block1.conv", index, 1e-3)
+    assert decide(hooks).removed_branches == ("residual2.branch",)
+
+
+def test_prunetrain_10_the_batch_grows_within_the_memory_of_the_start():
+    model, method, hooks, optimizer = start(dynamic_batch="start")
+    hooks.ctx.train_images = 1000
+    estimates = []
+    measure = hooks.ctx.memory_estimate
+    hooks.ctx.memory_estimate = lambda plan: estimates.append(measure(plan)) or estimates[-1]
+    train(hooks, optimizer, 1)
+    for name, space in hooks.ctx.spaces.items():
+        for index in range(space.size - 1):
+            if not space.frozen:
+                kill(model, hooks.ctx.spaces, name, index)
+    plan = decide(hooks)
+    bound, now, more = estimates
+    assert plan.batch_size > BATCH
+    assert (plan.batch_size - BATCH) % 32 == 0
+    assert plan.lr_scale == plan.batch_size / BATCH
+    each = (more - now) / 32
+    assert now + each * (plan.batch_size - BATCH) <= bound < now + each * (plan.batch_size + 32 - BATCH)
+    hooks.carry_out(plan)
+    assert hooks.ctx.batch_size == plan.batch_size
+    # The bound stays that of the start, also in a trial that was resumed.
+    assert method.state_dict()["memory_bound"] == bound
+    resumed = PruneTrain(dynamic_batch="start")
+    resumed.load_state_dict(method.state_dict())
+    assert resumed.state_dict() == method.state_dict()
+
+
+def test_a_batch_is_never_larger_than_the_data_nor_smaller_than_it_was():
+    model, _, hooks, optimizer = start(dynamic_batch="start")
+    hooks.ctx.train_images = BATCH + 40
+    train(hooks, optimizer, 1)
+    for index in range(5):
+        kill(model, hooks.ctx.spaces, "prep.conv", index)
+    hooks.ctx.memory_estimate = lambda plan: 1000 if plan.batch_size is None else plan.batch_size
+    plan = decide(hooks)
+    assert plan.batch_size == BATCH + 32
+    hooks.ctx.memory_estimate = lambda plan: 2000 + (plan.batch_size or 0)
+    assert hooks.method._with_larger_batch(plan, hooks.ctx).batch_size == BATCH
+
+
+def test_a_batch_grows_by_what_the_micro_batches_divide():
+    model, _, hooks, optimizer = start(dynamic_batch="start")
+    hooks.ctx.train_images, hooks.ctx.micro_batches = 10_000, 3
+    train(hooks, optimizer, 1)
+    kill(model, hooks.ctx.spaces, "prep.conv", 0)
+    hooks.ctx.memory_estimate = lambda plan: 10_000 if plan.batch_size is None else 100 + plan.batch_size
+    assert decide(hooks).batch_size == BATCH + 96 * ((10_000 - 100 - BATCH) // 96)
+
+
+def test_the_devices_memory_bounds_on_a_device_alone():
+    with pytest.raises(ValueError, match="dynamic_batch=device needs a CUDA device"):
+        start(dynamic_batch="device")
+
+
 # The rest
 
 
 def test_channel_peaks_of_both_axes():
     weight = torch.tensor([[1.0, -5.0, 0.5, 0.0], [-2.0, 3.0, 0.25, 0.0]])
-    assert channel_peaks(weight, 0).tolist() == [5.0, 3.0]
-    assert channel_peaks(weight, 1).tolist() == [2.0, 5.0, 0.5, 0.0]
-    assert channel_peaks(weight, 1, block=2).tolist() == [5.0, 0.5]
+    assert channel_peaks(weight, 0, torch.tensor([[0], [1]])).tolist() == [5.0, 3.0]
+    assert channel_peaks(weight, 1, torch.arange(4)[:, None]).tolist() == [2.0, 5.0, 0.5, 0.0]
+    assert channel_peaks(weight, 1, torch.tensor([[0, 1], [2, 3]])).tolist() == [5.0, 0.5]
+    assert channel_peaks(weight, 1, torch.tensor([[2], [1]])).tolist() == [0.5, 5.0]  # part of an axis, in any order
 
 
 def test_overhead_counts_the_lasso():
@@ -310,6 +382,12 @@ def test_overhead_counts_the_lasso():
     assert soft_threshold_arithmetic(LassoLayer(torch.zeros(4, 2), False, True)) == 3 * 8 + 4 * 2
     _, method, _, _ = start()
     assert method.overhead("prep.conv", 1) == method.overhead("prep.conv", 64) == 4 * 8 * 27 + 2 * 8 * 3 + 3 * 8
+
+
+def test_a_model_that_cannot_be_followed_is_refused_by_the_name_of_the_step():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 2, 14), nn.Flatten())
+    with pytest.raises(ValueError, match="the channels of this model cannot be followed: '1' is not understood"):
+        apply(model, PruneTrain(), input_shape=SHAPE, num_classes=2, epochs=1, batch_size=1)
 
 
 def test_a_model_with_nothing_to_cut_is_refused():
@@ -336,6 +414,8 @@ def test_defaults_are_published_for_paper_and_short_otherwise():
         ({"update": "prox"}, "update is 'prox'; known: subgradient, proximal"),
         ({"coefficient": "all"}, "coefficient is 'all'; known: global, size"),
         ({"zeroing": "all"}, "zeroing is 'all'; known: dead, removed"),
+        ({"round_to": 0}, "round_to is 0"),
+        ({"dynamic_batch": "on"}, "dynamic_batch is 'on'; known: off, start, device"),
     ],
 )
 def test_wrong_parameters_are_one_line(parameters, line):

@@ -147,12 +147,46 @@ EXPECTED = {
 
 
 def test_the_file_has_what_the_papers_print():
-    groups = published.own().groups
+    groups = {name: group for name, group in published.own().groups.items() if name.startswith("sdgp")}
     assert {name: (dict(group.values), dict(group.conditions)) for name, group in groups.items()} == EXPECTED
     whole = {"sdgp-time-saved-abstract", "sdgp-time-to-accuracy", "sdgp-fig5-zeros"}
     shares = {name for name in EXPECTED if "share" in name}
     for name, group in groups.items():
         assert set(group.decimals.values()) == {0 if name in whole else 2 if name in shares else 1}, name
+
+
+# PruneTrain: change of accuracy, training FLOPs, training time and inference FLOPs that are left.
+PRUNETRAIN = {
+    ("table1-cifar10", "resnet32"): (-1.8, 47, 81, 34),
+    ("table1-cifar10", "resnet50_cifar"): (-1.1, 50, 81, 30),
+    ("table1-cifar10", "vgg11"): (-0.7, 43, 57, 35),
+    ("table1-cifar10", "vgg13"): (-0.6, 44, 57, 37),
+    ("table1-cifar100", "resnet32"): (-1.4, 68, 88, 54),
+    ("table1-cifar100", "resnet50_cifar"): (-0.7, 47, 66, 31),
+    ("table1-cifar100", "vgg11"): (-1.3, 53, 74, 43),
+    ("table1-cifar100", "vgg13"): (-1.1, 58, 67, 48),
+    ("table1-imagenet", "ratio 0.25"): (-1.87, 60, 71, 47),
+    ("table1-imagenet", "ratio 0.2"): (-1.47, 70, 76, 56),
+    ("table1-imagenet", "ratio 0.1"): (-0.24, 97, 98, 88),
+}
+QUANTITIES = ("accuracy", "train-flops", "train-time", "inference-flops")
+
+
+def test_the_file_has_what_prunetrain_prints():
+    numbers = published.own()
+    found = {
+        (table, key): tuple(numbers.find(f"prunetrain-{table}-{what}/{key}")[1] for what in QUANTITIES)
+        for table, key in PRUNETRAIN
+    }
+    assert found == PRUNETRAIN
+    tables = {table for table, _ in PRUNETRAIN}
+    for table in tables:
+        for what in QUANTITIES:
+            group = numbers.group(f"prunetrain-{table}-{what}")
+            assert set(group.values) == {key for one, key in PRUNETRAIN if one == table}
+            assert group.of == ("measured" if what in ("accuracy", "train-time") else "counted")
+    assert numbers.group("prunetrain-table3-accuracy-change").values == {"prunetrain": -0.5, "amc": -0.9}
+    assert numbers.group("prunetrain-table4-cifar100-time-saved").values == {"naive": 34, "adjusted": 43}
 
 
 def test_numbers_in_notes_are_those_of_their_group():

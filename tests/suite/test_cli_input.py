@@ -12,7 +12,7 @@ from suite.options import read_config, read_run_options
 NAMES = [
     (["--methods", "sdpg"], "did you mean 'sdgp'"),
     (["--task", "cifar11"], "did you mean 'cifar10'"),
-    (["--model", "resnet8"], "did you mean 'resnet9'"),
+    (["--model", "resnt9"], "did you mean 'resnet9'"),
     (["--seeds", "x"], "--seeds 'x'"),
     (["--seeds", "0,0"], "comes twice"),
     (["--epochs", "-1"], "--epochs -1"),
@@ -46,7 +46,7 @@ NAMES = [
     (["plan"], "no verb is called 'plan'"),
     (["reprot", "x"], "did you mean 'report'"),
     (["report", "absent"], "no suite.json"),
-    (["describe", "resnet8"], "did you mean 'resnet9'"),
+    (["describe", "resnt9"], "did you mean 'resnet9'"),
     (["describe"], "required: NAME"),
     (["check", "sdpg"], "did you mean 'sdgp'"),
     (["--sede", "2"], "did you mean '--seeds'"),

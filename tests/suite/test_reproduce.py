@@ -64,17 +64,15 @@ def test_without_a_name_there_is_the_list(folder, capsys, name, expected):
     *listed, error = capsys.readouterr().err.splitlines()
     assert expected in error
     assert listed[0] == "reproductions:"
-    assert [line.split()[0] for line in listed[1:]] == ["sdgp-fig5", "sdgp-fig8", "sdgp-table1"]
+    assert [line.split()[0] for line in listed[1:]] == registry.names("reproduction")
     assert all(len(line.split()) > 5 for line in listed[1:])
 
 
 def test_list_and_help_show_them(capsys):
     assert cli.main(["list", "--json"]) == 0
-    assert [item["name"] for item in json.loads(capsys.readouterr().out)["reproductions"]] == [
-        "sdgp-fig5",
-        "sdgp-fig8",
-        "sdgp-table1",
-    ]
+    assert [item["name"] for item in json.loads(capsys.readouterr().out)["reproductions"]] == registry.names(
+        "reproduction"
+    )
     with pytest.raises(SystemExit):
         cli.main(["reproduce", "--help"])
     text = capsys.readouterr().out

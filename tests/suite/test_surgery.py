@@ -50,10 +50,50 @@ def bottleneck():
     return reading(nn.BatchNorm2d(4), nn.ReLU(), *layers)
 
 
+def grouped():
+    """ResNeXt's block, behind a depthwise convolution."""
+
+    class Grouped(nn.Module):
+        residual_branch = "branch"
+
+        def __init__(self):
+            super().__init__()
+            self.branch = nn.Sequential(
+                *(nn.Conv2d(6, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
+                *(nn.Conv2d(8, 8, 3, padding=1, groups=4, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
+                *(nn.Conv2d(8, 6, 1, bias=False), nn.BatchNorm2d(6)),
+            )
+
+        def forward(self, x):
+            return torch.relu(x + self.branch(x))
+
+    depthwise = nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 1)
+    return reading(
+        nn.BatchNorm2d(4), nn.ReLU(), *depthwise, Grouped(), Grouped(), nn.MaxPool2d(8), nn.Flatten(), nn.Linear(6, 5)
+    )
+
+
+class Dense(nn.Module):
+    """Its input and what a convolution makes of it, strung together."""
+
+    def __init__(self, channels, made):
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(channels), nn.Conv2d(channels, made, 3, padding=1)
+
+    def forward(self, x):
+        return torch.cat([x, self.conv(torch.relu(self.norm(x)))], 1)
+
+
+def concatenating():
+    return reading(Dense(4, 3), Dense(7, 3), nn.BatchNorm2d(10), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(40, 5))
+
+
 NETS = {
     "plain": (plain, SHAPE),
     "basic": (lambda: resnet(2), SHAPE),
     "bottleneck": (bottleneck, SHAPE),
+    "grouped": (grouped, SHAPE),
+    "concatenating": (concatenating, SHAPE),
     "resnet9": (lambda: resnet9(width=1 / 16), (3, 16, 16)),
 }
 nets = pytest.mark.parametrize("net", NETS)
@@ -76,10 +116,10 @@ def silence(model, spaces, channels):
     """Set to zero, in all producers and consumers, the channels {space: [index, ...]}."""
     layers = dict(model.named_modules())
     for name, indices in channels.items():
-        for producer in spaces[name].producers:
-            layers[producer].weight.data[indices] = 0.0
-        for consumer, block in spaces[name].consumers:
-            layers[consumer].weight.data.unflatten(1, (-1, block))[:, indices] = 0.0
+        for one in spaces[name].slices:
+            layer, _, tensor = one.tensor.rpartition(".")
+            if isinstance(layers[layer], (nn.Conv2d, nn.Linear)) and tensor == "weight":
+                layers[layer].weight.data.movedim(one.axis, 0)[one.entries[indices].flatten()] = 0.0
 
 
 def every_other(spaces):
@@ -117,7 +157,7 @@ def test_attributes_of_every_layer_count_the_channels_that_are_left(net):
     apply_plan(model, without(spaces, every_other(spaces)), spaces, None)
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
-            assert layer.weight.shape[:2] == (layer.out_channels, layer.in_channels)
+            assert layer.weight.shape[:2] == (layer.out_channels, layer.in_channels // layer.groups)
         elif isinstance(layer, nn.Linear):
             assert layer.weight.shape == (layer.out_features, layer.in_features)
         elif isinstance(layer, nn.BatchNorm2d):
@@ -233,6 +273,7 @@ def dead_branch(net, branch, inner=-1):
         ("basic", "5.branch", 0),  # the first of its stage
         ("bottleneck", "3.branch", 0),
         ("bottleneck", "4.branch", 1),
+        ("grouped", "7.branch", 0),
     ],
 )
 def test_prunetrain_7_a_dead_branch_leaves_its_constant_and_the_outputs(net, branch, inner):
@@ -269,7 +310,7 @@ def test_prunetrain_7_a_stage_entry_keeps_its_shortcut():
     apply_plan(model, ReconfigPlan(removed_branches=(branch.name,)), spaces, None)
     assert isinstance(model[5], Basic)
     assert isinstance(model[5].shortcut[0], nn.Conv2d)
-    assert spaces[branch.output].producers == ["5.shortcut.0", "6.branch.3"]
+    assert spaces[branch.outputs[0]].producers == ["5.shortcut.0", "6.branch.3"]
     assert model(images).shape == (6, 5)
 
 

@@ -13,7 +13,8 @@ import torch
 
 from suite import registry
 from suite.errors import MissingData, UsageError
-from tasks.cifar10 import CIFAR10, CLASSES, TEST_IMAGES, TRAIN_IMAGES
+from tasks.cifar import TEST_IMAGES, TRAIN_IMAGES
+from tasks.cifar10 import CIFAR10, CLASSES
 from tasks.decoded import load_decoded
 
 CPU = torch.device("cpu")

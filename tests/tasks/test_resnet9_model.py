@@ -5,7 +5,8 @@ import torch
 from torch import fx, nn
 
 from suite import registry
-from tasks.models.resnet9 import Residual, resnet9
+from tasks.models.residual import Residual
+from tasks.models.resnet9 import resnet9
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -1,0 +1,309 @@
+"""Whether PruneTrain's smaller networks are as much faster as they are smaller, and what its own work costs.
+
+    python benchmarks/bench_pruned.py [steps] [lasso] [surgery] [gating] [--pairs 30] [--model-file FILE] [--json FILE]
+
+In one run each, in alternation, on random images of CIFAR-10's shape at batch 128 (all four where none is named):
+
+    steps     a training step of a network that was cut to the paper's final share of inference FLOPs, over a dense one;
+              channel counts rounded to 1, 8 and 16; then what the time of both goes to, by a profile
+    lasso     a step with the penalty and nothing cut, over a dense one
+    surgery   the time of one reconfiguration of ImageNet's ResNets, with momentum
+    gating    the same dead channels cut by the union and by gates: FLOPs, outputs, and a step of each
+
+`steps` draws how much of each space of channels is left, around one share for all, by a fixed seed; with --model-file
+it takes what a trial's `model.pt` was left with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+import os
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bench_step import CLASSES, SHAPE, Setting, random_splits, trainer_steps
+from pairs import Ratio, interleaved_ratio, run_as_a_trial_does
+from torch import nn
+
+from methods.prunetrain import PruneTrain
+from suite.checkpoint import load, read_reconfigurations
+from suite.devices import DTYPES, resolve_dtype
+from suite.errors import UsageError
+from suite.gates import why_not_gated
+from suite.ledger import count_model
+from suite.method import Context, Method, ReconfigPlan
+from suite.parameters import build_model
+from suite.recipe import Recipe
+from suite.surgery import IndexSpaces, apply_plan, find_index_spaces
+
+PARTS = ("steps", "lasso", "surgery", "gating")
+# Networks and the share of inference FLOPs that PruneTrain left of them on CIFAR-10 (Table 1).
+FINAL_SHARES = {"vgg11": 0.35, "resnet32": 0.34}
+ROUNDINGS = (1, 8, 16)
+LASSO_MODELS = ("resnet32", "resnet50_cifar", "vgg11")
+SURGERY_MODELS = ("resnet18", "resnet50", "resnet101")
+SPREAD = 0.5  # the largest share of a space that is left over the smallest, by how far each differs from the mean
+BATCH, STEPS = 128, 2
+# By the beginning of an operation's name in a profile; the first that fits.
+KINDS = {
+    "linear layers": ("aten::addmm", "aten::mm", "aten::linear"),
+    "convolution": ("aten::convolution", "aten::conv", "aten::mkldnn_conv", "mkldnn", "onednn", "pdt::", "_PlannedOp"),
+    "normalisation": ("aten::native_batch_norm", "aten::batch_norm", "aten::_batch_norm"),
+    "activation": ("aten::relu", "aten::threshold", "aten::clamp"),
+    "pooling": ("aten::max_pool", "aten::avg_pool", "aten::adaptive", "aten::mean"),
+    "sums of branches": ("aten::add", "aten::sum"),
+    "optimizer and gradients' norm": ("Optimizer", "aten::_foreach", "aten::linalg_vector_norm", "aten::_fused"),
+    "copies and casts": ("aten::copy_", "aten::to", "aten::clone", "aten::contiguous", "aten::index", "aten::zero"),
+}
+
+
+class Cut(Method):
+    """Dense training of a network that is cut before it begins; for these measurements alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.plans: Sequence[ReconfigPlan] = ()
+
+    def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
+        return self.plans
+
+
+def cut(plans: Sequence[ReconfigPlan]) -> Cut:
+    method = Cut()
+    method.plans = [ReconfigPlan(one.kept, one.removed_branches, one.gated) for one in plans]
+    return method
+
+
+def final_plan(model: nn.Module, share: float, round_to: int) -> ReconfigPlan:
+    """A plan that leaves about a share of a network's inference FLOPs, unequally over its spaces of channels.
+
+    Args:
+        model: as it was built.
+        share: of the inference FLOPs.
+        round_to: channel counts are rounded up to multiples of this, as PruneTrain does it.
+    """
+    spaces = find_index_spaces(model, SHAPE)
+    free = [space for space in spaces.values() if not space.frozen]
+    factors = np.random.default_rng(0).uniform(1 - SPREAD, 1 + SPREAD, len(free))
+
+    def plan(level: float) -> ReconfigPlan:
+        kept = {}
+        for space, factor in zip(free, factors, strict=True):
+            count = max(1, round(min(1.0, level * factor) * space.size))
+            kept[space.name] = space.original[: min(space.size, -(-count // round_to) * round_to)]
+        return ReconfigPlan(kept=kept)
+
+    whole = count_model(model, SHAPE)["inference_flops"]
+    low, high = 0.0, 1.0 / (1 - SPREAD)
+    for _ in range(20):
+        middle = (low + high) / 2
+        fits = count_model(smaller(model, [plan(middle)]), SHAPE)["inference_flops"] <= share * whole
+        low, high = (middle, high) if fits else (low, middle)
+    return plan(low)
+
+
+def smaller(model: nn.Module, plans: Sequence[ReconfigPlan]) -> nn.Module:
+    """A copy of a network with plans carried out on it."""
+    copied = copy.deepcopy(model)
+    spaces = find_index_spaces(copied, SHAPE)
+    for plan in plans:
+        apply_plan(copied, plan, spaces, None)
+    return copied
+
+
+def setting_of(model: str, dtype: torch.dtype) -> Setting:
+    """Steps of a network by PruneTrain's recipe."""
+    recipe = Recipe(epochs=182, batch_size=BATCH, learning_rate=0.1, schedule="step", weight_decay=5e-4, translate=4)
+    device = torch.device("cpu")
+    return Setting(model, recipe, "paper", device, dtype, STEPS, random_splits(recipe, STEPS, device))
+
+
+def training_share(setting: Setting, plans: Sequence[ReconfigPlan]) -> float:
+    """FLOPs of a training step of the cut network over those of the whole one, as the ledger counts them."""
+    from suite.ledger import PRODUCTS, count_layers
+
+    def flops(model: nn.Module) -> int:
+        return sum(cost.flops(product) for cost in count_layers(model, SHAPE).values() for product in PRODUCTS)
+
+    whole = setting.new_model()
+    return flops(smaller(whole, plans)) / flops(whole)
+
+
+def measure_steps(
+    setting: Setting, plans: Mapping[str, Sequence[ReconfigPlan]], pairs: int, found: dict[str, Any]
+) -> None:
+    """Steps of a network cut by each plan, over a dense one; the plan that saves most time is profiled."""
+    dense = trainer_steps(setting)
+    ratios: dict[str, Ratio] = {}
+    for label, plan in plans.items():
+        share = training_share(setting, plan)
+        ratio = ratios[label] = interleaved_ratio(trainer_steps(setting, method=cut(plan)), dense, pairs)
+        saved = (1 - ratio.median) / (1 - share)
+        whole = setting.new_model()
+        left, dense_flops = (count_model(one, SHAPE)["inference_flops"] for one in (smaller(whole, plan), whole))
+        inference = left / dense_flops
+        name = f"{setting.model}, {label}"
+        print(
+            f"{name:34} FLOPs: inference {inference:.3f}, step {share:.3f}; time {ratio}; "
+            f"saves {saved:.2f} of what its FLOPs do"
+        )
+        found[name] = {**dataclasses.asdict(ratio), "inference_flops": inference, "step_flops": share, "saved": saved}
+    best = min(ratios, key=lambda label: ratios[label].median)
+    print(f"\n{setting.model}: where the time of a step goes, milliseconds (profile of {STEPS} steps; {best})")
+    before, after = profile(dense), profile(trainer_steps(setting, method=cut(plans[best])))
+    for kind in sorted(before, key=lambda kind: -after.get(kind, 0.0)):
+        print(f"  {kind:32} dense {before[kind]:8.1f}  cut {after.get(kind, 0.0):8.1f}")
+    found[f"{setting.model}, profile"] = {"plan": best, "dense_ms": before, "cut_ms": after}
+
+
+def profile(run: Callable[[], None]) -> dict[str, float]:
+    """Milliseconds of a step by kind of operation: each operation's own time, without that of what it calls."""
+    run()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        run()
+    kinds: dict[str, float] = defaultdict(float)
+    for event in profiler.key_averages():
+        fitting = (kind for kind, starts in KINDS.items() if event.key.startswith(starts))
+        kinds[next(fitting, "rest")] += event.self_cpu_time_total / 1e3 / STEPS
+    return dict(kinds)
+
+
+def measure_lasso(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
+    """A step with the penalty over one without."""
+    ratio = interleaved_ratio(trainer_steps(setting, method=PruneTrain()), trainer_steps(setting), pairs)
+    name = f"{setting.model}: prunetrain (nothing removed) / dense"
+    print(f"{name:50} {ratio}")
+    found[name] = dataclasses.asdict(ratio)
+
+
+def measure_surgery(name: str, found: dict[str, Any]) -> None:
+    """One reconfiguration that halves every space, with momentum; the least of three."""
+    shape = (3, 224, 224)
+    seconds = []
+    for _ in range(3):
+        model = build_model(name, shape, 1000)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        spaces = find_index_spaces(model, shape)
+        plan = ReconfigPlan(kept={one.name: one.original[::2] for one in spaces.values() if not one.frozen})
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        began = time.perf_counter()
+        apply_plan(model, plan, spaces, optimizer)
+        seconds.append(time.perf_counter() - began)
+    print(f"{name:12} {parameters / 1e6:6.1f} million parameters  {min(seconds):.3f} s")
+    found[f"surgery, {name}"] = {"parameters": parameters, "seconds": min(seconds)}
+
+
+def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
+    """Random dead channels of each layer, cut by the union and by gates."""
+    whole = setting.new_model()
+    generator = torch.Generator().manual_seed(1)
+    layers = {name: layer for name, layer in whole.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    for name, layer in layers.items():
+        for axis in (0, 1):
+            if (name, axis) not in (("conv1", 1), ("fc", 0)):
+                dead = torch.rand(layer.weight.shape[axis], generator=generator) < 0.4
+                layer.weight.data.movedim(axis, 0)[dead] = 0.0
+    images = torch.randn(8, *SHAPE, generator=generator)
+    plans, outputs, flops = {}, [whole.eval()(images)], [count_model(whole, SHAPE)["inference_flops"]]
+    for gating in (False, True):
+        model = copy.deepcopy(whole)
+        spaces = find_index_spaces(model, SHAPE)
+        plan = plans[gating] = by_prunetrain(model, spaces, gating)
+        apply_plan(model, plan, spaces, None)
+        outputs.append(model.eval()(images))
+        flops.append(count_model(model, SHAPE)["inference_flops"])
+    apart = max(float((outputs[0] - other).abs().max() / outputs[0].abs().max()) for other in outputs[1:])
+    print(f"{setting.model}: outputs differ by at most {apart:.1e} of the largest")
+    extra = (flops[1] - flops[2]) / flops[0]
+    print(f"  inference FLOPs left: union {flops[1] / flops[0]:.3f}, gated {flops[2] / flops[0]:.3f}; the union costs "
+          f"{100 * extra:.1f} % of dense's more (the paper: 1 to 6 %)")  # fmt: skip
+    dense = trainer_steps(setting)
+    for label, gating in (("union", False), ("gated", True)):
+        ratio = interleaved_ratio(trainer_steps(setting, method=cut([plans[gating]])), dense, pairs)
+        print(f"  {label:6} / dense, a step: {ratio}")
+        found[f"{setting.model}: {label} / dense"] = {
+            **dataclasses.asdict(ratio),
+            "inference_flops": flops[1 + gating] / flops[0],
+        }
+
+
+def by_prunetrain(model: nn.Module, spaces: IndexSpaces, gating: bool) -> ReconfigPlan:
+    """What PruneTrain cuts out of a network as it stands."""
+    from suite.hooks import Hooks
+
+    copied = copy.deepcopy(model)
+    method = PruneTrain(interval=1, gating=gating)
+    hooks = Hooks(copied, method, input_shape=SHAPE, num_classes=CLASSES, epochs=1, batch_size=BATCH)
+    plan = hooks.close_epoch()
+    assert plan is not None
+    if gating:
+        assert plan.gated, [why_not_gated(space, spaces, dict(model.named_modules())) for space in spaces.values()]
+    return plan
+
+
+def trials_plans(path: Path) -> tuple[str, list[ReconfigPlan]]:
+    """The network of a trial's final model, and all that was cut out of it."""
+    return str(load(path)["architecture"]["model"]), read_reconfigurations(path)
+
+
+def main() -> None:
+    """Measure and print; optionally leave the numbers as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (all)")
+    parser.add_argument("--pairs", type=int, default=30, help="interleaved pairs of each comparison (30)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: as trials have it")
+    parser.add_argument("--model-file", type=Path, help="a trial's model.pt, whose network `steps` takes")
+    parser.add_argument("--json", type=Path, help="where to leave the numbers")
+    chosen = parser.parse_args()
+    if unknown := [part for part in chosen.parts if part not in PARTS]:
+        parser.error(f"'{unknown[0]}': known: {', '.join(PARTS)}")
+    if chosen.pairs < 2:
+        parser.error(f"--pairs {chosen.pairs}: an interval takes at least 2")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    dtype = getattr(torch, resolve_dtype(chosen.dtype, "cpu", None))
+    parts, found = chosen.parts or PARTS, {}
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {dtype}, batch {BATCH}; "
+        f"load {os.getloadavg()[0]:.2f}"
+    )
+    print(f"{chosen.pairs} pairs; ratio: least, median [95 %]")
+    try:
+        if "steps" in parts and chosen.model_file:
+            name, plans = trials_plans(chosen.model_file)
+            measure_steps(setting_of(name, dtype), {"as the trial left it": plans}, chosen.pairs, found)
+        elif "steps" in parts:
+            for name, share in FINAL_SHARES.items():
+                setting = setting_of(name, dtype)
+                rounded = {f"round_to {count}": [final_plan(setting.new_model(), share, count)] for count in ROUNDINGS}
+                measure_steps(setting, rounded, chosen.pairs, found)
+        if "lasso" in parts:
+            for name in LASSO_MODELS:
+                measure_lasso(setting_of(name, dtype), chosen.pairs, found)
+        if "surgery" in parts:
+            for name in SURGERY_MODELS:
+                measure_surgery(name, found)
+        if "gating" in parts:
+            measure_gating(setting_of("resnet32", dtype), chosen.pairs, found)
+    except UsageError as error:
+        parser.error(str(error))
+    if chosen.json:
+        facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
+        content = {**facts, "dtype": str(dtype), "pairs": chosen.pairs, "found": found}
+        chosen.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_as_a_trial_does()
+    main()

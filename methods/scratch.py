@@ -1,0 +1,38 @@
+"""A pruned network trained from new weights: what its architecture is worth without the way that led to it.
+
+Source: Liu, Sun, Zhou, Huang, Darrell, "Rethinking the Value of Network Pruning", ICLR 2019; a baseline of PruneTrain
+(Lym et al., SC 2019), which trains from scratch in one run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from suite.method import Context, Method, ReconfigPlan
+from suite.registry import register
+
+
+@register("method", "scratch")
+class Scratch(Method):
+    """Dense training, from new weights, of the network that another method's trial of the same seed ended with.
+
+    Attributes:
+        of: the method as one types it.
+    """
+
+    source: ClassVar[str] = "Liu et al., Rethinking the Value of Network Pruning, ICLR 2019"
+    replayable: ClassVar[bool] = True
+
+    of: str = "prunetrain"
+
+    def depends_on(self) -> tuple[str, ...]:
+        return (self.of,)
+
+    def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
+        """What was cut out of the other network, in the same order; its batches and rates are not taken over."""
+        return [
+            dataclasses.replace(plan, batch_size=None, lr_scale=None, restart=False)
+            for plan in ctx.others[self.of].reconfigurations
+        ]

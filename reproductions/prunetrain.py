@@ -1,0 +1,206 @@
+"""PruneTrain's tables of accuracy, FLOPs and time: Table 1 on CIFAR, Table 3 (ResNet-56), Table 4 (a growing batch).
+
+Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
+Reconfiguration", SC 2019, Sec. 5.
+"""
+
+from __future__ import annotations
+
+from reports.comparison import Compared, Comparison, accuracy
+from reports.model import Figure
+from suite.registry import register
+from suite.reproduction import Part, Reproduction
+
+MODELS = ("resnet32", "resnet50_cifar", "vgg11", "vgg13")
+TASKS = ("cifar10", "cifar100")
+EPOCHS = 182
+# Of CIFAR-100's preset `paper`; CIFAR-10's is SDGP's.
+RECIPE = {
+    "epochs": EPOCHS,
+    "batch_size": 128,
+    "eval_batch_size": 100,
+    "learning_rate": 0.1,
+    "schedule": "step",
+    "milestones": (90 / EPOCHS, 135 / EPOCHS),
+    "step_factor": 0.1,
+    "momentum": 0.9,
+    "nesterov": False,
+    "weight_decay": 5e-4,
+    "decay_norm_and_bias": True,
+    "label_smoothing": 0.0,
+    "flip": True,
+    "translate": 4,
+    "cutout": 0,
+    "flip_tta": False,
+}
+COUNTED = "Ours are counted by this suite's convention, theirs by that of their code, whose dense training costs more."
+TIMES = "Ours has the penalty and the reconfigurations in it; theirs leaves these out."
+BEST_EPOCH = (
+    "The published accuracies are the best of all epochs on the test set, both the pruned and the dense ones; ours are "
+    "those of the last epoch.",
+)
+
+
+def left(name: str, method: str, train_flops: str, train_time: str, inference_flops: str) -> tuple[Compared, ...]:
+    """What a method leaves of dense's FLOPs and time, in percent, beside the published numbers (empty: none)."""
+    return (
+        Compared(
+            f"{name}: training FLOPs left",
+            method,
+            column="train_flops_current",
+            over="train_flops_dense",
+            kind="counted",
+            published=train_flops,
+            note=COUNTED,
+        ),
+        Compared(
+            f"{name}: training time left",
+            method,
+            column="train_time_s",
+            against="ratio",
+            published=train_time,
+            note=TIMES,
+        ),
+        Compared(
+            f"{name}: inference FLOPs left",
+            method,
+            column="inference_flops",
+            over="inference_flops_dense",
+            kind="counted",
+            published=inference_flops,
+        ),
+    )
+
+
+def changed(name: str, method: str, published: str) -> tuple[Compared, ...]:
+    """The accuracy of a method in percent, and its difference to dense, which is what the paper prints."""
+    return (
+        Compared(f"accuracy, {name}", method),
+        Compared(f"{name} minus dense", method, against="difference", unit="points", published=published),
+    )
+
+
+def _part(model: str, task: str) -> Part:
+    group = f"prunetrain-table1-{task}"
+    name = f"{model} on {task}"
+    return Part(
+        name=f"{model}-{task}",
+        title=f"{name}, dense and prunetrain",
+        methods="dense,prunetrain",
+        task=task,
+        model=model,
+        presets=("smoke", "quick", "paper") if (model, task) == ("resnet32", "cifar10") else ("paper",),
+        paper_recipe=RECIPE,
+        compared=(
+            Compared(f"accuracy, {name}, dense", "dense"),
+            *changed(name, "prunetrain", f"{group}-accuracy/{model}"),
+            *left(
+                name,
+                "prunetrain",
+                f"{group}-train-flops/{model}",
+                f"{group}-train-time/{model}",
+                f"{group}-inference-flops/{model}",
+            ),
+        ),
+    )
+
+
+@register("reproduction", "prunetrain-table1")
+class Table1(Reproduction):
+    """PruneTrain's Table 1 on CIFAR: accuracy, FLOPs and time that are left, for four networks on two data sets."""
+
+    title = "PruneTrain, Table 1: accuracy, training and inference cost on CIFAR"
+    reference = "prunetrain-table1-cifar10-accuracy"
+    also = tuple(
+        f"prunetrain-table1-imagenet-{what}" for what in ("accuracy", "train-flops", "train-time", "inference-flops")
+    )
+    remarks = BEST_EPOCH
+    parts = tuple(_part(model, task) for task in TASKS for model in MODELS)
+
+    def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
+        from reports.reproduction_figures import differences_figure
+
+        return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)
+
+
+@register("reproduction", "prunetrain-table3")
+class Table3(Reproduction):
+    """PruneTrain's Table 3: ResNet-56 on CIFAR-10, which the paper compares with AMC."""
+
+    title = "PruneTrain, Table 3: ResNet-56 on CIFAR-10"
+    reference = "prunetrain-table3-accuracy"
+    remarks = BEST_EPOCH
+    parts = (
+        Part(
+            name="resnet56",
+            title="ResNet-56, dense and prunetrain",
+            methods="dense,prunetrain",
+            task="cifar10",
+            model="resnet56",
+            paper_recipe=RECIPE,
+            compared=(
+                *accuracy("dense", "dense", "prunetrain-table3-accuracy/dense"),
+                *changed("prunetrain", "prunetrain", "prunetrain-table3-accuracy-change/prunetrain"),
+                *left("prunetrain", "prunetrain", "", "", "prunetrain-table3-inference-flops/prunetrain"),
+            ),
+        ),
+    )
+
+    def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
+        from reports.reproduction_figures import differences_figure
+
+        return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)
+
+
+GROWING = "prunetrain[dynamic_batch=start]"
+
+
+def _batch_lines(name: str, method: str, key: str) -> tuple[Compared, ...]:
+    group = "prunetrain-table4-cifar100"
+    return (
+        *changed(name, method, f"{group}-accuracy/{key}"),
+        Compared(
+            f"{name}: training time saved",
+            method,
+            column="train_time_s",
+            against="saving",
+            published=f"{group}-time-saved/{key}",
+            note=TIMES,
+        ),
+        Compared(
+            f"{name}: inference FLOPs left",
+            method,
+            column="inference_flops",
+            over="inference_flops_dense",
+            kind="counted",
+            published=f"{group}-inference-flops/{key}",
+        ),
+    )
+
+
+@register("reproduction", "prunetrain-table4")
+class Table4(Reproduction):
+    """PruneTrain's Table 4: a batch that grows within the memory of the start, ResNet-50 on CIFAR-100."""
+
+    title = "PruneTrain, Table 4: dynamic mini-batch adjustment"
+    reference = "prunetrain-table4-cifar100-accuracy"
+    remarks = BEST_EPOCH
+    parts = (
+        Part(
+            name="cifar100",
+            title="ResNet-50 on CIFAR-100: dense, prunetrain, and with a batch that grows",
+            methods=f"dense,prunetrain,{GROWING}",
+            task="cifar100",
+            model="resnet50_cifar",
+            compared=(
+                Compared("accuracy, dense", "dense"),
+                *_batch_lines("batch as it was", "prunetrain", "naive"),
+                *_batch_lines("growing batch", GROWING, "adjusted"),
+            ),
+        ),
+    )
+
+    def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
+        from reports.reproduction_figures import differences_figure
+
+        return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)

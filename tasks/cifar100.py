@@ -1,0 +1,77 @@
+"""CIFAR-100, from the published archive or a folder of image files."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from suite.recipe import Recipe
+from suite.registry import register
+from tasks.cifar import Cifar
+from tasks.pipeline import Normalization
+
+# Their order, by name, is that of the fine labels in the published archive.
+CLASSES = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
+    "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
+    "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
+    "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
+    "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
+    "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
+    "telephone", "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
+    "willow_tree", "wolf", "woman", "worm",
+)  # fmt: skip
+
+EPOCHS = 182
+# PruneTrain: batch 128, a tenth of the learning rate from epochs 91 and 136 on, crops from images padded by 4 pixels;
+# weight decay on normalisation and biases too. PyTorch's CIFAR mean and deviation, as there.
+PAPER = Recipe(
+    epochs=EPOCHS,
+    batch_size=128,
+    eval_batch_size=100,
+    learning_rate=0.1,
+    schedule="step",
+    milestones=(90 / EPOCHS, 135 / EPOCHS),
+    step_factor=0.1,
+    momentum=0.9,
+    nesterov=False,
+    weight_decay=5e-4,
+    decay_norm_and_bias=True,
+    translate=4,
+)
+# This suite's own, as short as a small residual network bears.
+QUICK = Recipe(
+    epochs=10,
+    batch_size=128,
+    learning_rate=0.2,
+    peak_at=0.25,
+    nesterov=True,
+    label_smoothing=0.1,
+    translate=2,
+)
+
+MODELS = dict.fromkeys(("smoke", "quick", "paper"), "resnet32")
+RECIPES = {
+    "smoke": dataclasses.replace(QUICK, epochs=4, train_images=2000, test_images=1000),
+    "quick": QUICK,
+    "paper": PAPER,
+}
+
+
+@register("task", "cifar100")
+class CIFAR100(Cifar):
+    """CIFAR-100: 50,000 training and 10,000 test images of 32x32 pixels in 100 classes."""
+
+    title = "CIFAR-100"
+    num_classes = 100
+    source = (
+        "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009 (cs.toronto.edu/~kriz/cifar.html)"
+    )
+    paper_recipe = "PruneTrain (SC 2019)"
+    dataset = "CIFAR100"
+    label_key = "fine_labels"
+    classes = CLASSES
+    normalization = Normalization(mean=(125.307, 122.961, 113.8575), std=(51.5865, 50.847, 51.255))
+    models = MODELS
+    recipes = RECIPES

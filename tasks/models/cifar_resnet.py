@@ -1,0 +1,116 @@
+"""PruneTrain's residual networks for CIFAR: ResNet-32 of basic blocks, ResNet-50 and ResNet-56 of bottlenecks."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from suite.registry import register
+from tasks.models.residual import BasicBlock, Block, Bottleneck
+from tasks.models.widths import scaled
+
+PLANES = (16, 32, 64)
+# Three stages, of which the second and third halve the image.
+SMALLEST_SIDE = 4
+
+
+class CifarResNet(nn.Module):
+    """A 3x3 convolution, three stages of blocks of 16, 32 and 64 planes, the mean over places, a linear layer.
+
+    A stage begins with a projection, a strided 1x1 convolution with normalisation, where channels or places change.
+    """
+
+    def __init__(self, block: type[Block], blocks: int, planes: tuple[int, ...], in_channels: int, classes: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, planes[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(planes[0])
+        self.relu = nn.ReLU(inplace=True)
+        channels = planes[0]
+        self.layer1, channels = _stage(block, blocks, channels, planes[0], stride=1)
+        self.layer2, channels = _stage(block, blocks, channels, planes[1], stride=2)
+        self.layer3, channels = _stage(block, blocks, channels, planes[2], stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(channels, classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")  # N(0, 2 / (R * S * K))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, classes) of images (N, C, H, W)."""
+        x = self.relu(self.bn1(self.conv1(images)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+def _stage(block: type[Block], blocks: int, channels: int, planes: int, stride: int) -> tuple[nn.Sequential, int]:
+    """A stage's blocks, and how many channels it gives."""
+    made = planes * block.expansion
+    downsample = None
+    if stride != 1 or channels != made:
+        downsample = nn.Sequential(nn.Conv2d(channels, made, 1, stride, bias=False), nn.BatchNorm2d(made))
+    first = block(channels, planes, stride, downsample)  # type: ignore[arg-type, call-arg]
+    rest = [block(made, planes) for _ in range(blocks - 1)]  # type: ignore[arg-type]
+    return nn.Sequential(first, *rest), made
+
+
+@register("model", "resnet32")
+def resnet32(
+    *, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)
+) -> nn.Module:
+    """ResNet-32 for CIFAR: 33 convolutions, three stages of five basic blocks, 0.47 million parameters at width 1.
+
+    Args:
+        width: factor on every channel count, a multiple of 1/16.
+        num_classes: outputs of the linear layer.
+        input_shape: (C, H, W) of an image.
+
+    Raises:
+        ValueError: if `width` gives a channel count that is not a positive whole number, or images are too small.
+
+    Source: PruneTrain (SC 2019) and its code; the shortcuts are projections, as there.
+    """
+    return _build("resnet32", BasicBlock, 5, width, num_classes, input_shape)
+
+
+@register("model", "resnet50_cifar")
+def resnet50_cifar(
+    *, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)
+) -> nn.Module:
+    """PruneTrain's ResNet-50 for CIFAR: 76 convolutions, three stages of eight bottlenecks.
+
+    Arguments and errors as of `resnet32`.
+
+    Args:
+        width: factor on every channel count, a multiple of 1/16.
+        num_classes: outputs of the linear layer.
+        input_shape: (C, H, W) of an image.
+
+    Source: PruneTrain (SC 2019) and its code.
+    """
+    return _build("resnet50_cifar", Bottleneck, 8, width, num_classes, input_shape)
+
+
+@register("model", "resnet56")
+def resnet56(
+    *, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)
+) -> nn.Module:
+    """PruneTrain's ResNet-56 for CIFAR: 85 convolutions, three stages of nine bottlenecks.
+
+    The paper compares with AMC on it; its code does not have the network, only its channel counts.
+
+    Args:
+        width: factor on every channel count, a multiple of 1/16.
+        num_classes: outputs of the linear layer.
+        input_shape: (C, H, W) of an image.
+
+    Source: PruneTrain (SC 2019), Table 3.
+    """
+    return _build("resnet56", Bottleneck, 9, width, num_classes, input_shape)
+
+
+def _build(
+    name: str, block: type[Block], blocks: int, width: float, num_classes: int, input_shape: tuple[int, int, int]
+) -> nn.Module:
+    if min(input_shape[1:]) < SMALLEST_SIDE:
+        raise ValueError(f"{name}: images are {input_shape[1]}x{input_shape[2]}; the smallest are 4x4")
+    planes = tuple(scaled(name, channels, width, PLANES[0]) for channels in PLANES)
+    return CifarResNet(block, blocks, planes, input_shape[0], num_classes)

@@ -1,0 +1,85 @@
+"""PruneTrain's VGG networks for CIFAR images: convolutions with normalisation, and one linear layer."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from suite.registry import register
+from tasks.models.widths import scaled
+
+# Output channels; a pooling that halves the image stands between the parts.
+VGG11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+VGG13 = ((64, 64), (128, 128), (256, 256), (512, 512), (512, 512))
+SMALLEST_SIDE = 32
+
+
+class CifarVGG(nn.Module):
+    """3x3 convolutions without bias, each with normalisation and ReLU; five poolings; a linear layer."""
+
+    def __init__(self, parts: list[list[int]], in_channels: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = in_channels
+        for part in parts:
+            for made in part:
+                layers += [
+                    nn.Conv2d(channels, made, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(made),
+                    nn.ReLU(inplace=True),
+                ]
+                channels = made
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(1)  # of one place on images of 32x32
+        self.classifier = nn.Linear(channels, classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")  # N(0, 2 / (R * S * K))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, classes) of images (N, C, H, W)."""
+        return self.classifier(self.pool(self.features(images)).flatten(1))
+
+
+@register("model", "vgg11")
+def vgg11(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Module:
+    """PruneTrain's VGG-11 for CIFAR: eight convolutions and one linear layer, 9.2 million parameters at width 1.
+
+    Args:
+        width: factor on every channel count, a multiple of 1/64.
+        num_classes: outputs of the linear layer.
+        input_shape: (C, H, W) of an image, 32x32 or larger.
+
+    Raises:
+        ValueError: if `width` gives a channel count that is not a positive whole number, or images are too small.
+
+    Source: PruneTrain (SC 2019) and its code.
+    """
+    return _build("vgg11", VGG11, width, num_classes, input_shape)
+
+
+@register("model", "vgg13")
+def vgg13(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Module:
+    """PruneTrain's VGG-13 for CIFAR: ten convolutions and one linear layer, 9.4 million parameters at width 1.
+
+    Args:
+        width: factor on every channel count, a multiple of 1/64.
+        num_classes: outputs of the linear layer.
+        input_shape: (C, H, W) of an image, 32x32 or larger.
+
+    Source: PruneTrain (SC 2019) and its code.
+    """
+    return _build("vgg13", VGG13, width, num_classes, input_shape)
+
+
+def _build(
+    name: str,
+    parts: tuple[tuple[int, ...], ...],
+    width: float,
+    num_classes: int,
+    input_shape: tuple[int, int, int],
+) -> nn.Module:
+    if min(input_shape[1:]) < SMALLEST_SIDE:
+        raise ValueError(f"{name}: images are {input_shape[1]}x{input_shape[2]}; the smallest are 32x32")
+    channels = [[scaled(name, made, width, parts[0][0]) for made in part] for part in parts]
+    return CifarVGG(channels, input_shape[0], num_classes)

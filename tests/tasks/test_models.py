@@ -1,0 +1,113 @@
+"""The networks of PruneTrain and torchvision's ResNets: sizes and costs, widths, and branches that may go."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from suite import registry
+from suite.describe import describe_model
+from suite.ledger import count_model
+from suite.parameters import build_model
+from suite.surgery import find_index_spaces
+
+CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
+# MFLOP as PruneTrain's code counts them (two for each multiply-add), convolutions, parameters, branches.
+PUBLISHED = {
+    "resnet32": (138.2, 33, 466_906, 15),
+    "resnet50_cifar": (227.9, 76, 776_794, 24),
+    "resnet56": (254.6, 85, 869_530, 27),  # not published
+    "vgg11": (305.5, 8, 9_228_362, 0),
+    "vgg13": (456.5, 10, 9_413_066, 0),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_prunetrain_8_networks_cost_what_was_published(name: str) -> None:
+    mflop, convolutions, parameters, branches = PUBLISHED[name]
+    model = build_model(name, CIFAR, 10)
+    counted = count_model(model, CIFAR)
+    assert round(counted["inference_flops"] / 1e6, 1) == mflop
+    assert counted["params"] == parameters
+    assert sum(isinstance(layer, nn.Conv2d) for layer in model.modules()) == convolutions
+    spaces = find_index_spaces(model, CIFAR)
+    assert not spaces.not_followed
+    assert len(spaces.removable_branches) == branches
+    assert not spaces.fixed_branches
+
+
+def test_a_cifar_resnet_50_has_a_node_for_the_first_convolution_and_one_a_stage() -> None:
+    spaces = find_index_spaces(build_model("resnet50_cifar", CIFAR, 10), CIFAR)
+    shared = [space for space in spaces.values() if not space.frozen and not space.may_be_empty]
+    assert [space.size for space in shared] == [16, 64, 128, 256]
+    assert shared[0].consumers == ["layer1.0.downsample.0", "layer1.0.branch.conv1"]
+    assert "layer2.0.downsample.0" in shared[1].consumers
+    assert "layer2.0.downsample.0" in shared[2].producers
+
+
+@pytest.mark.parametrize(("name", "width", "message"), [("resnet32", 0.3, "1/16"), ("vgg11", 1 / 128, "1/64")])
+def test_a_width_without_whole_channels_is_refused(name: str, width: float, message: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: width {width} .* use a multiple of {message}"):
+        registry.get("model", name)(width=width)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_half_width_halves_every_channel_count(name: str) -> None:
+    thing = registry.get("model", name)
+    wide, narrow = thing(num_classes=7), thing(num_classes=7, width=0.5)
+    for one, other in zip(wide.modules(), narrow.modules(), strict=True):
+        if isinstance(one, nn.Conv2d):
+            assert isinstance(other, nn.Conv2d)
+            assert one.out_channels == 2 * other.out_channels
+    assert narrow.eval()(torch.zeros(2, *CIFAR)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(("name", "side"), [("resnet32", 3), ("vgg13", 31)])
+def test_images_that_are_too_small_are_refused(name: str, side: int) -> None:
+    with pytest.raises(ValueError, match=f"{name}: images are {side}x{side}; the smallest are"):
+        registry.get("model", name)(input_shape=(3, side, side))
+
+
+@pytest.mark.parametrize("name", ["resnet32", "vgg11"])
+def test_weights_of_convolutions_start_as_published(name: str) -> None:
+    torch.manual_seed(0)
+    for layer in build_model(name, CIFAR, 10).modules():
+        if isinstance(layer, nn.Conv2d) and layer.weight.numel() > 5000:
+            expected = (2 / (layer.out_channels * layer.kernel_size[0] * layer.kernel_size[1])) ** 0.5
+            assert layer.weight.std().item() == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "branches"), [("resnet18", 8), ("resnet50", 16)])
+def test_imagenet_resnets_compute_what_torchvisions_do(name: str, branches: int) -> None:
+    models = pytest.importorskip("torchvision").models
+    torch.manual_seed(0)
+    theirs = models.get_model(name, num_classes=9).eval()
+    ours = build_model(name, IMAGENET, 9).eval()
+    inside = {child for child, _ in ours.layer1[0].branch.named_children()}
+
+    def renamed(key: str) -> str:
+        stage, _, rest = key.partition(".")
+        block, _, child = rest.partition(".")
+        in_branch = stage.startswith("layer") and child.partition(".")[0] in inside
+        return f"{stage}.{block}.branch.{child}" if in_branch else key
+
+    ours.load_state_dict({renamed(key): value for key, value in theirs.state_dict().items()}, strict=True)
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(ours(images), theirs(images), rtol=1e-5, atol=1e-5)
+    spaces = find_index_spaces(ours, (3, 64, 64))
+    assert not spaces.not_followed
+    assert len(spaces.removable_branches) == branches
+
+
+def test_imagenet_resnets_take_images_of_three_channels() -> None:
+    with pytest.raises(ValueError, match="resnet18: images have 1 channels; it takes 3"):
+        registry.get("model", "resnet18")(input_shape=(1, 32, 32))
+
+
+def test_describe_takes_the_images_that_a_network_is_made_for() -> None:
+    described = describe_model("resnet18", "")
+    assert (described["input_shape"], described["classes"]) == ([3, 224, 224], 1000)
+    assert described["params"] == 11_689_512
+    assert round(described["macs"] / 1e9, 2) == 1.81
+    assert describe_model("resnet18", "cifar10")["input_shape"] == [3, 32, 32]
