@@ -77,7 +77,7 @@ class Setting:
 def random_splits(recipe: Recipe, steps: int, device: torch.device) -> Splits:
     """As many random images as one measurement takes, behind the task's own pipeline."""
     from tasks.augmentation import Augmentation
-    from tasks.cifar10 import NORMALIZATION
+    from tasks.cifar import NORMALIZATION
     from tasks.pipeline import DeviceBatches
 
     count = steps * recipe.batch_size

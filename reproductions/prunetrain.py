@@ -41,6 +41,18 @@ BEST_EPOCH = (
 )
 
 
+def inference_left(name: str, method: str, published: str) -> Compared:
+    """What a method leaves of dense's inference FLOPs, in percent."""
+    return Compared(
+        f"{name}: inference FLOPs left",
+        method,
+        column="inference_flops",
+        over="inference_flops_dense",
+        kind="counted",
+        published=published,
+    )
+
+
 def left(name: str, method: str, train_flops: str, train_time: str, inference_flops: str) -> tuple[Compared, ...]:
     """What a method leaves of dense's FLOPs and time, in percent, beside the published numbers (empty: none)."""
     return (
@@ -61,14 +73,7 @@ def left(name: str, method: str, train_flops: str, train_time: str, inference_fl
             published=train_time,
             note=TIMES,
         ),
-        Compared(
-            f"{name}: inference FLOPs left",
-            method,
-            column="inference_flops",
-            over="inference_flops_dense",
-            kind="counted",
-            published=inference_flops,
-        ),
+        inference_left(name, method, inference_flops),
     )
 
 
@@ -78,6 +83,17 @@ def changed(name: str, method: str, published: str) -> tuple[Compared, ...]:
         Compared(f"accuracy, {name}", method),
         Compared(f"{name} minus dense", method, against="difference", unit="points", published=published),
     )
+
+
+class AccuracyAndCost(Reproduction):
+    """What PruneTrain's tables have in common: the differences of accuracy are drawn."""
+
+    remarks = BEST_EPOCH
+
+    def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
+        from reports.reproduction_figures import differences_figure
+
+        return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)
 
 
 def _part(model: str, task: str) -> Part:
@@ -106,7 +122,7 @@ def _part(model: str, task: str) -> Part:
 
 
 @register("reproduction", "prunetrain-table1")
-class Table1(Reproduction):
+class Table1(AccuracyAndCost):
     """PruneTrain's Table 1 on CIFAR: accuracy, FLOPs and time that are left, for four networks on two data sets."""
 
     title = "PruneTrain, Table 1: accuracy, training and inference cost on CIFAR"
@@ -114,22 +130,15 @@ class Table1(Reproduction):
     also = tuple(
         f"prunetrain-table1-imagenet-{what}" for what in ("accuracy", "train-flops", "train-time", "inference-flops")
     )
-    remarks = BEST_EPOCH
     parts = tuple(_part(model, task) for task in TASKS for model in MODELS)
-
-    def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        from reports.reproduction_figures import differences_figure
-
-        return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)
 
 
 @register("reproduction", "prunetrain-table3")
-class Table3(Reproduction):
+class Table3(AccuracyAndCost):
     """PruneTrain's Table 3: ResNet-56 on CIFAR-10, which the paper compares with AMC."""
 
     title = "PruneTrain, Table 3: ResNet-56 on CIFAR-10"
     reference = "prunetrain-table3-accuracy"
-    remarks = BEST_EPOCH
     parts = (
         Part(
             name="resnet56",
@@ -145,11 +154,6 @@ class Table3(Reproduction):
             ),
         ),
     )
-
-    def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        from reports.reproduction_figures import differences_figure
-
-        return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)
 
 
 GROWING = "prunetrain[dynamic_batch=start]"
@@ -167,24 +171,16 @@ def _batch_lines(name: str, method: str, key: str) -> tuple[Compared, ...]:
             published=f"{group}-time-saved/{key}",
             note=TIMES,
         ),
-        Compared(
-            f"{name}: inference FLOPs left",
-            method,
-            column="inference_flops",
-            over="inference_flops_dense",
-            kind="counted",
-            published=f"{group}-inference-flops/{key}",
-        ),
+        inference_left(name, method, f"{group}-inference-flops/{key}"),
     )
 
 
 @register("reproduction", "prunetrain-table4")
-class Table4(Reproduction):
+class Table4(AccuracyAndCost):
     """PruneTrain's Table 4: a batch that grows within the memory of the start, ResNet-50 on CIFAR-100."""
 
     title = "PruneTrain, Table 4: dynamic mini-batch adjustment"
     reference = "prunetrain-table4-cifar100-accuracy"
-    remarks = BEST_EPOCH
     parts = (
         Part(
             name="cifar100",
@@ -199,8 +195,3 @@ class Table4(Reproduction):
             ),
         ),
     )
-
-    def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        from reports.reproduction_figures import differences_figure
-
-        return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)

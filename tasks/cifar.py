@@ -22,6 +22,8 @@ from tasks.pipeline import Normalization, make_splits
 logger = logging.getLogger(__name__)
 
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
+# Of CIFAR-10's training images; SDGP's recipe and PruneTrain's, the latter for CIFAR-100 too.
+NORMALIZATION = Normalization(mean=(125.307, 122.961, 113.8575), std=(51.5865, 50.847, 51.255))
 NOTES = {
     "original": "{title} as published",
     "png": "{title} from PNG files, which lose nothing if they were made from the published images",
@@ -38,7 +40,6 @@ class Cifar(Task):
         label_key: of a batch's dictionary in that archive.
         mirrors: addresses of byte-identical copies of the archive.
         classes: their names in the order of the labels; those of the folders of image files.
-        normalization: of the recipes.
         models, recipes: by preset.
         without_data: what needs no download, for the message that there is none.
     """
@@ -48,7 +49,6 @@ class Cifar(Task):
     label_key: ClassVar[str]
     mirrors: ClassVar[tuple[str, ...]] = ()
     classes: ClassVar[tuple[str, ...]]
-    normalization: ClassVar[Normalization]
     models: ClassVar[Mapping[str, str]]
     recipes: ClassVar[Mapping[str, Recipe]]
     without_data: ClassVar[str] = "--task digits"
@@ -93,7 +93,7 @@ class Cifar(Task):
                 f"{copy.path or 'the sample'}: the images have changed since this trial was planned "
                 f"(checksum {found[:8]}, not {copy.checksum[:8]}); run the command again"
             )
-        return make_splits(data, recipe, seed, device, self.normalization)
+        return make_splits(data, recipe, seed, device, NORMALIZATION)
 
     def decoded(self, copy: DataCopy) -> tuple[DecodedImages, str]:
         """The images of a copy, and their checksum.

@@ -10,13 +10,9 @@ from suite.task import DataCopy
 from tasks.cifar import Cifar
 from tasks.cifar10_sample import SampleFile
 from tasks.decoded import DecodedImages
-from tasks.pipeline import Normalization
 
 # Their order is that of the labels in the published archive.
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
-# As SDGP's recipe has them.
-NORMALIZATION = Normalization(mean=(125.307, 122.961, 113.8575), std=(51.5865, 50.847, 51.255))
 
 # Byte-identical copies of the authors' archive (its MD5 decides). The authors' host has given some 70 kB/s since June
 # 2026 (pytorch/vision#9536). The first copy is in the Ray project's bucket of examples, the second at BrainChip.
@@ -89,7 +85,6 @@ class CIFAR10(Cifar):
     label_key = "labels"
     mirrors = MIRRORS
     classes = CLASSES
-    normalization = NORMALIZATION
     models = MODELS
     recipes = RECIPES
     without_data = "--preset smoke or --task digits"

@@ -7,7 +7,6 @@ import dataclasses
 from suite.recipe import Recipe
 from suite.registry import register
 from tasks.cifar import Cifar
-from tasks.pipeline import Normalization
 
 # Their order, by name, is that of the fine labels in the published archive.
 CLASSES = (
@@ -72,6 +71,5 @@ class CIFAR100(Cifar):
     dataset = "CIFAR100"
     label_key = "fine_labels"
     classes = CLASSES
-    normalization = Normalization(mean=(125.307, 122.961, 113.8575), std=(51.5865, 50.847, 51.255))
     models = MODELS
     recipes = RECIPES

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -51,56 +50,36 @@ class Block(nn.Module):
 
 
 class BasicBlock(Block):
-    """Two 3x3 convolutions; takes the arguments that torchvision's ResNet gives its blocks."""
+    """Two 3x3 convolutions; takes of the arguments of torchvision's block those that it uses."""
 
     def __init__(
-        self,
-        inplanes: int,
-        planes: int,
-        stride: int = 1,
-        downsample: nn.Module | None = None,
-        groups: int = 1,
-        base_width: int = 64,
-        dilation: int = 1,
-        norm_layer: Callable[[int], nn.Module] | None = None,
+        self, inplanes: int, planes: int, stride: int = 1, downsample: nn.Module | None = None, **others: Any
     ) -> None:
-        if (groups, base_width, dilation) != (1, 64, 1):
-            raise ValueError("a basic block has no groups, width or dilation")
-        norm = norm_layer or nn.BatchNorm2d
+        # torchvision's ResNet hands on groups, width, dilation and normalisation too, which are its defaults here.
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         layers["conv1"] = nn.Conv2d(inplanes, planes, 3, stride, 1, bias=False)
-        layers["bn1"] = norm(planes)
+        layers["bn1"] = nn.BatchNorm2d(planes)
         layers["relu"] = nn.ReLU(inplace=True)
         layers["conv2"] = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
-        layers["bn2"] = norm(planes)
+        layers["bn2"] = nn.BatchNorm2d(planes)
         super().__init__(nn.Sequential(layers), downsample)
 
 
 class Bottleneck(Block):
-    """1x1, 3x3 (which has the stride) and 1x1 convolutions; takes the arguments of torchvision's."""
+    """1x1, 3x3 (which has the stride) and 1x1 convolutions; arguments as of `BasicBlock`."""
 
     expansion: ClassVar[int] = 4
 
     def __init__(
-        self,
-        inplanes: int,
-        planes: int,
-        stride: int = 1,
-        downsample: nn.Module | None = None,
-        groups: int = 1,
-        base_width: int = 64,
-        dilation: int = 1,
-        norm_layer: Callable[[int], nn.Module] | None = None,
+        self, inplanes: int, planes: int, stride: int = 1, downsample: nn.Module | None = None, **others: Any
     ) -> None:
-        norm = norm_layer or nn.BatchNorm2d
-        width = int(planes * (base_width / 64.0)) * groups
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        layers["conv1"] = nn.Conv2d(inplanes, width, 1, bias=False)
-        layers["bn1"] = norm(width)
+        layers["conv1"] = nn.Conv2d(inplanes, planes, 1, bias=False)
+        layers["bn1"] = nn.BatchNorm2d(planes)
         layers["relu1"] = nn.ReLU(inplace=True)
-        layers["conv2"] = nn.Conv2d(width, width, 3, stride, dilation, dilation, groups, bias=False)
-        layers["bn2"] = norm(width)
+        layers["conv2"] = nn.Conv2d(planes, planes, 3, stride, 1, bias=False)
+        layers["bn2"] = nn.BatchNorm2d(planes)
         layers["relu2"] = nn.ReLU(inplace=True)
-        layers["conv3"] = nn.Conv2d(width, planes * self.expansion, 1, bias=False)
-        layers["bn3"] = norm(planes * self.expansion)
+        layers["conv3"] = nn.Conv2d(planes, planes * self.expansion, 1, bias=False)
+        layers["bn3"] = nn.BatchNorm2d(planes * self.expansion)
         super().__init__(nn.Sequential(layers), downsample)

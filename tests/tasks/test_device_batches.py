@@ -10,7 +10,7 @@ from torch import Tensor
 
 from suite.errors import UsageError
 from tasks.augmentation import Augmentation, draw_epoch
-from tasks.cifar10 import NORMALIZATION
+from tasks.cifar import NORMALIZATION
 from tasks.pipeline import DeviceBatches, Normalization
 
 CPU = torch.device("cpu")
