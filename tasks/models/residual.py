@@ -53,7 +53,13 @@ class BasicBlock(Block):
     """Two 3x3 convolutions; takes of the arguments of torchvision's block those that it uses."""
 
     def __init__(
-        self, inplanes: int, planes: int, stride: int = 1, downsample: nn.Module | None = None, **others: Any
+        self,
+        inplanes: int,
+        planes: int,
+        stride: int = 1,
+        downsample: nn.Module | None = None,
+        *others: Any,
+        **named: Any,
     ) -> None:
         # torchvision's ResNet hands on groups, width, dilation and normalisation too, which are its defaults here.
         layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -71,7 +77,13 @@ class Bottleneck(Block):
     expansion: ClassVar[int] = 4
 
     def __init__(
-        self, inplanes: int, planes: int, stride: int = 1, downsample: nn.Module | None = None, **others: Any
+        self,
+        inplanes: int,
+        planes: int,
+        stride: int = 1,
+        downsample: nn.Module | None = None,
+        *others: Any,
+        **named: Any,
     ) -> None:
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         layers["conv1"] = nn.Conv2d(inplanes, planes, 1, bias=False)
