@@ -43,6 +43,8 @@ class GroupLasso(Method):
             8 and 16 suit the vectors of CPUs and the tensor cores of GPUs.
         gating: at nodes of a residual network each layer is cut by itself, its channels gathered out of the node's and
             scattered into them, in place of the union over all of them.
+        watch: the largest |w| of each output channel of each layer goes into `epochs.jsonl`, every epoch, as it was
+            before anything was set to zero. About 8 bytes a channel; changes nothing else.
     """
 
     ratio: float = 0.2
@@ -52,6 +54,7 @@ class GroupLasso(Method):
     zeroing: Literal["dead", "removed"] = "dead"
     round_to: int = 1
     gating: bool = False
+    watch: bool = False
 
     @classmethod
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:
@@ -76,6 +79,7 @@ class GroupLasso(Method):
             raise ValueError(f"round_to is {self.round_to}; the smallest is 1")
         self._by_size = self.coefficient == "size"
         self._penalty_coefficient: float | None = None
+        self._watched: dict[str, Any] = {}
 
     def cuts_now(self, ctx: Context) -> bool:
         """Whether the epoch that has just ended is one after which dead channels are cut out."""
@@ -116,6 +120,8 @@ class GroupLasso(Method):
 
         All that is zeroed lies under the threshold, so that no other group falls under it by this.
         """
+        if self.watch:
+            self._watched = {name: _peaks(name, layer, ctx) for name, layer in ctx.layers.items()}
         if not self.cuts_now(ctx):
             return
         dead, spared, removed = [], [], []
@@ -197,8 +203,25 @@ class GroupLasso(Method):
             return 0.0
         return arithmetic(layer) if self.update == "subgradient" else soft_threshold_arithmetic(layer)
 
+    def record(self, ctx: Context) -> Mapping[str, Any]:
+        return {"peaks": self._watched} if self.watch else {}
+
     def state_dict(self) -> dict[str, Any]:
         return {"penalty_coefficient": self._penalty_coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._penalty_coefficient = state["penalty_coefficient"]
+
+
+def _peaks(name: str, layer: nn.Module, ctx: Context) -> dict[str, list[Any]]:
+    """The output channels that a layer has, by their original numbers, and the largest |w| of each, to three digits."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    channels = list(range(len(weight)))
+    for space in map(ctx.spaces.__getitem__, ctx.spaces.outputs_of(name)):
+        for own in space.slices:
+            if (own.tensor, own.axis) == (f"{name}.weight", 0) and own.entries.shape[1] == 1:  # else it is grouped
+                for place, number in zip(own.entries.flatten().tolist(), space.original, strict=True):
+                    channels[place] = number
+    peaks = weight.detach().flatten(1).abs().amax(1).tolist()
+    return {"channels": channels, "peaks": [float(f"{peak:.3g}") for peak in peaks]}

@@ -77,7 +77,7 @@ class _Penalty(torch.autograd.Function):
         scales = []  # of each weight's two groupings, the factor over each group's norm: (K, 1) and (1, C)
         for weight, of_groupings in zip(weights, factors, strict=True):
             # Summed over the kernel once: what remains for both groupings is a small matrix.
-            squares = weight.square() if weight.ndim == 2 else torch.linalg.vector_norm(weight, dim=(2, 3)).square()
+            squares = weight.square() if weight.ndim == 2 else weight.square().sum((2, 3))
             for axis, factor in zip((1, 0), of_groupings, strict=True):
                 norms = (squares.sum(axis, keepdim=True) + EPSILON).sqrt()
                 total = total + factor * norms.sum()

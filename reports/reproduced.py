@@ -14,6 +14,7 @@ from reports.estimates import Missing
 from reports.model import Cell, Column, Figure, Table, dash
 from reports.published import MEASURED, Group, kind_of
 from reports.records import Trial, clean
+from reports.rows import label
 from suite import files
 
 COLUMNS = (
@@ -134,7 +135,7 @@ def to_markdown(reproduced: Reproduced) -> str:
         ours_alone=_ours_alone([one for one in parts if one.published is None]),
         alone=_alone(reproduced.alone),
         conditions=_conditions(reproduced.trials, reproduced.reference),
-        failures=[trial for trial in reproduced.trials if not trial.done],
+        failures=[(label(trial), trial) for trial in reproduced.trials if not trial.done],
     )
 
 

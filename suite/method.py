@@ -22,6 +22,7 @@ optional transform for each operand of its three products. Everything else is a 
             for each layer: layer.plan = method.plan(name, layer)
         after the last epoch: weight <- weight_forward(weight), every plan emptied
         evaluation                                     # what is reported is always the model that exists
+        method.record(ctx)                             # what epochs.jsonl should say of it beside what it always does
         checkpoint                                     # with method.state_dict()
 
 On resume the reconfigurations are replayed (`on_reconfigured` is called for each), then `load_state_dict`, then `plan`.
@@ -44,6 +45,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, dataclass_transform
 
 import torch
@@ -239,10 +241,12 @@ class OtherTrial:
     Attributes:
         reconfigurations: the plans that were carried out on its network, in order.
         inference_flops: of its final network, for one image.
+        model_file: its `model.pt`, which `suite.checkpoint.load_model` opens; `None` where nobody named one.
     """
 
     reconfigurations: tuple[ReconfigPlan, ...]
     inference_flops: float
+    model_file: Path | None = None
 
 
 @dataclass
@@ -349,6 +353,13 @@ class Method:
         """
         return ()
 
+    def files(self) -> Mapping[str, str]:
+        """Parameters whose values name files that decide the result, with these paths.
+
+        What is in the files goes into the trial's hash, and not where they lie.
+        """
+        return {}
+
     def setup(self, ctx: Context) -> None:
         """Once, on the bare model on its device; before optimizer, compilation and DDP."""
 
@@ -392,6 +403,13 @@ class Method:
     def overhead(self, name: str, samples: int) -> float:
         """Arithmetic operations that the method itself spends on this layer in one step of `samples` images."""
         return 0.0
+
+    def record(self, ctx: Context) -> Mapping[str, Any]:
+        """What should be remembered of the epoch that has ended: plain data, which `epochs.jsonl` holds as `method`.
+
+        After the reconfiguration; no number in it is infinite or NaN.
+        """
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed trial needs: tensors, numbers, strings, and lists and dicts of them."""

@@ -45,7 +45,7 @@ def write_outcome(
         if part.name not in asked and not _is_whole(part.name, plans, records)
     ]
     compared = [one for part in reproduction.parts for one in part.compared]
-    groups = {*reproduction.also, reproduction.reference}
+    groups = {*reproduction.also, *reproduction.beside, reproduction.reference}
     groups |= {one.published.partition("/")[0] for one in compared if one.published}
     published = [reproduction.published.groups[group] for group in reproduction.published.groups if group in groups]
     written = reproduced.write(

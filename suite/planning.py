@@ -24,7 +24,7 @@ from suite.parameters import (
     resolve,
 )
 from suite.recipe import Recipe
-from suite.spec import SuiteSpec, TrialSpec
+from suite.spec import SuiteSpec, TrialSpec, checksum
 
 log = logging.getLogger(__name__)
 
@@ -163,13 +163,16 @@ def _trials(
     parameters = _parameters(choice, task, suite.preset)
     before: list[TrialSpec] = []
     depends_on = {}
-    for text in build_method(choice.name, parameters, str(choice)).depends_on():
+    method = build_method(choice.name, parameters, str(choice))
+    paths = {name: Path(path).absolute() for name, path in method.files().items()}
+    files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
+    for text in method.depends_on():
         before += _trials(suite, _named(text), task, model, recipe, seed, data_copy)
         depends_on[text] = before[-1].trial_id
     trial = TrialSpec(
         method=choice.name,
         variant=choice.variant,
-        parameters=parameters,
+        parameters={**parameters, **{name: str(path) for name, path in paths.items()}},
         method_version=registry.get("method", choice.name).version,
         task=task,
         model=str(canonical(model, network)),
@@ -183,5 +186,6 @@ def _trials(
         data_copy=data_copy,
         plugins=suite.plugins,
         depends_on=depends_on,
+        files=files,
     )
     return [*before, trial]

@@ -158,7 +158,7 @@ def _suite(base: SuiteSpec, part: Part, options: RunOptions) -> SuiteSpec:
         base,
         methods=part.methods,
         tasks=part.task,
-        models=options.model or part.model,
+        models=options.model or (part.small_model if base.preset != "paper" else "") or part.model,
         seeds=options.seeds or tuple(range(part.seeds[base.preset])),
         overrides={
             **part.overrides,

@@ -15,7 +15,7 @@ Its module imports no torch: the verb reads it before anything is checked.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,6 +37,7 @@ class Part:
         methods: as `--methods` takes them, dense among them where anything is compared with it.
         task: one task.
         model: as `--model` takes it; empty: the task's own. What the user types wins.
+        small_model: instead of it in the presets `smoke` and `quick`, for two cores.
         seeds: how many, by preset.
         presets: those in which the part is run unless `--parts` says otherwise.
         overrides: fields of the recipe; what the user types wins.
@@ -49,6 +50,7 @@ class Part:
     methods: str
     task: str
     model: str = ""
+    small_model: str = ""
     seeds: Mapping[str, int] = field(default_factory=lambda: {"smoke": 1, "quick": 3, "paper": 3})
     presets: tuple[str, ...] = PRESETS
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -90,6 +92,7 @@ class Reproduction:
         title: how a reader calls it.
         reference: the group of published numbers whose setting is reproduced.
         also: groups that are shown without anything of ours beside them.
+        beside: groups, besides `reference` and those that the parts name, that `outcome` sets ours beside.
         parts: what is run.
         remarks: lines that a reader should meet before the numbers.
         numbers: the TOML file with the published numbers; a plugin's may bring its own.
@@ -99,6 +102,7 @@ class Reproduction:
     title: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
+    beside: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[Part, ...]] = ()
     remarks: ClassVar[tuple[str, ...]] = ()
     numbers: ClassVar[Path] = published.OWN
@@ -118,7 +122,7 @@ class Reproduction:
         Raises:
             UsageError: for the first that does not, or that must not be compared with.
         """
-        for name in (self.reference, *self.also):
+        for name in (self.reference, *self.also, *self.beside):
             self.published.group(name)
         for part in self.parts:
             for one in part.compared:
@@ -130,11 +134,19 @@ class Reproduction:
         comparisons = self.compare(ran)
         return Outcome(comparisons, self.draw(comparisons), self.remarks)
 
+    def columns(self, trial: Trial) -> Mapping[str, float]:
+        """Columns beside those of `results.csv` that quantities may name: what is read off a trial's other files."""
+        return {}
+
     def compare(self, ran: Ran) -> tuple[Comparison, ...]:
         """The declared quantities of every part, and what is published alone."""
         lines: list[Comparison] = []
         for part in self.parts:
-            lines += compare(part.compared, part.name, ran.trials.get(part.name, {}), self.published)
+            trials = {
+                label: [replace(trial, numbers={**trial.numbers, **self.columns(trial)}) for trial in several]
+                for label, several in ran.trials.get(part.name, {}).items()
+            }
+            lines += compare(part.compared, part.name, trials, self.published)
         for name in self.also:
             lines += published_alone(self.published.group(name))
         return tuple(lines)

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from suite.errors import UsageError, nearest
@@ -39,6 +40,7 @@ class TrialSpec:
         processes: of the trial, data-parallel.
         plugins: absolute paths of plugin files to load first; not hashed.
         depends_on: the trials that have to be done before, by method as typed: their trial ids.
+        files: by parameter that names a file, the SHA-256 of its content; hashed in place of the path.
     """
 
     method: str
@@ -58,6 +60,7 @@ class TrialSpec:
     processes: int = 1
     plugins: tuple[str, ...] = ()
     depends_on: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def hash(self) -> str:
@@ -67,6 +70,8 @@ class TrialSpec:
         determines["data"] = self.data_copy["checksum"]
         if self.depends_on:
             determines["depends_on"] = self.depends_on
+        if self.files:
+            determines["parameters"] = {**self.parameters, **self.files}
         return hashlib.sha256(canonical_json(determines).encode()).hexdigest()
 
     @property
@@ -80,6 +85,16 @@ class TrialSpec:
     def label(self) -> str:
         """The method as typed: `sdgp[n=2,m=4]`."""
         return f"{self.method}[{self.variant}]" if self.variant else self.method
+
+    def check_files(self) -> None:
+        """See that the files which parameters name are those that the trial is named for.
+
+        Raises:
+            UsageError: for the first that is gone, or has another content.
+        """
+        for name, digest in self.files.items():
+            if checksum(Path(self.parameters[name]), name) != digest:
+                raise UsageError(f"{name}: {self.parameters[name]} is another file than when this trial was planned")
 
     def make_recipe(self) -> Recipe:
         """The recipe as an object."""
@@ -138,6 +153,19 @@ class SuiteSpec:
     def to_json(self) -> dict[str, Any]:
         """Plain data, for `suite.json`."""
         return {**dataclasses.asdict(self), "seeds": list(self.seeds), "plugins": list(self.plugins)}
+
+
+def checksum(path: Path, name: str) -> str:
+    """The SHA-256, in hex, of a file that the parameter `name` names.
+
+    Raises:
+        UsageError: if it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"{name} is '{path}': {error.strerror or error}") from error
 
 
 def canonical_json(data: Any) -> str:

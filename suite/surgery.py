@@ -101,8 +101,9 @@ def apply_plan(
     models = [model, *extra]
     parts = {name: _parts(name, model, spaces) for name in plan.gated}
     _validate(plan, spaces, parts)
-    for name, tensor in _tensors(model).items():
-        if any(name not in found or found[name].shape != tensor.shape for found in map(_tensors, models)):
+    before = [_tensors(module) for module in models]
+    for name, tensor in before[0].items():
+        if any(name not in found or found[name].shape != tensor.shape for found in before):
             raise ValueError(f"an extra model has no '{name}' of the model's shape")
     branches = [spaces.removable_branches[name] for name in plan.removed_branches]
     # Before anything is cut, so that a branch whose constant cannot be had leaves everything as it was.

@@ -37,6 +37,8 @@ class Progress:
     lr_scale: float = 1.0
     samples: int = 0
     peak_memory_bytes: int = 0
+    step_memory_bytes: int = 0  # of the network and batch that trained last
+    memory_is_counted: bool = False  # on the CPU: of the network as it is
     best_accuracy: float = 0.0
     finished: bool = False
     last_record: Record = field(default_factory=dict)
@@ -113,7 +115,6 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = _step(self.hooks, recipe, dtype, self.scaler, compile_backend)
         self.ledger = Ledger(model, self.ctx.layers, method, input_shape, dense)
-        self._memory_is_counted = False
 
     def fit(self) -> None:
         """Train from where the trainer stands to the last epoch.
@@ -150,6 +151,8 @@ class Trainer:
         loss_sum = term_sum = 0.0
         skipped = 0
         scale = self.scaler.get_scale() if self.scaler else None
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         self.model.train()
         for images, labels in batches.epoch(ctx.epochs_done, ctx.batch_size):
             done = ctx.epochs_done - self.progress.first_epoch + ctx.batch_index / steps
@@ -181,12 +184,13 @@ class Trainer:
         if skipped == steps and not self._scale_still_falls(scale):
             raise Diverged(f"no step of epoch {ctx.epochs_done + 1} had finite gradients")
         if self.device.type == "cuda":
-            self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, self.step.peak_memory())
+            self._note_memory(self.step.peak_memory())
         return {
             "train_loss": loss_sum / steps,
             "regularization": term_sum / max(steps - skipped, 1),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "batch_size": ctx.batch_size,
+            "step_memory_bytes": self.progress.step_memory_bytes,
             "steps": steps,
             "skipped_steps": skipped,
             **({"loss_scale": self.scaler.get_scale()} if self.scaler else {}),
@@ -198,10 +202,10 @@ class Trainer:
         The norm is `None` if it is no number; it is looked at together with the losses, so that the device is waited
         for once. A loss scale is taken out of the gradients before.
         """
-        saved = None if self._memory_is_counted or self.device.type == "cuda" else SavedTensors(self.model)
+        saved = None if self.progress.memory_is_counted or self.device.type == "cuda" else SavedTensors(self.model)
         task_loss, term = self.step.gradients(images, labels, saved)
         if saved:
-            self._note_peak_memory(saved)
+            self._note_counted_memory(saved)
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -237,7 +241,7 @@ class Trainer:
                 self.progress.lr_scale = plan.lr_scale
         self.ledger.recount(self.ctx.epochs_done)
         self.step.forget()
-        self._memory_is_counted = False
+        self.progress.memory_is_counted = False
 
     def _epochs_left(self) -> int:
         return self.recipe.epochs - (self.ctx.epochs_done - self.progress.first_epoch)
@@ -295,15 +299,21 @@ class Trainer:
             },
             "reconfigured": reconfigured,
         }
+        if remembered := self.hooks.method.record(self.ctx):
+            record["method"] = dict(remembered)
         self.progress.last_record = record
 
-    def _note_peak_memory(self, saved: SavedTensors) -> None:
+    def _note_counted_memory(self, saved: SavedTensors) -> None:
         """On the CPU, once for each architecture: what a step keeps for backward, and what is held all the time."""
         held = saved.bytes + held_bytes(self.model, self.optimizer)
         if not self.optimizer.state and self.recipe.momentum:  # the first step of all: momentum is yet to come
             held += sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, held)
-        self._memory_is_counted = True
+        self._note_memory(held)
+        self.progress.memory_is_counted = True
+
+    def _note_memory(self, step_bytes: int) -> None:
+        self.progress.step_memory_bytes = step_bytes
+        self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, step_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed trial needs to go on bit for bit."""

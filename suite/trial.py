@@ -77,6 +77,7 @@ class Trial:
             torch.set_num_threads(int(threads))
         provenance.update(collect(device))
         provenance["method"] = {"source": registry.get("method", spec.method).source}
+        spec.check_files()
         task, recipe = registry.get("task", spec.task)(), spec.make_recipe()
         splits = task.load(DataCopy(**spec.data_copy), recipe, spec.seed, device)
 
@@ -136,7 +137,8 @@ class Trial:
             flops = ((read_record(folder) or {}).get("result") or {}).get("inference_flops")
             if flops is None:
                 raise UsageError(f"{trial_id}, on which this trial depends, is not done")
-            found[text] = OtherTrial(tuple(checkpoint.read_reconfigurations(folder / "model.pt")), flops)
+            model_file = folder / "model.pt"
+            found[text] = OtherTrial(tuple(checkpoint.read_reconfigurations(model_file)), flops, model_file)
         return found
 
     def _resume(self, trainer: Any, provenance: dict[str, Any]) -> None:

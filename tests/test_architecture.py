@@ -12,10 +12,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("suite", "methods", "kernels", "tasks", "reports", "reproductions")
 CONTRACTS = {
-    f"suite.{name}" for name in ("method", "task", "recipe", "registry", "errors", "surgery", "index_spaces", "gates")
+    f"suite.{name}"
+    for name in ("method", "task", "recipe", "registry", "errors", "surgery", "index_spaces", "gates", "checkpoint")
 }
-# What a reproduction may know of trials: never the trainer, a method or a task.
-TRIALS = {f"suite.{name}" for name in ("reproduction", "registry", "errors", "spec", "task", "checkpoint")}
+# What a reproduction may know of trials and their networks: never the trainer, a method or a task.
+TRIALS = {
+    f"suite.{name}"
+    for name in (
+        *("reproduction", "registry", "errors", "spec", "task", "checkpoint"),
+        *("conventions", "inference", "ledger", "ops", "parameters", "surgery"),
+    )
+}
 # What each room may import of the others.
 MAY = {
     "suite": lambda module: module.split(".")[0] in ("suite", "reports") or module == "kernels",

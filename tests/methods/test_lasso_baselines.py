@@ -1,10 +1,16 @@
 """PruneTrain's baselines with the same lasso: cut at the end, or once."""
 
+import math
+
 import pytest
 import torch
 
+from methods.lasso import lasso_layers, penalty
 from methods.oneshot import OneShot
 from methods.ssl import SSL
+from suite.checkpoint import save_model
+from suite.errors import UsageError
+from suite.method import OtherTrial, ReconfigPlan
 from suite.ops import apply
 from tasks.models.resnet9 import resnet9
 
@@ -42,3 +48,83 @@ def test_oneshot_cuts_once(at, epoch):
 def test_a_share_that_is_none_is_refused(at):
     with pytest.raises(ValueError, match=f"at is {at}; a share of the epochs"):
         OneShot(at=at)
+
+
+def trained(tmp_path, width=1 / 16):
+    """A `model.pt` of a network with other weights than a new one's."""
+    torch.manual_seed(7)
+    model = resnet9(width=width)
+    path = tmp_path / "model.pt"
+    name = f"resnet9[width={width}]"
+    save_model(path, model, name=name, num_classes=10, input_shape=SHAPE, reconfigurations=[])
+    return path, model
+
+
+def begun(method, others=None):
+    torch.manual_seed(0)
+    model = resnet9(width=1 / 16)
+    return apply(model, method, input_shape=SHAPE, num_classes=10, epochs=2, batch_size=4, others=others)
+
+
+def test_ssl_begins_with_the_weights_of_a_file(tmp_path):
+    path, model = trained(tmp_path)
+    method = SSL(from_trained=str(path))
+    assert method.depends_on() == ()
+    hooks = begun(method)
+    for name, tensor in hooks.model.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name])
+
+
+def test_ssl_begins_with_the_weights_of_another_trial(tmp_path):
+    path, model = trained(tmp_path)
+    method = SSL(from_trained="dense")
+    assert (method.depends_on(), dict(method.files())) == (("dense",), {})
+    hooks = begun(method, {"dense": OtherTrial((), 1.0, path)})
+    assert torch.equal(hooks.ctx.layers["reduce.conv"].weight, model.state_dict()["reduce.conv.weight"])
+
+
+def test_the_coefficient_from_trained_weights_is_that_of_new_ones(tmp_path):
+    path, _ = trained(tmp_path)
+    torch.manual_seed(0)
+    new = begun(SSL())
+    cost = penalty(lasso_layers(new.ctx.layers, new.ctx.spaces).values()).item()
+    hooks = begun(SSL(from_trained=str(path), ratio=0.3))
+    coefficient = hooks.method.state_dict()["penalty_coefficient"]
+    guessing = math.log(10)
+    assert coefficient * cost / (guessing + coefficient * cost) == pytest.approx(0.3)
+    term = hooks.regularization(torch.tensor(1e-3))  # the small loss of a trained network changes nothing
+    assert hooks.method.state_dict()["penalty_coefficient"] == coefficient
+    assert term.item() == pytest.approx(
+        coefficient * penalty(lasso_layers(hooks.ctx.layers, hooks.ctx.spaces).values()).item()
+    )
+
+
+def test_another_network_is_refused_by_the_first_tensor_that_differs(tmp_path):
+    path, _ = trained(tmp_path, width=1 / 8)
+    with pytest.raises(UsageError, match=r"from_trained: .*model\.pt holds another network .*'prep\.conv\.weight'"):
+        begun(SSL(from_trained=str(path)))
+
+
+def test_what_is_watched_is_the_largest_weight_of_each_channel_before_zeroing():
+    hooks = begun(SSL(watch=True, threshold=0.5, zeroing="dead"))
+    hooks.attach(torch.optim.SGD(hooks.model.parameters(), lr=0.1))
+    expected = {
+        name: layer.weight.detach().flatten(1).abs().amax(1).tolist() for name, layer in hooks.ctx.layers.items()
+    }
+    hooks.end_epoch()
+    hooks.end_epoch()  # the last: what is dead is set to zero and cut
+    peaks = hooks.method.record(hooks.ctx)["peaks"]
+    assert peaks.keys() == expected.keys()
+    for name, values in expected.items():
+        assert peaks[name]["peaks"] == pytest.approx(values, rel=5e-3)
+        assert peaks[name]["channels"] == list(range(len(values)))
+    assert hooks.ctx.layers["reduce.conv"].out_channels < len(expected["reduce.conv"])
+    assert SSL().record(hooks.ctx) == {}
+
+
+def test_watched_channels_have_their_original_numbers():
+    hooks = begun(SSL(watch=True, threshold=1e-6))
+    hooks.carry_out(ReconfigPlan(kept={"reduce.conv": [1, 5, 6]}))
+    hooks.attach(torch.optim.SGD(hooks.model.parameters(), lr=0.1))
+    hooks.end_epoch()
+    assert hooks.method.record(hooks.ctx)["peaks"]["reduce.conv"]["channels"] == [1, 5, 6]

@@ -216,6 +216,8 @@ def test_every_projection_is_marked_as_one():
         "sdgp-time-saved-resnet18",
         "sdgp-time-saved-abstract",
         "sdgp-time-to-accuracy",
+        "prunetrain-imagenet-norm-traffic-saved",
+        "prunetrain-imagenet-allreduce-saved",
     }
 
 

@@ -1,8 +1,11 @@
 """Costs as papers count them."""
 
+import csv
+import io
+
 import pytest
 
-from suite.conventions import CONVENTIONS, prunetrain
+from suite.conventions import CONVENTIONS, prunetrain, prunetrain_training, read_intervals
 from suite.describe import describe_model
 from suite.ledger import LayerCost, count_layers
 from suite.parameters import build_model
@@ -42,3 +45,49 @@ def test_describe_has_every_convention():
     described = describe_model("resnet32", "")
     assert described["conventions"].keys() == CONVENTIONS.keys()
     assert described["conventions"]["prunetrain"]["inference_flops"] == described["inference_flops"]
+
+
+def layers_csv(first, second):
+    """Rows as they stand in `layers.csv`: two intervals of a layer, (channels, steps), each step with 4 images."""
+    rows = []
+    for interval, (channels, steps) in enumerate((first, second), 1):
+        macs = 16 * channels * 9 * 16
+        row = {"interval": interval, "first_epoch": 2 * interval - 1, "last_epoch": 2 * interval, "steps": steps}
+        row |= {"samples": 4 * steps, "layer": "x", "kind": "conv", "in_channels": 16, "out_channels": channels}
+        row |= {"kernel": "3x3", "input": "4x4", "output": "4x4", "params": 16 * channels * 9}
+        rows.append(row | {"forward_current": 2.0 * macs * 4 * steps, "dgrad_dense": 1.0})
+    gone = rows[1] | {"layer": "gone", "in_channels": 0, "out_channels": 0, "params": 0, "forward_current": 0.0}
+    return [*rows, gone]
+
+
+def test_a_training_costs_what_its_intervals_cost():
+    intervals = read_intervals(layers_csv((32, 10), (8, 5)))
+    assert [(one.first_epoch, one.last_epoch, one.steps, one.samples) for one in intervals] == [
+        (1, 2, 10, 40),
+        (3, 4, 5, 20),
+    ]
+    assert [[layer.out_channels for layer in one.layers] for one in intervals] == [[32], [8]]
+    images = [prunetrain(one.layers) for one in intervals]
+    cost = prunetrain_training(intervals)
+    assert cost["train_flops"] == 40 * images[0]["train_flops"] + 20 * images[1]["train_flops"]
+    assert cost["norm_traffic_bytes"] == 16 * 16 * (40 * 32 + 20 * 8)
+    weights = [16 * channels * 9 + channels for channels in (32, 8)]
+    assert cost["allreduce_bytes"] == 4 * (10 * weights[0] + 5 * weights[1])  # two devices send each weight once
+    many = prunetrain_training(intervals, processes=64)
+    assert many["allreduce_bytes"] == pytest.approx(2 * 63 / 64 * cost["allreduce_bytes"])
+    assert many["train_flops"] == cost["train_flops"]
+
+
+def test_costs_read_from_a_trials_file_are_those_of_its_layers():
+    from suite.ledger import Ledger
+    from suite.method import Method
+    from suite.ops import apply
+
+    model = build_model("resnet32[width=0.25]", SHAPE, 10)
+    expected = prunetrain(count_layers(model, SHAPE).values())
+    hooks = apply(model, Method(), input_shape=SHAPE, num_classes=10, epochs=1, batch_size=4)
+    ledger = Ledger(model, hooks.ctx.layers, hooks.method, SHAPE)
+    ledger.add_step(0, 4)
+    rows = csv.DictReader(io.StringIO(ledger.to_csv(1)))
+    (interval,) = read_intervals(rows)
+    assert prunetrain(interval.layers) == expected

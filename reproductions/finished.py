@@ -1,0 +1,74 @@
+"""Finished trials, as the reproductions of figures read them: by label, by seed, with their final networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from reports.comparison import Comparison
+from reports.estimates import Estimate, Missing, Quantity, estimate
+from reports.numbers import scaled
+from reports.published import Published
+from reports.records import Trial
+from reports.rows import seed_of
+from suite.reproduction import Ran
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def done(ran: Ran, part: str, label: str) -> list[Trial]:
+    """The trials of one method in a part that are done, by seed."""
+    return sorted((trial for trial in ran.trials.get(part, {}).get(label, ()) if trial.done), key=seed_of)
+
+
+def over_seeds(
+    trials: list[Trial], value: Callable[[Trial], float | None], reason: str = "no trial is done", scale: float = 1.0
+) -> Quantity:
+    """The mean of a value of each trial, with its interval."""
+    found = [number for trial in trials if (number := value(trial)) is not None]
+    quantity = estimate(found, reason)
+    return quantity if isinstance(quantity, Missing) else scaled(quantity, scale)
+
+
+def final_model(ran: Ran, trial: Trial) -> nn.Module:
+    """What a trial ended with, on the CPU, in evaluation mode."""
+    from suite.checkpoint import load_model
+
+    return load_model(ran.folder / "trials" / trial.name / "model.pt")
+
+
+def image_shape(ran: Ran, trial: Trial) -> tuple[int, int, int]:
+    """(C, H, W) of the images that a trial was trained on."""
+    from suite import registry
+
+    shape: tuple[int, int, int] = registry.get("task", ran.specs[trial.name].task).input_shape
+    return shape
+
+
+def line(
+    quantity: str,
+    part: str,
+    ours: Quantity,
+    kind: str,
+    *,
+    unit: str = "%",
+    published: str = "",
+    among: Published | None = None,
+    note: str = "",
+) -> Comparison:
+    """A line of a reproduction whose number was computed from files of trials.
+
+    Args:
+        published: `GROUP/KEY` of the number beside it, which is `among` the published ones; empty where none is.
+    """
+    if not published or among is None:
+        return Comparison(quantity, unit, part, ours, kind, note=note)
+    group, value = among.find(published)
+    rounding = group.rounding(published.partition("/")[2])
+    return Comparison(quantity, unit, part, ours, kind, value, group.kind, group.citation, rounding, note=note)
+
+
+def number(quantity: Quantity) -> float | None:
+    """The mean; `None` where there is none."""
+    return quantity.mean if isinstance(quantity, Estimate) else None

@@ -1,0 +1,216 @@
+"""PruneTrain's figures of accuracy against cost: Fig. 8 (beside pruning a trained network) and Fig. 10 (the interval).
+
+Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
+Reconfiguration", SC 2019, Sec. 5.2 and 5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from reports.comparison import Compared
+from reports.estimates import Estimate, Missing
+from reports.model import Figure
+from reports.records import Trial
+from reproductions.finished import done, number, over_seeds
+from reproductions.prunetrain import COUNTED, RECIPE, RING, changed, inference_left, modelled_costs
+from suite.registry import register
+from suite.reproduction import Outcome, Part, Ran, Reproduction
+
+RATIOS = (0.05, 0.1, 0.15, 0.2)
+SHORT = (0.1, 0.2)  # of them, what the short presets have time for
+COSTS = {"ssl": "ssl, from trained", "prunetrain": "prunetrain"}
+
+
+def label(method: str, ratio: float) -> str:
+    """A method as the lists below and the tables have it."""
+    return f"ssl[ratio={ratio},from_trained=dense]" if method == "ssl" else f"prunetrain[ratio={ratio}]"
+
+
+def training_left(name: str, method: str) -> Compared:
+    """What a method leaves of dense's training FLOPs, in percent; nothing was printed."""
+    return Compared(
+        f"{name}: training FLOPs left",
+        method,
+        column="train_flops_current",
+        over="train_flops_dense",
+        kind="counted",
+        note=COUNTED,
+    )
+
+
+def _tradeoff_part(name: str, ratios: Sequence[float], presets: tuple[str, ...]) -> Part:
+    return Part(
+        name=name,
+        title=f"dense, prunetrain and ssl of the trained dense network, at the ratios {', '.join(map(str, ratios))}",
+        methods=",".join(["dense", *(label(method, ratio) for ratio in ratios for method in COSTS)]),
+        task="cifar10",
+        model="resnet50_cifar",
+        small_model="resnet32",
+        seeds={"smoke": 1, "quick": 1, "paper": 3},
+        presets=presets,
+        paper_recipe=RECIPE,
+        compared=(
+            Compared("accuracy, dense", "dense"),
+            *(
+                line
+                for ratio in ratios
+                for method in COSTS
+                for line in (
+                    *changed(f"{COSTS[method]}, ratio {ratio}", label(method, ratio), ""),
+                    inference_left(f"{COSTS[method]}, ratio {ratio}", label(method, ratio), ""),
+                    training_left(f"{COSTS[method]}, ratio {ratio}", label(method, ratio)),
+                )
+            ),
+            *(
+                Compared(
+                    f"prunetrain, ratio {ratio}: memory traffic of normalisation left",
+                    label("prunetrain", ratio),
+                    column="norm_traffic",
+                    against="ratio",
+                    kind="modelled",
+                )
+                for ratio in ratios
+            ),
+        ),
+    )
+
+
+@register("reproduction", "prunetrain-fig8")
+class Figure8(Reproduction):
+    """PruneTrain's Fig. 8: accuracy over inference and training cost, beside pruning a network trained before."""
+
+    title = "PruneTrain, Fig. 8: accuracy against cost, and SSL from a trained network"
+    reference = "prunetrain-fig8-most-accurate"
+    also = ("prunetrain-fig8-most-accurate",)
+    remarks = (
+        "The FLOPs of ssl's own training stand here. Those of the dense training that it begins with come on top.",
+        "The paper's points are in the picture alone.",
+    )
+    parts = (
+        _tradeoff_part("ends", SHORT, ("smoke", "quick", "paper")),
+        _tradeoff_part("between", tuple(ratio for ratio in RATIOS if ratio not in SHORT), ("paper",)),
+    )
+
+    def columns(self, trial: Trial) -> Mapping[str, float]:
+        return modelled_costs(trial)
+
+    def outcome(self, ran: Ran) -> Outcome:
+        by_method: dict[str, list[list[Trial]]] = {"dense": [done(ran, "ends", "dense")]}
+        for method, name in COSTS.items():
+            by_method[name] = [
+                done(ran, part, label(method, ratio))
+                for part, ratios in (("ends", SHORT), ("between", RATIOS))
+                for ratio in ratios
+            ]
+        figure = tradeoff_figure(
+            self.registered_name,
+            "Accuracy over inference FLOPs and over training FLOPs",
+            "A point a penalty ratio, the mean over seeds with its 95 % interval. Training of ssl without the dense "
+            "training before it.",
+            by_method,
+        )
+        return Outcome(self.compare(ran), figure, self.remarks)
+
+
+INTERVALS = {"short": (1, 2, 3), "long": (5, 10, 20, 30)}
+
+
+@register("reproduction", "prunetrain-fig10")
+class Figure10(Reproduction):
+    """PruneTrain's Fig. 10: accuracy over cost for different reconfiguration intervals."""
+
+    title = "PruneTrain, Fig. 10: the reconfiguration interval"
+    reference = "prunetrain-table1-cifar10-accuracy"
+    remarks = ("The paper's points are in the picture alone; it finds accuracy and cost insensitive to the interval.",)
+    parts = tuple(
+        Part(
+            name=name,
+            title=f"dense, and prunetrain every {', '.join(map(str, intervals))} epochs",
+            methods=",".join(["dense", *(f"prunetrain[interval={interval}]" for interval in intervals)]),
+            task="cifar10",
+            model="resnet50_cifar",
+            small_model="resnet32",
+            seeds={"smoke": 1, "quick": 1, "paper": 3},
+            presets=("paper",) if name == "long" else ("smoke", "quick"),
+            paper_recipe=RECIPE,
+            compared=(
+                Compared("accuracy, dense", "dense"),
+                *(
+                    line
+                    for interval in intervals
+                    for method in (f"prunetrain[interval={interval}]",)
+                    for line in (
+                        *changed(f"every {interval} epochs", method, ""),
+                        inference_left(f"every {interval} epochs", method, ""),
+                        training_left(f"every {interval} epochs", method),
+                        Compared(
+                            f"every {interval} epochs: time of reconfigurations, of that of training",
+                            method,
+                            column="reconfigure_time_s",
+                            over="train_time_s",
+                        ),
+                        Compared(
+                            f"every {interval} epochs: communication of gradients left",
+                            method,
+                            column="allreduce",
+                            against="ratio",
+                            kind="modelled",
+                            note=RING,
+                        ),
+                    )
+                ),
+            ),
+        )
+        for name, intervals in INTERVALS.items()
+    )
+
+    def columns(self, trial: Trial) -> Mapping[str, float]:
+        return modelled_costs(trial)
+
+    def outcome(self, ran: Ran) -> Outcome:
+        by_method = {"dense": [done(ran, part.name, "dense") for part in self.parts]}
+        for name, intervals in INTERVALS.items():
+            for interval in intervals:
+                by_method[f"every {interval} epochs"] = [done(ran, name, f"prunetrain[interval={interval}]")]
+        figure = tradeoff_figure(
+            self.registered_name,
+            "Accuracy over inference FLOPs and over training FLOPs, by interval",
+            "A point an interval, the mean over seeds with its 95 % interval.",
+            by_method,
+        )
+        return Outcome(self.compare(ran), figure, self.remarks)
+
+
+def tradeoff_figure(name: str, title: str, caption: str, by_method: Mapping[str, list[list[Trial]]]) -> Figure | None:
+    """Accuracy over inference FLOPs and over training FLOPs, a line a method, a point for each of its trial groups."""
+    from reports.curves import Line, Panel, curves_figure
+
+    def lines(cost: Callable[[Trial], float | None]) -> list[Line]:
+        return [
+            Line(method, [point for trials in groups if (point := _point(trials, cost)) is not None])
+            for method, groups in by_method.items()
+        ]
+
+    accuracy = "Test accuracy (%), measured"
+    panels = [
+        Panel("Inference", "Inference FLOPs (% of dense), counted", accuracy, lines(_share("inference_flops"))),
+        Panel("Training", "Training FLOPs (% of dense), counted", accuracy, lines(_share("train_flops_current"))),
+    ]
+    return curves_figure(name, title, caption, panels)
+
+
+def _share(column: str) -> Callable[[Trial], float | None]:
+    dense = column.replace("_current", "") + "_dense"
+
+    def share(trial: Trial) -> float | None:
+        cost, whole = trial.number(column), trial.number(dense)
+        return cost / whole if cost is not None and whole else None
+
+    return share
+
+
+def _point(trials: list[Trial], cost: Callable[[Trial], float | None]) -> tuple[float, Estimate] | None:
+    x = number(over_seeds(trials, cost, scale=100))
+    y = over_seeds(trials, lambda trial: trial.number("test_accuracy"), scale=100)
+    return None if x is None or isinstance(y, Missing) else (x, y)

@@ -1,0 +1,160 @@
+"""PruneTrain's figures and its table of inference speed, from the command to their files; they share their trials."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from test_prunetrain_runs import SHORT
+
+from suite.checkpoint import load_model
+from suite.ledger import count_model
+from suite.parameters import build_model
+
+ROOT = Path(__file__).resolve().parents[2]
+# In this order: each finds most of its trials done by those before it.
+NAMES = tuple(
+    f"prunetrain-{which}" for which in ("table2", "fig12", "fig10", "fig9", "fig8", "fig7", "fig6", "fig4", "fig2")
+)
+SHAPE = (3, 32, 32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder in which all of them ran."""
+    folder = tmp_path_factory.mktemp("figures")
+    for name in NAMES:
+        command = [sys.executable, str(ROOT / "run_suite.py"), "reproduce", name, *SHORT, "--out", "out"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "out"
+
+
+def rows(folder, name):
+    with open(folder / "reproduce" / f"{name}.csv", encoding="utf-8", newline="") as file:
+        return {row["quantity"]: row for row in csv.DictReader(file)}
+
+
+def ours(folder, name, quantity):
+    return float(rows(folder, name)[quantity]["ours"])
+
+
+@pytest.fixture(scope="module")
+def trials(folder):
+    """The row of the results table, the records of the epochs and the model's path, by method as typed."""
+    found = {}
+    with open(folder / "results.csv", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            place = folder / "trials" / row["trial_id"]
+            records = [json.loads(line) for line in (place / "epochs.jsonl").read_text().splitlines()]
+            label = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
+            found[label] = (row, records, place / "model.pt")
+    # One trial has one label, and these name what is the default of `smoke`.
+    return found | dict.fromkeys(("prunetrain[ratio=0.2]", "prunetrain[interval=1]"), found["prunetrain"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
+    page = (folder / "reproduce" / f"{name}.md").read_text(encoding="utf-8")
+    assert "Not the paper's setting" in page
+    assert "model resnet32[width=0.25]" in page or "preset smoke" in page
+    figure = folder / "reproduce" / f"{name}.svg"
+    assert figure.exists() == (name != "prunetrain-table2")
+    if figure.exists():
+        text = " ".join(ElementTree.parse(figure).getroot().itertext())
+        assert "nan" not in text.casefold().split()
+    measured = [row for row in rows(folder, name).values() if row["part"] and row["ours"]]
+    assert measured
+    assert all(row["kind"] in ("measured", "counted", "modelled") for row in measured)
+
+
+def test_table_2_has_speeds_of_both_networks(folder):
+    name = "resnet32 on cifar10, batch 10"
+    dense, pruned = (
+        ours(folder, "prunetrain-table2", f"{name}: {method}, images a second") for method in ("dense", "prunetrain")
+    )
+    row = rows(folder, "prunetrain-table2")[f"{name}: prunetrain over dense"]
+    assert float(row["ours"]) == pytest.approx(pruned / dense)
+    assert (row["published"], row["unit"], row["kind"]) == ("1.34", "×", "measured")
+
+
+def test_figure_2_counts_what_the_trials_did(folder, trials):
+    row, _, _ = trials["prunetrain[ratio=0.2]"]
+    left = float(row["train_flops_current"]) / float(row["train_flops_dense"])
+    assert ours(folder, "prunetrain-fig2", "ratio 0.2: training FLOPs left") == pytest.approx(100 * left)
+    once = [float(trials[f"oneshot[ratio=0.2,at={at}]"][0]["train_flops_current"]) for at in (0.25, 0.5, 0.75)]
+    extra = next(row for quantity, row in rows(folder, "prunetrain-fig2").items() if "at its best time" in quantity)
+    assert float(extra["ours"]) == pytest.approx(100 * (min(once) / float(row["train_flops_current"]) - 1), abs=1e-6)
+    assert extra["published"] == "25"
+
+
+def test_figure_4_follows_each_channel(folder, trials):
+    _, records, _ = trials["ssl[watch=true]"]
+    channels = [
+        [record["method"]["peaks"][layer]["peaks"][place] for record in records]
+        for layer, first in records[0]["method"]["peaks"].items()
+        for place in range(len(first["peaks"]))
+    ]
+    threshold = 3.5e-2  # of smoke
+    died = [course for course in channels if min(course) < threshold]
+    share = ours(folder, "prunetrain-fig4", "output channels of all layers that died in some epoch")
+    assert share == pytest.approx(100 * len(died) / len(channels))
+
+
+def test_figures_6_and_7_gate_what_the_union_keeps(folder, trials):
+    row, _, path = trials["prunetrain[ratio=0.2]"]
+    union = ours(folder, "prunetrain-fig6", "resnet32, ratio 0.2: inference FLOPs left, union")
+    gated = ours(folder, "prunetrain-fig6", "resnet32, ratio 0.2: inference FLOPs left, gating")
+    final = 100 * count_model(load_model(path), SHAPE)["inference_flops"] / float(row["inference_flops_dense"])
+    assert 0 < gated <= union <= final <= 100
+    times = [row for quantity, row in rows(folder, "prunetrain-fig7").items() if quantity.endswith("gating over union")]
+    assert times
+    assert all(float(row["ours"]) > 0 and row["kind"] == "measured" for row in times)
+
+
+def test_figure_8_trains_on_from_the_dense_network_of_its_seed(folder, trials):
+    row, _, _ = trials["ssl[ratio=0.2,from_trained=dense]"]
+    spec = json.loads((folder / "trials" / row["trial_id"] / "trial.json").read_text())["spec"]
+    assert spec["depends_on"] == {"dense": trials["dense"][0]["trial_id"]}
+    left = float(row["inference_flops"]) / float(row["inference_flops_dense"])
+    name = "ssl, from trained, ratio 0.2: inference FLOPs left"
+    assert ours(folder, "prunetrain-fig8", name) == pytest.approx(100 * left)
+    traffic = rows(folder, "prunetrain-fig8")["prunetrain, ratio 0.2: memory traffic of normalisation left"]
+    assert 0 < float(traffic["ours"]) <= 100
+    assert traffic["kind"] == "modelled"
+
+
+def test_figure_9_has_the_memory_and_the_batch_of_each_epoch(folder, trials):
+    _, records, _ = trials["prunetrain[dynamic_batch=start]"]
+    assert ours(folder, "prunetrain-fig9", "cifar10: last batch") == records[-1]["batch_size"]
+    most = max(record["step_memory_bytes"] for record in records) / records[0]["step_memory_bytes"]
+    name = "cifar10: most memory of an epoch's steps, of that of the first, growing batch"
+    assert ours(folder, "prunetrain-fig9", name) == pytest.approx(100 * most)
+    assert most <= 1
+
+
+def test_figure_10_has_every_interval(folder, trials):
+    for interval in (1, 2, 3):
+        row, _, _ = trials[f"prunetrain[interval={interval}]"]
+        left = float(row["inference_flops"]) / float(row["inference_flops_dense"])
+        name = f"every {interval} epochs: inference FLOPs left"
+        assert ours(folder, "prunetrain-fig10", name) == pytest.approx(100 * left)
+
+
+def test_figure_12_counts_weights_of_the_final_network(folder, trials):
+    row, _, path = trials["prunetrain"]
+    weights = [parameter for name, parameter in load_model(path).named_parameters() if parameter.ndim > 1]
+    left = sum(parameter.numel() for parameter in weights)
+    near = sum(int((parameter.abs() < 1e-4).sum()) for parameter in weights)
+    assert ours(folder, "prunetrain-fig12", "weights near zero, of those that are left") == pytest.approx(
+        100 * near / left
+    )
+    whole = build_model("resnet32[width=0.25]", SHAPE, 10)
+    built = sum(parameter.numel() for parameter in whole.parameters() if parameter.ndim > 1)
+    share = ours(folder, "prunetrain-fig12", "weights left, of those that the network was built with")
+    assert share == pytest.approx(100 * left / built)

@@ -1,0 +1,81 @@
+"""Parameters that name files: their content names the trial, and a trial does not start from another content."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from suite import cli
+from suite.errors import UsageError
+from suite.planning import plan
+from suite.spec import SuiteSpec, TrialSpec
+
+
+def planned(path):
+    fields = {"tasks": "digits", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32", "data_root": ""}
+    (trial,) = plan(SuiteSpec(methods=f"ssl[from_trained={path}]", **fields))
+    return trial
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "one.pt"
+    path.write_bytes(b"weights")
+    return path
+
+
+def test_the_content_is_in_the_hash_and_the_path_is_not(file, tmp_path):
+    other = tmp_path / "other.pt"
+    other.write_bytes(b"weights")
+    assert planned(file).hash == planned(other).hash
+    other.write_bytes(b"weightz")
+    assert planned(file).hash != planned(other).hash
+    data = planned(file).to_json()
+    assert TrialSpec.from_json(json.loads(json.dumps(data))) == planned(file)
+
+
+def test_a_relative_path_is_found_from_wherever_the_trial_runs(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trial = planned("./one.pt")
+    assert trial.parameters["from_trained"] == str(file)
+    assert trial.label == "ssl[from_trained=./one.pt]"
+
+
+def test_a_file_that_changed_since_is_refused(file):
+    trial = planned(file)
+    trial.check_files()
+    file.write_bytes(b"weightz")
+    with pytest.raises(UsageError, match=r"from_trained: .*one\.pt is another file than when this trial was planned"):
+        trial.check_files()
+    file.unlink()
+    with pytest.raises(UsageError, match=r"from_trained is '.*one\.pt': No such file"):
+        trial.check_files()
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match=r"^ssl\[from_trained=.*\]: from_trained is '.*none\.pt': No such file"):
+        planned(tmp_path / "none.pt")
+
+
+def test_ssl_goes_on_from_a_trained_network_by_name_and_by_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32", "--out", "out"]
+    assert cli.main(["--methods", "ssl[from_trained=dense,watch=true]", *arguments]) == 0
+    (dense,) = (tmp_path / "out" / "trials").glob("dense-*/model.pt")
+    assert cli.main(["--methods", f"ssl[from_trained={dense}]", *arguments, "--epochs", "1"]) == 0
+    table = pd.read_csv(tmp_path / "out" / "results.csv").set_index(["method", "epochs"])
+    assert (table["status"] == "done").all()
+    for path in (tmp_path / "out" / "trials").glob("ssl-*"):
+        spec = json.loads((path / "trial.json").read_text())["spec"]
+        first = json.loads((path / "epochs.jsonl").read_text().splitlines()[0])
+        assert first["step_memory_bytes"] > 0
+        if spec["recipe"]["epochs"] == 1:
+            assert spec["files"].keys() == {"from_trained"}
+            assert "method" not in first
+        else:
+            assert spec["depends_on"] == {"dense": dense.parent.name}
+            assert sum(len(one["peaks"]) for one in first["method"]["peaks"].values()) > 0
+        # A network that was trained begins where a new one does not.
+        assert (
+            first["train_loss"] < json.loads((dense.parent / "epochs.jsonl").read_text().splitlines()[0])["train_loss"]
+        )
