@@ -1,6 +1,6 @@
 """Whether PruneTrain's smaller networks are as much faster as they are smaller, and what its own work costs.
 
-    python benchmarks/bench_pruned.py [steps] [lasso] [surgery] [gating] [--pairs 30] [--model-file FILE] [--json FILE]
+    python benchmarks/bench_pruned.py [steps] [lasso] [surgery] [gating] [--pairs 30] [--device cpu] [--json FILE]
 
 In one run each, in alternation, on random images of CIFAR-10's shape at batch 128 (all four where none is named):
 
@@ -11,7 +11,7 @@ In one run each, in alternation, on random images of CIFAR-10's shape at batch 1
     gating    the same dead channels cut by the union and by gates: FLOPs, outputs, and a step of each
 
 `steps` draws how much of each space of channels is left, around one share for all, by a fixed seed; with --model-file
-it takes what a trial's `model.pt` was left with.
+it takes what a trial's `model.pt` was left with. `surgery` is on the CPU.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_step import CLASSES, SHAPE, Setting, random_splits, trainer_steps
+from bench_step import CLASSES, SHAPE, Setting, device_clock, random_splits, trainer_steps
 from pairs import Ratio, interleaved_ratio, run_as_a_trial_does
 from torch import nn
 
 from methods.prunetrain import PruneTrain
 from suite.checkpoint import load, read_reconfigurations
-from suite.devices import DTYPES, resolve_dtype
+from suite.devices import DTYPES, read_device, resolve_device, resolve_dtype
 from suite.errors import UsageError
 from suite.gates import why_not_gated
 from suite.ledger import count_model
@@ -47,12 +47,14 @@ from suite.surgery import IndexSpaces, apply_plan, find_index_spaces
 
 PARTS = ("steps", "lasso", "surgery", "gating")
 # Networks and the share of inference FLOPs that PruneTrain left of them on CIFAR-10 (Table 1).
-FINAL_SHARES = {"vgg11": 0.35, "resnet32": 0.34}
+FINAL_SHARES = {"vgg11": 0.35, "resnet32": 0.34, "resnet50_cifar": 0.30}
 ROUNDINGS = (1, 8, 16)
 LASSO_MODELS = ("resnet32", "resnet50_cifar", "vgg11")
-SURGERY_MODELS = ("resnet18", "resnet50", "resnet101")
+SURGERY_MODELS = ("resnet18", "resnet34", "resnet50", "resnet101")
+DEAD, SHARED = 0.4, 0.85  # channels under the first are dead; the share of what the layers of a node have in common
 SPREAD = 0.5  # the largest share of a space that is left over the smallest, by how far each differs from the mean
 BATCH, STEPS = 128, 2
+CPU = torch.device("cpu")
 # By the beginning of an operation's name in a profile; the first that fits.
 KINDS = {
     "linear layers": ("aten::addmm", "aten::mm", "aten::linear"),
@@ -120,10 +122,9 @@ def smaller(model: nn.Module, plans: Sequence[ReconfigPlan]) -> nn.Module:
     return copied
 
 
-def setting_of(model: str, dtype: torch.dtype) -> Setting:
+def setting_of(model: str, dtype: torch.dtype, device: torch.device = CPU) -> Setting:
     """Steps of a network by PruneTrain's recipe."""
     recipe = Recipe(epochs=182, batch_size=BATCH, learning_rate=0.1, schedule="step", weight_decay=5e-4, translate=4)
-    device = torch.device("cpu")
     return Setting(model, recipe, "paper", device, dtype, STEPS, random_splits(recipe, STEPS, device))
 
 
@@ -142,11 +143,11 @@ def measure_steps(
     setting: Setting, plans: Mapping[str, Sequence[ReconfigPlan]], pairs: int, found: dict[str, Any]
 ) -> None:
     """Steps of a network cut by each plan, over a dense one; the plan that saves most time is profiled."""
-    dense = trainer_steps(setting)
+    dense, now = trainer_steps(setting), device_clock(setting.device)
     ratios: dict[str, Ratio] = {}
     for label, plan in plans.items():
         share = training_share(setting, plan)
-        ratio = ratios[label] = interleaved_ratio(trainer_steps(setting, method=cut(plan)), dense, pairs)
+        ratio = ratios[label] = interleaved_ratio(trainer_steps(setting, method=cut(plan)), dense, pairs, now)
         saved = (1 - ratio.median) / (1 - share)
         whole = setting.new_model()
         left, dense_flops = (count_model(one, SHAPE)["inference_flops"] for one in (smaller(whole, plan), whole))
@@ -159,27 +160,36 @@ def measure_steps(
         found[name] = {**dataclasses.asdict(ratio), "inference_flops": inference, "step_flops": share, "saved": saved}
     best = min(ratios, key=lambda label: ratios[label].median)
     print(f"\n{setting.model}: where the time of a step goes, milliseconds (profile of {STEPS} steps; {best})")
-    before, after = profile(dense), profile(trainer_steps(setting, method=cut(plans[best])))
+    cut_steps = trainer_steps(setting, method=cut(plans[best]))
+    before, after = (profile(steps, setting.device) for steps in (dense, cut_steps))
     for kind in sorted(before, key=lambda kind: -after.get(kind, 0.0)):
         print(f"  {kind:32} dense {before[kind]:8.1f}  cut {after.get(kind, 0.0):8.1f}")
     found[f"{setting.model}, profile"] = {"plan": best, "dense_ms": before, "cut_ms": after}
 
 
-def profile(run: Callable[[], None]) -> dict[str, float]:
-    """Milliseconds of a step by kind of operation: each operation's own time, without that of what it calls."""
+def profile(run: Callable[[], None], device: torch.device) -> dict[str, float]:
+    """Milliseconds of a step by kind of operation: each operation's own time, without that of what it calls.
+
+    On a GPU that of the kernels which the operation starts.
+    """
     run()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
         run()
+    own = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     kinds: dict[str, float] = defaultdict(float)
     for event in profiler.key_averages():
         fitting = (kind for kind, starts in KINDS.items() if event.key.startswith(starts))
-        kinds[next(fitting, "rest")] += event.self_cpu_time_total / 1e3 / STEPS
+        kinds[next(fitting, "rest")] += getattr(event, own) / 1e3 / STEPS
     return dict(kinds)
 
 
 def measure_lasso(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
     """A step with the penalty over one without."""
-    ratio = interleaved_ratio(trainer_steps(setting, method=PruneTrain()), trainer_steps(setting), pairs)
+    steps = trainer_steps(setting, method=PruneTrain()), trainer_steps(setting)
+    ratio = interleaved_ratio(*steps, pairs, device_clock(setting.device))
     name = f"{setting.model}: prunetrain (nothing removed) / dense"
     print(f"{name:50} {ratio}")
     found[name] = dataclasses.asdict(ratio)
@@ -201,37 +211,41 @@ def measure_surgery(name: str, found: dict[str, Any]) -> None:
         began = time.perf_counter()
         apply_plan(model, plan, spaces, optimizer)
         seconds.append(time.perf_counter() - began)
-    print(f"{name:12} {parameters / 1e6:6.1f} million parameters  {min(seconds):.3f} s")
+    each = 1e9 * min(seconds) / parameters
+    print(f"{name:12} {parameters / 1e6:6.1f} million parameters  {min(seconds):.3f} s, {each:.1f} ns a parameter")
     found[f"surgery, {name}"] = {"parameters": parameters, "seconds": min(seconds)}
 
 
 def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
-    """Random dead channels of each layer, cut by the union and by gates."""
+    """Dead channels of each layer, drawn so that those of a node mostly agree, cut by the union and by gates."""
     whole = setting.new_model()
     generator = torch.Generator().manual_seed(1)
-    layers = {name: layer for name, layer in whole.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
-    for name, layer in layers.items():
-        for axis in (0, 1):
-            if (name, axis) not in (("conv1", 1), ("fc", 0)):
-                dead = torch.rand(layer.weight.shape[axis], generator=generator) < 0.4
-                layer.weight.data.movedim(axis, 0)[dead] = 0.0
-    images = torch.randn(8, *SHAPE, generator=generator)
-    plans, outputs, flops = {}, [whole.eval()(images)], [count_model(whole, SHAPE)["inference_flops"]]
+    layers = {name for name, layer in whole.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    for space in find_index_spaces(whole, SHAPE).values():
+        common = torch.rand(space.size, generator=generator)
+        for one in space.slices:
+            name = one.tensor.removesuffix(".weight")
+            if name in layers and name != one.tensor and not space.frozen:
+                own = SHARED * common + (1 - SHARED) * torch.rand(space.size, generator=generator)
+                weight = whole.get_parameter(one.tensor).data
+                weight.movedim(one.axis, 0)[one.entries[own < DEAD].flatten()] = 0.0
+    images = torch.randn(8, *SHAPE, generator=generator).to(setting.device)
+    plans, outputs, flops = {}, [whole.eval()(images).detach()], [count_model(whole, SHAPE)["inference_flops"]]
     for gating in (False, True):
         model = copy.deepcopy(whole)
         spaces = find_index_spaces(model, SHAPE)
         plan = plans[gating] = by_prunetrain(model, spaces, gating)
         apply_plan(model, plan, spaces, None)
-        outputs.append(model.eval()(images))
+        outputs.append(model.eval()(images).detach())
         flops.append(count_model(model, SHAPE)["inference_flops"])
-    apart = max(float((outputs[0] - other).abs().max() / outputs[0].abs().max()) for other in outputs[1:])
+    apart = max(((outputs[0] - other).abs().max() / outputs[0].abs().max()).item() for other in outputs[1:])
     print(f"{setting.model}: outputs differ by at most {apart:.1e} of the largest")
     extra = (flops[1] - flops[2]) / flops[0]
     print(f"  inference FLOPs left: union {flops[1] / flops[0]:.3f}, gated {flops[2] / flops[0]:.3f}; the union costs "
           f"{100 * extra:.1f} % of dense's more (the paper: 1 to 6 %)")  # fmt: skip
-    dense = trainer_steps(setting)
+    dense, now = trainer_steps(setting), device_clock(setting.device)
     for label, gating in (("union", False), ("gated", True)):
-        ratio = interleaved_ratio(trainer_steps(setting, method=cut([plans[gating]])), dense, pairs)
+        ratio = interleaved_ratio(trainer_steps(setting, method=cut([plans[gating]])), dense, pairs, now)
         print(f"  {label:6} / dense, a step: {ratio}")
         found[f"{setting.model}: {label} / dense"] = {
             **dataclasses.asdict(ratio),
@@ -263,6 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (all)")
     parser.add_argument("--pairs", type=int, default=30, help="interleaved pairs of each comparison (30)")
+    parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N (cpu)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: as trials have it")
     parser.add_argument("--model-file", type=Path, help="a trial's model.pt, whose network `steps` takes")
     parser.add_argument("--json", type=Path, help="where to leave the numbers")
@@ -272,35 +287,38 @@ def main() -> None:
     if chosen.pairs < 2:
         parser.error(f"--pairs {chosen.pairs}: an interval takes at least 2")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    dtype = getattr(torch, resolve_dtype(chosen.dtype, "cpu", None))
+    try:
+        kind, index = resolve_device(read_device(chosen.device))
+        dtype = getattr(torch, resolve_dtype(chosen.dtype, kind, index))
+    except UsageError as error:
+        parser.error(str(error))
+    device = torch.device(kind, index) if kind == "cuda" else CPU
+    where = torch.cuda.get_device_name(device) if kind == "cuda" else f"{torch.get_num_threads()} threads"
     parts, found = chosen.parts or PARTS, {}
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {dtype}, batch {BATCH}; "
-        f"load {os.getloadavg()[0]:.2f}"
-    )
+    print(f"torch {torch.__version__}, {where}, {dtype}, batch {BATCH}; load {os.getloadavg()[0]:.2f}")
     print(f"{chosen.pairs} pairs; ratio: least, median [95 %]")
     try:
         if "steps" in parts and chosen.model_file:
             name, plans = trials_plans(chosen.model_file)
-            measure_steps(setting_of(name, dtype), {"as the trial left it": plans}, chosen.pairs, found)
+            measure_steps(setting_of(name, dtype, device), {"as the trial left it": plans}, chosen.pairs, found)
         elif "steps" in parts:
             for name, share in FINAL_SHARES.items():
-                setting = setting_of(name, dtype)
+                setting = setting_of(name, dtype, device)
                 rounded = {f"round_to {count}": [final_plan(setting.new_model(), share, count)] for count in ROUNDINGS}
                 measure_steps(setting, rounded, chosen.pairs, found)
         if "lasso" in parts:
             for name in LASSO_MODELS:
-                measure_lasso(setting_of(name, dtype), chosen.pairs, found)
+                measure_lasso(setting_of(name, dtype, device), chosen.pairs, found)
         if "surgery" in parts:
             for name in SURGERY_MODELS:
                 measure_surgery(name, found)
         if "gating" in parts:
-            measure_gating(setting_of("resnet32", dtype), chosen.pairs, found)
+            measure_gating(setting_of("resnet32", dtype, device), chosen.pairs, found)
     except UsageError as error:
         parser.error(str(error))
     if chosen.json:
         facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-        content = {**facts, "dtype": str(dtype), "pairs": chosen.pairs, "found": found}
+        content = {**facts, "device": where, "dtype": str(dtype), "pairs": chosen.pairs, "found": found}
         chosen.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -6,13 +6,15 @@
 #     kernels     pruning kernels against copies and alternatives: JSON, kernels.md, figures/
 #     sanitizer   compute-sanitizer's memcheck and racecheck over every way of pruning, where the tool is found
 #     steps       whole training steps, eager, compiled and as CUDA graphs
-#     suites      the main job's smoke and quick, and the columns and group sizes of SDGP's Table I
+#     pruned      steps of networks that PruneTrain cut, the penalty's cost, union and gates
+#     suites      the main job's smoke and quick, the columns and group sizes of SDGP's Table I, and ResNet-50 of PruneTrain's
+#                 recipe for 20 epochs, dense and pruned
 # It may be cut off at any time: the same command goes on with the first step that is not done (OUT/done). What a step prints is
 # in OUT/STEP.txt, the machine in OUT/machine.json. PDT_DATA names the data root, which must hold CIFAR-10 for all suites but
 # smoke, since a GPU machine may have no network. Exit status: 0 all done, 1 some step failed, 2 wrong usage or no GPU.
 set -uo pipefail
 
-stages=(tests kernels sanitizer steps suites)
+stages=(tests kernels sanitizer steps pruned suites)
 if (($# == 0)); then
   echo "on_gpu.sh: error: name a folder for what comes out: benchmarks/on_gpu.sh OUT [${stages[*]}]" >&2
   exit 2
@@ -114,15 +116,21 @@ steps() {
   step steps python3 benchmarks/bench_step.py --device cuda --execution eager,compile,cuda_graph --json "$out/bench_step.json"
 }
 
+pruned() {
+  step pruned python3 benchmarks/bench_pruned.py --device cuda --json "$out/bench_pruned.json"
+}
+
 suites() {
   step smoke python3 run_suite.py --methods dense,sdgp,prunetrain --task cifar10 --preset smoke --device cuda --out "$out/smoke"
   step quick python3 run_suite.py --methods "dense,sdgp[mode=rescaled|magnitude],prunetrain" --task cifar10 --preset quick \
     --seeds 3 --device cuda --out "$out/quick"
   step sdgp-table1 python3 run_suite.py reproduce sdgp-table1 --preset quick --device cuda --parts columns,group-sizes \
     --out "$out/sdgp-table1"
+  step prunetrain python3 run_suite.py --methods "dense,prunetrain[round_to=8,interval=2]" --task cifar10 --model resnet50_cifar \
+    --preset quick --epochs 20 --seeds 2 --device cuda --out "$out/prunetrain"
   # Of what is done: a suite that goes on needs the models of its finished trials.
   local name
-  for name in smoke quick sdgp-table1; do
+  for name in smoke quick sdgp-table1 prunetrain; do
     if [[ -e $out/done/$name ]]; then rm -f "$out/$name"/trials/*/model.pt; fi
   done
 }

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import matplotlib.figure
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from reports import numbers, svg
 from reports.estimates import Estimate
@@ -147,8 +148,6 @@ def peaks_figure(
         layers: by name, for each epoch the largest |w| of each channel.
         threshold: a channel is dead below it.
     """
-    from matplotlib.colors import LogNorm
-
     stacks = {layer: np.asarray(epochs, dtype=float).T for layer, epochs in layers.items()}
     largest = max(float(stack.max()) for stack in stacks.values())
     alts = []
@@ -170,6 +169,8 @@ def peaks_figure(
             alts.append(f"{layer}: {100 * dead:.0f} % of {len(stack)} channels dead after the last epoch")
         grid[0].set_ylabel("Output channel, ordered by its last value")
         bar = figure.colorbar(mesh, ax=grid, pad=0.01, aspect=25)
+        bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
         bar.set_label("Largest |w| of the channel")
         bar.outline.set_visible(False)  # type: ignore[operator]
         alt = f"{title}. {'; '.join(alts)}."

@@ -73,7 +73,7 @@ class Figure2(Reproduction):
         ),
         Part(
             name="oneshot",
-            title=f"one reconfiguration after {', '.join(f'{at:.0%}' for at in TIMES)} of the epochs",
+            title=f"one reconfiguration after {', '.join(f'{100 * at:g}' for at in TIMES)} % of the epochs",
             methods=",".join(map(one_time, TIMES)),
             task="cifar10",
             model="resnet50_cifar",
@@ -82,7 +82,7 @@ class Figure2(Reproduction):
             paper_recipe=RECIPE,
             compared=tuple(
                 Compared(
-                    f"one reconfiguration after {at:.0%}: training FLOPs left",
+                    f"one reconfiguration after {100 * at:g} % of the epochs: training FLOPs left",
                     one_time(at),
                     column="train_flops_current",
                     over="train_flops_dense",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from reports.comparison import Comparison
 from reports.estimates import Missing, estimate
 from reports.records import Trial
+from reports.rows import seed_of
 from reproductions.finished import done, final_model, image_shape, line
 from reproductions.prunetrain import MODELS, RECIPE
 from suite.registry import register
@@ -62,11 +63,17 @@ class Table2(Reproduction):
         return Outcome(tuple(lines), remarks=self.remarks)
 
     def _lines(self, ran: Ran, part: Part, batch: int) -> list[Comparison]:
-        speeds = []  # of dense and pruned, by seed
-        for trials in zip(*(done(ran, part.name, method) for method in ("dense", "prunetrain")), strict=False):
-            if len({trial.number("seed") for trial in trials}) == 1:
-                speeds.append(images_per_second(ran, trials, batch))
-        key, name = f"{part.model}, batch {batch}", f"{part.model} on {part.task}, batch {batch}"
+        dense_trials, pruned_trials = (
+            {seed_of(trial): trial for trial in done(ran, part.name, method)} for method in ("dense", "prunetrain")
+        )
+        speeds = [  # of dense and pruned, by seed
+            images_per_second(ran, (trial, pruned_trials[seed]), batch)
+            for seed, trial in dense_trials.items()
+            if seed in pruned_trials
+        ]
+        model = trained_model(part, [*dense_trials.values()])
+        name = f"{model} on {part.task}, batch {batch}"
+        key = f"{part.model}, batch {batch}" if model == part.model else ""
         dense, pruned, ratios = (
             estimate(values, NOT_DONE)
             for values in ([a for a, _ in speeds], [b for _, b in speeds], [b / a for a, b in speeds])
@@ -74,11 +81,16 @@ class Table2(Reproduction):
         theirs = "prunetrain-table2-cifar100"
         return [
             line(f"{name}: dense, images a second", part.name, dense, "measured", unit="",
-                 published=f"{theirs}-dense/{key}", among=self.published),
+                 published=key and f"{theirs}-dense/{key}", among=self.published),
             line(f"{name}: prunetrain, images a second", part.name, pruned, "measured", unit=""),
             line(f"{name}: prunetrain over dense", part.name, ratios, "measured", unit="×",
-                 published=f"{theirs}-speedup/{key}", among=self.published),
+                 published=key and f"{theirs}-speedup/{key}", among=self.published),
         ]  # fmt: skip
+
+
+def trained_model(part: Part, trials: list[Trial]) -> str:
+    """The network's name: the command may have asked for another than the part's."""
+    return trials[0].text("model") if trials else part.model
 
 
 def images_per_second(ran: Ran, trials: tuple[Trial, ...], batch: int) -> list[float]:
@@ -174,6 +186,7 @@ class Figure6(Reproduction):
         panels = []
         for part in self.parts:
             found: dict[str, list[tuple[float, Any]]] = {"union": [], "gating": []}
+            model = trained_model(part, [one for ratio in RATIOS for one in done(ran, part.name, strength(ratio))])
             for ratio in RATIOS:
                 trials = done(ran, part.name, strength(ratio))
                 union, gated = ([inference_share(ran, trial, gating) for trial in trials] for gating in (False, True))
@@ -181,14 +194,14 @@ class Figure6(Reproduction):
                 differences += apart[:1]
                 for name, shares in (("union", union), ("gating", gated)):
                     left = estimate([100 * share for share in shares], NOT_DONE)
-                    what = f"{part.model}, ratio {ratio}: inference FLOPs left, {name}"
+                    what = f"{model}, ratio {ratio}: inference FLOPs left, {name}"
                     lines.append(line(what, part.name, left, "counted"))
                     if not isinstance(left, Missing):
                         found[name].append((ratio, left))
-                what = f"{part.model}, ratio {ratio}: union above gating, of dense"
+                what = f"{model}, ratio {ratio}: union above gating, of dense"
                 lines.append(line(what, part.name, estimate(apart, NOT_DONE), "counted"))
             panels.append(
-                Panel(part.model, "Penalty ratio", "Inference FLOPs (% of dense), counted",
+                Panel(model, "Penalty ratio", "Inference FLOPs (% of dense), counted",
                       [Line(name, points) for name, points in found.items()])
             )  # fmt: skip
         for name, of_all in (("least", min), ("most", max)):

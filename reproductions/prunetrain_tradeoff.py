@@ -116,6 +116,11 @@ class Figure8(Reproduction):
 INTERVALS = {"short": (1, 2, 3), "long": (5, 10, 20, 30)}
 
 
+def every(interval: int) -> str:
+    """An interval in words."""
+    return "every epoch" if interval == 1 else f"every {interval} epochs"
+
+
 @register("reproduction", "prunetrain-fig10")
 class Figure10(Reproduction):
     """PruneTrain's Fig. 10: accuracy over cost for different reconfiguration intervals."""
@@ -141,17 +146,17 @@ class Figure10(Reproduction):
                     for interval in intervals
                     for method in (f"prunetrain[interval={interval}]",)
                     for line in (
-                        *changed(f"every {interval} epochs", method, ""),
-                        inference_left(f"every {interval} epochs", method, ""),
-                        training_left(f"every {interval} epochs", method),
+                        *changed(every(interval), method, ""),
+                        inference_left(every(interval), method, ""),
+                        training_left(every(interval), method),
                         Compared(
-                            f"every {interval} epochs: time of reconfigurations, of that of training",
+                            f"{every(interval)}: time of reconfigurations, of that of training",
                             method,
                             column="reconfigure_time_s",
                             over="train_time_s",
                         ),
                         Compared(
-                            f"every {interval} epochs: communication of gradients left",
+                            f"{every(interval)}: communication of gradients left",
                             method,
                             column="allreduce",
                             against="ratio",
@@ -172,7 +177,7 @@ class Figure10(Reproduction):
         by_method = {"dense": [done(ran, part.name, "dense") for part in self.parts]}
         for name, intervals in INTERVALS.items():
             for interval in intervals:
-                by_method[f"every {interval} epochs"] = [done(ran, name, f"prunetrain[interval={interval}]")]
+                by_method[every(interval)] = [done(ran, name, f"prunetrain[interval={interval}]")]
         figure = tradeoff_figure(
             self.registered_name,
             "Accuracy over inference FLOPs and over training FLOPs, by interval",

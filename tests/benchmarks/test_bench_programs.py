@@ -155,9 +155,11 @@ def test_on_gpu_runs_all_in_order_and_goes_on_where_it_was_cut_off(on_gpu):
         "-m gpu",
         "bench_kernels",
         "bench_step",
+        "bench_pruned",
         "--preset smoke",
         "--preset quick --seeds",
         "reproduce",
+        "resnet50_cifar",
     )
     places = [next(index for index, line in enumerate(called) if part in line) for part in order]
     assert places == sorted(places)
@@ -165,7 +167,7 @@ def test_on_gpu_runs_all_in_order_and_goes_on_where_it_was_cut_off(on_gpu):
     done, called = on_gpu()
     assert done.returncode == 0
     assert called == [next(line for line in called if "bench_step" in line)]
-    assert "all done: tests kernels sanitizer steps suites" in done.stdout
+    assert "all done: tests kernels sanitizer steps pruned suites" in done.stdout
 
 
 def test_on_gpu_does_not_call_done_what_the_sanitizer_did_not_see(on_gpu, tmp_path):
@@ -193,7 +195,7 @@ def test_on_gpu_names_missing_modules_and_leaves_out_what_needs_them(on_gpu):
 def test_on_gpu_refuses_what_it_does_not_know_and_machines_without_a_gpu(on_gpu, tmp_path):
     done, called = on_gpu("stepz")
     assert (done.returncode, called) == (2, [])
-    assert "no stage is called 'stepz'; known: tests kernels sanitizer steps suites" in done.stderr
+    assert "no stage is called 'stepz'; known: tests kernels sanitizer steps pruned suites" in done.stderr
     done, called = on_gpu(NO_GPU="1")
     assert (done.returncode, called) == (2, [])
     assert not (tmp_path / "out").exists()

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 from test_prunetrain_runs import SHORT
 
+from reproductions.prunetrain_tradeoff import every
+from suite import cli
 from suite.checkpoint import load_model
 from suite.ledger import count_model
 from suite.parameters import build_model
 
-ROOT = Path(__file__).resolve().parents[2]
 # In this order: each finds most of its trials done by those before it.
 NAMES = tuple(
     f"prunetrain-{which}" for which in ("table2", "fig12", "fig10", "fig9", "fig8", "fig7", "fig6", "fig4", "fig2")
 )
+pytestmark = pytest.mark.timeout(600)  # the first waits for a dozen trials
 SHAPE = (3, 32, 32)
+MODEL = "resnet9[width=0.25]"  # of which the thresholds of `smoke` cut something
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,7 @@ def folder(tmp_path_factory):
     """A folder in which all of them ran."""
     folder = tmp_path_factory.mktemp("figures")
     for name in NAMES:
-        command = [sys.executable, str(ROOT / "run_suite.py"), "reproduce", name, *SHORT, "--out", "out"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert cli.main(["reproduce", name, *SHORT, "--model", MODEL, "--out", str(folder / "out")]) == 0
     return folder / "out"
 
 
@@ -62,7 +60,7 @@ def trials(folder):
 def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
     page = (folder / "reproduce" / f"{name}.md").read_text(encoding="utf-8")
     assert "Not the paper's setting" in page
-    assert "model resnet32[width=0.25]" in page or "preset smoke" in page
+    assert "preset smoke" in page
     figure = folder / "reproduce" / f"{name}.svg"
     assert figure.exists() == (name != "prunetrain-table2")
     if figure.exists():
@@ -74,13 +72,13 @@ def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
 
 
 def test_table_2_has_speeds_of_both_networks(folder):
-    name = "resnet32 on cifar10, batch 10"
+    name = f"{MODEL} on cifar10, batch 10"
     dense, pruned = (
         ours(folder, "prunetrain-table2", f"{name}: {method}, images a second") for method in ("dense", "prunetrain")
     )
     row = rows(folder, "prunetrain-table2")[f"{name}: prunetrain over dense"]
     assert float(row["ours"]) == pytest.approx(pruned / dense)
-    assert (row["published"], row["unit"], row["kind"]) == ("1.34", "×", "measured")
+    assert (row["published"], row["unit"], row["kind"]) == ("", "×", "measured")  # theirs is of another network
 
 
 def test_figure_2_counts_what_the_trials_did(folder, trials):
@@ -108,10 +106,12 @@ def test_figure_4_follows_each_channel(folder, trials):
 
 def test_figures_6_and_7_gate_what_the_union_keeps(folder, trials):
     row, _, path = trials["prunetrain[ratio=0.2]"]
-    union = ours(folder, "prunetrain-fig6", "resnet32, ratio 0.2: inference FLOPs left, union")
-    gated = ours(folder, "prunetrain-fig6", "resnet32, ratio 0.2: inference FLOPs left, gating")
+    union = ours(folder, "prunetrain-fig6", f"{MODEL}, ratio 0.2: inference FLOPs left, union")
+    gated = ours(folder, "prunetrain-fig6", f"{MODEL}, ratio 0.2: inference FLOPs left, gating")
     final = 100 * count_model(load_model(path), SHAPE)["inference_flops"] / float(row["inference_flops_dense"])
-    assert 0 < gated <= union <= final <= 100
+    assert 0 < gated <= union
+    assert union == pytest.approx(min(union, final))  # the cut at the end left nothing for another one, or more
+    assert final < 100
     times = [row for quantity, row in rows(folder, "prunetrain-fig7").items() if quantity.endswith("gating over union")]
     assert times
     assert all(float(row["ours"]) > 0 and row["kind"] == "measured" for row in times)
@@ -142,19 +142,19 @@ def test_figure_10_has_every_interval(folder, trials):
     for interval in (1, 2, 3):
         row, _, _ = trials[f"prunetrain[interval={interval}]"]
         left = float(row["inference_flops"]) / float(row["inference_flops_dense"])
-        name = f"every {interval} epochs: inference FLOPs left"
+        name = f"{every(interval)}: inference FLOPs left"
         assert ours(folder, "prunetrain-fig10", name) == pytest.approx(100 * left)
 
 
 def test_figure_12_counts_weights_of_the_final_network(folder, trials):
-    row, _, path = trials["prunetrain"]
+    _, _, path = trials["prunetrain"]
     weights = [parameter for name, parameter in load_model(path).named_parameters() if parameter.ndim > 1]
     left = sum(parameter.numel() for parameter in weights)
     near = sum(int((parameter.abs() < 1e-4).sum()) for parameter in weights)
     assert ours(folder, "prunetrain-fig12", "weights near zero, of those that are left") == pytest.approx(
         100 * near / left
     )
-    whole = build_model("resnet32[width=0.25]", SHAPE, 10)
+    whole = build_model(MODEL, SHAPE, 10)
     built = sum(parameter.numel() for parameter in whole.parameters() if parameter.ndim > 1)
     share = ours(folder, "prunetrain-fig12", "weights left, of those that the network was built with")
     assert share == pytest.approx(100 * left / built)

@@ -23,7 +23,9 @@ from suite.task import DataCopy
 from suite.trial import Trial
 
 ROOT = Path(__file__).parents[2]
-METHODS = "dense,sdgp,prunetrain"
+NAMES = ("dense", "sdgp", "prunetrain")
+PRUNETRAIN = "prunetrain[gating=true,dynamic_batch=start]"  # all that a reconfiguration may change
+METHODS = f"dense,sdgp,{PRUNETRAIN}"
 TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s")
 # Long enough to be killed in the middle; PruneTrain reconfigures from the second epoch on.
 OPTIONS = ("--task", "digits", "--preset", "smoke", "--epochs", "8", "--set", "recipe.train_images=640")
@@ -88,7 +90,7 @@ def undisturbed(tmp_path_factory):
 
 
 def assert_same_results(out, undisturbed):
-    for method in METHODS.split(","):
+    for method in NAMES:
         ours, theirs = trial(out, method), trial(undisturbed, method)
         assert ours.name == theirs.name
         assert records(ours) == records(theirs)
@@ -160,14 +162,14 @@ def test_same_command_again_runs_nothing(undisturbed):
 def test_record_written_after_the_last_checkpoint_is_cut_off(undisturbed, tmp_path):
     """A kill between an epoch's record and its checkpoint leaves one line too many."""
     out = tmp_path / "out"
-    running = start(out, "prunetrain")
+    running = start(out, PRUNETRAIN)
     wait_for(lambda: epochs_done(out, "prunetrain") >= 2)
     running.kill()
     running.wait()
     wait_for(lambda: trial_process(trial(out, "prunetrain")) is None)
     path = trial(out, "prunetrain") / "epochs.jsonl"
     path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
-    assert run(out, "prunetrain").returncode == 0
+    assert run(out, PRUNETRAIN).returncode == 0
     assert records(trial(out, "prunetrain")) == records(trial(undisturbed, "prunetrain"))
 
 
