@@ -1,5 +1,6 @@
 """What is committed under results/ says of itself what the bars ask, and the report there says what its table does."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,30 @@ def test_a_reproduction_says_what_its_table_does_and_the_card_quotes_it(folder):
         assert line["interval"] == pytest.approx(4.302653 * differences.sem(), rel=1e-5)  # t of two degrees of freedom
         quoted = f"{mode} {line['ours']:+.2f} ± {line['interval']:.2f}".replace("-", "\N{MINUS SIGN}")
         assert quoted in card
+
+
+def test_the_card_has_the_steps_of_cut_networks_as_they_were_measured():
+    card = (ROOT / "docs" / "methods" / "prunetrain.md").read_text(encoding="utf-8")
+    folder = ROOT / "results" / "cpu-zen4-2cores"
+    half, single = (
+        json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["found"]
+        for name in ("bench_pruned", "bench_pruned_float32")
+    )
+
+    def time(one):
+        return f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
+
+    rows = 0
+    for name, one in half.items():
+        network, _, rounding = name.partition(", round_to ")
+        if rounding:
+            other, left = single[name], f"{100 * one['inference_flops']:.1f} %"
+            measured = f"{time(one)} | {one['saved']:.2f} | {time(other)} | {other['saved']:.2f} |"
+            assert f"| `{network}` | {rounding} | {left} | {measured}" in card
+            rows += 1
+        elif name.endswith("(nothing removed) / dense"):
+            assert f"{one['median']:.2f}" in card
+        elif name.startswith("resnet32: "):
+            assert time(one) in card
+            assert f"{100 * one['inference_flops']:.1f} %" in card
+    assert rows == 9
