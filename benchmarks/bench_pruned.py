@@ -58,8 +58,17 @@ CPU = torch.device("cpu")
 # By the beginning of an operation's name in a profile; the first that fits.
 KINDS = {
     "linear layers": ("aten::addmm", "aten::mm", "aten::linear"),
-    "convolution": ("aten::convolution", "aten::conv", "aten::mkldnn_conv", "mkldnn", "onednn", "pdt::", "_PlannedOp"),
-    "normalisation": ("aten::native_batch_norm", "aten::batch_norm", "aten::_batch_norm"),
+    "convolution": (
+        "aten::convolution",
+        "aten::conv",
+        "aten::mkldnn_conv",
+        "aten::cudnn_conv",
+        "mkldnn",
+        "onednn",
+        "pdt::",
+        "_PlannedOp",
+    ),
+    "normalisation": ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::batch_norm", "aten::_batch_norm"),
     "activation": ("aten::relu", "aten::threshold", "aten::clamp"),
     "pooling": ("aten::max_pool", "aten::avg_pool", "aten::adaptive", "aten::mean"),
     "sums of branches": ("aten::add", "aten::sum"),
@@ -179,8 +188,9 @@ def profile(run: Callable[[], None], device: torch.device) -> dict[str, float]:
     with torch.profiler.profile(activities=activities) as profiler:
         run()
     own = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    on_cpu = torch.autograd.DeviceType.CPU  # a kernel has a line of its own too, which would count it twice
     kinds: dict[str, float] = defaultdict(float)
-    for event in profiler.key_averages():
+    for event in (one for one in profiler.key_averages() if one.device_type == on_cpu):
         fitting = (kind for kind, starts in KINDS.items() if event.key.startswith(starts))
         kinds[next(fitting, "rest")] += getattr(event, own) / 1e3 / STEPS
     return dict(kinds)

@@ -7,8 +7,8 @@
 #     sanitizer   compute-sanitizer's memcheck and racecheck over every way of pruning, where the tool is found
 #     steps       whole training steps, eager, compiled and as CUDA graphs
 #     pruned      steps of networks that PruneTrain cut, the penalty's cost, union and gates
-#     suites      the main job's smoke and quick, the columns and group sizes of SDGP's Table I, and ResNet-50 of PruneTrain's
-#                 recipe for 20 epochs, dense and pruned
+#     suites      the main job's smoke and quick, the columns and group sizes of SDGP's Table I, and PruneTrain's CIFAR
+#                 ResNet-50 for 20 epochs by the recipe of quick, dense and pruned
 # It may be cut off at any time: the same command goes on with the first step that is not done (OUT/done). What a step prints is
 # in OUT/STEP.txt, the machine in OUT/machine.json. PDT_DATA names the data root, which must hold CIFAR-10 for all suites but
 # smoke, since a GPU machine may have no network. Exit status: 0 all done, 1 some step failed, 2 wrong usage or no GPU.

@@ -34,7 +34,8 @@ class SSL(GroupLasso):
 
     @property
     def _names_a_file(self) -> bool:
-        return "/" in self.from_trained or self.from_trained.endswith(".pt")
+        named = self.from_trained
+        return not named.endswith("]") and ("/" in named or named.endswith(".pt") or Path(named).is_file())
 
     def depends_on(self) -> tuple[str, ...]:
         return (self.from_trained,) if self.from_trained and not self._names_a_file else ()
@@ -51,7 +52,8 @@ class SSL(GroupLasso):
         cost = penalty(lasso_layers(ctx.layers, ctx.spaces).values(), self._by_size).item()
         self._penalty_coefficient = self.ratio * math.log(ctx.num_classes) / ((1 - self.ratio) * cost)
         path = Path(self.from_trained) if self._names_a_file else ctx.others[self.from_trained].model_file
-        assert path is not None
+        if path is None:
+            raise UsageError(f"from_trained: the trial of '{self.from_trained}' has no model_file to begin with")
         trained = load_model(path).state_dict()
         theirs = {name: tuple(tensor.shape) for name, tensor in trained.items()}
         ours = {name: tuple(tensor.shape) for name, tensor in ctx.model.state_dict().items()}

@@ -11,13 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from reports import numbers, svg
 from reports.estimates import Estimate
 from reports.model import Figure
 
 WIDTH, HEIGHT = 8.6, 3.4
+_DEAD = "#d0d4d9"  # in no place of the colour scale
 _LABELS = 26  # past so many layers along an axis only some are named
 
 
@@ -45,6 +46,7 @@ class Panel:
         x, y: what the axes are, with units.
         lines: at least one of them with points.
         whole_x: x counts something, so that its ticks are whole numbers.
+        from_zero: y begins at 0, so that a fall is seen for what it is.
     """
 
     title: str
@@ -52,6 +54,7 @@ class Panel:
     y: str
     lines: Sequence[Line]
     whole_x: bool = False
+    from_zero: bool = False
 
 
 def curves_figure(
@@ -82,6 +85,8 @@ def curves_figure(
                     alts.append(f"{panel.title}, {line.label}: {_draw_line(axes, line, place[line.label])}")
             axes.set(xlabel=panel.x, ylabel=panel.y)
             axes.set_title(panel.title, fontsize=9.0)
+            if panel.from_zero:
+                axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
             if panel.whole_x:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         handles = [
@@ -158,9 +163,9 @@ def peaks_figure(
         for axes, (layer, stack) in zip(grid, stacks.items(), strict=True):
             ordered = stack[np.argsort(-stack[:, -1], kind="stable")]
             alive = np.ma.masked_less(ordered, threshold)
-            axes.set_facecolor("#c6ccd2")
+            axes.set_facecolor(_DEAD)
             edges = np.arange(stack.shape[1] + 1) + 0.5, np.arange(len(stack) + 1)
-            mesh = axes.pcolormesh(*edges, alive, norm=norm, cmap="cividis", rasterized=stack.size > 3000)
+            mesh = axes.pcolormesh(*edges, alive, norm=norm, cmap="viridis", rasterized=True)
             axes.set_title(layer, fontsize=9.0)
             axes.set_xlabel("Epoch")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -168,7 +173,9 @@ def peaks_figure(
             dead = float(np.mean(stack[:, -1] < threshold))
             alts.append(f"{layer}: {100 * dead:.0f} % of {len(stack)} channels dead after the last epoch")
         grid[0].set_ylabel("Output channel, ordered by its last value")
+        figure.legend(handles=[Patch(color=_DEAD, label=f"dead: under {threshold:g}")], loc="outside upper left")
         bar = figure.colorbar(mesh, ax=grid, pad=0.01, aspect=25)
+        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
         bar.set_label("Largest |w| of the channel")

@@ -45,8 +45,18 @@ def sentence(row: MethodRow, setting: str) -> str:
     if row.is_baseline:
         clauses = [_own_accuracy(row.accuracy), _own_time(row.train_time), "what others are compared with"]
     else:
-        clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row)]
+        clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_before(row)]
     return f"{head}: {'; '.join(clauses)}."
+
+
+def _before(row: MethodRow) -> list[str]:
+    """What had to be trained before it, which none of its own costs has in it."""
+    spec = row.done[0].spec
+    names = [
+        *map(str, spec.get("depends_on") or ()),
+        *(f"the file of {name}" for name in spec.get("files") or ()),
+    ]
+    return [f"it begins with what came of {' and '.join(names)}, whose cost is not in here"] if names else []
 
 
 def _own_accuracy(accuracy: Quantity) -> str:

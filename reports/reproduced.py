@@ -243,7 +243,7 @@ def _our_cell(one: Comparison) -> Cell:
     if isinstance(one.ours, Missing):
         return dash(one.ours.reason)
     signed = one.is_difference and one.unit == "points"
-    decimals = 2 if one.unit else 3
+    decimals = 2 if one.unit else 0 if abs(one.ours.mean) >= 100 else 3
     return Cell(_in_unit(numbers.interval(one.ours, decimals, sign=signed), one.unit), value=one.ours.mean)
 
 
@@ -256,7 +256,7 @@ def _ours_alone(lines: Sequence[Comparison]) -> Table | None:
         return None
     columns = (Column("Quantity", numeric=False), Column("Ours"), Column("Kind", numeric=False))
     rows = [(Cell(one.quantity, one.note), _our_cell(one), Cell(one.kind)) for one in lines]
-    return Table("ours", "Ours alone: no number was printed", columns, tuple(rows))
+    return Table("ours", "Ours alone: no published number of this setting stands beside", columns, tuple(rows))
 
 
 def _published(one: Comparison, signed: bool) -> str:

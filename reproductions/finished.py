@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reports.comparison import Comparison
@@ -31,11 +32,16 @@ def over_seeds(
     return quantity if isinstance(quantity, Missing) else scaled(quantity, scale)
 
 
+def model_file(ran: Ran, trial: Trial) -> Path:
+    """Where a trial's final network lies."""
+    return ran.folder / "trials" / trial.name / "model.pt"
+
+
 def final_model(ran: Ran, trial: Trial) -> nn.Module:
     """What a trial ended with, on the CPU, in evaluation mode."""
     from suite.checkpoint import load_model
 
-    return load_model(ran.folder / "trials" / trial.name / "model.pt")
+    return load_model(model_file(ran, trial))
 
 
 def image_shape(ran: Ran, trial: Trial) -> tuple[int, int, int]:
@@ -44,6 +50,17 @@ def image_shape(ran: Ran, trial: Trial) -> tuple[int, int, int]:
 
     shape: tuple[int, int, int] = registry.get("task", ran.specs[trial.name].task).input_shape
     return shape
+
+
+def share_of_dense(column: str) -> Callable[[Trial], float | None]:
+    """A cost over that of the network as it was built: of `inference_flops`, or of `train_flops_current`."""
+    whole = f"{column.removesuffix('_current')}_dense"
+
+    def share(trial: Trial) -> float | None:
+        cost, dense = trial.number(column), trial.number(whole)
+        return cost / dense if cost is not None and dense else None
+
+    return share
 
 
 def line(

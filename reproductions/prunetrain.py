@@ -14,6 +14,7 @@ from reports.records import Trial
 from suite.registry import register
 from suite.reproduction import Part, Reproduction
 
+SMALL = "resnet9[width=0.25]"  # for which the thresholds of smoke and quick are tuned
 MODELS = ("resnet32", "resnet50_cifar", "vgg11", "vgg13")
 TASKS = ("cifar10", "cifar100")
 EPOCHS = 182
@@ -50,6 +51,23 @@ BEST_EPOCH = (
 )
 
 
+def strength(ratio: float) -> str:
+    """PruneTrain at a penalty ratio, as the lists and the tables have it."""
+    return f"prunetrain[ratio={ratio}]"
+
+
+def training_left(name: str, method: str) -> Compared:
+    """What a method leaves of dense's training FLOPs, in percent; by our count nothing was published."""
+    return Compared(
+        f"{name}: training FLOPs left",
+        method,
+        column="train_flops_current",
+        over="train_flops_dense",
+        kind="counted",
+        note=COUNTED,
+    )
+
+
 def inference_left(name: str, method: str, published: str) -> Compared:
     """What a method leaves of dense's inference FLOPs, in percent."""
     return Compared(
@@ -65,14 +83,7 @@ def inference_left(name: str, method: str, published: str) -> Compared:
 def left(name: str, method: str, train_flops: str, train_time: str, inference_flops: str) -> tuple[Compared, ...]:
     """What a method leaves of dense's FLOPs and time, in percent, beside the published numbers (empty: none)."""
     return (
-        Compared(
-            f"{name}: training FLOPs left",
-            method,
-            column="train_flops_current",
-            over="train_flops_dense",
-            kind="counted",
-            note=COUNTED,
-        ),
+        training_left(name, method),
         Compared(
             f"{name}: training FLOPs left, counted as theirs",
             method,

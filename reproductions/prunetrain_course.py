@@ -6,26 +6,22 @@ Reconfiguration", SC 2019, Sec. 3, 4.2 and 5.3.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.comparison import Compared, Comparison
-from reports.estimates import Missing, estimate
+from reports.estimates import Estimate, Missing, estimate
 from reports.records import Trial
 from reports.rows import by_seed
-from reproductions.finished import done, line, over_seeds
-from reproductions.prunetrain import COUNTED, GROWING, RECIPE
+from reproductions.finished import done, line, over_seeds, share_of_dense
+from reproductions.prunetrain import GROWING, RECIPE, SMALL, strength, training_left
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
 
 ONE_SEED = {"smoke": 1, "quick": 1, "paper": 3}
 STRENGTHS = (0.1, 0.15, 0.2)
 TIMES = (0.25, 0.5, 0.75)
-
-
-def strength(ratio: float) -> str:
-    """The method's label."""
-    return f"prunetrain[ratio={ratio}]"
 
 
 def one_time(at: float) -> str:
@@ -46,21 +42,14 @@ class Figure2(Reproduction):
             methods=",".join(map(strength, STRENGTHS)),
             task="cifar10",
             model="resnet50_cifar",
-            small_model="resnet32",
+            small_model=SMALL,
             seeds=ONE_SEED,
             paper_recipe=RECIPE,
             compared=tuple(
                 line
                 for ratio in STRENGTHS
                 for line in (
-                    Compared(
-                        f"ratio {ratio}: training FLOPs left",
-                        strength(ratio),
-                        column="train_flops_current",
-                        over="train_flops_dense",
-                        kind="counted",
-                        note=COUNTED,
-                    ),
+                    training_left(f"ratio {ratio}", strength(ratio)),
                     Compared(
                         f"ratio {ratio}: of the FLOPs that a step loses, lost in the first half of the epochs",
                         strength(ratio),
@@ -77,18 +66,11 @@ class Figure2(Reproduction):
             methods=",".join(map(one_time, TIMES)),
             task="cifar10",
             model="resnet50_cifar",
-            small_model="resnet32",
+            small_model=SMALL,
             seeds=ONE_SEED,
             paper_recipe=RECIPE,
             compared=tuple(
-                Compared(
-                    f"one reconfiguration after {100 * at:g} % of the epochs: training FLOPs left",
-                    one_time(at),
-                    column="train_flops_current",
-                    over="train_flops_dense",
-                    kind="counted",
-                )
-                for at in TIMES
+                training_left(f"one reconfiguration after {100 * at:g} % of the epochs", one_time(at)) for at in TIMES
             ),
         ),
     )
@@ -122,15 +104,9 @@ class Figure2(Reproduction):
             note="The text says more than 25 %. The best of the times that were tried.",
         )
         steps = [Line(f"ratio {ratio}", step_flops_of(trials[strength(ratio)])) for ratio in STRENGTHS]
-        one = Line(
-            "one reconfiguration",
-            [(100 * at, over_seeds(several, _training_share, scale=100)) for at, several in once.items() if several],  # type: ignore[misc]
-        )
-        ends = [
-            Line(f"ratio {ratio}", [(100.0, over_seeds(several, _training_share, scale=100))], joined=False)  # type: ignore[list-item]
-            for ratio in STRENGTHS[-1:]
-            if (several := trials[strength(ratio)])
-        ]
+        one = Line("one reconfiguration", [(100 * at, cost) for at, several in once.items() for cost in _cost(several)])
+        largest = trials[strength(STRENGTHS[-1])]
+        ends = [Line(f"ratio {STRENGTHS[-1]}", [(100.0, cost) for cost in _cost(largest)], joined=False)]
         figure = curves_figure(
             self.registered_name,
             "FLOPs of a step over the epochs, and of the whole training",
@@ -138,9 +114,10 @@ class Figure2(Reproduction):
             f"reconfiguration over its time, and of PruneTrain at the same strength (ratio {STRENGTHS[-1]}, at the "
             "right edge). Counted.",
             [
-                Panel("A step", "Epoch", "FLOPs of a step (% of dense)", steps, whole_x=True),
+                Panel("A step", "Epoch", "FLOPs of a step (% of dense), counted", steps, whole_x=True,
+                      from_zero=True),
                 Panel("The training", "One reconfiguration after (% of the epochs)", "Training FLOPs (% of dense)",
-                      [one, *ends] if one.points else []),
+                      [one, *ends] if one.points else [], from_zero=True),
             ],
         )  # fmt: skip
         return Outcome((*comparisons, extra), figure)
@@ -160,9 +137,10 @@ def step_flops_of(trials: Sequence[Trial]) -> list[tuple[float, float]]:
     return [(epoch, 100 * share) for epoch, share in step_flops(trials[0])] if trials else []
 
 
-def _training_share(trial: Trial) -> float | None:
-    current, dense = trial.number("train_flops_current"), trial.number("train_flops_dense")
-    return current / dense if current is not None and dense else None
+def _cost(trials: list[Trial]) -> list[Estimate]:
+    """Training FLOPs in percent of dense's; nothing where no trial is done."""
+    quantity = over_seeds(trials, share_of_dense("train_flops_current"), scale=100)
+    return [quantity] if isinstance(quantity, Estimate) else []
 
 
 def _by_seed(trials: list[Trial]) -> dict[int, float]:
@@ -190,7 +168,7 @@ class Figure4(Reproduction):
             methods=WATCHED,
             task="cifar10",
             model="resnet50_cifar",
-            small_model="resnet32",
+            small_model=SMALL,
             seeds={"smoke": 1, "quick": 1, "paper": 1},
             paper_recipe=RECIPE,
         ),
@@ -200,7 +178,7 @@ class Figure4(Reproduction):
         trials = done(ran, "channels", WATCHED)
         if not trials:
             missing = Missing("the trial is not done")
-            return Outcome((line("channels that died", "channels", missing, "counted"),), remarks=self.remarks)
+            return Outcome((line("output channels that died", "channels", missing, "counted"),), remarks=self.remarks)
         from reports.curves import peaks_figure
 
         trial = trials[0]
@@ -218,15 +196,18 @@ class Figure4(Reproduction):
 
     def _lines(self, peaks: Mapping[str, Sequence[Sequence[float]]], threshold: float) -> list[Comparison]:
         channels = [course for epochs in peaks.values() for course in zip(*epochs, strict=True)]
-        died = [course for course in channels if min(course) < threshold]
+        alive = [course for course in channels if course[0] >= threshold]
+        died = [course for course in alive if min(course) < threshold]
         revived = [course for course in died if course[-1] >= threshold]
-        none = "no channel died"
         said = "The paper prints no number: none revives significantly."
+        small = "Weights of wide layers may begin under a short preset's threshold: these died of nothing."
         return [
-            line("output channels of all layers that died in some epoch", "channels",
-                 estimate([100 * len(died) / len(channels)], ""), "counted"),
-            line("of those, alive after the last epoch", "channels",
-                 estimate([100 * len(revived) / len(died)] if died else [], none), "counted", note=said),
+            line("output channels of all layers that are dead after the first epoch", "channels",
+                 estimate([100 - 100 * len(alive) / len(channels)], ""), "counted", note=small),
+            line("of the others, died in a later epoch", "channels",
+                 estimate([100 * len(died) / len(alive)] if alive else [], "no channel was alive"), "counted"),
+            line("of those that died, alive after the last epoch", "channels",
+                 estimate([100 * len(revived) / len(died)] if died else [], "no channel died"), "counted", note=said),
             line("largest |w| of a revived channel, over the threshold", "channels",
                  estimate([max(course[-1] for course in revived) / threshold] if revived else [], "none revived"),
                  "measured", unit="×", note=said),
@@ -252,14 +233,15 @@ class Figure9(Reproduction):
 
     title = "PruneTrain, Fig. 9: memory of a step, and the batch that grows"
     reference = "prunetrain-fig9-batch"
+    remarks = ("Of the figure's two halves this is 9b, CIFAR; 9a is ResNet-50 on ImageNet.",)
     parts = tuple(
         Part(
             name=task,
-            title=f"ResNet-50 on {task}: prunetrain, and with a batch that grows",
+            title=f"{task}: prunetrain, and with a batch that grows",
             methods=f"{NAIVE},{GROWING}",
             task=task,
             model="resnet50_cifar",
-            small_model="resnet32",
+            small_model=SMALL,
             seeds=ONE_SEED,
             presets=presets,
             paper_recipe=RECIPE,
@@ -268,7 +250,8 @@ class Figure9(Reproduction):
                          published="prunetrain-fig9-batch/last" if task == "cifar100" else ""),
                 Compared(f"{task}: memory of the last epoch's steps, of that of the first, batch as it was", NAIVE,
                          column="last_memory"),
-                Compared(f"{task}: the same, growing batch", GROWING, column="last_memory"),
+                Compared(f"{task}: memory of the last epoch's steps, of that of the first, growing batch", GROWING,
+                         column="last_memory"),
                 Compared(f"{task}: most memory of an epoch's steps, of that of the first, growing batch", GROWING,
                          column="most_memory", note="Over 100 % the bound would have been passed."),
                 Compared(f"{task}: optimizer steps, of those without growth", GROWING, column="steps_left",
@@ -295,12 +278,13 @@ class Figure9(Reproduction):
         from reports.curves import Line, Panel, curves_figure
 
         names = {NAIVE: "batch as it was", GROWING: "growing batch"}
-        courses = {
-            names[label]: several[0]
+        # Of one task, and not one line of each: the first part that has both, or else what there is of the first.
+        by_part = [
+            {names[label]: several[0] for label in names if (several := done(ran, part.name, label))}
             for part in self.parts
-            for label in (NAIVE, GROWING)
-            if (several := done(ran, part.name, label))
-        }
+        ]
+        courses = max(by_part, key=len)  # of equals the first
+        counted = ran.device == "cpu"
         memory = [
             Line(name, [(epoch, taken / 2**20) for epoch, taken in step_memory(trial)])
             for name, trial in courses.items()
@@ -312,14 +296,22 @@ class Figure9(Reproduction):
         figure = curves_figure(
             self.registered_name,
             "Memory of a training step, and the batch, over the epochs",
-            "First seed. Memory is measured: on a GPU the allocator's maximum, on the CPU the bytes of parameters, "
-            "gradients, optimizer state and what a step keeps for backward.",
+            f"First seed, {' and '.join({trial.text('task') for trial in courses.values()}) or 'no trial'}. "
+            + (
+                "Memory is counted: parameters, gradients, optimizer state and what a step keeps for backward."
+                if counted
+                else "Memory is the allocator's maximum, the data set on the device included; measured."
+            ),
             [
-                Panel("Memory", "Epoch", "Memory of a step (MiB)", memory, whole_x=True),
-                Panel("Batch", "Epoch", "Batch size", batches, whole_x=True),
+                Panel("Memory", "Epoch", "Memory of a step (MiB)", memory, whole_x=True, from_zero=True),
+                Panel("Batch", "Epoch", "Batch size", batches, whole_x=True, from_zero=True),
             ],
         )
-        return Outcome(self.compare(ran), figure)
+        lines = (
+            dataclasses.replace(one, kind="counted") if counted and "memory" in one.quantity else one
+            for one in self.compare(ran)
+        )
+        return Outcome(tuple(lines), figure, self.remarks)
 
 
 def step_memory(trial: Trial) -> list[tuple[int, float]]:

@@ -6,29 +6,25 @@ Reconfiguration", SC 2019, Sec. 4.2, 5.1 and 5.3.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from reports.comparison import Comparison
 from reports.estimates import Missing, estimate
 from reports.records import Trial
 from reports.rows import seed_of
-from reproductions.finished import done, final_model, image_shape, line
-from reproductions.prunetrain import MODELS, RECIPE
+from reproductions.final_networks import REPETITIONS
+from reproductions.finished import done, final_model, image_shape, line, model_file
+from reproductions.prunetrain import MODELS, RECIPE, SMALL, strength
+from suite.apart import Found, run_apart
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
 BATCHES = (10, 100)
-REPETITIONS = 20
 RATIOS = (0.1, 0.2)
 NEAR_ZERO = 1e-4  # the paper's threshold, whatever that of the trial is
 NOT_DONE = "its trials are not done"
 NETWORKS = ("resnet32", "resnet50_cifar")
+BUSY = 0.5
 
 
 @register("reproduction", "prunetrain-table2")
@@ -59,33 +55,64 @@ class Table2(Reproduction):
     )
 
     def outcome(self, ran: Ran) -> Outcome:
-        lines = [one for part in self.parts for batch in BATCHES for one in self._lines(ran, part, batch)]
-        return Outcome(tuple(lines), remarks=self.remarks)
+        lines: list[Comparison] = []
+        timed: list[Found] = []
+        for part, trials in with_own_trials(self, ran):
+            for batch in BATCHES:
+                lines += self._lines(ran, part, trials, batch, timed)
+        provenance = tuple(f"Timed on {found.where}" for found in timed)
+        return Outcome(tuple(lines), remarks=(*self.remarks, *doubts(timed)), provenance=provenance)
 
-    def _lines(self, ran: Ran, part: Part, batch: int) -> list[Comparison]:
-        dense_trials, pruned_trials = (
-            {seed_of(trial): trial for trial in done(ran, part.name, method)} for method in ("dense", "prunetrain")
-        )
-        speeds = [  # of dense and pruned, by seed
-            images_per_second(ran, (trial, pruned_trials[seed]), batch)
-            for seed, trial in dense_trials.items()
-            if seed in pruned_trials
-        ]
-        model = trained_model(part, [*dense_trials.values()])
+    def _lines(
+        self, ran: Ran, part: Part, trials: dict[str, list[Trial]], batch: int, timed: list[Found]
+    ) -> list[Comparison]:
+        dense = trials.get("dense", [])
+        pruned = {seed_of(trial): trial for trial in trials.get("prunetrain", [])}
+        speeds: list[list[float]] = []  # of dense and pruned, by seed
+        for trial in dense:
+            if seed_of(trial) in pruned:
+                found = images_per_second(ran, (trial, pruned[seed_of(trial)]), batch)
+                speeds.append(found.value)
+                timed.append(found)
+        model = trained_model(part, dense)
         name = f"{model} on {part.task}, batch {batch}"
         key = f"{part.model}, batch {batch}" if model == part.model else ""
-        dense, pruned, ratios = (
+        before, after, ratios = (
             estimate(values, NOT_DONE)
             for values in ([a for a, _ in speeds], [b for _, b in speeds], [b / a for a, b in speeds])
         )
         theirs = "prunetrain-table2-cifar100"
         return [
-            line(f"{name}: dense, images a second", part.name, dense, "measured", unit="",
+            line(f"{name}: dense, images a second", part.name, before, "measured", unit="",
                  published=key and f"{theirs}-dense/{key}", among=self.published),
-            line(f"{name}: prunetrain, images a second", part.name, pruned, "measured", unit=""),
+            line(f"{name}: prunetrain, images a second", part.name, after, "measured", unit=""),
             line(f"{name}: prunetrain over dense", part.name, ratios, "measured", unit="×",
                  published=key and f"{theirs}-speedup/{key}", among=self.published),
         ]  # fmt: skip
+
+
+def with_own_trials(reproduction: Reproduction, ran: Ran) -> list[tuple[Part, dict[str, list[Trial]]]]:
+    """Each part with its trials that are done, by label. A part whose trials an earlier one has too is left out.
+
+    With `--model`, parts that differ by their network alone are the same.
+    """
+    found: list[tuple[Part, dict[str, list[Trial]]]] = []
+    seen: list[set[str]] = []
+    for part in reproduction.parts:
+        trials = {label: done(ran, part.name, label) for label in ran.trials.get(part.name, {})}
+        names = {trial.name for several in trials.values() for trial in several}
+        if not names or names not in seen:
+            found.append((part, trials))
+            seen.append(names)
+    return found
+
+
+def doubts(timed: list[Found]) -> list[str]:
+    """One line where other programs kept half a core busy, or more, as something was timed."""
+    busy = max((found.busy_cores for found in timed), default=0.0)
+    return [f"Other programs kept {busy:.1f} cores busy as these times were measured: trust none of them."] * (
+        busy >= BUSY
+    )
 
 
 def trained_model(part: Part, trials: list[Trial]) -> str:
@@ -93,65 +120,16 @@ def trained_model(part: Part, trials: list[Trial]) -> str:
     return trials[0].text("model") if trials else part.model
 
 
-def images_per_second(ran: Ran, trials: tuple[Trial, ...], batch: int) -> list[float]:
-    """Images a second of each trial's final network, at a batch, on the command's device."""
-    import torch
-
-    from suite.inference import interleaved_seconds
-
-    device = torch.device(ran.device)
-    calls: list[Callable[[], object]] = []
-    for trial in trials:
-        model = _on(device, final_model(ran, trial))
-        images = _images(ran, trial, batch, device)
-        dtype = getattr(torch, trial.text("dtype"))
-        calls.append(lambda model=model, images=images, dtype=dtype: _infer(model, images, dtype))  # type: ignore[misc]
-    return [batch / statistics.median(seconds) for seconds in interleaved_seconds(calls, REPETITIONS, device)]
-
-
-def _infer(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Tensor:
-    import torch
-
-    with torch.no_grad(), torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
-        logits: Tensor = model(images)
-        return logits
-
-
-def _on(device: torch.device, model: nn.Module) -> nn.Module:
-    import torch
-
-    moved: nn.Module = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return moved
-
-
-def _images(ran: Ran, trial: Trial, batch: int, device: torch.device) -> Tensor:
-    import torch
-
-    images = torch.randn(batch, *image_shape(ran, trial), generator=torch.Generator().manual_seed(0))
-    return images.to(device).contiguous(memory_format=torch.channels_last)
-
-
-def strength(ratio: float) -> str:
-    """The method's label."""
-    return f"prunetrain[ratio={ratio}]"
-
-
-def cut_again(ran: Ran, trial: Trial, gating: bool) -> nn.Module:
-    """A trial's final network, with what is dead in it cut once more: by the union, or by gates."""
-    import torch
-
-    from suite import registry
-    from suite.ops import apply
-
-    model = final_model(ran, trial)
-    spec = ran.specs[trial.name]
-    method = registry.get("method", "prunetrain")(interval=1, threshold=spec.parameters["threshold"], gating=gating)
-    classes = registry.get("task", spec.task).num_classes
-    with torch.no_grad():
-        hooks = apply(model, method, input_shape=image_shape(ran, trial), num_classes=classes, epochs=1, batch_size=1)
-        hooks.end_epoch()
-        hooks.finish()
-    return model.eval()
+def images_per_second(ran: Ran, trials: tuple[Trial, ...], batch: int) -> Found:
+    """Images a second of each trial's final network, on the command's device."""
+    arguments = {
+        "files": [str(model_file(ran, trial)) for trial in trials],
+        "dtype": trials[0].text("dtype"),
+        "shape": image_shape(ran, trials[0]),
+        "batch": batch,
+    }
+    plugins = ran.specs[trials[0].name].plugins
+    return run_apart("reproductions.final_networks:images_per_second", arguments, ran.device, plugins)
 
 
 @register("reproduction", "prunetrain-fig6")
@@ -171,6 +149,7 @@ class Figure6(Reproduction):
             methods=",".join(map(strength, RATIOS)),
             task="cifar10",
             model=model,
+            small_model=SMALL,
             seeds={"smoke": 1, "quick": 1, "paper": 3},
             presets=("smoke", "quick", "paper") if model == NETWORKS[0] else ("paper",),
             paper_recipe=RECIPE,
@@ -184,11 +163,11 @@ class Figure6(Reproduction):
         lines: list[Comparison] = []
         differences: list[float] = []
         panels = []
-        for part in self.parts:
+        for part, by_label in with_own_trials(self, ran):
             found: dict[str, list[tuple[float, Any]]] = {"union": [], "gating": []}
-            model = trained_model(part, [one for ratio in RATIOS for one in done(ran, part.name, strength(ratio))])
+            model = trained_model(part, [trial for trials in by_label.values() for trial in trials])
             for ratio in RATIOS:
-                trials = done(ran, part.name, strength(ratio))
+                trials = by_label.get(strength(ratio), [])
                 union, gated = ([inference_share(ran, trial, gating) for trial in trials] for gating in (False, True))
                 apart = [100 * (one - other) for one, other in zip(union, gated, strict=True)]
                 differences += apart[:1]
@@ -202,7 +181,7 @@ class Figure6(Reproduction):
                 lines.append(line(what, part.name, estimate(apart, NOT_DONE), "counted"))
             panels.append(
                 Panel(model, "Penalty ratio", "Inference FLOPs (% of dense), counted",
-                      [Line(name, points) for name, points in found.items()])
+                      [Line(name, points, joined=False) for name, points in found.items()], from_zero=True)
             )  # fmt: skip
         for name, of_all in (("least", min), ("most", max)):
             ours = estimate([of_all(differences)] if differences else [], NOT_DONE)
@@ -220,12 +199,18 @@ class Figure6(Reproduction):
 
 def inference_share(ran: Ran, trial: Trial, gating: bool) -> float:
     """Inference FLOPs of a trial's network after one more cut, over those of the network as it was built."""
+    from reproductions.final_networks import cut_again
     from suite.ledger import count_model
 
-    cost = count_model(cut_again(ran, trial, gating), image_shape(ran, trial))["inference_flops"]
-    dense = trial.number("inference_flops_dense")
+    shape, dense = image_shape(ran, trial), trial.number("inference_flops_dense")
     assert dense is not None
-    return cost / dense
+    model = cut_again(str(model_file(ran, trial)), *_again(ran, trial, gating))
+    return count_model(model, shape)["inference_flops"] / dense
+
+
+def _again(ran: Ran, trial: Trial, gating: bool) -> tuple[float, bool, tuple[int, int, int], int]:
+    """What `cut_again` is told of a trial."""
+    return threshold(ran, trial), gating, image_shape(ran, trial), classes(ran, trial)
 
 
 @register("reproduction", "prunetrain-fig7")
@@ -233,7 +218,7 @@ class Figure7(Reproduction):
     """PruneTrain's Fig. 7: time of the last layer of each residual block, with channel union and with gating."""
 
     title = "PruneTrain, Fig. 7: what channel gating costs"
-    reference = "prunetrain-fig6-union"
+    reference = "prunetrain-table2-imagenet-speedup"
     remarks = (
         f"Forward and backward of one layer by itself, gates included, median of {REPETITIONS}, union and gating in "
         "alternation, batch of the recipe. The paper measures ResNet50 at ImageNet's size on a V100 and draws the "
@@ -246,7 +231,7 @@ class Figure7(Reproduction):
             methods=strength(RATIOS[-1]),
             task="cifar10",
             model="resnet50_cifar",
-            small_model="resnet32",
+            small_model=SMALL,
             seeds={"smoke": 1, "quick": 1, "paper": 1},
             paper_recipe=RECIPE,
         ),
@@ -256,13 +241,15 @@ class Figure7(Reproduction):
         from reports.curves import bars_figure
 
         trials = done(ran, "blocks", strength(RATIOS[-1]))
-        times = layer_times(ran, trials[0]) if trials else {}
+        found = layer_times(ran, trials[0]) if trials else Found({}, "", 0.0)
+        times: dict[str, list[float]] = found.value
         lines = [
             line(f"{layer}: gating over union", "blocks", estimate([gated / union], ""), "measured", unit="×")
             for layer, (union, gated) in times.items()
         ]
         sums = [1e3 * sum(column) for column in zip(*times.values(), strict=True)]
-        both = [estimate(sums[place : place + 1], NOT_DONE) for place in (0, 1)]
+        none = "its network has no residual branch left" if trials else NOT_DONE
+        both = [estimate(sums[place : place + 1], none) for place in (0, 1)]
         lines += [
             line(f"all of them, {name}: milliseconds", "blocks", quantity, "measured", unit="")
             for name, quantity in zip(("union", "gating"), both, strict=True)
@@ -277,57 +264,36 @@ class Figure7(Reproduction):
                 list(times),
                 {name: [1e3 * one[place] for one in times.values()] for place, name in enumerate(("union", "gating"))},
             )
-        return Outcome(tuple(lines), figure, self.remarks)
+        timed = [found] if times else []
+        provenance = tuple(f"Timed on {one.where}" for one in timed)
+        return Outcome(tuple(lines), figure, (*self.remarks, *doubts(timed)), provenance)
 
 
-def layer_times(ran: Ran, trial: Trial) -> dict[str, tuple[float, float]]:
-    """Seconds of forward and backward of the last layer of each residual branch: cut by the union, and by gates."""
-    import torch
-
-    from suite.inference import interleaved_seconds
-    from suite.surgery import find_index_spaces
-
-    device, dtype = torch.device(ran.device), getattr(torch, trial.text("dtype"))
-    shape, batch = image_shape(ran, trial), ran.specs[trial.name].make_recipe().batch_size
-    branches = find_index_spaces(final_model(ran, trial), shape).removable_branches
-    names = [branch.layers[-1] for branch in branches.values()]
-    calls: list[dict[str, Callable[[], object]]] = []
-    for gating in (False, True):
-        model = _on(device, cut_again(ran, trial, gating))
-        calls.append(_layer_calls(model, names, _images(ran, trial, batch, device), dtype))
-    found = {}
-    for name in names:
-        if all(name in several for several in calls):  # the second cut may have taken the branch out
-            seconds = interleaved_seconds([several[name] for several in calls], REPETITIONS, device)
-            found[name] = (statistics.median(seconds[0]), statistics.median(seconds[1]))
-    return found
+def layer_times(ran: Ran, trial: Trial) -> Found:
+    """Seconds of the last layer of each residual branch, with union and with gates, on the command's device."""
+    spec = ran.specs[trial.name]
+    arguments = {
+        "file": str(model_file(ran, trial)),
+        "threshold": threshold(ran, trial),
+        "dtype": trial.text("dtype"),
+        "shape": image_shape(ran, trial),
+        "classes": classes(ran, trial),
+        "batch": spec.make_recipe().batch_size,
+    }
+    return run_apart("reproductions.final_networks:layer_times", arguments, ran.device, spec.plugins)
 
 
-def _layer_calls(
-    model: nn.Module, names: list[str], images: Tensor, dtype: torch.dtype
-) -> dict[str, Callable[[], object]]:
-    """For each layer that the network has a function that runs it forward and backward on what it is given in there."""
-    layers = {name: module for name, module in model.named_modules() if name in names}
-    given: dict[str, Tensor] = {}
-    # Before its gate: hooks of this kind run in the order in which they were put.
-    handles = [
-        layer.register_forward_pre_hook(lambda _, inputs, name=name: given.__setitem__(name, inputs[0]), prepend=True)
-        for name, layer in layers.items()
-    ]
-    _infer(model, images, dtype)
-    for handle in handles:
-        handle.remove()
+def threshold(ran: Ran, trial: Trial) -> float:
+    """Under which a channel of the trial was dead."""
+    return float(ran.specs[trial.name].parameters["threshold"])
 
-    def call(name: str) -> None:
-        import torch
 
-        x = given[name].detach().requires_grad_()
-        with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
-            output = layers[name](x)
-        output.backward(torch.ones_like(output))
-        layers[name].zero_grad(set_to_none=True)
+def classes(ran: Ran, trial: Trial) -> int:
+    """Of the trial's task."""
+    from suite import registry
 
-    return {name: lambda name=name: call(name) for name in layers}  # type: ignore[misc]
+    count: int = registry.get("task", ran.specs[trial.name].task).num_classes
+    return count
 
 
 @register("reproduction", "prunetrain-fig12")
@@ -347,7 +313,7 @@ class Figure12(Reproduction):
             methods="prunetrain",
             task="cifar10",
             model="resnet50_cifar",
-            small_model="resnet32",
+            small_model=SMALL,
             seeds={"smoke": 1, "quick": 1, "paper": 1},
             paper_recipe=RECIPE,
         ),
@@ -391,12 +357,9 @@ def densities(ran: Ran, trial: Trial) -> dict[str, dict[str, float]]:
     """By layer the weights that it was `built` with, those `left`, and those of them that are `near zero`."""
     from torch import nn
 
-    from suite import registry
     from suite.parameters import build_model
 
-    spec = ran.specs[trial.name]
-    classes = registry.get("task", spec.task).num_classes
-    whole = build_model(spec.model, image_shape(ran, trial), classes)
+    whole = build_model(ran.specs[trial.name].model, image_shape(ran, trial), classes(ran, trial))
     final = dict(final_model(ran, trial).named_modules())
     found = {}
     for name, layer in whole.named_modules():

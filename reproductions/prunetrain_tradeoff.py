@@ -12,8 +12,18 @@ from reports.comparison import Compared
 from reports.estimates import Estimate, Missing
 from reports.model import Figure
 from reports.records import Trial
-from reproductions.finished import done, number, over_seeds
-from reproductions.prunetrain import COUNTED, RECIPE, RING, changed, inference_left, modelled_costs
+from reproductions.finished import done, number, over_seeds, share_of_dense
+from reproductions.prunetrain import (
+    MODELLED,
+    RECIPE,
+    RING,
+    SMALL,
+    changed,
+    inference_left,
+    modelled_costs,
+    strength,
+    training_left,
+)
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
 
@@ -24,19 +34,7 @@ COSTS = {"ssl": "ssl, from trained", "prunetrain": "prunetrain"}
 
 def label(method: str, ratio: float) -> str:
     """A method as the lists below and the tables have it."""
-    return f"ssl[ratio={ratio},from_trained=dense]" if method == "ssl" else f"prunetrain[ratio={ratio}]"
-
-
-def training_left(name: str, method: str) -> Compared:
-    """What a method leaves of dense's training FLOPs, in percent; nothing was printed."""
-    return Compared(
-        f"{name}: training FLOPs left",
-        method,
-        column="train_flops_current",
-        over="train_flops_dense",
-        kind="counted",
-        note=COUNTED,
-    )
+    return f"ssl[ratio={ratio},from_trained=dense]" if method == "ssl" else strength(ratio)
 
 
 def _tradeoff_part(name: str, ratios: Sequence[float], presets: tuple[str, ...]) -> Part:
@@ -46,7 +44,7 @@ def _tradeoff_part(name: str, ratios: Sequence[float], presets: tuple[str, ...])
         methods=",".join(["dense", *(label(method, ratio) for ratio in ratios for method in COSTS)]),
         task="cifar10",
         model="resnet50_cifar",
-        small_model="resnet32",
+        small_model=SMALL,
         seeds={"smoke": 1, "quick": 1, "paper": 3},
         presets=presets,
         paper_recipe=RECIPE,
@@ -69,6 +67,7 @@ def _tradeoff_part(name: str, ratios: Sequence[float], presets: tuple[str, ...])
                     column="norm_traffic",
                     against="ratio",
                     kind="modelled",
+                    note=MODELLED,
                 )
                 for ratio in ratios
             ),
@@ -85,7 +84,7 @@ class Figure8(Reproduction):
     also = ("prunetrain-fig8-most-accurate",)
     remarks = (
         "The FLOPs of ssl's own training stand here. Those of the dense training that it begins with come on top.",
-        "The paper's points are in the picture alone.",
+        "The paper's points are in the picture alone. It draws ResNet-32 and CIFAR-100 too, which are left out here.",
     )
     parts = (
         _tradeoff_part("ends", SHORT, ("smoke", "quick", "paper")),
@@ -100,8 +99,8 @@ class Figure8(Reproduction):
         for method, name in COSTS.items():
             by_method[name] = [
                 done(ran, part, label(method, ratio))
-                for part, ratios in (("ends", SHORT), ("between", RATIOS))
-                for ratio in ratios
+                for ratio in RATIOS
+                for part in ("ends" if ratio in SHORT else "between",)
             ]
         figure = tradeoff_figure(
             self.registered_name,
@@ -135,7 +134,7 @@ class Figure10(Reproduction):
             methods=",".join(["dense", *(f"prunetrain[interval={interval}]" for interval in intervals)]),
             task="cifar10",
             model="resnet50_cifar",
-            small_model="resnet32",
+            small_model=SMALL,
             seeds={"smoke": 1, "quick": 1, "paper": 3},
             presets=("paper",) if name == "long" else ("smoke", "quick"),
             paper_recipe=RECIPE,
@@ -198,21 +197,12 @@ def tradeoff_figure(name: str, title: str, caption: str, by_method: Mapping[str,
         ]
 
     accuracy = "Test accuracy (%), measured"
+    inference, training = map(share_of_dense, ("inference_flops", "train_flops_current"))
     panels = [
-        Panel("Inference", "Inference FLOPs (% of dense), counted", accuracy, lines(_share("inference_flops"))),
-        Panel("Training", "Training FLOPs (% of dense), counted", accuracy, lines(_share("train_flops_current"))),
+        Panel("Inference", "Inference FLOPs (% of dense), counted", accuracy, lines(inference)),
+        Panel("Training", "Training FLOPs (% of dense), counted", accuracy, lines(training)),
     ]
     return curves_figure(name, title, caption, panels)
-
-
-def _share(column: str) -> Callable[[Trial], float | None]:
-    dense = column.replace("_current", "") + "_dense"
-
-    def share(trial: Trial) -> float | None:
-        cost, whole = trial.number(column), trial.number(dense)
-        return cost / whole if cost is not None and whole else None
-
-    return share
 
 
 def _point(trials: list[Trial], cost: Callable[[Trial], float | None]) -> tuple[float, Estimate] | None:

@@ -108,13 +108,20 @@ class Subject:
 
     @cached_property
     def _other(self) -> OtherTrial:
-        """A trial that left half of the channels, for a method that depends on one."""
+        """A trial that left half of the channels, and a file with the whole network, for a method that depends on one.
+
+        Some methods take over what was cut, others the weights.
+        """
         model = self.model()
+        self._folder = tempfile.TemporaryDirectory()  # as long as this object
+        path = Path(self._folder.name) / "model.pt"
+        name, classes, shape = self.architecture.values()
+        checkpoint.save_model(path, model, name=name, num_classes=classes, input_shape=shape, reconfigurations=[])
         spaces = find_index_spaces(model, self._task.input_shape)
         half = {space.name: space.original[::2] for space in spaces.values() if not space.frozen}
         plan = ReconfigPlan(kept=half)
         apply_plan(model, plan, spaces, None)
-        return OtherTrial((plan,), float(count_model(model, self._task.input_shape)["inference_flops"]))
+        return OtherTrial((plan,), float(count_model(model, self._task.input_shape)["inference_flops"]), path)
 
     def begun(self) -> nn.Module:
         """The bare model as the method begins with it."""

@@ -59,13 +59,10 @@ class Interval:
     """What trained between two reconfigurations.
 
     Attributes:
-        first_epoch, last_epoch: counted from 1, both of them in it.
         steps, samples: of the interval.
         layers: those that there were.
     """
 
-    first_epoch: int
-    last_epoch: int
     steps: int
     samples: int
     layers: tuple[LayerCost, ...]
@@ -80,11 +77,8 @@ def read_intervals(rows: Iterable[Mapping[str, Any]]) -> list[Interval]:
 
 
 def _interval(rows: list[Mapping[str, Any]]) -> Interval:
-    first_epoch, last_epoch, steps, samples = (
-        int(rows[0][name]) for name in ("first_epoch", "last_epoch", "steps", "samples")
-    )
     layers = tuple(_layer(row) for row in rows if int(row["out_channels"]))
-    return Interval(first_epoch, last_epoch, steps, samples, layers)
+    return Interval(int(rows[0]["steps"]), int(rows[0]["samples"]), layers)
 
 
 def _layer(row: Mapping[str, Any]) -> LayerCost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from suite.options import door
 from suite.spec import SuiteSpec, TrialSpec
 
 if TYPE_CHECKING:
-    from suite.reproduction import Reproduction
+    from suite.reproduction import Part, Reproduction
 
 
 def write_outcome(
@@ -44,6 +44,7 @@ def write_outcome(
         for part in reproduction.parts
         if part.name not in asked and not _is_whole(part.name, plans, records)
     ]
+    recipe = [f"recipe.{key}={value}" for key, value in base.overrides.items()]
     compared = [one for part in reproduction.parts for one in part.compared]
     groups = {*reproduction.also, *reproduction.beside, reproduction.reference}
     groups |= {one.published.partition("/")[0] for one in compared if one.published}
@@ -58,15 +59,42 @@ def write_outcome(
             figure=outcome.figure,
             reference=reproduction.published.group(reproduction.reference),
             trials=tuple(behind),
-            changed=tuple(f"recipe.{key}={value}" for key, value in base.overrides.items()),
+            changed=(*other_networks(reproduction.parts, trials), *recipe),
             alone=tuple(reproduction.published.group(group) for group in reproduction.also),
             unrun=tuple(unrun),
-            remarks=(*outcome.remarks, *doubts_about_times(compared, behind)),
+            remarks=(*nothing_pruned(behind), *outcome.remarks, *doubts_about_times(compared, behind)),
             notes=tuple(f"{group.place}: {note}" for group in published for note in group.notes),
             provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, held.source, arguments)))),
         ),
     )
     return written[:1]
+
+
+def other_networks(parts: Sequence[Part], trials: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[str]:
+    """Networks that were trained in place of those that the parts name."""
+    found: dict[str, None] = {}
+    for part in parts:
+        for several in trials.get(part.name, {}).values():
+            for trial in several:
+                if part.model and trial.text("model") != part.model:
+                    found[f"the network {trial.text('model')} in place of {part.model}"] = None
+    return [*found]
+
+
+def nothing_pruned(trials: Sequence[Any]) -> list[str]:
+    """One line where no method of these trials left anything out: short presets are tuned for other networks."""
+    methods = [trial for trial in trials if trial.done and trial.text("method") != "dense"]
+    if not methods or any(map(_prunes, methods)):
+        return []
+    return [
+        "**Nothing was pruned in any of these trials**: no channel went, and no product had anything to skip. What a "
+        "method has here beside dense is chance and overhead. Short presets are tuned for ResNet-9."
+    ]
+
+
+def _prunes(trial: Any) -> bool:
+    pairs = (("inference_flops", "inference_flops_dense"), ("train_flops_effective", "train_flops_dense"))
+    return any((trial.number(cost) or 0.0) < (1 - 1e-9) * (trial.number(whole) or 0.0) for cost, whole in pairs)
 
 
 def _is_whole(part: str, plans: dict[str, list[TrialSpec]], records: dict[str, Any]) -> bool:
@@ -85,8 +113,19 @@ def with_other_seeds(planned: Sequence[TrialSpec], folder: Path) -> list[TrialSp
     held = {TrialSpec.from_json(spec).hash for spec in specs} - {spec.hash for spec in planned}
     for seed in sorted({spec["seed"] for spec in specs}):
         # Rebuilt from this command's, so that they bear its labels and paths: an earlier one may write them otherwise.
-        others = {other.hash: other for spec in planned if (other := dataclasses.replace(spec, seed=seed)).hash in held}
+        others = {other.hash: other for other in _of_seed(planned, seed) if other.hash in held}
         found += others.values()
+    return found
+
+
+def _of_seed(planned: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
+    """The same trials with another seed; those that depend on others depend on these of that seed."""
+    renamed: dict[str, str] = {}
+    found = []
+    for spec in planned:  # what is depended on comes before
+        before = {text: renamed.get(trial_id, trial_id) for text, trial_id in spec.depends_on.items()}
+        found.append(dataclasses.replace(spec, seed=seed, depends_on=before))
+        renamed[spec.trial_id] = found[-1].trial_id
     return found
 
 

@@ -87,6 +87,7 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
         for choice in methods:
             for one in [choice, *_before(choice, name, suite.preset)]:
                 check_execution(recipe.execution, suite.device, registry.get("method", one.name), one.name)
+                _check_files(one, name, suite.preset)
         settings.append((name, recipe, models))
 
     copies = {name: task.prepare(Path(suite.data_root), suite.preset) for name, task in tasks}
@@ -119,6 +120,22 @@ def _before(choice: Choice, task: str, preset: str) -> list[Choice]:
         except UsageError as error:
             raise UsageError(f"{choice} depends on '{text}': {error}") from None
     return found
+
+
+def _check_files(choice: Choice, task: str, preset: str) -> None:
+    """See that the files that a method's parameters name are there, before anything is downloaded.
+
+    Raises:
+        UsageError: for the first that is not.
+    """
+    method = build_method(choice.name, _parameters(choice, task, preset), str(choice))
+    for name, path in method.files().items():
+        if not _place(path).is_file():
+            raise UsageError(f"{choice}: {name} is '{_place(path)}': no such file")
+
+
+def _place(path: str) -> Path:
+    return Path(path).expanduser().absolute()
 
 
 def _named(text: str) -> Choice:
@@ -164,7 +181,7 @@ def _trials(
     before: list[TrialSpec] = []
     depends_on = {}
     method = build_method(choice.name, parameters, str(choice))
-    paths = {name: Path(path).absolute() for name, path in method.files().items()}
+    paths = {name: _place(path) for name, path in method.files().items()}
     files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
     for text in method.depends_on():
         before += _trials(suite, _named(text), task, model, recipe, seed, data_copy)

@@ -66,7 +66,8 @@ def reproduce(arguments: Sequence[str]) -> int:
     trials = _once([trial for name in asked for trial in plans[name]])
 
     def write() -> list[Path]:
-        return write_outcome(reproduction, plans, asked, folder, base, arguments)
+        # Planned again: parts of which the folder had nothing before may be there as a whole now.
+        return write_outcome(reproduction, _plans(suites, asked, store), asked, folder, base, arguments)
 
     return run_trials(options, _union([suites[name] for name in asked]), trials, folder, write)
 
@@ -136,7 +137,8 @@ def _read_parts(text: str | None, reproduction: Reproduction) -> list[str]:
     typed = known if text == "all" else [name.strip() for name in text.split(",")]
     for name in typed:
         if name not in known:
-            raise UsageError(f"--parts '{text}': no part is called '{name}'{nearest(name, [*known, 'all'])}")
+            hint = nearest(name, [*known, "all"])
+            raise UsageError(f"--parts '{text}': no part is called '{name}'{hint}; known: {', '.join(known)}, all")
     return [name for name in known if name in typed]
 
 

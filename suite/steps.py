@@ -73,7 +73,7 @@ class EagerStep:
         return task_loss, None if term is None else term.detach()
 
     def peak_memory(self) -> int:
-        """The most bytes of a CUDA device that this process has held."""
+        """The most bytes of a CUDA device that this process has held since the epoch's training began."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def task_loss(self, images: Tensor, labels: Tensor) -> Tensor:

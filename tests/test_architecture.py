@@ -20,7 +20,7 @@ TRIALS = {
     f"suite.{name}"
     for name in (
         *("reproduction", "registry", "errors", "spec", "task", "checkpoint"),
-        *("conventions", "inference", "ledger", "ops", "parameters", "surgery"),
+        *("apart", "conventions", "inference", "ledger", "ops", "parameters", "surgery"),
     )
 }
 # What each room may import of the others.

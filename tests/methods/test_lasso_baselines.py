@@ -99,6 +99,25 @@ def test_the_coefficient_from_trained_weights_is_that_of_new_ones(tmp_path):
     )
 
 
+def test_by_size_the_coefficient_is_that_of_new_weights_too(tmp_path):
+    path, _ = trained(tmp_path)
+    torch.manual_seed(0)
+    new = begun(SSL())
+    cost = penalty(lasso_layers(new.ctx.layers, new.ctx.spaces).values(), by_size=True).item()
+    hooks = begun(SSL(from_trained=str(path), ratio=0.3, coefficient="size"))
+    coefficient = hooks.method.state_dict()["penalty_coefficient"]
+    assert coefficient * cost / (math.log(10) + coefficient * cost) == pytest.approx(0.3)
+
+
+def test_a_method_in_brackets_is_no_file():
+    assert SSL(from_trained="ssl[from_trained=./x.pt]").depends_on() == ("ssl[from_trained=./x.pt]",)
+
+
+def test_another_trial_without_a_file_is_refused():
+    with pytest.raises(UsageError, match="the trial of 'dense' has no model_file"):
+        begun(SSL(from_trained="dense"), {"dense": OtherTrial((), 1.0)})
+
+
 def test_another_network_is_refused_by_the_first_tensor_that_differs(tmp_path):
     path, _ = trained(tmp_path, width=1 / 8)
     with pytest.raises(UsageError, match=r"from_trained: .*model\.pt holds another network .*'prep\.conv\.weight'"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from reports.build import build
+from reports.headline import _before
 from reports.records import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -192,3 +194,19 @@ def test_equal_differences_on_a_few_seeds_are_no_certainty(suite: Any) -> None:
     found = sentences(suite)["other"]
     assert "accuracy 0.30 points below dense (alike on 2 of 2 seeds, no interval)" in found
     assert "measured training time 1.10 × dense (alike on 2 of 2 seeds, no interval)" in found
+
+
+@pytest.mark.parametrize(
+    ("spec", "clauses"),
+    [
+        ({}, []),
+        ({"depends_on": {"dense": "dense-x"}}, ["it begins with what came of dense, whose cost is not in here"]),
+        (
+            {"files": {"from_trained": "ab"}},
+            ["it begins with what came of the file of from_trained, whose cost is not in here"],
+        ),
+    ],
+)
+def test_what_was_trained_before_is_said_not_to_be_paid_for(spec: dict[str, Any], clauses: list[str]) -> None:
+    row: Any = SimpleNamespace(done=[SimpleNamespace(spec=spec)])
+    assert _before(row) == clauses

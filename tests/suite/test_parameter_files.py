@@ -9,6 +9,7 @@ from suite import cli
 from suite.errors import UsageError
 from suite.planning import plan
 from suite.spec import SuiteSpec, TrialSpec
+from suite.trial import Trial
 
 
 def planned(path):
@@ -53,8 +54,25 @@ def test_a_file_that_changed_since_is_refused(file):
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(UsageError, match=r"^ssl\[from_trained=.*\]: from_trained is '.*none\.pt': No such file"):
+    with pytest.raises(UsageError, match=r"^ssl\[from_trained=.*\]: from_trained is '.*none\.pt': no such file"):
         planned(tmp_path / "none.pt")
+
+
+def test_a_file_that_is_not_there_is_told_before_data_is_looked_for(tmp_path):
+    fields = {"tasks": "cifar100", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32"}
+    with pytest.raises(UsageError, match=r"none\.pt': no such file"):
+        plan(SuiteSpec(methods=f"ssl[from_trained={tmp_path}/none.pt]", data_root=str(tmp_path), **fields))
+
+
+def test_a_trial_does_not_start_from_another_content(tmp_path):
+    path = tmp_path / "one.pt"
+    path.write_bytes(b"weights")
+    trial = planned(path)
+    folder = tmp_path / trial.trial_id
+    folder.mkdir()
+    path.write_bytes(b"weightz")
+    with pytest.raises(UsageError, match="is another file than when this trial was planned"):
+        Trial(trial, folder).run({}, {})
 
 
 def test_ssl_goes_on_from_a_trained_network_by_name_and_by_path(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as it is first imported
 from toy_suite import assert_one_line
 
+from reports.records import Trial
 from suite import cli, outcome, registry, reproduce
 from suite.recipe import Recipe
 from suite.reproduction import Part
@@ -140,6 +142,40 @@ def test_seeds_that_the_folder_has_belong_to_the_page(folder):
     assert found[2].data_copy["path"] == "/here"
 
 
+def test_trials_that_depend_on_others_belong_to_the_page_with_their_seeds_too(folder):
+    def of_seed(seed):
+        before = trial(seed)
+        return [before, trial(seed, variant="", parameters={"n": 3, "m": 4}, depends_on={"sdgp": before.trial_id})]
+
+    store = Store(folder / "out")
+    for held in of_seed(1):
+        place = store.trial_folder(held.trial_id)
+        place.mkdir(parents=True)
+        write_record(place, held, "done")
+    found = outcome.with_other_seeds(of_seed(0), folder / "out")
+    assert [one.trial_id for one in found] == [one.trial_id for one in [*of_seed(0), *of_seed(1)]]
+
+
+def numbered(method, model, **numbers):
+    return Trial({"status": "done", "method": method, "model": model}, numbers)
+
+
+def test_a_page_says_first_when_nothing_was_pruned():
+    whole = {"inference_flops": 5.0, "inference_flops_dense": 5.0}
+    whole |= {"train_flops_effective": 7.0, "train_flops_dense": 7.0}
+    dense, idle = numbered("dense", "a", **whole), numbered("sdgp", "a", **whole)
+    assert outcome.nothing_pruned([dense]) == []
+    assert "Nothing was pruned" in outcome.nothing_pruned([dense, idle])[0]
+    for cost in ("inference_flops", "train_flops_effective"):
+        assert outcome.nothing_pruned([idle, numbered("sdgp", "a", **(whole | {cost: 4.0}))]) == []
+
+
+def test_a_page_names_the_network_that_stood_in_for_a_parts():
+    parts = [Part(name=name, title="", methods="dense", task="digits", model="big") for name in "ab"]
+    trials = {"a": {"dense": [numbered("dense", "big")]}, "b": {"dense": [numbered("dense", "small")] * 2}}
+    assert outcome.other_networks(parts, trials) == ["the network small in place of big"]
+
+
 def test_a_file_where_the_page_is_to_be_is_told_before_the_trials_run(folder, capsys):
     (folder / "out").mkdir()
     (folder / "out" / "suite.json").write_text("{}")
@@ -161,6 +197,12 @@ def test_what_is_typed_wins_over_what_a_part_says():
     assert typed("--seeds", "5,").seeds == (5,)
     assert typed("--seeds", "4").seeds == (0, 1, 2, 3)
     assert typed("--model", "resnet9").models == "resnet9"
+    small = dataclasses.replace(part, small_model="resnet9[width=0.25]")
+    for preset, model in (("smoke", small.small_model), ("quick", small.small_model), ("paper", small.model)):
+        base = dataclasses.replace(spec(), preset=preset)
+        several = dataclasses.replace(small, seeds={preset: 1})
+        options = reproduce._read_options(reproduce.parser().read(["mine"]))
+        assert reproduce._suite(base, several, options).models == model
     assert typed("--epochs", "7").overrides == {"epochs": 7, "batch_size": 64}
     assert typed("--set", "recipe.batch_size=8").overrides == {"epochs": 1, "batch_size": 8}
 

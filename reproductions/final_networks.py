@@ -1,0 +1,141 @@
+"""Final networks of trials: opened, cut once more, timed. What is timed is run by `suite.apart`, from plain data."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+REPETITIONS = 20
+
+
+def cut_again(file: str, threshold: float, gating: bool, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A final network with what PruneTrain finds dead in it cut once more, by the union or by gates.
+
+    Args:
+        file: its `model.pt`.
+        threshold: a channel of a layer is dead when all its |w| are below.
+        gating: by gates.
+        shape: (C, H, W) of an image.
+        classes: of the task.
+    """
+    from suite import registry
+    from suite.checkpoint import load_model
+    from suite.ops import apply
+
+    model = load_model(file)
+    method = registry.get("method", "prunetrain")(interval=1, threshold=threshold, gating=gating)
+    hooks = apply(model, method, input_shape=shape, num_classes=classes, epochs=1, batch_size=1)
+    hooks.end_epoch()
+    hooks.finish()
+    return model.eval()
+
+
+def images_per_second(
+    files: list[str], dtype: str, shape: tuple[int, int, int], batch: int, device: str
+) -> list[float]:
+    """Images a second of networks in inference: medians of passes in alternation.
+
+    Args:
+        files: their `model.pt`.
+        dtype: of autocast; `float32` for none.
+        shape: (C, H, W) of an image.
+        batch: images of a pass.
+        device: `cpu`, `cuda` or `cuda:N`.
+    """
+    import torch
+
+    from suite.checkpoint import load_model
+    from suite.inference import interleaved_seconds
+
+    place = torch.device(device)
+    images = _images(shape, batch, place)
+    models = [_on(place, load_model(file)) for file in files]
+    calls = [lambda model=model: _infer(model, images, dtype) for model in models]  # type: ignore[misc]
+    return [batch / statistics.median(seconds) for seconds in interleaved_seconds(calls, REPETITIONS, place)]
+
+
+def layer_times(
+    file: str, threshold: float, dtype: str, shape: tuple[int, int, int], classes: int, batch: int, device: str
+) -> dict[str, tuple[float, float]]:
+    """Seconds of forward and backward of the last layer of each residual branch, by name.
+
+    Args:
+        file, threshold, shape, classes: as of `cut_again`.
+        dtype, batch, device: as of `images_per_second`.
+
+    Returns:
+        Of the network cut by the union, and by gates; without branches that the cut took out.
+    """
+    import torch
+
+    from suite.checkpoint import load_model
+    from suite.inference import interleaved_seconds
+    from suite.surgery import find_index_spaces
+
+    place = torch.device(device)
+    names = [branch.layers[-1] for branch in find_index_spaces(load_model(file), shape).removable_branches.values()]
+    images = _images(shape, batch, place)
+    networks = [_on(place, cut_again(file, threshold, gating, shape, classes)) for gating in (False, True)]
+    calls = [_layer_calls(network, names, images, dtype) for network in networks]
+    found = {}
+    for name in names:
+        if all(name in several for several in calls):
+            union, gated = interleaved_seconds([several[name] for several in calls], REPETITIONS, place)
+            found[name] = (statistics.median(union), statistics.median(gated))
+    return found
+
+
+def _images(shape: tuple[int, int, int], batch: int, device: torch.device) -> Tensor:
+    import torch
+
+    images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
+    return images.to(device).contiguous(memory_format=torch.channels_last)
+
+
+def _on(device: torch.device, model: nn.Module) -> nn.Module:
+    import torch
+
+    moved: nn.Module = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return moved
+
+
+def _autocast(images: Tensor, dtype: str) -> torch.autocast:
+    import torch
+
+    return torch.autocast(images.device.type, getattr(torch, dtype), enabled=dtype != "float32")
+
+
+def _infer(model: nn.Module, images: Tensor, dtype: str) -> None:
+    import torch
+
+    with torch.no_grad(), _autocast(images, dtype):
+        model(images)
+
+
+def _layer_calls(model: nn.Module, names: list[str], images: Tensor, dtype: str) -> dict[str, Callable[[], object]]:
+    """For each layer that the network has a function that runs it forward and backward on what it is given in there."""
+    import torch
+
+    layers = {name: module for name, module in model.named_modules() if name in names}
+    given: dict[str, Tensor] = {}
+    handles = [
+        layer.register_forward_pre_hook(lambda _, inputs, name=name: given.__setitem__(name, inputs[0]))
+        for name, layer in layers.items()
+    ]
+    _infer(model, images, dtype)
+    for handle in handles:
+        handle.remove()
+
+    def call(name: str) -> None:
+        x = given[name].detach().requires_grad_()
+        with _autocast(x, dtype):
+            output = layers[name](x)
+        output.backward(torch.ones_like(output))
+        layers[name].zero_grad(set_to_none=True)
+
+    return {name: lambda name=name: call(name) for name in layers}  # type: ignore[misc]
