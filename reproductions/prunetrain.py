@@ -17,6 +17,9 @@ from suite.reproduction import Part, Reproduction
 SMALL = "resnet9[width=0.25]"  # for which the thresholds of smoke and quick are tuned
 MODELS = ("resnet32", "resnet50_cifar", "vgg11", "vgg13")
 TASKS = ("cifar10", "cifar100")
+PAPER = ("paper",)  # the preset
+# Of ResNet-32, whose weights begin larger than those of the network that `quick` is tuned for.
+IN_FEW_EPOCHS = "prunetrain[ratio=0.3,threshold=0.05]"
 EPOCHS = 182
 # Of CIFAR-100's preset `paper`; CIFAR-10's is SDGP's.
 RECIPE = {
@@ -159,23 +162,23 @@ class AccuracyAndCost(Reproduction):
         return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)
 
 
-def _part(model: str, task: str) -> Part:
+def _part(model: str, task: str, method: str = "prunetrain", name: str = "", presets: tuple[str, ...] = PAPER) -> Part:
     group = f"prunetrain-table1-{task}"
-    name = f"{model} on {task}"
+    where = f"{model} on {task}"
     return Part(
-        name=f"{model}-{task}",
-        title=f"{name}, dense and prunetrain",
-        methods="dense,prunetrain",
+        name=name or f"{model}-{task}",
+        title=f"{where}, dense and {method}",
+        methods=f"dense,{method}",
         task=task,
         model=model,
-        presets=("smoke", "quick", "paper") if (model, task) == ("resnet32", "cifar10") else ("paper",),
+        presets=presets,
         paper_recipe=RECIPE,
         compared=(
-            Compared(f"accuracy, {name}, dense", "dense"),
-            *changed(name, "prunetrain", f"{group}-accuracy/{model}"),
+            Compared(f"accuracy, {where}, dense", "dense"),
+            *changed(where, method, f"{group}-accuracy/{model}"),
             *left(
-                name,
-                "prunetrain",
+                where,
+                method,
                 f"{group}-train-flops/{model}",
                 f"{group}-train-time/{model}",
                 f"{group}-inference-flops/{model}",
@@ -198,7 +201,10 @@ class Table1(AccuracyAndCost):
         "prunetrain-imagenet-norm-traffic-saved",
         "prunetrain-imagenet-allreduce-saved",
     )
-    parts = tuple(_part(model, task) for task in TASKS for model in MODELS)
+    parts = (
+        _part("resnet32", "cifar10", IN_FEW_EPOCHS, "resnet32-few-epochs", ("smoke", "quick")),
+        *(_part(model, task) for task in TASKS for model in MODELS),
+    )
 
 
 @register("reproduction", "prunetrain-table3")

@@ -14,7 +14,7 @@ from reports.records import Trial
 from reports.rows import seed_of
 from reproductions.final_networks import REPETITIONS
 from reproductions.finished import done, final_model, image_shape, line, model_file
-from reproductions.prunetrain import MODELS, RECIPE, SMALL, strength
+from reproductions.prunetrain import IN_FEW_EPOCHS, MODELS, RECIPE, SMALL, strength
 from suite.apart import Found, run_apart
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
@@ -42,15 +42,18 @@ class Table2(Reproduction):
     parts = tuple(
         Part(
             name=f"{model}-{task}",
-            title=f"{model} on {task}, dense and prunetrain",
-            methods="dense,prunetrain",
+            title=f"{model} on {task}, dense and {method}",
+            methods=f"dense,{method}",
             task=task,
             model=model,
             seeds={"smoke": 1, "quick": 1, "paper": 3},
-            presets=("smoke", "quick") if task == "cifar10" else ("paper",),
+            presets=presets,
             paper_recipe=RECIPE,
         )
-        for task, models in (("cifar10", MODELS[:1]), ("cifar100", MODELS))
+        for task, models, method, presets in (
+            ("cifar10", MODELS[:1], IN_FEW_EPOCHS, ("smoke", "quick")),
+            ("cifar100", MODELS, "prunetrain", ("paper",)),
+        )
         for model in models
     )
 
@@ -67,7 +70,8 @@ class Table2(Reproduction):
         self, ran: Ran, part: Part, trials: dict[str, list[Trial]], batch: int, timed: list[Found]
     ) -> list[Comparison]:
         dense = trials.get("dense", [])
-        pruned = {seed_of(trial): trial for trial in trials.get("prunetrain", [])}
+        method = part.methods.partition(",")[2]
+        pruned = {seed_of(trial): trial for trial in trials.get(method, [])}
         speeds: list[list[float]] = []  # of dense and pruned, by seed
         for trial in dense:
             if seed_of(trial) in pruned:

@@ -22,15 +22,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
     `-n 0` is as ever one process; so are tests of a GPU, which they would share, and what someone wants to look at.
     """
+    if hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ:
+        return  # a worker, which reads this file too, and would start workers of its own
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.getoption("markexpr") == ALL_FAST
     chosen = any(map(config.getoption, ("keyword", "deselect", "lf", "collectonly")))
     looked_at = config.getoption("usepdb") or config.getoption("capture") == "no"
-    if (
-        whole
-        and not (chosen or looked_at)
-        and config.pluginmanager.hasplugin("xdist")
-        and config.getoption("numprocesses") is None
-    ):
+    can = config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses") is None
+    if whole and can and not (chosen or looked_at):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if cores > 1:
             config.option.numprocesses, config.option.dist = min(cores, MOST_WORKERS), "loadfile"
