@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[1]
+COSTS = ("inference_flops", "train_flops_current")
 MAIN_JOBS = sorted(path.parent for path in (ROOT / "results").glob("*/main-job/results.csv"))
 SDGP_TABLES = sorted(path.parent for path in (ROOT / "results").glob("*/sdgp-table1/results.csv"))
 
@@ -91,3 +92,14 @@ def test_the_card_has_the_steps_of_cut_networks_as_they_were_measured():
             assert time(one) in card
             assert f"{100 * one['inference_flops']:.1f} %" in card
     assert rows == 9
+
+
+def test_the_card_has_resnet32_as_it_was_trained():
+    card = (ROOT / "docs" / "methods" / "prunetrain.md").read_text(encoding="utf-8")
+    table = pd.read_csv(ROOT / "results" / "cpu-zen4-2cores" / "prunetrain-resnet32.csv")
+    (dense,) = table.loc[table["method"] == "dense", "test_accuracy"]
+    assert f"dense {100 * dense:.2f} %" in card
+    for _, row in table[table["method"] == "prunetrain"].iterrows():
+        left = [100 * row[cost] / row[f"{cost.removesuffix('_current')}_dense"] for cost in COSTS]
+        settings = f"{row['ratio']:g} | {row['threshold']:g}"
+        assert f"| {settings} | {100 * row['test_accuracy']:.2f} % | {left[0]:.1f} % | {left[1]:.1f} % |" in card
