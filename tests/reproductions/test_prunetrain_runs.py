@@ -44,7 +44,8 @@ def reproduce(folder, name, *arguments):
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     with open(folder / "out" / "reproduce" / f"{name}.csv", encoding="utf-8", newline="") as file:
-        rows = {row["quantity"]: row for row in csv.DictReader(file)}
+        # Parts may have a quantity in common; that of the part which ran is meant.
+        rows = {row["quantity"]: row for row in sorted(csv.DictReader(file), key=lambda row: bool(row["ours"]))}
     with open(folder / "out" / "results.csv", encoding="utf-8", newline="") as file:
         trials = {f"{row['method']}[{row['variant']}]": row for row in csv.DictReader(file)}
     return rows, trials, (folder / "out" / "reproduce" / f"{name}.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from small_methods import METHODS, Nothing, RandomChannels, Replans, Shrinks, WeightMask
 from small_training import RECIPE, SHAPE, Checkpoints, SmallBatches, small_net, small_trainer
 from test_ops import LAYERS, gradients, identity, planned_copy
-from test_trainer import without_times
+from test_trainer import trained
 from torch import nn
 
 from suite import planned_op
@@ -35,7 +35,7 @@ def fitted(method, recipe, **options):
         method(), recipe, on_epoch=records.append, on_checkpoint=states.keep, compile_backend="aot_eager", **options
     )
     trainer.fit()
-    return trainer, [without_times(record) for record in records], states
+    return trainer, [trained(record) for record in records], states
 
 
 def warnings_of_ours(caplog):

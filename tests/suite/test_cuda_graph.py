@@ -15,7 +15,7 @@ from small_methods import (
 )
 from small_training import RECIPE, small_trainer
 from taped_graph import install
-from test_trainer import without_times
+from test_trainer import trained
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.devices import check_execution
@@ -36,7 +36,7 @@ def fitted(method, recipe, **options):
     records = []
     trainer = small_trainer(method(), recipe, on_epoch=records.append, **options)
     trainer.fit()
-    return trainer, [without_times(record) for record in records]
+    return trainer, [trained(record) for record in records]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
