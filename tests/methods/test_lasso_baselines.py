@@ -1,6 +1,7 @@
 """PruneTrain's baselines with the same lasso: cut at the end, or once."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,6 +43,12 @@ def test_ssl_cuts_after_the_last_epoch_alone():
 @pytest.mark.parametrize(("at", "epoch"), [(0.01, 1), (0.5, 2), (0.6, 3), (1.0, 4)])
 def test_oneshot_cuts_once(at, epoch):
     assert epochs_with_a_cut(OneShot(at=at)) == [epoch]
+
+
+def test_a_share_that_is_a_whole_number_of_epochs_is_not_rounded_up():
+    assert 0.28 * 25 > 7
+    done = [epoch for epoch in range(1, 26) if OneShot(at=0.28).cuts_now(SimpleNamespace(epochs=25, epochs_done=epoch))]
+    assert done == [7]
 
 
 @pytest.mark.parametrize("at", [0.0, 1.1])
