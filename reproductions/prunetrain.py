@@ -6,7 +6,8 @@ Reconfiguration", SC 2019, Sec. 5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from reports.comparison import Compared, Comparison, accuracy
 from reports.model import Figure
@@ -15,6 +16,7 @@ from suite.registry import register
 from suite.reproduction import Part, Reproduction
 
 SMALL = "resnet9[width=0.25]"  # for which the thresholds of smoke and quick are tuned
+ONE_SEED = {"smoke": 1, "quick": 1, "paper": 1}
 MODELS = ("resnet32", "resnet50_cifar", "vgg11", "vgg13")
 TASKS = ("cifar10", "cifar100")
 PAPER = ("paper",)  # the preset
@@ -52,6 +54,34 @@ BEST_EPOCH = (
     "The published accuracies are the best of all epochs on the test set, both the pruned and the dense ones; ours are "
     "those of the last epoch.",
 )
+
+
+def figure_part(
+    name: str,
+    title: str,
+    methods: Sequence[str],
+    *,
+    task: str = "cifar10",
+    model: str = "resnet50_cifar",
+    **fields: Any,
+) -> Part:
+    """A part of a figure: ResNet-50 by the paper's recipe, a small network in the short presets, which have one seed.
+
+    Args:
+        name, title, task, model: of the part.
+        methods: as one types them.
+        fields: others of `Part`.
+    """
+    return Part(
+        name=name,
+        title=title,
+        methods=",".join(methods),
+        task=task,
+        model=model,
+        small_model=SMALL,
+        paper_recipe=RECIPE,
+        **{"seeds": {"smoke": 1, "quick": 1, "paper": 3}, **fields},
+    )
 
 
 def strength(ratio: float) -> str:

@@ -15,11 +15,10 @@ from reports.estimates import Estimate, Missing, estimate
 from reports.records import Trial
 from reports.rows import by_seed
 from reproductions.finished import done, line, over_seeds, share_of_dense
-from reproductions.prunetrain import GROWING, RECIPE, SMALL, strength, training_left
+from reproductions.prunetrain import GROWING, ONE_SEED, figure_part, strength, training_left
 from suite.registry import register
-from suite.reproduction import Outcome, Part, Ran, Reproduction
+from suite.reproduction import Outcome, Ran, Reproduction
 
-ONE_SEED = {"smoke": 1, "quick": 1, "paper": 3}
 STRENGTHS = (0.1, 0.15, 0.2)
 TIMES = (0.25, 0.5, 0.75)
 
@@ -36,15 +35,10 @@ class Figure2(Reproduction):
     title = "PruneTrain, Fig. 2: why to reconfigure early and often"
     reference = "prunetrain-fig2-oneshot"
     parts = (
-        Part(
-            name="strengths",
-            title=f"prunetrain at the penalty ratios {', '.join(map(str, STRENGTHS))}",
-            methods=",".join(map(strength, STRENGTHS)),
-            task="cifar10",
-            model="resnet50_cifar",
-            small_model=SMALL,
-            seeds=ONE_SEED,
-            paper_recipe=RECIPE,
+        figure_part(
+            "strengths",
+            f"prunetrain at the penalty ratios {', '.join(map(str, STRENGTHS))}",
+            [*map(strength, STRENGTHS)],
             compared=tuple(
                 line
                 for ratio in STRENGTHS
@@ -60,15 +54,10 @@ class Figure2(Reproduction):
                 )
             ),
         ),
-        Part(
-            name="oneshot",
-            title=f"one reconfiguration after {', '.join(f'{100 * at:g}' for at in TIMES)} % of the epochs",
-            methods=",".join(map(one_time, TIMES)),
-            task="cifar10",
-            model="resnet50_cifar",
-            small_model=SMALL,
-            seeds=ONE_SEED,
-            paper_recipe=RECIPE,
+        figure_part(
+            "oneshot",
+            f"one reconfiguration after {', '.join(f'{100 * at:g}' for at in TIMES)} % of the epochs",
+            [*map(one_time, TIMES)],
             compared=tuple(
                 training_left(f"one reconfiguration after {100 * at:g} % of the epochs", one_time(at)) for at in TIMES
             ),
@@ -162,15 +151,11 @@ class Figure4(Reproduction):
         "The paper draws convolutions 5, 6 and 7 of ResNet50, and says of all layers that no channel revives by much.",
     )
     parts = (
-        Part(
-            name="channels",
-            title="the lasso on a network that keeps its size, with its channels watched",
-            methods=WATCHED,
-            task="cifar10",
-            model="resnet50_cifar",
-            small_model=SMALL,
-            seeds={"smoke": 1, "quick": 1, "paper": 1},
-            paper_recipe=RECIPE,
+        figure_part(
+            "channels",
+            "the lasso on a network that keeps its size, with its channels watched",
+            [WATCHED],
+            seeds=ONE_SEED,
         ),
     )
 
@@ -235,16 +220,12 @@ class Figure9(Reproduction):
     reference = "prunetrain-fig9-batch"
     remarks = ("Of the figure's two halves this is 9b, CIFAR; 9a is ResNet-50 on ImageNet.",)
     parts = tuple(
-        Part(
-            name=task,
-            title=f"{task}: prunetrain, and with a batch that grows",
-            methods=f"{NAIVE},{GROWING}",
+        figure_part(
+            task,
+            f"{task}: prunetrain, and with a batch that grows",
+            [NAIVE, GROWING],
             task=task,
-            model="resnet50_cifar",
-            small_model=SMALL,
-            seeds=ONE_SEED,
             presets=presets,
-            paper_recipe=RECIPE,
             compared=(
                 Compared(f"{task}: last batch", GROWING, column="last_batch", scale=1.0, unit="", kind="counted",
                          published="prunetrain-fig9-batch/last" if task == "cifar100" else ""),

@@ -14,7 +14,7 @@ from reports.records import Trial
 from reports.rows import seed_of
 from reproductions.final_networks import REPETITIONS
 from reproductions.finished import done, final_model, image_shape, line, model_file
-from reproductions.prunetrain import IN_FEW_EPOCHS, MODELS, RECIPE, SMALL, strength
+from reproductions.prunetrain import IN_FEW_EPOCHS, MODELS, ONE_SEED, RECIPE, figure_part, strength
 from suite.apart import Found, run_apart
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
@@ -63,8 +63,7 @@ class Table2(Reproduction):
         for part, trials in with_own_trials(self, ran):
             for batch in BATCHES:
                 lines += self._lines(ran, part, trials, batch, timed)
-        provenance = tuple(f"Timed on {found.where}" for found in timed)
-        return Outcome(tuple(lines), remarks=(*self.remarks, *doubts(timed)), provenance=provenance)
+        return Outcome(tuple(lines), remarks=(*self.remarks, *doubts(timed)), provenance=timed_on(timed))
 
     def _lines(
         self, ran: Ran, part: Part, trials: dict[str, list[Trial]], batch: int, timed: list[Found]
@@ -114,9 +113,14 @@ def with_own_trials(reproduction: Reproduction, ran: Ran) -> list[tuple[Part, di
 def doubts(timed: list[Found]) -> list[str]:
     """One line where other programs kept half a core busy, or more, as something was timed."""
     busy = max((found.busy_cores for found in timed), default=0.0)
-    return [f"Other programs kept {busy:.1f} cores busy as these times were measured: trust none of them."] * (
-        busy >= BUSY
-    )
+    if busy < BUSY:
+        return []
+    return [f"Other programs kept {busy:.1f} cores busy as these times were measured: trust none of them."]
+
+
+def timed_on(timed: list[Found]) -> tuple[str, ...]:
+    """Where that was, for the page's provenance."""
+    return tuple(dict.fromkeys(f"Timed on {found.where}" for found in timed))
 
 
 def trained_model(part: Part, trials: list[Trial]) -> str:
@@ -147,16 +151,12 @@ class Figure6(Reproduction):
         "both start from the same weights.",
     )
     parts = tuple(
-        Part(
-            name=model,
-            title=f"{model}: prunetrain at the ratios {', '.join(map(str, RATIOS))}",
-            methods=",".join(map(strength, RATIOS)),
-            task="cifar10",
+        figure_part(
+            model,
+            f"{model}: prunetrain at the ratios {', '.join(map(str, RATIOS))}",
+            [*map(strength, RATIOS)],
             model=model,
-            small_model=SMALL,
-            seeds={"smoke": 1, "quick": 1, "paper": 3},
             presets=("smoke", "quick", "paper") if model == NETWORKS[0] else ("paper",),
-            paper_recipe=RECIPE,
         )
         for model in NETWORKS
     )
@@ -228,18 +228,7 @@ class Figure7(Reproduction):
         "alternation, batch of the recipe. The paper measures ResNet50 at ImageNet's size on a V100 and draws the "
         "times in the picture alone.",
     )
-    parts = (
-        Part(
-            name="blocks",
-            title=f"prunetrain at the ratio {RATIOS[-1]}",
-            methods=strength(RATIOS[-1]),
-            task="cifar10",
-            model="resnet50_cifar",
-            small_model=SMALL,
-            seeds={"smoke": 1, "quick": 1, "paper": 1},
-            paper_recipe=RECIPE,
-        ),
-    )
+    parts = (figure_part("blocks", f"prunetrain at the ratio {RATIOS[-1]}", [strength(RATIOS[-1])], seeds=ONE_SEED),)
 
     def outcome(self, ran: Ran) -> Outcome:
         from reports.curves import bars_figure
@@ -269,8 +258,7 @@ class Figure7(Reproduction):
                 {name: [1e3 * one[place] for one in times.values()] for place, name in enumerate(("union", "gating"))},
             )
         timed = [found] if times else []
-        provenance = tuple(f"Timed on {one.where}" for one in timed)
-        return Outcome(tuple(lines), figure, (*self.remarks, *doubts(timed)), provenance)
+        return Outcome(tuple(lines), figure, (*self.remarks, *doubts(timed)), timed_on(timed))
 
 
 def layer_times(ran: Ran, trial: Trial) -> Found:
@@ -310,18 +298,7 @@ class Figure12(Reproduction):
         f"Near zero is |w| < {NEAR_ZERO:g}, the paper's threshold. Weights reach it in a long training; in a few "
         "epochs hardly one does.",
     )
-    parts = (
-        Part(
-            name="layers",
-            title="prunetrain",
-            methods="prunetrain",
-            task="cifar10",
-            model="resnet50_cifar",
-            small_model=SMALL,
-            seeds={"smoke": 1, "quick": 1, "paper": 1},
-            paper_recipe=RECIPE,
-        ),
-    )
+    parts = (figure_part("layers", "prunetrain", ["prunetrain"], seeds=ONE_SEED),)
 
     def outcome(self, ran: Ran) -> Outcome:
         from reports.curves import bars_figure

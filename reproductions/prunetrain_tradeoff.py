@@ -15,10 +15,9 @@ from reports.records import Trial
 from reproductions.finished import done, number, over_seeds, share_of_dense
 from reproductions.prunetrain import (
     MODELLED,
-    RECIPE,
     RING,
-    SMALL,
     changed,
+    figure_part,
     inference_left,
     modelled_costs,
     strength,
@@ -29,7 +28,7 @@ from suite.reproduction import Outcome, Part, Ran, Reproduction
 
 RATIOS = (0.05, 0.1, 0.15, 0.2)
 SHORT = (0.1, 0.2)  # of them, what the short presets have time for
-COSTS = {"ssl": "ssl, from trained", "prunetrain": "prunetrain"}
+NAMES = {"ssl": "ssl, from trained", "prunetrain": "prunetrain"}
 
 
 def label(method: str, ratio: float) -> str:
@@ -38,26 +37,21 @@ def label(method: str, ratio: float) -> str:
 
 
 def _tradeoff_part(name: str, ratios: Sequence[float], presets: tuple[str, ...]) -> Part:
-    return Part(
-        name=name,
-        title=f"dense, prunetrain and ssl of the trained dense network, at the ratios {', '.join(map(str, ratios))}",
-        methods=",".join(["dense", *(label(method, ratio) for ratio in ratios for method in COSTS)]),
-        task="cifar10",
-        model="resnet50_cifar",
-        small_model=SMALL,
-        seeds={"smoke": 1, "quick": 1, "paper": 3},
+    return figure_part(
+        name,
+        f"dense, prunetrain and ssl of the trained dense network, at the ratios {', '.join(map(str, ratios))}",
+        ["dense", *(label(method, ratio) for ratio in ratios for method in NAMES)],
         presets=presets,
-        paper_recipe=RECIPE,
         compared=(
             Compared("accuracy, dense", "dense"),
             *(
                 line
                 for ratio in ratios
-                for method in COSTS
+                for method in NAMES
                 for line in (
-                    *changed(f"{COSTS[method]}, ratio {ratio}", label(method, ratio), ""),
-                    inference_left(f"{COSTS[method]}, ratio {ratio}", label(method, ratio), ""),
-                    training_left(f"{COSTS[method]}, ratio {ratio}", label(method, ratio)),
+                    *changed(f"{NAMES[method]}, ratio {ratio}", label(method, ratio), ""),
+                    inference_left(f"{NAMES[method]}, ratio {ratio}", label(method, ratio), ""),
+                    training_left(f"{NAMES[method]}, ratio {ratio}", label(method, ratio)),
                 )
             ),
             *(
@@ -96,11 +90,9 @@ class Figure8(Reproduction):
 
     def outcome(self, ran: Ran) -> Outcome:
         by_method: dict[str, list[list[Trial]]] = {"dense": [done(ran, "ends", "dense")]}
-        for method, name in COSTS.items():
+        for method, name in NAMES.items():
             by_method[name] = [
-                done(ran, part, label(method, ratio))
-                for ratio in RATIOS
-                for part in ("ends" if ratio in SHORT else "between",)
+                done(ran, "ends" if ratio in SHORT else "between", label(method, ratio)) for ratio in RATIOS
             ]
         figure = tradeoff_figure(
             self.registered_name,
@@ -128,16 +120,11 @@ class Figure10(Reproduction):
     reference = "prunetrain-table1-cifar10-accuracy"
     remarks = ("The paper's points are in the picture alone; it finds accuracy and cost insensitive to the interval.",)
     parts = tuple(
-        Part(
-            name=name,
-            title=f"dense, and prunetrain every {', '.join(map(str, intervals))} epochs",
-            methods=",".join(["dense", *(f"prunetrain[interval={interval}]" for interval in intervals)]),
-            task="cifar10",
-            model="resnet50_cifar",
-            small_model=SMALL,
-            seeds={"smoke": 1, "quick": 1, "paper": 3},
+        figure_part(
+            name,
+            f"dense, and prunetrain every {', '.join(map(str, intervals))} epochs",
+            ["dense", *(f"prunetrain[interval={interval}]" for interval in intervals)],
             presets=("paper",) if name == "long" else ("smoke", "quick"),
-            paper_recipe=RECIPE,
             compared=(
                 Compared("accuracy, dense", "dense"),
                 *(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -52,18 +51,15 @@ def run_apart(function: str, arguments: Mapping[str, Any], device: str, plugins:
 
 def main() -> None:
     """Call the function that the command names and print what it returned, as the last line."""
-    import torch
-
     from suite import registry
+    from suite.devices import use_threads_of_environment
     from suite.provenance import collect
 
     module, _, name = sys.argv[1].partition(":")
     asked = json.loads(sys.stdin.read())
     for plugin in asked["plugins"]:
         registry.load_plugin(plugin)
-    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if threads.isdigit() and int(threads):
-        torch.set_num_threads(int(threads))
+    use_threads_of_environment()
     facts = collect(asked["arguments"]["device"])
     hardware = facts["hardware"]
     on = hardware.get("gpu") or f"{hardware['cpu']}, {hardware['threads']} threads"

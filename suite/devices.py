@@ -139,6 +139,15 @@ def competition(load: float, cores: int) -> str:
     return f"{load:.1f} of {cores} cores are at work before the first trial: other programs compete; trust no time"
 
 
+def use_threads_of_environment() -> None:
+    """Compute with as many threads as OMP_NUM_THREADS says; torch itself reads it as it is imported, if not before."""
+    import torch
+
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number a nesting level
+    if threads.isdigit() and int(threads):
+        torch.set_num_threads(int(threads))
+
+
 def available_cores() -> int:
     """Physical cores that this process may keep busy: those of its affinity, within the container's quota.
 

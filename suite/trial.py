@@ -62,6 +62,7 @@ class Trial:
 
         import kernels
         from suite import checkpoint, registry
+        from suite.devices import use_threads_of_environment
         from suite.parameters import build_method, build_model
         from suite.progress import ProgressFile
         from suite.provenance import collect, without_home
@@ -72,9 +73,7 @@ class Trial:
         for plugin in spec.plugins:
             registry.load_plugin(plugin)
         device = torch.device(spec.device, spec.device_index) if spec.device == "cuda" else torch.device("cpu")
-        threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number a nesting level
-        if threads.isdigit() and int(threads):
-            torch.set_num_threads(int(threads))
+        use_threads_of_environment()
         provenance.update(collect(device))
         provenance["method"] = {"source": registry.get("method", spec.method).source}
         spec.check_files()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from reports import svg
 from reports.records import NUMBER_COLUMNS, TEXT_COLUMNS
 
 EPOCHS = 5
@@ -205,3 +206,16 @@ def suites(tmp_path: Path) -> Callable[[str], Suite]:
         return Suite(tmp_path / name)
 
     return make
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that were rendered, whichever module drew them."""
+    figures: list[Any] = []
+
+    def render(figure: Any, *texts: str) -> tuple[str, str]:
+        figures.append(figure)
+        return "", ""
+
+    monkeypatch.setattr(svg, "render", render)
+    return figures

@@ -1,25 +1,11 @@
 """Curves, bars and heat maps of reproductions, looked up in the drawing itself."""
 
 import numpy as np
-import pytest
 from matplotlib.collections import QuadMesh
 
-from reports import curves, svg
+from reports import svg
 from reports.curves import Line, Panel, bars_figure, curves_figure, peaks_figure
 from reports.estimates import Estimate
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that were rendered."""
-    figures = []
-
-    def render(figure, *texts):
-        figures.append(figure)
-        return "", ""
-
-    monkeypatch.setattr(curves.svg, "render", render)
-    return figures
 
 
 def test_lines_are_drawn_where_their_points_are_in_one_colour_a_label(drawn):

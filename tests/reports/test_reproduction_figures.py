@@ -6,23 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, QuadMesh
 
-from reports import reproduction_figures, svg
+from reports import svg
 from reports.comparison import Comparison
 from reports.estimates import Estimate
 from reports.reproduction_figures import differences_figure, gradient_figure, grid_figure
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that were rendered."""
-    figures = []
-
-    def render(figure, *texts):
-        figures.append(figure)
-        return "", ""
-
-    monkeypatch.setattr(reproduction_figures.svg, "render", render)
-    return figures
 
 
 def compared(name, published, mean, half_width, *, difference=True):
