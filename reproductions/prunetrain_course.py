@@ -210,6 +210,10 @@ def watched_peaks(trial: Trial) -> dict[str, list[list[float]]]:
 
 
 NAIVE = "prunetrain"
+NO_GROWTH = (
+    "The batch did not grow in the training that is drawn: its reconfigurations never left room for 32 images more, "
+    "and by fewer it does not grow."
+)
 
 
 @register("reproduction", "prunetrain-fig9")
@@ -292,7 +296,9 @@ class Figure9(Reproduction):
             dataclasses.replace(one, kind="counted") if counted and "memory" in one.quantity else one
             for one in self.compare(ran)
         )
-        return Outcome(tuple(lines), figure, self.remarks)
+        growing = courses.get(GROWING)
+        stayed = growing is not None and len({record["batch_size"] for record in growing.epochs}) == 1
+        return Outcome(tuple(lines), figure, (*self.remarks, NO_GROWTH) if stayed else self.remarks)
 
 
 def step_memory(trial: Trial) -> list[tuple[int, float]]:

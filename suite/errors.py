@@ -19,6 +19,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     lowered = {candidate.lower(): candidate for candidate in reversed(known)}
     close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
+    if not close and len(name) > 2:  # a name without its prefix
+        close = [candidate for candidate in lowered if candidate.endswith(name.lower())]
     if close:
         return f"; did you mean '{lowered[close[0]]}'?"
     return f"; known: {', '.join(known)}" if known else ""

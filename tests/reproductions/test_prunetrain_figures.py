@@ -183,6 +183,9 @@ def test_figure_9_has_the_memory_and_the_batch_of_each_epoch(folder, trials):
     name = "cifar10: memory of the last epoch's steps, of that of the first, growing batch"
     row = rows(folder, "prunetrain-fig9")[name]
     assert float(row["ours"]) == pytest.approx(100 * last)
+    grew = len({record["batch_size"] for record in records}) > 1
+    page = (folder / "reproduce" / "prunetrain-fig9.md").read_text(encoding="utf-8")
+    assert ("The batch did not grow" in page) is not grew
     assert row["kind"] == "counted"  # on the CPU
     steps = sum(record["steps"] for record in records) / (len(records) * records[0]["steps"])
     assert ours(folder, "prunetrain-fig9", "cifar10: optimizer steps, of those without growth") == pytest.approx(

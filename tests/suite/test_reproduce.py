@@ -59,7 +59,12 @@ def test_what_is_wrong_is_one_line_before_torch_is_imported(folder, capsys, monk
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [((), "name one of those above"), (("sdgp-table2",), "did you mean 'sdgp-")]
+    ("name", "expected"),
+    [
+        ((), "name one of those above"),
+        (("sdgp-table2",), "did you mean 'sdgp-"),
+        (("fig9",), "did you mean 'prunetrain-fig9'?"),
+    ],
 )
 def test_without_a_name_there_is_the_list(folder, capsys, name, expected):
     assert cli.main(["reproduce", *name]) == 2
