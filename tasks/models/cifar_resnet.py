@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from suite.registry import register
@@ -14,20 +16,27 @@ SMALLEST_SIDE = 4
 
 
 class CifarResNet(nn.Module):
-    """A 3x3 convolution, three stages of blocks of 16, 32 and 64 planes, the mean over places, a linear layer.
+    """A 3x3 convolution, stages of residual blocks, the mean over places, a linear layer.
 
-    A stage begins with a projection, a strided 1x1 convolution with normalisation, where channels or places change.
+    Every stage but the first halves the image. A stage begins with a projection, a strided 1x1 convolution with
+    normalisation, where channels or places change.
+
+    Args:
+        block: of every stage.
+        stages: planes and blocks of each; the first convolution has the planes of the first.
+        in_channels, classes: of images and logits.
     """
 
-    def __init__(self, block: type[Block], blocks: int, planes: tuple[int, ...], in_channels: int, classes: int):
+    def __init__(self, block: type[Block], stages: Sequence[tuple[int, int]], in_channels: int, classes: int):
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, planes[0], 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(planes[0])
+        channels = stages[0][0]
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU(inplace=True)
-        channels = planes[0]
-        self.layer1, channels = _stage(block, blocks, channels, planes[0], stride=1)
-        self.layer2, channels = _stage(block, blocks, channels, planes[1], stride=2)
-        self.layer3, channels = _stage(block, blocks, channels, planes[2], stride=2)
+        self._stages = [f"layer{number}" for number in range(1, len(stages) + 1)]  # torchvision's names
+        for number, (name, (planes, blocks)) in enumerate(zip(self._stages, stages, strict=True)):
+            stage, channels = _stage(block, blocks, channels, planes, stride=2 if number else 1)
+            self.add_module(name, stage)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(channels, classes)
         for layer in self.modules():
@@ -37,7 +46,8 @@ class CifarResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (N, classes) of images (N, C, H, W)."""
         x = self.relu(self.bn1(self.conv1(images)))
-        x = self.layer3(self.layer2(self.layer1(x)))
+        for name in self._stages:
+            x = getattr(self, name)(x)
         return self.fc(self.avgpool(x).flatten(1))
 
 
@@ -112,5 +122,5 @@ def _build(
 ) -> nn.Module:
     if min(input_shape[1:]) < SMALLEST_SIDE:
         raise ValueError(f"{name}: images are {input_shape[1]}x{input_shape[2]}; the smallest are 4x4")
-    planes = tuple(scaled(name, channels, width, PLANES[0]) for channels in PLANES)
-    return CifarResNet(block, blocks, planes, input_shape[0], num_classes)
+    stages = [(scaled(name, planes, width, PLANES[0]), blocks) for planes in PLANES]
+    return CifarResNet(block, stages, input_shape[0], num_classes)

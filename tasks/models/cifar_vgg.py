@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from suite.registry import register
@@ -18,27 +20,38 @@ class CifarVGG(nn.Module):
 
     def __init__(self, parts: list[list[int]], in_channels: int, classes: int) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        channels = in_channels
-        for part in parts:
-            for made in part:
-                layers += [
-                    nn.Conv2d(channels, made, 3, padding=1, bias=False),
-                    nn.BatchNorm2d(made),
-                    nn.ReLU(inplace=True),
-                ]
-                channels = made
-            layers.append(nn.MaxPool2d(2))
-        self.features = nn.Sequential(*layers)
+        self.features = convolutions(parts, in_channels, nn.MaxPool2d(2))
         self.pool = nn.AdaptiveAvgPool2d(1)  # of one place on images of 32x32
-        self.classifier = nn.Linear(channels, classes)
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")  # N(0, 2 / (R * S * K))
+        self.classifier = nn.Linear(parts[-1][-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (N, classes) of images (N, C, H, W)."""
         return self.classifier(self.pool(self.features(images)).flatten(1))
+
+
+def convolutions(parts: Sequence[Sequence[int]], in_channels: int, last: nn.Module) -> nn.Sequential:
+    """3x3 convolutions without bias, each with normalisation and ReLU, and a pooling behind each part.
+
+    Args:
+        parts: output channels.
+        in_channels: of an image.
+        last: the pooling behind the last part; the others take the maximum of 2x2.
+    """
+    layers: list[nn.Module] = []
+    channels = in_channels
+    for number, part in enumerate(parts, 1):
+        for made in part:
+            layers += [
+                nn.Conv2d(channels, made, 3, padding=1, bias=False),
+                nn.BatchNorm2d(made),
+                nn.ReLU(inplace=True),
+            ]
+            channels = made
+        layers.append(last if number == len(parts) else nn.MaxPool2d(2))
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")  # N(0, 2 / (R * S * K))
+    return nn.Sequential(*layers)
 
 
 @register("model", "vgg11")

@@ -1,4 +1,4 @@
-"""The networks of PruneTrain and torchvision's ResNets: sizes and costs, widths, and branches that may go."""
+"""The networks of PruneTrain and ClickTrain, and torchvision's ResNets: sizes, costs, widths, branches that may go."""
 
 from __future__ import annotations
 
@@ -21,6 +21,40 @@ PUBLISHED = {
     "vgg11": (305.5, 8, 9_228_362, 0),
     "vgg13": (456.5, 10, 9_413_066, 0),
 }
+
+# ClickTrain's of the same names: millions of multiply-adds, convolutions, parameters, branches.
+CLICKTRAIN = {
+    "resnet32_wide": (1083.9, 34, 20_101_450, 15),
+    "resnet50_wide": (1297.8, 53, 23_520_842, 16),
+    "vgg11_click": (153.3, 8, 9_753_674, 0),
+    "vgg13_click": (228.8, 10, 9_938_378, 0),
+    "vgg16_click": (313.7, 13, 15_249_354, 0),
+}
+
+
+@pytest.mark.parametrize("name", CLICKTRAIN)
+def test_clicktrains_networks_have_the_sizes_of_its_code(name: str) -> None:
+    macs, convolutions, parameters, branches = CLICKTRAIN[name]
+    model = build_model(name, CIFAR, 10)
+    counted = count_model(model, CIFAR)
+    assert round(counted["macs"] / 1e6, 1) == macs
+    assert counted["params"] == parameters
+    assert sum(isinstance(layer, nn.Conv2d) for layer in model.modules()) == convolutions
+    spaces = find_index_spaces(model, CIFAR)
+    assert not spaces.not_followed
+    assert len(spaces.removable_branches) == branches
+
+
+def test_clicktrains_vgg_starts_as_its_code_does() -> None:
+    torch.manual_seed(0)
+    model = build_model("vgg11_click", CIFAR, 10)
+    norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    assert [norm.weight.unique().tolist() for norm in norms] == [[0.5]] * 8
+    assert [tuple(layer.weight.shape) for layer in linear] == [(512, 512), (512, 512), (10, 512)]
+    assert all(layer.weight.std().item() == pytest.approx(0.01, rel=0.05) for layer in linear)
+    assert not any(layer.bias.any() for layer in linear)
+    assert sum(isinstance(layer, nn.Dropout) for layer in model.modules()) == 2
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -46,13 +80,16 @@ def test_a_cifar_resnet_50_has_a_node_for_the_first_convolution_and_one_a_stage(
     assert "layer2.0.downsample.0" in shared[2].producers
 
 
-@pytest.mark.parametrize(("name", "width", "message"), [("resnet32", 0.3, "1/16"), ("vgg11", 1 / 128, "1/64")])
+@pytest.mark.parametrize(
+    ("name", "width", "message"),
+    [("resnet32", 0.3, "1/16"), ("vgg11", 1 / 128, "1/64"), ("resnet50_wide", 0.01, "1/64")],
+)
 def test_a_width_without_whole_channels_is_refused(name: str, width: float, message: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: width {width} .* use a multiple of {message}"):
         registry.get("model", name)(width=width)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [*PUBLISHED, *CLICKTRAIN])
 def test_half_width_halves_every_channel_count(name: str) -> None:
     thing = registry.get("model", name)
     wide, narrow = thing(num_classes=7), thing(num_classes=7, width=0.5)
@@ -63,7 +100,7 @@ def test_half_width_halves_every_channel_count(name: str) -> None:
     assert narrow.eval()(torch.zeros(2, *CIFAR)).shape == (2, 7)
 
 
-@pytest.mark.parametrize(("name", "side"), [("resnet32", 3), ("vgg13", 31)])
+@pytest.mark.parametrize(("name", "side"), [("resnet32", 3), ("vgg13", 31), ("resnet32_wide", 7), ("vgg16_click", 31)])
 def test_images_that_are_too_small_are_refused(name: str, side: int) -> None:
     with pytest.raises(ValueError, match=f"{name}: images are {side}x{side}; the smallest are"):
         registry.get("model", name)(input_shape=(3, side, side))
