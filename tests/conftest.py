@@ -1,9 +1,34 @@
-"""One thread a process: the tests' nets are small, and threads that wait for each other cost more than they bring."""
+"""How the tests run: one thread a process, and the whole suite on every core.
+
+The tests' nets are small, and threads that wait for each other cost more than they bring.
+"""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+MOST_WORKERS = 8  # each of them imports torch
+ALL_FAST = "not slow"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Give the whole suite, and nothing that was chosen from it, a worker a core; files stay whole, for their fixtures.
+
+    `-n 0` is as ever one process; so are tests of a GPU, which they would share, and what someone wants to look at.
+    """
+    if hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ:
+        return  # a worker, which reads this file too, and would start workers of its own
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.getoption("markexpr") == ALL_FAST
+    chosen = any(map(config.getoption, ("keyword", "deselect", "lf", "collectonly")))
+    looked_at = config.getoption("usepdb") or config.getoption("capture") == "no"
+    can = config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses") is None
+    if whole and can and not (chosen or looked_at):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if cores > 1:
+            config.option.numprocesses, config.option.dist = min(cores, MOST_WORKERS), "loadfile"

@@ -1,0 +1,44 @@
+"""The whole suite is given a worker a core, once: workers read `conftest.py` too."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("xdist")
+
+SETTINGS = """
+[tool.pytest.ini_options]
+testpaths = ["tests"]
+addopts = "-m 'not slow'"
+markers = ["slow: takes minutes"]
+"""
+
+
+@pytest.mark.parametrize(("arguments", "workers"), [((), True), (("-k", "one"), False), (("-n", "0"), False)])
+def test_only_the_whole_suite_gets_workers_and_these_get_none(tmp_path, arguments, workers):
+    (tmp_path / "pyproject.toml").write_text(SETTINGS)
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    shutil.copy(Path(__file__).with_name("conftest.py"), tests)
+    for name in ("one", "other"):
+        (tests / f"test_{name}.py").write_text(
+            "import os\n\ndef test_one():\n    open(f'{os.getpid()}', 'w').close()\n"
+        )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    found = re.search(r"created: (\d+)/\1 workers", done.stdout)
+    if workers and len(os.sched_getaffinity(0)) > 1:
+        assert found
+        assert int(found[1]) == min(8, len(os.sched_getaffinity(0)))
+    else:
+        assert not found
