@@ -85,6 +85,7 @@ class Subject:
             seed=0,
             device=torch.device("cpu"),
             task=TASK,
+            network=MODEL.partition("[")[0],
             preset=PRESET,
             others=dict.fromkeys(self.method().depends_on(), self._other),
             **callbacks,

@@ -39,8 +39,8 @@ class Hooks:
         model: the bare model, on its device and in its memory format; converted in place.
         method: the method, with its parameters.
         input_shape: (C, H, W) of one image.
-        num_classes, epochs, batch_size, seed, task, preset, train_images, micro_batches, others: what the context
-            tells the method.
+        num_classes, epochs, batch_size, seed, task, network, preset, train_images, micro_batches, others: what the
+            context tells the method.
         dtype: the type of autocast in training; `torch.float32` for none.
     """
 
@@ -55,6 +55,7 @@ class Hooks:
         batch_size: int,
         seed: int = 0,
         task: str = "",
+        network: str = "",
         preset: str = "",
         train_images: int = 0,
         micro_batches: int = 1,
@@ -75,6 +76,7 @@ class Hooks:
             seed=seed,
             device=next(model.parameters()).device,
             task=task,
+            network=network,
             preset=preset,
             epochs=epochs,
             batch_size=batch_size,

@@ -267,6 +267,7 @@ class Context:
         batch_size: global batch size.
         task_loss: the step's loss without the regulariser: mean over micro-batches and ranks, detached. In
             `regularization` it is the loss of the step that is running; `None` before the first step of a process.
+        network: the registered name of the network; empty where nobody said.
         preset: `smoke`, `quick` or `paper`.
         all_reduce: sums a tensor over the ranks of the trial, and returns it.
         train_images: images of an epoch; 0 where nobody said.
@@ -284,6 +285,7 @@ class Context:
     seed: int
     device: torch.device
     task: str
+    network: str
     preset: str
     epochs: int
     batch_size: int
@@ -300,6 +302,13 @@ class Context:
     all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
     memory_estimate: Callable[[ReconfigPlan], int] = lambda plan: 0
     inference_flops: Callable[[ReconfigPlan], float] = lambda plan: 0.0
+
+    def key(self, purpose: str) -> int:
+        """A random key in 0 .. 2**63 - 1 for what a hook draws in this step; another for each purpose and rank.
+
+        As with `Site.key`, nothing has to be saved for a resumed trial to draw the same.
+        """
+        return random_key(self.seed, self.step, self.rank, "hook", purpose)
 
 
 @dataclass_transform(kw_only_default=True)

@@ -95,6 +95,7 @@ class Trial:
             device=device,
             dtype=getattr(torch, spec.dtype),
             task=spec.task,
+            network=spec.model.partition("[")[0],
             preset=spec.preset,
             others=self._others(),
             on_epoch=self._append_record,

@@ -17,6 +17,11 @@ VARIANTS = {
         {"gating": True, "round_to": 4, "dynamic_batch": "start"},
     ),
     "dense": ({}, {"match": "prunetrain"}),
+    "clicktrain": (
+        {},
+        {"pool": "dynamic", "scope": "filter", "batches": 3, "mask_momentum": True, "mixup": 0.3},
+        {"pool": 12, "balance": "filter", "schedule": "paper"},
+    ),
 }
 CASES = [(name, index) for name in registry.names("method") for index in range(len(VARIANTS.get(name, ({},))))]
 

@@ -1,0 +1,305 @@
+"""ClickTrain: every 3x3 kernel keeps a pattern of four weights, and whole kernels go, while the network trains.
+
+Source: Zhang, Yuan, Niu, Tian, Jin, Zhuang, Jiang, Wang, Ren, Song, Tao, "ClickTrain: Efficient and Accurate End-to-End
+Deep Learning Training via Fine-Grained Architecture-Preserving Pruning", ICS 2021. `docs/methods/clicktrain.md` says
+what differs here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods import clicktrain_settings as settings
+from methods.patterns import (
+    KEPT,
+    POSITIONS,
+    Dropped,
+    choose_patterns,
+    dynamic_pool,
+    generic_pool,
+    least_important_kernels,
+    penalty,
+    penalty_arithmetic,
+)
+from suite.method import Context, Density, Method
+from suite.registry import register
+
+
+@register("method", "clicktrain")
+class ClickTrain(Method):
+    """ClickTrain: pattern pruning. Four weights of each 3x3 kernel stay, and the least important kernels go whole.
+
+    Epochs before `warmup` train as dense training does, bit for bit. The first batches after it decide what goes; a
+    group lasso then shrinks exactly that, and from `hard_prune` on it is set to zero after every step.
+
+    Attributes:
+        ratios: which share of the kernels of which layer goes. `published`: the list of the configuration for this task
+            and network; `solved`, and where there is none: `compression`; or the name of a published list.
+        compression: of the 3x3 convolutions together where the list is solved for it, the same share of every layer.
+        schedule: when weights are masked from: as the published `config` has it, or earlier, as the `paper` says.
+        warmup, hard_prune: shares of the epochs, in place of the schedule's.
+        coefficient: of the lasso, in place of the configuration's.
+        pool: of patterns: that of the configuration (`published`), the first 4, 8 or 12 generic ones, or `dynamic`,
+            four that are made for the network when it is decided.
+        scope: each `kernel` has a pattern of its own (published), or all kernels of a `filter` have one.
+        balance: kernels compete in the whole `layer` (code), or every `filter` keeps as many (slides).
+        batches: how many batches' saliencies are averaged to decide; the code takes one.
+        mask_momentum: whether the optimizer's momentum is masked with the weights; in the code it is not.
+        mixup: of images, from `hard_prune` on: both parameters of the Beta distribution; 0 for none.
+    """
+
+    source: ClassVar[str] = "Zhang et al., ClickTrain, ICS 2021"
+
+    ratios: str = "published"
+    compression: float = 8.0
+    schedule: Literal["config", "paper"] = "config"
+    warmup: float | None = None
+    hard_prune: float | None = None
+    coefficient: float | None = None
+    pool: Literal["published", 4, 8, 12, "dynamic"] = "published"
+    scope: Literal["kernel", "filter"] = "kernel"
+    balance: Literal["layer", "filter"] = "layer"
+    batches: int = 1
+    mask_momentum: bool = False
+    mixup: float = 0.3
+
+    @classmethod
+    def defaults(cls, task: str, preset: str) -> dict[str, Any]:
+        """As published for `paper`; the short presets have no mixup, which needs more epochs than they have."""
+        return {} if preset == "paper" else {"mixup": 0.0}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settings.find("", "", self.ratios)
+        if self.compression <= POSITIONS / KEPT:
+            raise ValueError(f"compression is {self.compression}; patterns alone compress {POSITIONS / KEPT} times")
+        for name in ("warmup", "hard_prune"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share < 1:
+                raise ValueError(f"{name} is {share}; a share of the epochs is at least 0 and below 1")
+        if self.coefficient is not None and self.coefficient < 0:
+            raise ValueError(f"coefficient is {self.coefficient}; it is 0 or more")
+        if self.batches < 1:
+            raise ValueError(f"batches is {self.batches}; the smallest is 1")
+        if self.mixup < 0:
+            raise ValueError(f"mixup is {self.mixup}; it is 0, for none, or more")
+        self._saliencies: dict[str, Tensor] = {}  # by layer, summed over the batches seen so far
+        self._batches_seen = 0
+        self._pool = torch.empty(0, POSITIONS, dtype=torch.bool)
+        self._patterns: dict[str, Tensor] = {}  # of 3x3 layers, (K, C) numbers of the pool
+        self._dropped: dict[str, Dropped] = {}
+        self._kept: dict[str, Tensor] = {}  # masks of 1 and 0, from when on weights are masked
+        self._masked_from: int | None = None  # the first step whose forward has masked weights
+        self._penalised = False  # in the step that is running
+
+    def setup(self, ctx: Context) -> None:
+        self._ctx = ctx
+        found = settings.find(ctx.task, ctx.network, self.ratios)
+        if found.ratios:
+            self._percent = settings.by_layer(found.ratios, ctx.layers)
+        else:
+            share = 100 * (1 - POSITIONS / KEPT / self.compression)
+            self._percent = dict.fromkeys(_inner_3x3_convolutions(ctx), share)
+        if not self._percent:
+            raise ValueError(
+                "this network has no 3x3 convolution behind its first layer, and no published list fits it"
+            )
+        self._coefficient = found.coefficient if self.coefficient is None else self.coefficient
+        self._generic = found.pool if self.pool == "published" else self.pool
+        warmup = found.choose if self.warmup is None else self.warmup
+        hard_prune = self.hard_prune
+        if hard_prune is None:
+            of_paper = self.schedule == "paper"
+            compression = self._compression_to_be()
+            hard_prune = (
+                settings.hard_prune_of_the_paper(ctx.task, ctx.network, compression) if of_paper else found.hard_prune
+            )
+        self.choose_epoch, self.hard_prune_epoch = (round(share * ctx.epochs) for share in (warmup, hard_prune))
+        if not self.choose_epoch <= self.hard_prune_epoch < ctx.epochs:
+            raise ValueError(
+                f"of {ctx.epochs} epochs, patterns would be chosen after {self.choose_epoch} and weights masked after "
+                f"{self.hard_prune_epoch}; set warmup and hard_prune so that these ascend and one epoch is left"
+            )
+
+    def transform_batch(self, images: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Mixup: each image and its label mixed with another's of the batch, by one share for all."""
+        if not self.mixup or ctx.epochs_done < self.hard_prune_epoch:
+            return images, labels
+        draw = np.random.default_rng(ctx.key("mixup"))
+        share = float(draw.beta(self.mixup, self.mixup))
+        others = torch.from_numpy(draw.permutation(len(images))).to(images.device)
+        targets = F.one_hot(labels, ctx.num_classes).float() if labels.ndim == 1 else labels
+        return torch.lerp(images[others], images, share), torch.lerp(targets[others], targets, share)
+
+    def regularization(self, model: nn.Module, ctx: Context) -> Tensor | None:
+        """The lasso over what is to go, from the step after it was decided until weights are masked."""
+        self._penalised = bool(self._dropped) and ctx.epochs_done < self.hard_prune_epoch and self._coefficient > 0
+        if not self._penalised:
+            return None
+        weights = [_weight(ctx.layers[name]) for name in self._dropped]
+        return self._coefficient * penalty([*self._dropped.values()], weights)
+
+    def before_optimizer_step(self, ctx: Context) -> None:
+        """In the first steps after the warm-up: how salient weights are; with the last of them what goes is decided."""
+        if self._dropped or ctx.epochs_done < self.choose_epoch:
+            return
+        for name in self._percent:
+            weight = _weight(ctx.layers[name])
+            assert weight.grad is not None
+            saliency = (weight.grad * weight.detach()).square()
+            self._saliencies[name] = self._saliencies[name] + saliency if self._batches_seen else saliency
+        self._batches_seen += 1
+        if self._batches_seen == self.batches:
+            self._decide()
+
+    def _decide(self) -> None:
+        threes = [saliency for saliency in self._saliencies.values() if saliency.shape[2:] == (3, 3)]
+        self._pool = dynamic_pool(threes) if self._generic == "dynamic" else generic_pool(int(self._generic))
+        kernels = {}
+        for name, saliency in self._saliencies.items():
+            if saliency.shape[2:] == (3, 3):
+                self._patterns[name] = choose_patterns(saliency, self._pool, one_a_filter=self.scope == "filter")
+            kernels[name] = least_important_kernels(
+                saliency, self._percent[name], equal_in_filters=self.balance == "filter"
+            )
+        self._saliencies = {}
+        self._enter(kernels)
+
+    def _enter(self, kernels: Mapping[str, Tensor]) -> None:
+        """Remember what goes, made of the patterns and the kernels that were chosen."""
+        for name, gone in kernels.items():
+            off = None
+            if name in self._patterns:
+                numbers = self._patterns[name]
+                off = ~self._pool.to(numbers.device)[numbers].view(*numbers.shape, 3, 3)
+            self._dropped[name] = Dropped(off, gone)
+
+    def after_optimizer_step(self, ctx: Context) -> None:
+        if not self._dropped or ctx.epochs_done < self.hard_prune_epoch:
+            return
+        weights = {name: _weight(ctx.layers[name]) for name in self._dropped}
+        if not self._kept:
+            self._kept = {name: dropped.kept(weights[name].detach()) for name, dropped in self._dropped.items()}
+        if self._masked_from is None:
+            self._masked_from = ctx.step + 1
+        masks = [*self._kept.values()]
+        with torch.no_grad():
+            torch._foreach_mul_([*weights.values()], masks)
+            if self.mask_momentum:
+                assert ctx.optimizer is not None
+                states = [ctx.optimizer.state[weight] for weight in weights.values()]
+                held = [state.get("momentum_buffer") for state in states]
+                if all(momentum is not None for momentum in held):
+                    torch._foreach_mul_(held, masks)
+
+    def density(self, name: str, step: int) -> Density:
+        """The share of weights that stays, of all three products: nothing reads the gradient of a masked weight."""
+        if self._masked_from is None or step < self._masked_from or name not in self._dropped:
+            return Density()
+        share = self._share(name)
+        return Density(share, share, share)
+
+    def overhead(self, name: str, samples: int) -> float:
+        """Operations of the lasso on this layer, or of its mask; mixup's are not counted, which belong to no layer."""
+        if name not in self._dropped:
+            return 0.0
+        weight = _weight(self._ctx.layers[name])
+        if self._penalised:
+            return penalty_arithmetic(weight, name in self._patterns)
+        return float(weight.numel()) if self._masked_from is not None else 0.0
+
+    def _share(self, name: str) -> float:
+        """Share of a layer's weights that stays."""
+        kernels = self._dropped[name].kernels
+        of_kernel = KEPT / POSITIONS if name in self._patterns else 1.0
+        return of_kernel * (1 - int(kernels.count_nonzero()) / kernels.numel())
+
+    def _compression_to_be(self) -> float:
+        """What the ratios will make of the published measure, before anything is decided."""
+        shares = {}
+        for name, percent in self._percent.items():
+            weight = _weight(self._ctx.layers[name])
+            kernels = weight.shape[0] * weight.shape[1]
+            gone = math.ceil(round(percent * kernels / 100, 6))
+            of_kernel = KEPT / POSITIONS if weight.shape[2:] == (3, 3) else 1.0
+            shares[name] = of_kernel * (1 - gone / kernels)
+        return compression(self._ctx.model, shares)
+
+    def record(self, ctx: Context) -> Mapping[str, Any]:
+        """The stage, and once it is decided the compression and how many kernels took each pattern."""
+        done = ctx.epochs_done
+        if not self._dropped:
+            return {"stage": "warm-up"}
+        taken = torch.zeros(len(self._pool), dtype=torch.int64)
+        for name, numbers in self._patterns.items():
+            taken += torch.bincount(numbers[~self._dropped[name].kernels].cpu(), minlength=len(taken))
+        return {
+            "stage": "lasso" if done <= self.hard_prune_epoch else "masked",
+            "compression": compression(ctx.model, {name: self._share(name) for name in self._dropped}),
+            "patterns": {
+                "".join("1" if kept else "0" for kept in pattern): count
+                for pattern, count in zip(self._pool.tolist(), taken.tolist(), strict=True)
+            },
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "saliencies": self._saliencies,
+            "batches_seen": self._batches_seen,
+            "pool": self._pool,
+            "patterns": {name: numbers.to(torch.uint8) for name, numbers in self._patterns.items()},
+            "kernels": {name: dropped.kernels for name, dropped in self._dropped.items()},
+            "masked_from": self._masked_from,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._saliencies, self._batches_seen = dict(state["saliencies"]), state["batches_seen"]
+        self._pool = state["pool"]
+        self._patterns = {name: numbers.long() for name, numbers in state["patterns"].items()}
+        self._masked_from = state["masked_from"]
+        self._dropped, self._kept = {}, {}
+        self._enter(state["kernels"])
+
+
+def compression(model: nn.Module, shares: Mapping[str, float]) -> float:
+    """The published measure: weights over those that stay, of all tensors named as a convolution's are.
+
+    So a VGG's normalisation counts, and shortcuts and linear layers do not.
+
+    Args:
+        model: whose parameters are called `features` or `conv`, as those of this suite are.
+        shares: of the weights of each pruned layer that stays, by the layer's name.
+
+    Source: ClickTrain's code.
+    """
+    whole = left = 0.0
+    for name, parameter in model.named_parameters():
+        if "conv" in name or "features" in name:
+            whole += parameter.numel()
+            left += parameter.numel() * shares.get(name.removesuffix(".weight"), 1.0)
+    return whole / left if left else 1.0
+
+
+def _inner_3x3_convolutions(ctx: Context) -> list[str]:
+    """Names of the 3x3 convolutions that do not read the model's input; grouped ones are left alone."""
+    return [
+        name
+        for name, layer in ctx.layers.items()
+        if isinstance(layer, nn.Conv2d)
+        and layer.kernel_size == (3, 3)
+        and layer.groups == 1
+        and ctx.spaces.model_input not in ctx.spaces.inputs_of(name)
+    ]
+
+
+def _weight(layer: nn.Module) -> nn.Parameter:
+    weight = layer.weight
+    assert isinstance(weight, nn.Parameter)
+    return weight

@@ -1,0 +1,363 @@
+"""ClickTrain's stages, step by step, and its published settings."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from methods import clicktrain_settings as settings
+from methods.clicktrain import ClickTrain, compression
+from methods.dense import Dense
+from suite.ledger import count_layers
+from suite.ops import apply
+from suite.parameters import build_model
+from tasks.models.clicktrain_vgg import vgg11_click
+from tasks.models.resnet9 import resnet9
+
+SHAPE = (3, 32, 32)
+# Compression that the ratios of each published list give, by the published measure; which list its file ships is first.
+COMPRESSION = {
+    "cifar10-resnet32_wide-2": 8.57,
+    "cifar10-resnet50_wide-2": 12.11,
+    "cifar10-vgg11_click-2": 10.25,
+    "cifar10-vgg13_click-2": 8.99,
+    "cifar10-vgg16_click-2": 8.79,
+    "cifar100-vgg11_click-2": 8.32,
+    "cifar100-vgg13_click-1": 4.29,
+    "cifar100-vgg16_click-2": 8.79,
+    "imagenet-resnet50-1": 2.82,
+}
+# What their comments claim, as they round it.
+CLAIMED = {
+    "cifar10-resnet32_wide-1": 13.9,
+    "cifar10-resnet50_wide-1": 8.35,
+    "cifar10-vgg11_click-1": 8.7,
+    "cifar10-vgg11_click-4": 11.5,
+    "cifar10-vgg13_click-1": 6.2,
+    "cifar100-vgg13_click-3": 8.5,
+}
+
+
+def network(name, task="cifar10"):
+    shape = (3, 224, 224) if task == "imagenet" else SHAPE
+    model = build_model(name, shape, {"cifar10": 10, "cifar100": 100, "imagenet": 1000}[task])
+    layers = {key: layer for key, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    return model, layers, shape
+
+
+def shares_of(text):
+    """Network, shape, and the share of each layer's weights that a published list leaves."""
+    task, name, _ = text.rsplit("-", 2)
+    model, layers, shape = network(name, task)
+    shares = {}
+    for layer, percent in settings.by_layer(settings.find("", "", text).ratios, layers).items():
+        weight = layers[layer].weight
+        kernels = weight.shape[0] * weight.shape[1]
+        kept = kernels - math.ceil(round(percent * kernels / 100, 6))
+        shares[layer] = kept * (4 if weight.shape[2] == 3 else 1) / weight.numel()
+    return model, shape, shares
+
+
+@pytest.mark.parametrize("text", [*COMPRESSION, *CLAIMED])
+def test_published_ratios_compress_as_published(text):
+    model, _, shares = shares_of(text)
+    found = compression(model, shares)
+    if text in COMPRESSION:
+        assert found == pytest.approx(COMPRESSION[text], abs=0.0051)
+    else:
+        assert found == pytest.approx(CLAIMED[text], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "saved"),
+    [("cifar10-resnet32_wide-2", 85.0), ("cifar10-vgg11_click-1", 81.5), ("cifar10-vgg11_click-4", 85.3)],
+)
+def test_published_savings_are_those_of_masked_inference(text, saved):
+    model, shape, shares = shares_of(text)
+    costs = count_layers(model, shape)
+    left = sum(cost.macs * shares.get(name, 1.0) for name, cost in costs.items())
+    assert round(100 * (1 - left / sum(cost.macs for cost in costs.values())), 1) == saved
+
+
+def test_the_paper_s_training_saving_is_that_of_inference_for_the_epochs_after_hard_pruning():
+    share = settings.hard_prune_of_the_paper("cifar10", "resnet32_wide", 8.6)
+    assert share == 98 / 190
+    assert 85.1 * (1 - share) == pytest.approx(41.3, abs=0.15)  # published
+
+
+def test_settings_are_those_of_the_configuration():
+    found = settings.find("cifar10", "vgg16_click", "published")
+    assert (found.pool, found.coefficient) == (12, 1.5e-4)
+    assert (found.choose, found.hard_prune) == (150 / 190, 163 / 190)
+    assert list(found.ratios) == [35, 45, 55, 55, 55, 65, 65, 65, 75, 80, 85, 85]
+    assert not settings.find("cifar10", "vgg16_click", "solved").ratios
+    assert not settings.find("cifar10", "resnet9", "published").ratios
+    assert list(settings.find("", "", "cifar10-vgg11_click-1").ratios) == [45, 55, 55, 65, 65, 85, 85]
+    assert settings.find("imagenet", "resnet50", "published").choose == 35 / 95
+    assert settings.hard_prune_of_the_paper("cifar10", "vgg11_click", 11.0) == 94 / 190
+    assert settings.hard_prune_of_the_paper("imagenet", "resnet50", 4.0) == 40 / 90
+
+
+def test_every_list_fits_its_network():
+    for text in settings.list_names():
+        task, name, _ = text.rsplit("-", 2)
+        _, layers, _ = network(name, task)
+        assert settings.by_layer(settings.find("", "", text).ratios, layers)
+
+
+def test_blocks_have_the_ratio_of_their_stage_and_shortcuts_none():
+    _, layers, _ = network("resnet50_wide")
+    found = settings.by_layer([[65, 65, 75], [75, 75, 80, 80], [80, 85, 85, 90, 90, 90], [90, 90, 90]], layers)
+    assert found["layer1.2.branch.conv1"] == 75
+    assert found["layer3.1.branch.conv2"] == 85
+    assert len(found) == 16 * 3
+    assert not any("downsample" in name or name in ("conv1", "fc") for name in found)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "name", "message"),
+    [
+        ([35, 45], "vgg11_click", "a list of 2 ratios does not fit a network of 8 convolutions"),
+        ([[55, 55, 55, 55]], "resnet32_wide", "a block 3 in stage 1, the network has none"),
+        ([[55, 55, 55]], "resnet32_wide", "no ratio for 'layer2.0.branch.conv1'"),
+    ],
+)
+def test_a_list_of_another_network_is_refused(ratios, name, message):
+    with pytest.raises(ValueError, match=message):
+        settings.by_layer(ratios, network(name)[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ratios": "cifar10-vgg11_click-9"}, "did you mean 'cifar10-vgg11_click-"),
+        ({"compression": 2.25}, "compression is 2.25; patterns alone compress 2.25 times"),
+        ({"hard_prune": 1.0}, "hard_prune is 1.0; a share"),
+        ({"warmup": -0.1}, "warmup is -0.1; a share"),
+        ({"coefficient": -1.0}, "coefficient is -1.0"),
+        ({"batches": 0}, "batches is 0"),
+        ({"mixup": -0.3}, "mixup is -0.3"),
+        ({"pool": 5}, "pool is '5'; known: published, 4, 8, 12, dynamic"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        ClickTrain(**given)
+
+
+def test_stages_have_to_ascend():
+    with pytest.raises(ValueError, match="patterns would be chosen after 3 and weights masked after 1"):
+        apply(resnet9(width=1 / 16), ClickTrain(warmup=0.75, hard_prune=0.25), input_shape=SHAPE, num_classes=10,
+              epochs=4, batch_size=4)  # fmt: skip
+
+
+class Run:
+    """A short training: four epochs of three steps; warm-up, lasso, and two epochs masked."""
+
+    def __init__(self, method, model=None, task="", network="", momentum=0.9):
+        torch.manual_seed(0)
+        self.method = method
+        self.model = resnet9(width=1 / 8) if model is None else model
+        self.hooks = apply(
+            self.model, method, input_shape=SHAPE, num_classes=10, epochs=4, batch_size=8, task=task, network=network
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=momentum, weight_decay=5e-4)
+        self.hooks.attach(self.optimizer)
+        self.model.train()
+
+    def weights(self):
+        return {name: self.hooks.ctx.layers[name].weight for name in self.method._percent}
+
+    def step(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        images, labels = torch.randn(8, *SHAPE, generator=generator), torch.randint(10, (8,), generator=generator)
+        images, labels = self.hooks.transform_batch(images, labels)
+        loss = F.cross_entropy(self.model(images), labels)
+        self.hooks.add_regularization(loss).backward()
+        self.gradients = {name: weight.grad.clone() for name, weight in self.weights().items()}
+        self.before = {name: weight.detach().clone() for name, weight in self.weights().items()}
+        self.hooks.optimizer_step()
+        self.optimizer.zero_grad()
+        return labels
+
+    def epochs(self, count, each=lambda epoch, step: None):
+        for _ in range(count):
+            epoch = self.hooks.ctx.epochs_done
+            for step in range(3):
+                self.step(10 * epoch + step)
+                each(epoch, step)
+            self.hooks.end_epoch()
+
+
+def stages(**given):
+    return ClickTrain(**{"warmup": 0.25, "hard_prune": 0.5, "mixup": 0.0, "coefficient": 1e-2, **given})
+
+
+def test_the_first_batch_after_the_warm_up_decides_alone():
+    run = Run(stages())
+    run.epochs(1)
+    assert run.method.record(run.hooks.ctx) == {"stage": "warm-up"}
+    run.step(10)
+    chosen = {name: numbers.clone() for name, numbers in run.method._patterns.items()}
+    threes = [name for name, layer in run.hooks.ctx.layers.items() if layer.weight.shape[2:] == (3, 3)]
+    assert [*chosen] == threes[1:]
+    for name, numbers in chosen.items():
+        saliency = (run.gradients[name] * run.before[name]).square()
+        worth = torch.stack(
+            [saliency[:, :, 1:, 1:], saliency[:, :, 1:, :2], saliency[:, :, :2, 1:], saliency[:, :, :2, :2]]
+        )
+        assert torch.equal(worth.sum((3, 4)).argmax(0), numbers)
+        gone = run.method._dropped[name].kernels
+        assert gone.sum() == math.ceil(0.71875 * gone.numel())
+        importance = saliency.sum((2, 3))
+        assert importance[gone].max() <= importance[~gone].min()
+    run.step(11)
+    run.step(12)
+    run.hooks.end_epoch()
+    run.epochs(2)
+    assert all(torch.equal(chosen[name], numbers) for name, numbers in run.method._patterns.items())
+
+
+def test_saliencies_of_several_batches_are_averaged():
+    run = Run(stages(batches=2))
+    run.epochs(1)
+    run.step(10)
+    first = {name: (run.gradients[name] * run.before[name]).square() for name in run.gradients}
+    assert not run.method._patterns
+    run.step(11)
+    name = next(iter(first))
+    both = first[name] + (run.gradients[name] * run.before[name]).square()
+    gone = run.method._dropped[name].kernels
+    assert both.sum((2, 3))[gone].max() <= both.sum((2, 3))[~gone].min()
+
+
+def test_the_lasso_runs_from_the_next_step_until_weights_are_masked():
+    run = Run(stages())
+    penalised = []
+    run.epochs(4, each=lambda epoch, step: penalised.append(run.method._penalised))
+    assert penalised == [False] * 4 + [True] * 2 + [False] * 6
+
+
+@pytest.mark.parametrize("mask_momentum", [False, True])
+def test_from_hard_pruning_on_what_goes_is_zero_after_every_step(mask_momentum):
+    run = Run(stages(mask_momentum=mask_momentum))
+    held = []
+
+    def look(epoch, step):
+        if epoch < 2:
+            assert all(weight.count_nonzero() == weight.numel() for weight in run.weights().values())
+            return
+        for name, weight in run.weights().items():
+            dropped = run.method._dropped[name]
+            stays = dropped.kept(weight.detach()).bool()
+            assert not weight[~stays].any()
+            assert weight[stays].all()
+            held.append(bool(run.optimizer.state[weight]["momentum_buffer"][~stays].any()))
+        steps = run.hooks.ctx.step
+        share = 4 / 9 * (1 - math.ceil(0.71875 * stays.shape[0] * stays.shape[1]) / stays.shape[0] / stays.shape[1])
+        assert run.method.density(name, steps) == pytest.approx((share,) * 3)
+
+    run.epochs(4, look)
+    assert any(held) is not mask_momentum
+    first_masked = 6  # the step whose update is the first to be masked; its own products were dense
+    assert run.method.density(name := next(iter(run.weights())), first_masked) == (1, 1, 1)
+    assert run.method.density(name, first_masked + 1).forward < 0.14
+    record = run.method.record(run.hooks.ctx)
+    assert record["stage"] == "masked"
+    kept = sum(int(weight.count_nonzero()) for weight in run.weights().values())
+    assert sum(record["patterns"].values()) * 4 == kept
+    assert set(record["patterns"]) == {"000011011", "000110110", "011011000", "110110000"}
+
+
+def test_the_warm_up_is_dense_training_bit_for_bit():
+    ours, dense = Run(stages(mixup=0.3)), Run(Dense())
+    dense.weights = dict  # nothing to keep copies of
+    for run in (ours, dense):
+        run.epochs(1)
+    states = ours.model.state_dict()
+    assert all(torch.equal(tensor, states[name]) for name, tensor in dense.model.state_dict().items())
+    for run in (ours, dense):
+        run.epochs(1)
+    assert not all(torch.equal(tensor, states[name]) for name, tensor in dense.model.state_dict().items())
+
+
+def test_mixup_begins_with_hard_pruning():
+    run = Run(stages(mixup=0.3))
+    run.epochs(2)
+    assert run.step(20).shape == (8, 10)
+    generator = torch.Generator().manual_seed(1)
+    images, labels = torch.randn(8, *SHAPE, generator=generator), torch.arange(8)
+    mixed, targets = run.method.transform_batch(images, labels, run.hooks.ctx)
+    torch.testing.assert_close(targets.sum(1), torch.ones(8))
+    share = targets[torch.arange(8), labels].amin().item()
+    assert 0 <= share <= 1
+    others = (targets - share * F.one_hot(labels, 10)).argmax(1)
+    torch.testing.assert_close(mixed, share * images + (1 - share) * images[others], rtol=1e-4, atol=1e-5)
+    again, _ = run.method.transform_batch(images, labels, run.hooks.ctx)
+    assert torch.equal(mixed, again)  # drawn by the step, not by what was drawn before
+    run.hooks.ctx.step += 1
+    later, _ = run.method.transform_batch(images, labels, run.hooks.ctx)
+    assert not torch.equal(mixed, later)
+    early = Run(stages(mixup=0.3))
+    same, _ = early.method.transform_batch(images, labels, early.hooks.ctx)
+    assert same is images
+
+
+def test_kernels_of_1x1_convolutions_go_whole_and_what_is_not_listed_stays():
+    model, layers, _ = network("resnet50_wide[width=0.125]")
+    run = Run(ClickTrain(mixup=0.0), model, task="cifar10", network="resnet50_wide")
+    assert (run.method.choose_epoch, run.method.hard_prune_epoch) == (1, 3)  # 61 and 141 of 190
+    run.epochs(4)
+    listed = set(run.method._percent)
+    assert listed == {name for name in layers if ".branch.conv" in name}
+    for name, layer in run.hooks.ctx.layers.items():
+        if name not in listed:
+            assert layer.weight.count_nonzero() == layer.weight.numel()
+        elif name.endswith("conv2"):
+            assert name in run.method._patterns
+        else:
+            assert name not in run.method._patterns
+            gone = math.ceil(run.method._percent[name] * layer.weight.numel() / 100)
+            assert int((layer.weight == 0).sum()) == gone
+
+
+def test_a_network_takes_the_list_of_its_task_and_a_name_takes_another():
+    model = vgg11_click(width=1 / 16)
+    run = Run(ClickTrain(), model, task="cifar10", network="vgg11_click")
+    assert [*run.method._percent.values()] == [35, 45, 65, 75, 80, 80, 85]
+    assert run.method._coefficient == 3.5e-4
+    named = Run(ClickTrain(ratios="cifar10-vgg11_click-1", coefficient=1.0), vgg11_click(width=1 / 16))
+    assert [*named.method._percent.values()] == [45, 55, 55, 65, 65, 85, 85]
+    assert named.method._coefficient == 1.0
+    solved = Run(ClickTrain(ratios="solved", compression=9.0), vgg11_click(width=1 / 16), "cifar10", "vgg11_click")
+    assert [*solved.method._percent.values()] == pytest.approx([75.0] * 7)
+
+
+def test_the_paper_masks_earlier_than_the_configuration():
+    model, given = vgg11_click(), {"input_shape": SHAPE, "num_classes": 10, "batch_size": 4}
+    for schedule, epoch in (("config", 143), ("paper", 94)):  # of Fig. 11 the row with the nearest compression, 11.5
+        method = ClickTrain(schedule=schedule)
+        apply(model, method, task="cifar10", network="vgg11_click", epochs=190, **given)
+        assert (method.choose_epoch, method.hard_prune_epoch) == (65, epoch)
+
+
+def test_a_network_without_3x3_convolutions_is_refused():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+    with pytest.raises(ValueError, match="no 3x3 convolution behind its first layer"):
+        apply(model, ClickTrain(), input_shape=SHAPE, num_classes=10, epochs=4, batch_size=4)
+
+
+@pytest.mark.parametrize("given", [{"pool": "dynamic"}, {"pool": 12, "balance": "filter"}, {"scope": "filter"}])
+def test_variants_mask_as_they_say(given):
+    run = Run(stages(**given))
+    run.epochs(4)
+    for name, weight in run.weights().items():
+        alive = (weight != 0).sum((2, 3))
+        assert set(alive.unique().tolist()) <= {0, 4}
+        if "balance" in given:
+            assert len((alive > 0).sum(1).unique()) == 1
+        if "scope" in given:
+            numbers = run.method._patterns[name]
+            assert torch.equal(numbers, numbers[:, :1].expand_as(numbers))
