@@ -28,7 +28,9 @@ from methods.patterns import (
     penalty,
     penalty_arithmetic,
 )
-from suite.method import Context, Density, Method
+from methods.skipping import Skipping, can_skip, is_faster
+from suite.method import Context, Density, Method, OpPlan
+from suite.ops import PlannedConv2d
 from suite.registry import register
 
 
@@ -53,6 +55,8 @@ class ClickTrain(Method):
         batches: how many batches' saliencies are averaged to decide; the code takes one.
         mask_momentum: whether the optimizer's momentum is masked with the weights; in the code it is not.
         mixup: of images, from `hard_prune` on: both parameters of the Beta distribution; 0 for none.
+        backend: who multiplies by masked weights. `masked`: torch, zeros and all (code); `compact`: kernels that skip
+            them; `auto`: for each layer the one that is faster for it, as measured once in the first epoch.
     """
 
     source: ClassVar[str] = "Zhang et al., ClickTrain, ICS 2021"
@@ -69,6 +73,7 @@ class ClickTrain(Method):
     batches: int = 1
     mask_momentum: bool = False
     mixup: float = 0.3
+    backend: Literal["auto", "masked", "compact"] = "auto"
 
     @classmethod
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:
@@ -98,9 +103,15 @@ class ClickTrain(Method):
         self._kept: dict[str, Tensor] = {}  # masks of 1 and 0, from when on weights are masked
         self._masked_from: int | None = None  # the first step whose forward has masked weights
         self._penalised = False  # in the step that is running
+        self._skips: dict[str, bool] | None = None  # whether a layer's masked weights are skipped; None: not decided
+        self._backends: dict[str, Skipping] = {}
 
     def setup(self, ctx: Context) -> None:
         self._ctx = ctx
+        if self.backend == "compact" and not can_skip(ctx.device):
+            raise ValueError(
+                f"backend=compact: there are no kernels here that skip weights on {ctx.device.type}; take auto"
+            )
         found = settings.find(ctx.task, ctx.network, self.ratios)
         if found.ratios:
             self._percent = settings.by_layer(found.ratios, ctx.layers)
@@ -127,6 +138,17 @@ class ClickTrain(Method):
                 f"of {ctx.epochs} epochs, patterns would be chosen after {self.choose_epoch} and weights masked after "
                 f"{self.hard_prune_epoch}; set warmup and hard_prune so that these ascend and one epoch is left"
             )
+
+    def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
+        if self._masked_from is None or not (self._skips or {}).get(name):
+            return None
+        if name not in self._backends:
+            assert isinstance(layer, PlannedConv2d)
+            self._backends[name] = Skipping(self._kept_places(name, layer), layer.geometry)
+        return OpPlan(backend=self._backends[name])
+
+    def _kept_places(self, name: str, layer: nn.Module) -> Tensor:
+        return self._dropped[name].kept(_weight(layer).detach()).bool()
 
     def transform_batch(self, images: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Mixup: each image and its label mixed with another's of the batch, by one share for all."""
@@ -188,7 +210,9 @@ class ClickTrain(Method):
         if not self._kept:
             self._kept = {name: dropped.kept(weights[name].detach()) for name, dropped in self._dropped.items()}
         if self._masked_from is None:
+            self._decide_backends(ctx)
             self._masked_from = ctx.step + 1
+            self.plan_version += 1
         masks = [*self._kept.values()]
         with torch.no_grad():
             torch._foreach_mul_([*weights.values()], masks)
@@ -198,6 +222,41 @@ class ClickTrain(Method):
                 held = [state.get("momentum_buffer") for state in states]
                 if all(momentum is not None for momentum in held):
                     torch._foreach_mul_(held, masks)
+
+    def on_epoch_end(self, ctx: Context) -> None:
+        """In the first epoch, whose checkpoint then holds it: who will multiply."""
+        self._decide_backends(ctx)
+
+    def _decide_backends(self, ctx: Context) -> None:
+        """Which layers' masked weights will be skipped; measured once for all layers of one shape."""
+        if self._skips is not None:
+            return
+        self._skips = {}
+        found: dict[Any, bool] = {}
+        for name, percent in self._percent.items():
+            layer = ctx.layers[name]
+            assert isinstance(layer, PlannedConv2d)
+            if self.backend != "auto" or not can_skip(ctx.device):
+                self._skips[name] = self.backend == "compact"
+                continue
+            size, geometry = ctx.spaces.input_sizes[name], layer.geometry
+            key = (layer.weight.shape, geometry, size, percent)
+            if key not in found:
+                kept = self._example(layer, percent)
+                images = ctx.batch_size // ctx.micro_batches
+                found[key] = is_faster(kept, layer, geometry, images, (size[0], size[1]), ctx.dtype)
+            self._skips[name] = found[key]
+
+    def _example(self, layer: nn.Conv2d, percent: float) -> Tensor:
+        """Weights that might stay, as many as will."""
+        generator = torch.Generator().manual_seed(0)
+        saliency = torch.rand(layer.weight.shape, generator=generator)
+        gone = least_important_kernels(saliency, percent, equal_in_filters=self.balance == "filter")
+        off = None
+        if layer.kernel_size == (3, 3):
+            pool = generic_pool(4)
+            off = ~pool[choose_patterns(saliency, pool)].view(*gone.shape, 3, 3)
+        return Dropped(off, gone).kept(layer.weight.detach()).bool()
 
     def density(self, name: str, step: int) -> Density:
         """The share of weights that stays, of all three products: nothing reads the gradient of a masked weight."""
@@ -234,14 +293,15 @@ class ClickTrain(Method):
 
     def record(self, ctx: Context) -> Mapping[str, Any]:
         """The stage, and once it is decided the compression and how many kernels took each pattern."""
-        done = ctx.epochs_done
+        done, skips = ctx.epochs_done, self._skips or {}
         if not self._dropped:
-            return {"stage": "warm-up"}
+            return {"stage": "warm-up", "skips": skips}
         taken = torch.zeros(len(self._pool), dtype=torch.int64)
         for name, numbers in self._patterns.items():
             taken += torch.bincount(numbers[~self._dropped[name].kernels].cpu(), minlength=len(taken))
         return {
             "stage": "lasso" if done <= self.hard_prune_epoch else "masked",
+            "skips": skips,
             "compression": compression(ctx.model, {name: self._share(name) for name in self._dropped}),
             "patterns": {
                 "".join("1" if kept else "0" for kept in pattern): count
@@ -257,14 +317,15 @@ class ClickTrain(Method):
             "patterns": {name: numbers.to(torch.uint8) for name, numbers in self._patterns.items()},
             "kernels": {name: dropped.kernels for name, dropped in self._dropped.items()},
             "masked_from": self._masked_from,
+            "skips": self._skips,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._saliencies, self._batches_seen = dict(state["saliencies"]), state["batches_seen"]
         self._pool = state["pool"]
         self._patterns = {name: numbers.long() for name, numbers in state["patterns"].items()}
-        self._masked_from = state["masked_from"]
-        self._dropped, self._kept = {}, {}
+        self._masked_from, self._skips = state["masked_from"], state["skips"]
+        self._dropped, self._kept, self._backends = {}, {}, {}
         self._enter(state["kernels"])
 
 

@@ -80,6 +80,7 @@ class Hooks:
             preset=preset,
             epochs=epochs,
             batch_size=batch_size,
+            dtype=dtype,
             train_images=train_images,
             micro_batches=micro_batches,
             others=others or {},

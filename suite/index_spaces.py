@@ -103,6 +103,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         model_input: the space of the model's input, or `None` if the model could not be traced.
         model_outputs: the spaces of the model's outputs.
         positions: places (P * Q) of each layer's output for one image; a linear layer has one.
+        input_sizes: (H, W) of each layer's input; empty for a linear layer.
     """
 
     def __init__(self, spaces: Mapping[str, IndexSpace]) -> None:
@@ -114,6 +115,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         self.model_input: str | None = None
         self.model_outputs: frozenset[str] = frozenset()
         self.positions: dict[str, int] = {}
+        self.input_sizes: dict[str, tuple[int, ...]] = {}
         self._enter_layers()
 
     def __getitem__(self, name: str) -> IndexSpace:
@@ -171,6 +173,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
             space.counts = [entry for entry in space.counts if not entry[0].startswith(inside)]
         for layer in branch.layers:
             self.positions.pop(layer, None)
+            self.input_sizes.pop(layer, None)
         self.grouped -= set(branch.layers)
         del self.removable_branches[branch.name]
         self._enter_layers()

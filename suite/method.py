@@ -269,6 +269,7 @@ class Context:
             `regularization` it is the loss of the step that is running; `None` before the first step of a process.
         network: the registered name of the network; empty where nobody said.
         preset: `smoke`, `quick` or `paper`.
+        dtype: the type of the products in training: that of autocast, or float32.
         all_reduce: sums a tensor over the ranks of the trial, and returns it.
         train_images: images of an epoch; 0 where nobody said.
         micro_batches: parts into which a batch is split; a new batch size is a multiple of them.
@@ -289,6 +290,7 @@ class Context:
     preset: str
     epochs: int
     batch_size: int
+    dtype: torch.dtype = torch.float32
     train_images: int = 0
     micro_batches: int = 1
     others: Mapping[str, OtherTrial] = field(default_factory=dict)
@@ -329,7 +331,7 @@ class Method:
     source: ClassVar[str] = ""
     replayable: ClassVar[bool] = False
 
-    plan_version: ClassVar[int] = 0  # a method that plans anew assigns a new number to self.plan_version
+    plan_version = 0  # no parameter; a method that plans anew assigns a new number to self.plan_version
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

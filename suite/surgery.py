@@ -60,8 +60,8 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
             labels = ChannelLabels(model, graph)
             labels.run(blank)
             spaces = gather_spaces(labels)
-    for name, (_, output) in shapes.items():
-        spaces.positions[name] = output[2:].numel()
+    for name, (given, output) in shapes.items():
+        spaces.positions[name], spaces.input_sizes[name] = output[2:].numel(), tuple(given[2:])
     for name, module in model.named_modules():
         child = getattr(type(module), "residual_branch", None)
         if isinstance(child, str) and not isinstance(getattr(module, child), ChannelConstant):

@@ -13,7 +13,19 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("suite", "methods", "kernels", "tasks", "reports", "reproductions")
 CONTRACTS = {
     f"suite.{name}"
-    for name in ("method", "task", "recipe", "registry", "errors", "surgery", "index_spaces", "gates", "checkpoint")
+    for name in (
+        "method",
+        "task",
+        "recipe",
+        "registry",
+        "errors",
+        "surgery",
+        "index_spaces",
+        "gates",
+        "checkpoint",
+        "ops",
+        "backends",
+    )
 }
 # What a reproduction may know of trials and their networks: never the trainer, a method or a task.
 TRIALS = {

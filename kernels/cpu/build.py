@@ -1,4 +1,4 @@
-"""Compiles the CPU kernel with the machine's own compiler, once, into a cache.
+"""Compiles the CPU kernels with the machine's own compiler, each source once, into a cache.
 
 The library's name holds a hash of everything that determines it, so a change of source, compiler, flags or processor
 makes a new one and never reuses an old one. Processes that build at the same time do not disturb each other.
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent.parent
-SOURCE = KERNELS / "cpu" / "prune_nm.cpp"
 INCLUDE_FOLDERS = (KERNELS / "include", KERNELS / "cpu")
 COMPILERS = ("c++", "g++", "clang++")
 BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
@@ -54,8 +53,11 @@ def cache_folder() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "pdt-kernels"
 
 
-def build() -> Build:
+def build(name: str) -> Build:
     """Finds the compiled kernel in the cache, or compiles it there.
+
+    Args:
+        name: of the source in `kernels/cpu`, without its ending.
 
     Raises:
         BuildError: no compiler, a failing compile, or a cache that cannot be written.
@@ -63,12 +65,12 @@ def build() -> Build:
     compiler = find_compiler()
     version = _compiler_version(compiler)
     candidates = [
-        Build(_library_path(compiler, version, flags), f"{Path(compiler[0]).name}: {version}", flags)
+        Build(_library_path(name, compiler, version, flags), f"{Path(compiler[0]).name}: {version}", flags)
         for flags in (BASE_FLAGS + optional for optional in OPTIONAL_FLAGS)
     ]
     first_error = ""
     for candidate in candidates:
-        error = "" if candidate.library.exists() else _compile(compiler, candidate)
+        error = "" if candidate.library.exists() else _compile(name, compiler, candidate)
         if not error:
             return dataclasses.replace(candidate, refused=first_error)
         first_error = first_error or error
@@ -110,7 +112,11 @@ def _compiler_version(compiler: list[str]) -> str:
     return _first_line(result.stdout)
 
 
-def _library_path(compiler: list[str], version: str, flags: tuple[str, ...]) -> Path:
+def _source(name: str) -> Path:
+    return KERNELS / "cpu" / f"{name}.cpp"
+
+
+def _library_path(name: str, compiler: list[str], version: str, flags: tuple[str, ...]) -> Path:
     """Names the library after all that determines it."""
     digest = hashlib.sha256()
     for part in (
@@ -122,9 +128,9 @@ def _library_path(compiler: list[str], version: str, flags: tuple[str, ...]) -> 
         *_processor(),
     ):
         digest.update(part.encode() + b"\0")
-    for path in sorted([SOURCE, *(header for folder in INCLUDE_FOLDERS for header in folder.glob("*.h"))]):
+    for path in sorted([_source(name), *(header for folder in INCLUDE_FOLDERS for header in folder.glob("*.h"))]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return cache_folder() / f"prune_nm-{digest.hexdigest()[:20]}.so"
+    return cache_folder() / f"{name}-{digest.hexdigest()[:20]}.so"
 
 
 def _processor() -> Iterator[str]:
@@ -155,7 +161,7 @@ def _torch_openmp() -> Path | None:
     return Path(found.group(1)) if found else None
 
 
-def _compile(compiler: list[str], target: Build) -> str:
+def _compile(source: str, compiler: list[str], target: Build) -> str:
     """Compiles to a temporary file and moves it into place; returns the error's first line, empty on success."""
     runtime = _torch_openmp() if "-fopenmp" in target.flags else None
     includes = [f"-I{folder}" for folder in INCLUDE_FOLDERS]
@@ -166,7 +172,15 @@ def _compile(compiler: list[str], target: Build) -> str:
         raise BuildError(f"the cache {target.library.parent} cannot be written ({error.strerror})") from error
     os.close(handle)
     try:
-        command = [*compiler, *target.flags, *includes, str(SOURCE), *([str(runtime)] if runtime else []), "-o", name]
+        command = [
+            *compiler,
+            *target.flags,
+            *includes,
+            str(_source(source)),
+            *([str(runtime)] if runtime else []),
+            "-o",
+            name,
+        ]
         result = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
         if result.returncode != 0:
             return _error_line(result.stderr) or f"exit status {result.returncode}"

@@ -44,10 +44,13 @@ def load() -> Loaded:
     if os.environ.get("PDT_CPU_KERNEL") == "0":
         return _absent("it is turned off by PDT_CPU_KERNEL=0")
     try:
-        built = build()
-        library = _open(built)
+        library, built = open_library("prune_nm")
     except BuildError as error:
         return _absent(str(error))
+    library.pdt_prune_nm.restype = ctypes.c_int
+    library.pdt_prune_nm.argtypes = (
+        [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 5 + [ctypes.c_uint64, ctypes.c_int]
+    )
     threads = "OpenMP" if library.pdt_has_openmp() else "one thread: the compiler has no OpenMP"
     description = (
         f"prune_nm: compiled CPU kernel ({built.compiler}; {library.pdt_vector_bits()}-bit vectors; {threads}; "
@@ -97,22 +100,27 @@ def _absent(reason: str) -> Loaded:
     return Loaded(None, description)
 
 
-def _open(built: Build) -> ctypes.CDLL:
-    """Opens the library; one that does not open (a disk that filled up, another C library) is compiled anew, once."""
+def open_library(name: str) -> tuple[ctypes.CDLL, Build]:
+    """Builds a source where it has to be, and opens it.
+
+    A library that does not open (a disk that filled up, another C library) is compiled anew, once.
+
+    Args:
+        name: of the source in `kernels/cpu`, without its ending.
+
+    Raises:
+        BuildError: it cannot be had on this machine.
+    """
+    built = build(name)
     try:
-        library = ctypes.CDLL(str(built.library))
+        return ctypes.CDLL(str(built.library)), built
     except OSError as error:
         try:
             built.library.unlink(missing_ok=True)
         except OSError:
             raise BuildError(f"the compiled library cannot be loaded: {error}") from error
-        built = build()
+        built = build(name)
         try:
-            library = ctypes.CDLL(str(built.library))
+            return ctypes.CDLL(str(built.library)), built
         except OSError as error:
             raise BuildError(f"the compiled library cannot be loaded: {error}") from error
-    library.pdt_prune_nm.restype = ctypes.c_int
-    library.pdt_prune_nm.argtypes = (
-        [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 5 + [ctypes.c_uint64, ctypes.c_int]
-    )
-    return library

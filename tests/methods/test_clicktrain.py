@@ -10,6 +10,7 @@ from torch import nn
 from methods import clicktrain_settings as settings
 from methods.clicktrain import ClickTrain, compression
 from methods.dense import Dense
+from methods.skipping import can_skip
 from suite.ledger import count_layers
 from suite.ops import apply
 from suite.parameters import build_model
@@ -192,13 +193,14 @@ class Run:
 
 
 def stages(**given):
-    return ClickTrain(**{"warmup": 0.25, "hard_prune": 0.5, "mixup": 0.0, "coefficient": 1e-2, **given})
+    fixed = {"warmup": 0.25, "hard_prune": 0.5, "mixup": 0.0, "coefficient": 1e-2, "backend": "masked"}
+    return ClickTrain(**{**fixed, **given})
 
 
 def test_the_first_batch_after_the_warm_up_decides_alone():
     run = Run(stages())
     run.epochs(1)
-    assert run.method.record(run.hooks.ctx) == {"stage": "warm-up"}
+    assert run.method.record(run.hooks.ctx)["stage"] == "warm-up"
     run.step(10)
     chosen = {name: numbers.clone() for name, numbers in run.method._patterns.items()}
     threes = [name for name, layer in run.hooks.ctx.layers.items() if layer.weight.shape[2:] == (3, 3)]
@@ -361,3 +363,80 @@ def test_variants_mask_as_they_say(given):
         if "scope" in given:
             numbers = run.method._patterns[name]
             assert torch.equal(numbers, numbers[:, :1].expand_as(numbers))
+
+
+@pytest.fixture
+def skipping():
+    if not can_skip(torch.device("cpu")):
+        pytest.skip("no kernels that skip weights")
+
+
+def test_skipped_weights_change_nothing_but_the_work(skipping):
+    masked, compact = Run(stages()), Run(stages(backend="compact"))
+    for run in (masked, compact):
+        run.epochs(3)
+    for name, weight in masked.weights().items():
+        other = compact.weights()[name]
+        assert torch.equal(weight == 0, other == 0)
+        torch.testing.assert_close(weight, other, rtol=1e-3, atol=1e-4)
+        layer = compact.hooks.ctx.layers[name]
+        share = float((other != 0).float().mean())
+        assert layer.op_plan.backend.executed("forward", None, weight, layer.geometry) == pytest.approx(share)
+        assert layer.meter.take() == pytest.approx((share,) * 3, rel=0.2)  # the first masked step's products were dense
+        assert masked.hooks.ctx.layers[name].op_plan.empty
+    compact.hooks.finish()
+    assert all(layer.op_plan.empty for layer in compact.hooks.ctx.layers.values())
+
+
+def test_auto_skips_where_it_was_measured_to_be_faster(skipping, monkeypatch):
+    asked = []
+
+    def is_faster(kept, layer, geometry, images, size, dtype):
+        asked.append((tuple(kept.shape), images, size))
+        assert kept.float().mean() == pytest.approx(0.125, rel=0.05)
+        return size == (16, 16)
+
+    monkeypatch.setattr("methods.clicktrain.is_faster", is_faster)
+    run = Run(stages(backend="auto"))
+    run.epochs(1)
+    assert len(asked) == len(set(asked))  # once for all layers of a shape
+    assert all(images == 8 for _, images, _ in asked)
+    sizes = run.hooks.ctx.spaces.input_sizes
+    expected = {name: sizes[name] == (16, 16) for name in run.method._percent}
+    assert set(expected.values()) == {True, False}
+    assert run.method.record(run.hooks.ctx)["skips"] == expected
+    count = len(asked)
+    run.epochs(2)
+    assert len(asked) == count
+    for name, skips in expected.items():
+        assert (run.hooks.ctx.layers[name].op_plan.backend is not None) is skips
+    resumed = stages(backend="auto")
+    resumed.setup(run.hooks.ctx)
+    resumed.load_state_dict(run.method.state_dict())
+    resumed.on_epoch_end(run.hooks.ctx)
+    assert len(asked) == count  # what was decided is taken from the checkpoint
+    name = next(name for name, skips in expected.items() if skips)
+    assert resumed.plan(name, run.hooks.ctx.layers[name]).backend is not None
+
+
+def test_a_layer_is_timed_with_and_without_its_absent_weights(skipping, monkeypatch):
+    import methods.skipping as module
+    from suite.ops import convert
+
+    layer = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+    (planned,) = convert(layer).values()
+    kept = torch.zeros(8, 8, 3, 3, dtype=torch.bool)
+    kept[0, 0, :2, :2] = True
+    for seconds, expected in (([1.0, 2.0], True), ([2.0, 1.0], False)):
+        clock = iter(seconds * module.ROUNDS)
+        monkeypatch.setattr(module, "_seconds", lambda step, clock=clock: next(clock))
+        assert module.is_faster(kept, planned, planned.geometry, 4, (8, 8), torch.float32) is expected
+
+
+def test_compact_says_where_it_cannot_be_had(monkeypatch):
+    monkeypatch.setattr("methods.clicktrain.can_skip", lambda device: False)
+    with pytest.raises(ValueError, match="no kernels here that skip weights on cpu; take auto"):
+        Run(stages(backend="compact"))
+    run = Run(stages(backend="auto"))
+    run.epochs(4)
+    assert not any(run.method.record(run.hooks.ctx)["skips"].values())

@@ -20,7 +20,8 @@ VARIANTS = {
     "clicktrain": (
         {},
         {"pool": "dynamic", "scope": "filter", "batches": 3, "mask_momentum": True, "mixup": 0.3},
-        {"pool": 12, "balance": "filter", "schedule": "paper"},
+        {"backend": "compact"},
+        {"backend": "masked", "pool": 12, "balance": "filter", "schedule": "paper"},
     ),
 }
 CASES = [(name, index) for name in registry.names("method") for index in range(len(VARIANTS.get(name, ({},))))]

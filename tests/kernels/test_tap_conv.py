@@ -1,0 +1,134 @@
+"""Convolutions that skip weights equal masked dense ones: all three products, whatever the shape."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.tap_conv import TapConvolution, Window, from_blocks, to_blocks
+from methods.patterns import choose_patterns, generic_pool
+
+pytestmark = pytest.mark.usefixtures("compiled")
+RELATIVE = {torch.float32: 1e-4, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+
+
+def patterned(out_channels, in_channels, absent, generator):
+    """A mask of patterns and of whole kernels that are absent."""
+    pool = generic_pool(12)
+    numbers = torch.randint(len(pool), (out_channels, in_channels), generator=generator)
+    kernels = torch.rand(out_channels, in_channels, 1, 1, generator=generator) >= absent
+    return pool[numbers].view(out_channels, in_channels, 3, 3) & kernels
+
+
+def compare(kept, images, size, stride, padding, dilation=1, dtype=torch.float32, last=True, seed=0):
+    """The three products beside those of a masked dense convolution in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    layout = torch.channels_last if last else torch.contiguous_format
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype).contiguous(memory_format=layout)
+
+    activation, weight = draw(images, kept.shape[1], *size), draw(*kept.shape)
+    exact = [(activation.double()).requires_grad_(), (weight * kept).double().requires_grad_()]
+    out = F.conv2d(*exact, None, stride, padding, dilation)
+    grad = draw(*out.shape)
+    out.backward(grad.double())
+    taps = TapConvolution(kept, (stride, stride), (padding, padding), (dilation, dilation))
+    found = (
+        taps.forward(activation, weight),
+        taps.dgrad(grad, weight, activation),
+        taps.wgrad(grad, activation, weight),
+    )
+    for ours, theirs in zip(found, (out.detach(), exact[0].grad, exact[1].grad * kept), strict=True):
+        assert ours.dtype == dtype
+        assert ours.shape == theirs.shape
+        error = (ours.double() - theirs).abs().max() if theirs.numel() else torch.zeros(())
+        assert error <= RELATIVE[dtype] * theirs.abs().max().clamp_min(1e-6)
+    assert not found[2][~kept].any()
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 20), st.integers(1, 20), st.integers(1, 40), st.tuples(st.integers(1, 19), st.integers(1, 19)),
+    st.integers(1, 3), st.integers(0, 3), st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.booleans(), st.integers(0, 2**31),
+)  # fmt: skip
+def test_patterns_of_any_shape(out_channels, in_channels, images, size, stride, padding, absent, last, seed):
+    if min(size) + 2 * padding < 3:
+        return
+    kept = patterned(out_channels, in_channels, absent, torch.Generator().manual_seed(seed))
+    compare(kept, images, size, stride, padding, last=last, seed=seed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 2), st.booleans(), st.integers(0, 2**31))
+def test_any_weights_may_be_absent(rows, columns, stride, dilation, last, seed):
+    """Kernels of any size, and as many weights in each as chance leaves."""
+    generator = torch.Generator().manual_seed(seed)
+    kept = torch.rand(5, 7, rows, columns, generator=generator) > 0.6
+    compare(kept, 3, (9, 11), stride, 1, dilation, last=last, seed=seed)
+
+
+@pytest.mark.parametrize("images", [1, 15, 16, 17, 256])
+def test_batches_that_do_and_do_not_fill_blocks(images):
+    compare(patterned(8, 8, 0.5, torch.Generator().manual_seed(0)), images, (6, 6), 1, 1)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_summed_in_fp32(dtype, last):
+    compare(patterned(20, 18, 0.5, torch.Generator().manual_seed(0)), 9, (8, 9), 1, 1, dtype=dtype, last=last)
+
+
+def test_rows_that_do_not_fit_the_cache_together():
+    """More channels and places than half a second-level cache holds: rows go in tiles."""
+    compare(patterned(4, 96, 0.9, torch.Generator().manual_seed(0)), 16, (33, 30), 1, 1)
+
+
+def test_results_repeat():
+    kept = patterned(16, 16, 0.5, torch.Generator().manual_seed(0))
+    first, second = (compare(kept, 40, (8, 8), 1, 1) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+def test_outputs_have_the_memory_format_of_activations():
+    kept = patterned(8, 8, 0.5, torch.Generator().manual_seed(0))
+    for last in (False, True):
+        out, grad, _ = compare(kept, 4, (6, 6), 1, 1, last=last)
+        layout = torch.channels_last if last else torch.contiguous_format
+        assert out.is_contiguous(memory_format=layout)
+        assert grad.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (17, 19, 5, 3), (16, 16, 16, 16), (3, 1, 4, 20)])
+def test_blocks_give_back_what_they_were_given(shape, last):
+    plain = torch.randn(shape).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    rows, columns = shape[2:]
+    bordered = to_blocks(plain, Window(rows, columns, 2, 1, rows + 3, columns + 4))
+    inside = bordered.data[:, :, 2 : 2 + rows, 1 : 1 + columns]
+    assert bordered.data.abs().sum() == pytest.approx(inside.abs().sum().item(), rel=1e-5)  # zeros around
+    for image in range(shape[0]):
+        block, lane = divmod(image, bordered.data.shape[-1])
+        assert torch.equal(inside[block, ..., lane], plain[image])
+    whole = Window(rows, columns, 0, 0, rows, columns)
+    assert torch.equal(from_blocks(to_blocks(plain, whole), plain), plain)
+
+
+def test_the_compact_form_is_what_is_there():
+    kept = patterned(6, 5, 0.5, torch.Generator().manual_seed(1))
+    weight = torch.randn(6, 5, 3, 3)
+    taps = TapConvolution(kept, (1, 1), (1, 1))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        assert torch.equal(taps.values(weight.contiguous(memory_format=layout)), weight[kept])
+    assert taps.density == pytest.approx(kept.float().mean().item())
+
+
+def test_patterns_that_a_saliency_chooses_are_followed():
+    saliency = torch.rand(7, 9, 3, 3, generator=torch.Generator().manual_seed(2))
+    pool = generic_pool(4)
+    kept = pool[choose_patterns(saliency, pool)].view(7, 9, 3, 3)
+    compare(kept, 5, (7, 7), 2, 1)
