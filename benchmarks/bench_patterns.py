@@ -1,0 +1,221 @@
+"""Whether convolutions that skip ClickTrain's masked weights are faster than dense ones, and what the rest of it costs.
+
+    python benchmarks/bench_patterns.py [layers] [conversion] [steps] [--pairs 30] [--json FILE]
+
+On the CPU, in one run, in alternation (all three where none is named):
+
+    layers       forward, data gradient and weight gradient of every pruned convolution of CIFAR's resnet32_wide at the
+                 8.6x ratios, layout changes included, over torch's dense ones, channels-last or contiguous, whichever
+                 is faster; by product, by layer, and summed over the network
+    conversion   `Tensor.to_sparse_csr` over bringing a dense weight into its compact form: by the index of a mask that
+                 is known, and with the index made anew
+    steps        a training step after hard pruning of vgg11_click[width=0.5], masked weights skipped or multiplied;
+                 the lasso's step over a dense one; and the time of a dense step in bfloat16
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_step import Setting, random_splits, trainer_steps
+from pairs import Ratio, interleaved_ratio, run_as_a_trial_does
+from torch import Tensor, nn
+
+from kernels.tap_conv import TapConvolution, library
+from methods import clicktrain_settings as settings
+from methods.clicktrain import ClickTrain
+from methods.patterns import Dropped, choose_patterns, generic_pool, least_important_kernels
+from suite.backends import TORCH, Geometry
+from suite.parameters import build_model
+from suite.recipe import Recipe
+from suite.surgery import find_index_spaces
+
+PARTS = ("layers", "conversion", "steps")
+PRODUCTS = ("forward", "data gradient", "weight gradient")
+NETWORK, RATIOS = "resnet32_wide", "cifar10-resnet32_wide-2"
+STEP_NETWORK, STEP_RATIOS = "vgg11_click[width=0.5]", "cifar10-vgg11_click-2"
+SHAPE, CLASSES, BATCH, STEPS = (3, 32, 32), 10, 128, 2
+CPU = torch.device("cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A pruned convolution: channels, side of its input, stride, and percent of the kernels that go."""
+
+    in_channels: int
+    out_channels: int
+    side: int
+    stride: int
+    percent: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.in_channels} to {self.out_channels}, {self.side}x{self.side}, stride {self.stride}, "
+            f"{self.percent:g} %"
+        )
+
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry("conv", (self.stride, self.stride), (1, 1))
+
+    def kept(self) -> Tensor:
+        """A mask as ClickTrain makes it, of a random saliency."""
+        generator = torch.Generator().manual_seed(0)
+        saliency = torch.rand(self.out_channels, self.in_channels, 3, 3, generator=generator)
+        pool = generic_pool(4)
+        off = ~pool[choose_patterns(saliency, pool)].view(saliency.shape)
+        return Dropped(off, least_important_kernels(saliency, self.percent)).kept(saliency).bool()
+
+
+def pruned_shapes() -> Counter[Shape]:
+    """The pruned convolutions of the network, and how often each occurs."""
+    model = build_model(NETWORK, SHAPE, CLASSES)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    sizes = find_index_spaces(model, SHAPE).input_sizes
+    found: Counter[Shape] = Counter()
+    for name, percent in settings.by_layer(settings.find("", "", RATIOS).ratios, layers).items():
+        layer = layers[name]
+        assert isinstance(layer, nn.Conv2d)
+        found[Shape(layer.in_channels, layer.out_channels, sizes[name][0], layer.stride[0], percent)] += 1
+    return found
+
+
+def products(shape: Shape, layout: torch.memory_format | None) -> list[Callable[[], object]]:
+    """The three products of a layer: without the absent weights (no layout given), or dense in a memory format."""
+    torch.manual_seed(0)
+    geometry, kept = shape.geometry, shape.kept()
+    format = torch.channels_last if layout is None else layout
+    activation = torch.randn(BATCH, shape.in_channels, shape.side, shape.side).contiguous(memory_format=format)
+    weight = (torch.randn(kept.shape) * kept).contiguous(memory_format=format)
+    grad = torch.randn_like(TORCH.forward(activation, weight, None, geometry))
+    if layout is not None:
+        return [
+            lambda: TORCH.forward(activation, weight, None, geometry),
+            lambda: TORCH.dgrad(grad, weight, activation, geometry),
+            lambda: TORCH.wgrad(grad, activation, weight, geometry, False),
+        ]
+    taps = TapConvolution(kept, geometry.stride, geometry.padding)
+    # Into blocks once for both gradients, as in training: charged to the data gradient.
+    blocks = [taps.blocks_of_grad(grad, activation)]
+
+    def data_gradient() -> None:
+        blocks[0] = taps.blocks_of_grad(grad, activation)
+        taps.dgrad_of_blocks(blocks[0], weight, activation)
+
+    return [
+        lambda: taps.forward(activation, weight),
+        data_gradient,
+        lambda: taps.wgrad_of_blocks(blocks[0], activation, weight),
+    ]
+
+
+def measure_layers(pairs: int, found: dict[str, Any]) -> None:
+    """Every shape and product; then all of them together, each as often as it occurs."""
+    ours = dense = 0.0
+    for shape, count in pruned_shapes().items():
+        sides = [products(shape, layout) for layout in (None, torch.channels_last, torch.contiguous_format)]
+        whole: dict[str, Ratio] = {}
+        for number, product in enumerate(PRODUCTS):
+            with_each = [interleaved_ratio(sides[0][number], side[number], pairs) for side in sides[1:]]
+            whole[product] = min(with_each, key=lambda ratio: ratio.second_s)
+        mine, theirs = (sum(getattr(one, side) for one in whole.values()) for side in ("first_s", "second_s"))
+        ours, dense = ours + count * mine, dense + count * theirs
+        print(f"{shape!s:42} x{count:2}  " + "; ".join(f"{name} {ratio}" for name, ratio in whole.items())
+              + f"; together {theirs / mine:.2f} times as fast")  # fmt: skip
+        found[str(shape)] = {
+            "count": count, "times_as_fast": theirs / mine,
+            **{name: dataclasses.asdict(ratio) for name, ratio in whole.items()},
+        }  # fmt: skip
+    print(f"all pruned convolutions of {NETWORK}: {1e3 * ours:.0f} ms against {1e3 * dense:.0f} ms, "
+          f"{dense / ours:.2f} times as fast")  # fmt: skip
+    found[NETWORK] = {"ours_s": ours, "dense_s": dense, "times_as_fast": dense / ours}
+
+
+def measure_conversion(pairs: int, found: dict[str, Any]) -> None:
+    """The compact form against torch's generic one, for every shape."""
+    for shape in pruned_shapes():
+        known, anew = conversions(shape, pairs)
+        print(f"{shape!s:42} to_sparse_csr / compact form: {known}; with the index made anew {anew}")
+        found[str(shape)] = {"known": dataclasses.asdict(known), "anew": dataclasses.asdict(anew)}
+
+
+def conversions(shape: Shape, pairs: int) -> tuple[Ratio, Ratio]:
+    """Torch's conversion over ours, by a known index and with the index made anew."""
+    kept = shape.kept()
+    weight = (torch.randn(kept.shape) * kept).contiguous(memory_format=torch.channels_last)
+    matrix = weight.contiguous().flatten(1)
+    taps = TapConvolution(kept, (1, 1), (1, 1))
+
+    def anew() -> None:
+        TapConvolution(kept, (1, 1), (1, 1)).values(weight)
+
+    return (
+        interleaved_ratio(matrix.to_sparse_csr, lambda: taps.values(weight), pairs),
+        interleaved_ratio(matrix.to_sparse_csr, anew, pairs),
+    )
+
+
+def measure_steps(pairs: int, found: dict[str, Any]) -> None:
+    """Steps of the trainer: masked from the first on, under the lasso from the first on, and dense."""
+    recipe = Recipe(epochs=190, batch_size=BATCH, learning_rate=0.01, schedule="step", weight_decay=5e-4, translate=4)
+
+    def steps(dtype: torch.dtype, **given: Any) -> Callable[[], None]:
+        setting = Setting(STEP_NETWORK, recipe, "quick", CPU, dtype, STEPS, random_splits(recipe, STEPS, CPU))
+        if not given:
+            return trainer_steps(setting)
+        return trainer_steps(setting, method=ClickTrain(ratios=STEP_RATIOS, warmup=0.0, mixup=0.0, **given))
+
+    single, half = torch.float32, torch.bfloat16
+    masked = {backend: steps(single, hard_prune=0.0, backend=backend) for backend in ("compact", "auto", "masked")}
+    cases = {
+        "compact / masked": (masked["compact"], masked["masked"]),
+        "auto / masked": (masked["auto"], masked["masked"]),
+        "lasso / dense": (steps(single, hard_prune=0.9, backend="masked"), steps(single)),
+        "compact, float32 / dense, bfloat16": (masked["compact"], steps(half)),
+        "auto / dense, both bfloat16": (steps(half, hard_prune=0.0, backend="auto"), steps(half)),
+    }
+    for name, (first, second) in cases.items():
+        ratio = interleaved_ratio(first, second, pairs)
+        each = [1e3 * seconds / STEPS for seconds in (ratio.first_s, ratio.second_s)]
+        print(f"{STEP_NETWORK}, a step: {name:36} {ratio}  ({each[0]:.0f} and {each[1]:.0f} ms)")
+        found[name] = dataclasses.asdict(ratio)
+
+
+def main() -> None:
+    """Measure and print; optionally leave the numbers as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (all)")
+    parser.add_argument("--pairs", type=int, default=30, help="interleaved pairs of each comparison (30)")
+    parser.add_argument("--json", type=Path, help="where to leave the numbers")
+    chosen = parser.parse_args()
+    if unknown := [part for part in chosen.parts if part not in PARTS]:
+        parser.error(f"'{unknown[0]}': known: {', '.join(PARTS)}")
+    if chosen.pairs < 2:
+        parser.error(f"--pairs {chosen.pairs}: an interval takes at least 2")
+    if library() is None:
+        parser.error("there are no kernels that skip weights: no C++ compiler, or PDT_CPU_KERNEL=0")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    threads = torch.get_num_threads()
+    print(f"torch {torch.__version__}, {threads} threads, batch {BATCH}; load {os.getloadavg()[0]:.2f}")
+    print(f"{chosen.pairs} pairs; ratio: least, median [95 %]")
+    found: dict[str, Any] = {}
+    measures = {"layers": measure_layers, "conversion": measure_conversion, "steps": measure_steps}
+    for part in chosen.parts or PARTS:
+        measures[part](chosen.pairs, found.setdefault(part, {}))
+    if chosen.json:
+        facts = {"torch": torch.__version__, "threads": threads, "machine": platform.machine(), "pairs": chosen.pairs}
+        chosen.json.write_text(json.dumps({**facts, "found": found}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_as_a_trial_does()
+    main()
