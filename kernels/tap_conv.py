@@ -174,7 +174,7 @@ class TapConvolution:
             grid = np.array(
                 [
                     *(rows, columns),
-                    *(self.shape[0] * grad.window.plane, grad.window.padded_columns, 1),
+                    *(self.shape[0], self.shape[0] * grad.window.plane, grad.window.padded_columns, 1),
                     *(self.shape[1] * whole.plane, whole.plane, self.stride[0] * size[1], self.stride[1]),
                 ],
                 np.int64,
@@ -267,7 +267,7 @@ class TapConvolution:
         return np.array(
             [
                 *(made.rows, made.columns),
-                *(in_channels * given.plane, down * given.padded_columns, right),
+                *(in_channels, in_channels * given.plane, down * given.padded_columns, right),
                 *(out_channels * made.plane, made.plane, made.padded_columns, 1),
             ],
             np.int64,

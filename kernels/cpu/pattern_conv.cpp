@@ -21,8 +21,10 @@ namespace pdt {
 namespace {
 
 constexpr int width = lanes<float>;
-constexpr int accumulators = vector_bytes == 64 ? 16 : 8;  // vectors of sums that stay in registers
-constexpr int64_t cache_vectors = (int64_t{512} << 10) / vector_bytes;  // of input, about half a second-level cache
+// Sums of so many rows and columns stay in registers. Neighbouring taps read much of the same input, the more so the
+// squarer the tile is.
+constexpr int tile_rows = vector_bytes == 64 ? 4 : 2, tile_columns = 4;
+constexpr int64_t cache_vectors = (int64_t{768} << 10) / vector_bytes;  // of input, most of a second-level cache
 constexpr int kernel_taps = 4;  // of a pattern
 
 using Lanes = Vector<float>;
@@ -30,25 +32,28 @@ using Lanes = Vector<float>;
 // Distances are counted in vectors.
 struct Grid {
     int64_t rows, columns;           // places of the output
+    int64_t in_channels;
     int64_t in_block, in_row, in_column;
     int64_t out_block, out_plane, out_row, out_column;
 };
 
 HOST_DEVICE Lanes at(const float* base, int64_t vectors) { return load<float>(base + vectors * width); }
 
-// Rows x Columns places of one output channel.
-template <int Rows, int Columns>
+// Rows x Columns places of one output channel. Step is the distance of neighbouring columns of the input, 0 if it is
+// none of those that are known here.
+template <int Rows, int Columns, int Step>
 HOST_DEVICE void sum_places(const Grid& grid, const float* in, const int32_t* offset, const float* value, int64_t taps,
                             float* out) {
+    const int64_t step = Step ? Step : grid.in_column;
     Lanes sum[Rows][Columns] = {};
     for (int64_t tap = 0; tap < taps; ++tap) {
         const float* from = in + offset[tap] * int64_t{width};
-        const Lanes factor = Lanes{} + value[tap];
+        const Lanes factor = value[tap] - Lanes{};
         UNROLL
         for (int row = 0; row < Rows; ++row) {
             UNROLL
             for (int column = 0; column < Columns; ++column)
-                sum[row][column] += factor * at(from, row * grid.in_row + column * grid.in_column);
+                sum[row][column] += factor * at(from, row * grid.in_row + column * step);
         }
     }
     UNROLL
@@ -59,50 +64,60 @@ HOST_DEVICE void sum_places(const Grid& grid, const float* in, const int32_t* of
     }
 }
 
-// All columns from one on of some rows, in pieces of a power of two; rows together where a piece is narrow.
-template <int Columns>
+// Rows of the output, `Rows` at a time and the rest one by one, in pieces of `Columns` and then of half as many.
+template <int Rows, int Columns, int Step>
 void sum_rows(const Grid& grid, int64_t rows, int64_t first, const float* in, const int32_t* offset, const float* value,
               int64_t taps, float* out) {
-    constexpr int together = accumulators / Columns;
     for (; first + Columns <= grid.columns; first += Columns) {
         int64_t row = 0;
-        for (; row + together <= rows; row += together)
-            sum_places<together, Columns>(grid, in + (row * grid.in_row + first * grid.in_column) * width, offset, value,
-                                          taps, out + (row * grid.out_row + first * grid.out_column) * width);
+        for (; row + Rows <= rows; row += Rows)
+            sum_places<Rows, Columns, Step>(grid, in + (row * grid.in_row + first * grid.in_column) * width, offset,
+                                            value, taps, out + (row * grid.out_row + first * grid.out_column) * width);
         for (; row < rows; ++row)
-            sum_places<1, Columns>(grid, in + (row * grid.in_row + first * grid.in_column) * width, offset, value, taps,
-                                   out + (row * grid.out_row + first * grid.out_column) * width);
+            sum_places<1, Columns, Step>(grid, in + (row * grid.in_row + first * grid.in_column) * width, offset, value,
+                                         taps, out + (row * grid.out_row + first * grid.out_column) * width);
     }
     if constexpr (Columns > 1) {
-        if (first < grid.columns) sum_rows<Columns / 2>(grid, rows, first, in, offset, value, taps, out);
+        if (first < grid.columns) sum_rows<Rows, Columns / 2, Step>(grid, rows, first, in, offset, value, taps, out);
     }
 }
 
-// Rows of the output whose input stays in the cache while all output channels read it.
+// Rows of the output whose input stays in the cache while all output channels read it; whole tiles of them.
 int64_t rows_at_once(const Grid& grid) {
-    const int64_t rows_of_input = std::max<int64_t>(1, grid.in_block / std::max<int64_t>(1, grid.in_row));
-    const int64_t fit = rows_of_input * cache_vectors / std::max<int64_t>(1, grid.in_block);
-    return std::clamp<int64_t>(fit, 1, grid.rows);
+    const int64_t fit = cache_vectors / std::max<int64_t>(1, grid.in_channels * grid.in_row);
+    return std::min(grid.rows, std::max<int64_t>(tile_rows, fit / tile_rows * tile_rows));
 }
 
 void sum_taps(const Grid& grid, const float* in, float* out, int64_t blocks, int64_t channels, const int64_t* first,
               const int32_t* offset, const float* value, int threads) {
     const int64_t at_once = rows_at_once(grid), tiles = (grid.rows + at_once - 1) / at_once;
+    const auto rows_of_step = grid.in_column == 1   ? sum_rows<tile_rows, tile_columns, 1>
+                              : grid.in_column == 2 ? sum_rows<tile_rows, tile_columns, 2>
+                                                    : sum_rows<tile_rows, tile_columns, 0>;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t unit = 0; unit < blocks * tiles; ++unit) {
         const int64_t block = unit / tiles, row = unit % tiles * at_once, rows = std::min(at_once, grid.rows - row);
         const float* from = in + (block * grid.in_block + row * grid.in_row) * width;
         float* to = out + (block * grid.out_block + row * grid.out_row) * width;
         for (int64_t channel = 0; channel < channels; ++channel)
-            sum_rows<accumulators>(grid, rows, 0, from, offset + first[channel], value + first[channel],
-                                   first[channel + 1] - first[channel], to + channel * grid.out_plane * width);
+            rows_of_step(grid, rows, 0, from, offset + first[channel], value + first[channel],
+                         first[channel + 1] - first[channel], to + channel * grid.out_plane * width);
     }
 }
 
-HOST_DEVICE float total(Lanes value) {
-    float sum = 0;
-    for (int lane = 0; lane < width; ++lane) sum += value[lane];
-    return sum;
+// The sum of neighbouring lanes of two vectors: the first's in the first half.
+HOST_DEVICE Lanes fold(Lanes a, Lanes b) {
+    using Sequence = std::make_index_sequence<width>;
+    return even_lanes(a, b, Sequence{}) + odd_lanes(a, b, Sequence{});
+}
+
+// Adds the sum of each vector's lanes.
+template <int Count>
+HOST_DEVICE void add_totals(const Lanes (&value)[Count], float* sums) {
+    static_assert(Count == 1 || Count == 4);
+    Lanes folded = Count == 4 ? fold(fold(value[0], value[1 % Count]), fold(value[2 % Count], value[3 % Count])) : value[0];
+    for (int lanes_each = Count == 4 ? width / 4 : width; lanes_each > 1; lanes_each /= 2) folded = fold(folded, folded);
+    for (int i = 0; i < Count; ++i) sums[i] += folded[i];
 }
 
 // Adds to the gradients of one kernel's taps the products of some rows.
@@ -129,7 +144,8 @@ HOST_DEVICE void add_products(const Grid& grid, int64_t rows, const float* grad,
         }
     }
     UNROLL
-    for (int tap = 0; tap < Taps; ++tap) sums[tap] += total(sum[tap] + other[tap]);
+    for (int tap = 0; tap < Taps; ++tap) sum[tap] += other[tap];
+    add_totals<Taps>(sum, sums);
 }
 
 // Every thread sums blocks and rows of its own, which do not depend on when it runs; then threads are added in order.
@@ -305,7 +321,7 @@ extern "C" int pdt_blocks(const int64_t* numbers, void* plain, float* blocked, i
 // out[channel] at each place of the grid: the sum over the channel's taps of value * in at the tap's offset.
 extern "C" int pdt_sum_taps(const int64_t* grid, const float* in, float* out, int64_t blocks, int64_t channels,
                             const int64_t* first, const int32_t* offset, const float* value, int threads) {
-    pdt::sum_taps({grid[0], grid[1], grid[2], grid[3], grid[4], grid[5], grid[6], grid[7], grid[8]}, in, out, blocks,
+    pdt::sum_taps({grid[0], grid[1], grid[2], grid[3], grid[4], grid[5], grid[6], grid[7], grid[8], grid[9]}, in, out, blocks,
                   channels, first, offset, value, threads);
     return 0;
 }
@@ -315,7 +331,7 @@ extern "C" int pdt_sum_products(const int64_t* grid, const float* in, const floa
                                 int64_t blocks, int64_t kernels, int64_t taps_each, const int32_t* plane,
                                 const int32_t* offset, int threads) {
     try {
-        pdt::sum_products({grid[0], grid[1], grid[2], grid[3], grid[4], grid[5], grid[6], grid[7], grid[8]}, in, grad,
+        pdt::sum_products({grid[0], grid[1], grid[2], grid[3], grid[4], grid[5], grid[6], grid[7], grid[8], grid[9]}, in, grad,
                           gradients, blocks, kernels, taps_each, plane, offset, threads);
     } catch (const std::bad_alloc&) {
         return 2;
