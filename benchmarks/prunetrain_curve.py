@@ -1,0 +1,101 @@
+"""The curve of accuracy against what PruneTrain leaves, from a suite's folder: a table, and the figure.
+
+    python run_suite.py --methods "$(python benchmarks/prunetrain_curve.py --methods)" --task cifar10 \\
+        --model resnet32 --preset quick --seeds 0, --jobs 2 --out DIR
+    python benchmarks/prunetrain_curve.py DIR -o results/NAME
+
+leaves NAME.csv and NAME.svg. Times are left out: trials ran beside each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from reports.curves import Line, Panel, curves_figure
+from reports.records import Trial, read
+
+# Of the penalty in the loss, for each update; a proximal step shrinks a group by less where it is far from zero.
+RATIOS = {"subgradient": 0.3, "proximal": 0.81}
+THRESHOLDS = (0.03, 0.05, 0.07, 0.09, 0.12)
+PARAMETERS = ("ratio", "threshold", "update")
+COLUMNS = (
+    *("seed", "epochs", "dtype", "data_copy", "test_accuracy", "inference_flops", "inference_flops_dense"),
+    *("train_flops_current", "train_flops_dense", "params", "hardware_id"),
+)
+
+
+def methods() -> str:
+    """The list of methods that make the curve, as one types it."""
+    proximal = {"subgradient": "", "proximal": ",update=proximal"}
+    return ",".join(
+        ["dense"]
+        + [
+            f"prunetrain[ratio={ratio},threshold={threshold}{proximal[update]}]"
+            for threshold in THRESHOLDS
+            for update, ratio in RATIOS.items()
+        ]
+    )
+
+
+def table_of(trials: list[Trial]) -> pd.DataFrame:
+    """A row a trial that is done: its settings, accuracy and FLOPs, and the commit that it was trained at."""
+    rows: list[dict[str, Any]] = []
+    for trial in trials:
+        if trial.done:
+            spec, git = trial.spec["parameters"], trial.provenance.get("git") or {}
+            rows.append({
+                "trial_id": trial.name,
+                "method": trial.text("method"),
+                **{name: spec.get(name) for name in PARAMETERS},
+                **{name: trial.numbers.get(name, trial.text(name)) for name in COLUMNS},
+                "commit": f"{git.get('commit', '')[:12]}{'+changes' if git.get('dirty') else ''}",
+            })  # fmt: skip
+    return pd.DataFrame(rows).convert_dtypes().sort_values(["method", "update", "threshold"], na_position="first")
+
+
+def figure_of(table: pd.DataFrame) -> str:
+    """Accuracy over both kinds of FLOPs, as SVG."""
+    panels = []
+    for title, cost, whole in (
+        ("Inference", "inference_flops", "inference_flops_dense"),
+        ("Training", "train_flops_current", "train_flops_dense"),
+    ):
+        lines = []
+        for (method, update, ratio), part in table.groupby(["method", "update", "ratio"], dropna=False):
+            points = [
+                (100 * float(left), 100 * float(accuracy))
+                for left, accuracy in zip(part[cost] / part[whole], part["test_accuracy"], strict=True)
+            ]
+            label = str(method) if pd.isna(update) else f"{method}, {update}, ratio {ratio:g}"
+            lines.append(Line(label, points))
+        panels.append(Panel(title, f"{title} FLOPs left (%)", "Test accuracy (%)", lines))
+    found = curves_figure("prunetrain-resnet32", "ResNet-32 on CIFAR-10 in seven epochs", "", panels)
+    assert found is not None
+    return found.standalone
+
+
+def main() -> None:
+    """Write both files."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="of the suite")
+    parser.add_argument("-o", "--out", type=Path, metavar="NAME", help="of the files, without ending")
+    parser.add_argument("--methods", action="store_true", help="print the list of methods, and nothing else")
+    chosen = parser.parse_args()
+    if chosen.methods:
+        print(methods())
+        return
+    if not (chosen.folder and chosen.out):
+        parser.error("DIR and -o NAME, or --methods")
+    if not (chosen.folder / "trials").is_dir():
+        parser.error(f"{chosen.folder} is no folder of a suite")
+    table = table_of(list(read(chosen.folder).trials))
+    table.to_csv(chosen.out.with_suffix(".csv"), index=False, lineterminator="\n")
+    chosen.out.with_suffix(".svg").write_text(figure_of(table), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
