@@ -99,7 +99,9 @@ def test_the_card_has_resnet32_as_it_was_trained():
     table = pd.read_csv(ROOT / "results" / "cpu-zen4-2cores" / "prunetrain-resnet32.csv")
     (dense,) = table.loc[table["method"] == "dense", "test_accuracy"]
     assert f"dense {100 * dense:.2f} %" in card
-    for _, row in table[table["method"] == "prunetrain"].iterrows():
+    pruned = table[table["method"] == "prunetrain"]
+    assert set(pruned.groupby("update").size()) == {5, 6}  # five thresholds each, and one trial at another ratio
+    for _, row in pruned.iterrows():
         left = [100 * row[cost] / row[f"{cost.removesuffix('_current')}_dense"] for cost in COSTS]
-        settings = f"{row['ratio']:g} | {row['threshold']:g}"
+        settings = f"`{row['update']}` | {row['ratio']:g} | {row['threshold']:g}"
         assert f"| {settings} | {100 * row['test_accuracy']:.2f} % | {left[0]:.1f} % | {left[1]:.1f} % |" in card
