@@ -4,6 +4,7 @@ The tests' nets are small, and threads that wait for each other cost more than t
 """
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -11,6 +12,10 @@ import pytest
 import torch
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets its background jobs ignore Ctrl-C, and their children with them; tests send it to theirs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MOST_WORKERS = 8  # each of them imports torch
 ALL_FAST = "not slow"
