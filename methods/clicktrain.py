@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods import clicktrain_settings as settings
+from methods.block_convolutions import BlockConvolutions
 from methods.patterns import (
     KEPT,
     POSITIONS,
@@ -28,10 +29,15 @@ from methods.patterns import (
     penalty,
     penalty_arithmetic,
 )
-from methods.skipping import Skipping, can_skip, is_faster
+from methods.race import fastest
+from methods.skipping import Skipping, can_skip
+from suite.backends import TORCH, Backend
 from suite.method import Context, Density, Method, OpPlan
 from suite.ops import PlannedConv2d
 from suite.registry import register
+
+MASKED = "masked"  # torch's dense products, by zeros too
+BLOCKS = 4  # the pool whose patterns are the 2x2 blocks
 
 
 @register("method", "clicktrain")
@@ -44,7 +50,8 @@ class ClickTrain(Method):
     Attributes:
         ratios: which share of the kernels of which layer goes. `published`: the list of the configuration for this task
             and network; `solved`, and where there is none: `compression`; or the name of a published list.
-        compression: of the 3x3 convolutions together where the list is solved for it, the same share of every layer.
+        compression: of the 3x3 convolutions together where the list is solved for it, the same share of every layer;
+            if none is given, the smaller one of the paper's tables for this network, or 8.
         schedule: when weights are masked from: as the published `config` has it, or earlier, as the `paper` says.
         warmup, hard_prune: shares of the epochs, in place of the schedule's.
         coefficient: of the lasso, in place of the configuration's.
@@ -56,13 +63,14 @@ class ClickTrain(Method):
         mask_momentum: whether the optimizer's momentum is masked with the weights; in the code it is not.
         mixup: of images, from `hard_prune` on: both parameters of the Beta distribution; 0 for none.
         backend: who multiplies by masked weights. `masked`: torch, zeros and all (code); `compact`: kernels that skip
-            them; `auto`: for each layer the one that is faster for it, as measured once in the first epoch.
+            them; `blocks`: torch, by 2x2 convolutions of the filters that keep the same block (`scope=filter`,
+            `pool=4`); `auto`: for each layer the fastest of these, as measured once in the first epoch.
     """
 
     source: ClassVar[str] = "Zhang et al., ClickTrain, ICS 2021"
 
     ratios: str = "published"
-    compression: float = 8.0
+    compression: float | None = None
     schedule: Literal["config", "paper"] = "config"
     warmup: float | None = None
     hard_prune: float | None = None
@@ -73,7 +81,7 @@ class ClickTrain(Method):
     batches: int = 1
     mask_momentum: bool = False
     mixup: float = 0.3
-    backend: Literal["auto", "masked", "compact"] = "auto"
+    backend: Literal["auto", "masked", "compact", "blocks"] = "auto"
 
     @classmethod
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:
@@ -83,7 +91,7 @@ class ClickTrain(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         settings.find("", "", self.ratios)
-        if self.compression <= POSITIONS / KEPT:
+        if self.compression is not None and self.compression <= POSITIONS / KEPT:
             raise ValueError(f"compression is {self.compression}; patterns alone compress {POSITIONS / KEPT} times")
         for name in ("warmup", "hard_prune"):
             share = getattr(self, name)
@@ -93,6 +101,8 @@ class ClickTrain(Method):
             raise ValueError(f"coefficient is {self.coefficient}; it is 0 or more")
         if self.batches < 1:
             raise ValueError(f"batches is {self.batches}; the smallest is 1")
+        if self.backend == "blocks" and self.scope != "filter":
+            raise ValueError("backend=blocks: its filters keep one pattern each, which is scope=filter")
         if self.mixup < 0:
             raise ValueError(f"mixup is {self.mixup}; it is 0, for none, or more")
         self._saliencies: dict[str, Tensor] = {}  # by layer, summed over the batches seen so far
@@ -103,8 +113,8 @@ class ClickTrain(Method):
         self._kept: dict[str, Tensor] = {}  # masks of 1 and 0, from when on weights are masked
         self._masked_from: int | None = None  # the first step whose forward has masked weights
         self._penalised = False  # in the step that is running
-        self._skips: dict[str, bool] | None = None  # whether a layer's masked weights are skipped; None: not decided
-        self._backends: dict[str, Skipping] = {}
+        self._chosen: dict[str, str] | None = None  # by layer, who multiplies by masked weights; None: not decided
+        self._backends: dict[str, Backend] = {}
 
     def setup(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -116,7 +126,8 @@ class ClickTrain(Method):
         if found.ratios:
             self._percent = settings.by_layer(found.ratios, ctx.layers)
         else:
-            share = 100 * (1 - POSITIONS / KEPT / self.compression)
+            wanted = self.compression or settings.compression_of_the_paper(ctx.task, ctx.network)
+            share = 100 * (1 - POSITIONS / KEPT / wanted)
             self._percent = dict.fromkeys(_inner_3x3_convolutions(ctx), share)
         if not self._percent:
             raise ValueError(
@@ -124,6 +135,8 @@ class ClickTrain(Method):
             )
         self._coefficient = found.coefficient if self.coefficient is None else self.coefficient
         self._generic = found.pool if self.pool == "published" else self.pool
+        if self.backend == "blocks" and self._generic != BLOCKS:
+            raise ValueError(f"backend=blocks: patterns are the four 2x2 blocks, which is pool={BLOCKS}")
         warmup = found.choose if self.warmup is None else self.warmup
         hard_prune = self.hard_prune
         if hard_prune is None:
@@ -140,15 +153,19 @@ class ClickTrain(Method):
             )
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
-        if self._masked_from is None or not (self._skips or {}).get(name):
+        chosen = (self._chosen or {}).get(name, MASKED)
+        if self._masked_from is None or chosen == MASKED:
             return None
         if name not in self._backends:
             assert isinstance(layer, PlannedConv2d)
-            self._backends[name] = Skipping(self._kept_places(name, layer), layer.geometry)
+            kept = self._dropped[name].kept(_weight(layer).detach()).bool()
+            self._backends[name] = self._backend(chosen, kept, layer)
         return OpPlan(backend=self._backends[name])
 
-    def _kept_places(self, name: str, layer: nn.Module) -> Tensor:
-        return self._dropped[name].kept(_weight(layer).detach()).bool()
+    def _backend(self, chosen: str, kept: Tensor, layer: PlannedConv2d) -> Backend:
+        if chosen == "blocks":
+            return BlockConvolutions(kept)
+        return Skipping(kept, layer.geometry) if chosen == "compact" else TORCH
 
     def transform_batch(self, images: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Mixup: each image and its label mixed with another's of the batch, by one share for all."""
@@ -228,24 +245,35 @@ class ClickTrain(Method):
         self._decide_backends(ctx)
 
     def _decide_backends(self, ctx: Context) -> None:
-        """Which layers' masked weights will be skipped; measured once for all layers of one shape."""
-        if self._skips is not None:
+        """Who multiplies by masked weights; measured once for all layers of one shape."""
+        if self._chosen is not None:
             return
-        self._skips = {}
-        found: dict[Any, bool] = {}
+        self._chosen = {}
+        found: dict[Any, str] = {}
         for name, percent in self._percent.items():
             layer = ctx.layers[name]
             assert isinstance(layer, PlannedConv2d)
-            if self.backend != "auto" or not can_skip(ctx.device):
-                self._skips[name] = self.backend == "compact"
+            can = self._can_have(layer)
+            if self.backend != "auto":
+                self._chosen[name] = self.backend if self.backend in can else MASKED
                 continue
             size, geometry = ctx.spaces.input_sizes[name], layer.geometry
             key = (layer.weight.shape, geometry, size, percent)
-            if key not in found:
+            if key not in found and len(can) > 1:
                 kept = self._example(layer, percent)
+                backends = {one: self._backend(one, kept, layer) for one in can}
                 images = ctx.batch_size // ctx.micro_batches
-                found[key] = is_faster(kept, layer, geometry, images, (size[0], size[1]), ctx.dtype)
-            self._skips[name] = found[key]
+                found[key] = fastest(backends, kept, layer, geometry, images, (size[0], size[1]), ctx.dtype)
+            self._chosen[name] = found.get(key, MASKED)
+
+    def _can_have(self, layer: PlannedConv2d) -> list[str]:
+        """Who could multiply by a layer's masked weights."""
+        can = [MASKED]
+        if can_skip(layer.weight.device):
+            can.append("compact")
+        if self.scope == "filter" and self._generic == BLOCKS and layer.kernel_size == (3, 3):
+            can.append("blocks")
+        return can
 
     def _example(self, layer: nn.Conv2d, percent: float) -> Tensor:
         """Weights that might stay, as many as will."""
@@ -254,8 +282,9 @@ class ClickTrain(Method):
         gone = least_important_kernels(saliency, percent, equal_in_filters=self.balance == "filter")
         off = None
         if layer.kernel_size == (3, 3):
-            pool = generic_pool(4)
-            off = ~pool[choose_patterns(saliency, pool)].view(*gone.shape, 3, 3)
+            pool = generic_pool(BLOCKS)
+            numbers = choose_patterns(saliency, pool, one_a_filter=self.scope == "filter")
+            off = ~pool[numbers].view(*gone.shape, 3, 3)
         return Dropped(off, gone).kept(layer.weight.detach()).bool()
 
     def density(self, name: str, step: int) -> Density:
@@ -293,15 +322,15 @@ class ClickTrain(Method):
 
     def record(self, ctx: Context) -> Mapping[str, Any]:
         """The stage, and once it is decided the compression and how many kernels took each pattern."""
-        done, skips = ctx.epochs_done, self._skips or {}
+        done, chosen = ctx.epochs_done, self._chosen or {}
         if not self._dropped:
-            return {"stage": "warm-up", "skips": skips}
+            return {"stage": "warm-up", "backends": chosen}
         taken = torch.zeros(len(self._pool), dtype=torch.int64)
         for name, numbers in self._patterns.items():
             taken += torch.bincount(numbers[~self._dropped[name].kernels].cpu(), minlength=len(taken))
         return {
             "stage": "lasso" if done <= self.hard_prune_epoch else "masked",
-            "skips": skips,
+            "backends": chosen,
             "compression": compression(ctx.model, {name: self._share(name) for name in self._dropped}),
             "patterns": {
                 "".join("1" if kept else "0" for kept in pattern): count
@@ -317,14 +346,14 @@ class ClickTrain(Method):
             "patterns": {name: numbers.to(torch.uint8) for name, numbers in self._patterns.items()},
             "kernels": {name: dropped.kernels for name, dropped in self._dropped.items()},
             "masked_from": self._masked_from,
-            "skips": self._skips,
+            "backends": self._chosen,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._saliencies, self._batches_seen = dict(state["saliencies"]), state["batches_seen"]
         self._pool = state["pool"]
         self._patterns = {name: numbers.long() for name, numbers in state["patterns"].items()}
-        self._masked_from, self._skips = state["masked_from"], state["skips"]
+        self._masked_from, self._chosen = state["masked_from"], state["backends"]
         self._dropped, self._kept, self._backends = {}, {}, {}
         self._enter(state["kernels"])
 

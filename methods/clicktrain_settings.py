@@ -13,9 +13,9 @@ from torch import nn
 
 from suite.errors import nearest
 
-DEFAULT_CHOOSE, DEFAULT_HARD_PRUNE, DEFAULT_COEFFICIENT = 65 / 190, 143 / 190, 3.5e-4  # of cifar10's vgg11_click
+DEFAULTS = ("cifar10", "vgg11_click"), ("imagenet", "resnet50")  # whose settings others take, lists apart
 DEFAULT_PAPER = 95 / 190  # the median of the table
-DEFAULT_POOL = 4
+DEFAULT_COMPRESSION = 8.0
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,29 @@ def find(task: str, network: str, ratios: str) -> Settings:
         number = int(text)
     else:
         raise ValueError(f"ratios is '{ratios}'{nearest(ratios, ['published', 'solved', *list_names()])}")
-    for one in _published()["configuration"]:
-        if (one["task"], one["model"]) == (task, network):
-            chosen = [] if ratios == "solved" else one["lists"][(number or one["active"]) - 1]["ratios"]
-            shares = [one[epoch] / one["epochs"] for epoch in ("choose", "hard_prune")]
-            return Settings(shares[0], shares[1], one["coefficient"], one["pool"], chosen)
-    return Settings(DEFAULT_CHOOSE, DEFAULT_HARD_PRUNE, DEFAULT_COEFFICIENT, DEFAULT_POOL)
+    by_network = {(one["task"], one["model"]): one for one in _published()["configuration"]}
+    one = by_network.get((task, network))
+    lists = [] if one is None or ratios == "solved" else one["lists"]
+    if one is None:
+        of_cifar, of_imagenet = (by_network[default] for default in DEFAULTS)
+        one = of_imagenet if task == of_imagenet["task"] else of_cifar
+    shares = [one[epoch] / one["epochs"] for epoch in ("choose", "hard_prune")]
+    chosen = lists[(number or one["active"]) - 1]["ratios"] if lists else []
+    return Settings(shares[0], shares[1], one["coefficient"], one["pool"], chosen)
+
+
+def _rows_of_the_paper(task: str, network: str) -> list[Mapping[str, Any]]:
+    return [row for row in _published()["paper"] if (row["task"], row["model"]) == (task, network)]
+
+
+def compression_of_the_paper(task: str, network: str) -> float:
+    """The smaller compression that the paper's tables have for a network, 8 where it has none."""
+    return float(min((row["compression"] for row in _rows_of_the_paper(task, network)), default=DEFAULT_COMPRESSION))
 
 
 def hard_prune_of_the_paper(task: str, network: str, compression: float) -> float:
     """The share of the training from which on the paper masks weights, of the row with the nearest compression."""
-    rows = [row for row in _published()["paper"] if (row["task"], row["model"]) == (task, network)]
+    rows = [row for row in _rows_of_the_paper(task, network) if "hard_prune" in row]
     if not rows:
         return DEFAULT_PAPER
     row = min(rows, key=lambda row: abs(row["compression"] - compression))

@@ -1,4 +1,4 @@
-"""A backend that multiplies by the weights that are there, and the measurement of whether that is worth it.
+"""A backend that multiplies by the weights that are there.
 
 Where nothing is skipped, torch's dense products are the faster ones per multiply-add; which side wins depends on the
 layer's shape, on how much is left, and on the number type.
@@ -6,19 +6,12 @@ layer's shape, on how much is left, and on the number type.
 
 from __future__ import annotations
 
-import statistics
-import time
-import weakref
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kernels.tap_conv import Blocked, TapConvolution, library
-from suite.backends import TORCH, Backend, Geometry
-
-ROUNDS = 3
-"""Interleaved pairs that are timed for a layer."""
+from methods.per_gradient import PerGradient
+from suite.backends import Geometry
 
 
 def can_skip(device: torch.device) -> bool:
@@ -38,8 +31,7 @@ class Skipping:
 
     def __init__(self, kept: Tensor, geometry: Geometry) -> None:
         self._taps = TapConvolution(kept, geometry.stride, geometry.padding, geometry.dilation)
-        self._grad: weakref.ref[Tensor] | None = None  # whose blocks are kept, for the second of the two gradients
-        self._blocks: Blocked | None = None
+        self._grads: PerGradient[Blocked] = PerGradient()
 
     def forward(self, activation: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         """As of `suite.backends.Backend`."""
@@ -62,52 +54,4 @@ class Skipping:
         return self._taps.density
 
     def _blocks_of(self, grad: Tensor, activation: Tensor) -> Blocked:
-        """An output gradient in blocks; both gradients of a layer are handed the same one, one after the other."""
-        if self._blocks is not None and self._grad is not None and self._grad() is grad:
-            found, self._blocks = self._blocks, None
-            return found
-        found = self._taps.blocks_of_grad(grad, activation)
-        self._grad, self._blocks = weakref.ref(grad, lambda _: self._forget()), found
-        return found
-
-    def _forget(self) -> None:
-        self._blocks = None
-
-
-def is_faster(
-    kept: Tensor, layer: nn.Conv2d, geometry: Geometry, images: int, size: tuple[int, int], dtype: torch.dtype
-) -> bool:
-    """Whether a training step of a layer is faster without the absent weights; measured, the three products together.
-
-    Args:
-        kept: (K, C, R, S) bool.
-        layer: gives shape and memory format.
-        geometry: of the layer.
-        images: of a step.
-        size: (H, W) of its input.
-        dtype: of the products.
-    """
-    weight = layer.weight.detach().to(dtype) * kept
-    activation = torch.randn(images, layer.in_channels, *size).to(dtype).contiguous(memory_format=torch.channels_last)
-    grad = torch.randn_like(TORCH.forward(activation, weight, None, geometry))
-
-    def step(backend: Backend) -> Callable[[], None]:
-        def run() -> None:
-            backend.forward(activation, weight, None, geometry)
-            backend.dgrad(grad, weight, activation, geometry)
-            backend.wgrad(grad, activation, weight, geometry, False)
-
-        return run
-
-    steps = (step(Skipping(kept, geometry)), step(TORCH))
-    for one in steps:
-        one()  # indices are made, libraries are cold
-    times = [[_seconds(one) for one in steps] for _ in range(ROUNDS)]
-    ours, dense = (statistics.median(column) for column in zip(*times, strict=True))
-    return ours < dense
-
-
-def _seconds(step: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
+        return self._grads.of(grad, lambda: self._taps.blocks_of_grad(grad, activation))

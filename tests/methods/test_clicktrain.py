@@ -99,6 +99,28 @@ def test_settings_are_those_of_the_configuration():
     assert settings.find("imagenet", "resnet50", "published").choose == 35 / 95
     assert settings.hard_prune_of_the_paper("cifar10", "vgg11_click", 11.0) == 94 / 190
     assert settings.hard_prune_of_the_paper("imagenet", "resnet50", 4.0) == 40 / 90
+    assert settings.hard_prune_of_the_paper("imagenet", "resnet18", 4.1) == 95 / 190
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "compressed"),
+    [
+        ("imagenet", "resnet18", 4.1), ("imagenet", "resnet101", 4.2), ("imagenet", "vgg16", 6.6),
+        ("cifar100", "resnet32_wide", 8.3), ("cifar10", "resnet9", 8.0),
+    ],
+)  # fmt: skip
+def test_without_a_list_the_ratios_are_solved_for_the_compression_of_the_tables(task, name, compressed):
+    assert settings.compression_of_the_paper(task, name) == compressed
+    found = settings.find(task, name, "published")
+    assert not found.ratios
+    if task == "imagenet":  # stages and coefficient of the configuration that there is
+        assert (found.choose, found.hard_prune, found.coefficient) == (35 / 95, 78 / 95, 2.5e-4)
+        return
+    method = ClickTrain()
+    apply(build_model(f"{name}[width=0.125]", SHAPE, 10), method, input_shape=SHAPE, num_classes=10, epochs=10,
+          batch_size=4, task=task, network=name)  # fmt: skip
+    (percent,) = set(method._percent.values())
+    assert 4 / 9 * (1 - percent / 100) == pytest.approx(1 / compressed)
 
 
 def test_every_list_fits_its_network():
@@ -388,49 +410,105 @@ def test_skipped_weights_change_nothing_but_the_work(skipping):
     assert all(layer.op_plan.empty for layer in compact.hooks.ctx.layers.values())
 
 
-def test_auto_skips_where_it_was_measured_to_be_faster(skipping, monkeypatch):
+def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
     asked = []
 
-    def is_faster(kept, layer, geometry, images, size, dtype):
+    def fastest(backends, kept, layer, geometry, images, size, dtype):
         asked.append((tuple(kept.shape), images, size))
         assert kept.float().mean() == pytest.approx(0.125, rel=0.05)
-        return size == (16, 16)
+        assert [*backends] == ["masked", "compact"]
+        return "compact" if size == (16, 16) else "masked"
 
-    monkeypatch.setattr("methods.clicktrain.is_faster", is_faster)
+    monkeypatch.setattr("methods.clicktrain.fastest", fastest)
     run = Run(stages(backend="auto"))
     run.epochs(1)
     assert len(asked) == len(set(asked))  # once for all layers of a shape
     assert all(images == 8 for _, images, _ in asked)
     sizes = run.hooks.ctx.spaces.input_sizes
-    expected = {name: sizes[name] == (16, 16) for name in run.method._percent}
-    assert set(expected.values()) == {True, False}
-    assert run.method.record(run.hooks.ctx)["skips"] == expected
+    expected = {name: "compact" if sizes[name] == (16, 16) else "masked" for name in run.method._percent}
+    assert set(expected.values()) == {"compact", "masked"}
+    assert run.method.record(run.hooks.ctx)["backends"] == expected
     count = len(asked)
     run.epochs(2)
     assert len(asked) == count
-    for name, skips in expected.items():
-        assert (run.hooks.ctx.layers[name].op_plan.backend is not None) is skips
+    for name, chosen in expected.items():
+        assert (run.hooks.ctx.layers[name].op_plan.backend is not None) is (chosen == "compact")
     resumed = stages(backend="auto")
     resumed.setup(run.hooks.ctx)
     resumed.load_state_dict(run.method.state_dict())
     resumed.on_epoch_end(run.hooks.ctx)
     assert len(asked) == count  # what was decided is taken from the checkpoint
-    name = next(name for name, skips in expected.items() if skips)
+    name = next(name for name, chosen in expected.items() if chosen == "compact")
     assert resumed.plan(name, run.hooks.ctx.layers[name]).backend is not None
 
 
-def test_a_layer_is_timed_with_and_without_its_absent_weights(skipping, monkeypatch):
-    import methods.skipping as module
+def test_measuring_changes_no_draw_of_the_training(skipping):
+    run = Run(stages(backend="auto"))
+    before = torch.get_rng_state()
+    run.method.on_epoch_end(run.hooks.ctx)
+    assert run.method.record(run.hooks.ctx)["backends"]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_filters_of_one_pattern_are_multiplied_as_blocks(skipping):
+    masked, blocks = (Run(stages(scope="filter", backend=backend)) for backend in ("masked", "blocks"))
+    for run in (masked, blocks):
+        run.epochs(3)
+    for name, weight in masked.weights().items():
+        other = blocks.weights()[name]
+        assert torch.equal(weight == 0, other == 0)
+        torch.testing.assert_close(weight, other, rtol=1e-3, atol=1e-4)
+        layer = blocks.hooks.ctx.layers[name]
+        assert layer.op_plan.backend.name == "blocks"
+        assert layer.op_plan.backend.executed("forward", None, weight, layer.geometry) == 4 / 9
+    assert blocks.method.record(blocks.hooks.ctx)["backends"] == dict.fromkeys(blocks.weights(), "blocks")
+
+
+def test_auto_weighs_blocks_too_where_filters_have_one_pattern(skipping, monkeypatch):
+    asked = []
+
+    def fastest(backends, kept, layer, *rest):
+        asked.append([*backends])
+        backends["blocks"].forward(torch.zeros(1, kept.shape[1], 4, 4), layer.weight, None, layer.geometry)
+        return "blocks"
+
+    monkeypatch.setattr("methods.clicktrain.fastest", fastest)
+    run = Run(stages(scope="filter", backend="auto"))
+    run.epochs(3)
+    assert asked
+    assert all(names == ["masked", "compact", "blocks"] for names in asked)
+    assert all(run.hooks.ctx.layers[name].op_plan.backend.name == "blocks" for name in run.weights())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scope": "kernel"}, "backend=blocks: its filters keep one pattern each, which is scope=filter"),
+        ({"scope": "filter", "pool": 8}, "backend=blocks: patterns are the four 2x2 blocks, which is pool=4"),
+    ],
+)
+def test_blocks_say_what_they_need(given, message):
+    with pytest.raises(ValueError, match=message):
+        Run(stages(backend="blocks", **given))
+
+
+def test_the_backend_with_the_least_median_time_wins(monkeypatch):
+    import methods.race as race
+    from suite.backends import TORCH
     from suite.ops import convert
 
     layer = nn.Conv2d(8, 8, 3, padding=1, bias=False)
     (planned,) = convert(layer).values()
-    kept = torch.zeros(8, 8, 3, 3, dtype=torch.bool)
-    kept[0, 0, :2, :2] = True
-    for seconds, expected in (([1.0, 2.0], True), ([2.0, 1.0], False)):
-        clock = iter(seconds * module.ROUNDS)
-        monkeypatch.setattr(module, "_seconds", lambda step, clock=clock: next(clock))
-        assert module.is_faster(kept, planned, planned.geometry, 4, (8, 8), torch.float32) is expected
+    kept = torch.ones(8, 8, 3, 3, dtype=torch.bool)
+    for rounds, expected in (
+        ([[1.0, 2.0, 9.0], [1.0, 2.0, 0.1], [8.0, 2.0, 9.0]], "a"),
+        ([[3.0, 2.0, 9.0], [3.0, 2.0, 0.1], [8.0, 2.0, 9.0]], "b"),
+        ([[1.0, 1.0, 1.0]] * 3, "a"),
+    ):
+        clock = iter([seconds for one in rounds for seconds in one])
+        monkeypatch.setattr(race, "_seconds", lambda step, device, clock=clock: next(clock))
+        given = (kept, planned, planned.geometry, 4, (8, 8), torch.float32)
+        assert race.fastest(dict.fromkeys("abc", TORCH), *given) == expected
 
 
 def test_compact_says_where_it_cannot_be_had(monkeypatch):
@@ -439,4 +517,4 @@ def test_compact_says_where_it_cannot_be_had(monkeypatch):
         Run(stages(backend="compact"))
     run = Run(stages(backend="auto"))
     run.epochs(4)
-    assert not any(run.method.record(run.hooks.ctx)["skips"].values())
+    assert set(run.method.record(run.hooks.ctx)["backends"].values()) == {"masked"}

@@ -137,9 +137,16 @@ def test_imagenet_resnets_compute_what_torchvisions_do(name: str, branches: int)
     assert len(spaces.removable_branches) == branches
 
 
-def test_imagenet_resnets_take_images_of_three_channels() -> None:
-    with pytest.raises(ValueError, match="resnet18: images have 1 channels; it takes 3"):
-        registry.get("model", "resnet18")(input_shape=(1, 32, 32))
+@pytest.mark.parametrize("name", ["resnet18", "vgg16"])
+def test_networks_for_imagenet_take_images_of_three_channels(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: images have 1 channels; it takes 3"):
+        registry.get("model", name)(input_shape=(1, 32, 32))
+
+
+def test_vgg16_is_torchvision_s_with_normalisation() -> None:
+    described = describe_model("vgg16", "")
+    assert described["params"] == 138_365_992  # as torchvision states
+    assert round(described["macs"] / 1e9, 2) == 15.47
 
 
 def test_describe_takes_the_images_that_a_network_is_made_for() -> None:
