@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from reports.course_figures import course_figures
 from reports.headline import headlines
 from reports.model import BASELINE, SMOKE, Group, Report
+from reports.multipliers import multipliers
 from reports.records import Records, clean
 from reports.rows import TrialGroup, group_trials, label, method_rows, repeated_seeds
 from reports.steadiness import competing_programs, resumed, unsteady_times
@@ -81,6 +82,7 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
             *unsteady_times(group.trials),
             *resumed(group.trials),
             *repeated_seeds(group),
+            *multipliers(rows),
         ),
         trade_table=trade_table(rows, slug, device) if any_done else None,
         flops_table=flops_table(rows, slug) if any_done else None,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from suite.backends import Geometry
+from suite.backends import TORCH, Geometry
 from suite.errors import UsageError
 from suite.method import Density, Method, OpPlan, Site
 from suite.planned_op import number, planned_op
@@ -192,6 +192,12 @@ def convert(model: nn.Module, step_state: StepState | None = None) -> dict[str, 
         layer.handle = number(layer)
         layers[name] = layer  # type: ignore[assignment]
     return layers
+
+
+def backend_name(layer: nn.Module) -> str:
+    """Who multiplies in a layer, by its plan: `torch` where the plan says nothing, and in what is no planned layer."""
+    backend = layer.op_plan.backend if isinstance(layer, PlannedLayer) else None
+    return (backend or TORCH).name
 
 
 def restore(model: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ from suite.hooks import Hooks
 from suite.ledger import Ledger, count_layers, weight_density
 from suite.memory import SavedTensors, held_bytes
 from suite.method import Method, OtherTrial, ReconfigPlan
+from suite.ops import backend_name
 from suite.recipe import Recipe
 from suite.steps import CompiledStep, EagerStep
 from suite.task import Batches, Splits
@@ -296,6 +297,7 @@ class Trainer:
                     "in": ledger.current[name].in_channels,
                     "density": list(densities[name]),
                     "weight_density": weight_density(layer),
+                    "backend": backend_name(layer),
                 }
                 for name, layer in self.ctx.layers.items()
             },

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from small_methods import METHODS, Nothing, RandomChannels, Shrinks
+from small_methods import METHODS, Nothing, RandomChannels, Shrinks, WeightMask
 from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_trainer
 from torch import nn
 
@@ -117,6 +117,16 @@ def test_gradient_clipping_bounds_the_norm():
 
     small_trainer(Watches(), dataclasses.replace(RECIPE, clip_norm=0.01)).fit()
     assert max(norms) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_record_says_who_multiplies_in_each_layer():
+    records = []
+    trainer = small_trainer(WeightMask(), on_epoch=records.append)
+    trainer.fit()
+    found = {name: layer["backend"] for name, layer in records[-1]["layers"].items()}
+    assert set(found.values()) == {"torch", "compact"}
+    for name, layer in trainer.ctx.layers.items():
+        assert (found[name] == "compact") is (layer.weight.shape[1] == 8)
 
 
 def test_reconfiguration_changes_batch_learning_rate_and_ledger():

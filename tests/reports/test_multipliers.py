@@ -1,0 +1,47 @@
+"""The line that says which backends multiplied."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from reports import records
+from reports.build import build
+
+
+def set_backends(suite: Any, method: str, by_seed: dict[int, dict[str, str]]) -> None:
+    """Write into the last record of each trial of a method who multiplied in its layers."""
+    for place in (suite.folder / "trials").iterdir():
+        spec = json.loads((place / "trial.json").read_text())["spec"]
+        if spec["method"] != method:
+            continue
+        *before, last = (place / "epochs.jsonl").read_text().splitlines()
+        record = json.loads(last)
+        for name, layer in record["layers"].items():
+            layer["backend"] = by_seed.get(spec["seed"], {}).get(name, "torch")
+        (place / "epochs.jsonl").write_text("\n".join([*before, json.dumps(record)]) + "\n")
+
+
+def lines(suite: Any) -> list[str]:
+    suite.write()
+    (group,) = build(records.read(suite.folder)).groups
+    return [remark for remark in group.remarks if remark.startswith("Who multiplied")]
+
+
+def test_nothing_is_said_of_torch_alone_nor_of_records_without_it(suite: Any) -> None:
+    suite.add_all()
+    set_backends(suite, "sdgp", {})
+    assert lines(suite) == []
+
+
+def test_backends_are_named_with_their_layers_and_that_seeds_differ(suite: Any) -> None:
+    suite.add_all()
+    two = {"block1.conv1": "skipping", "block2.conv1": "skipping"}
+    set_backends(suite, "sdgp", dict.fromkeys(range(3), two))
+    expected = (
+        "Who multiplied when sdgp[n=2,m=4] ended (seed 0): skipping in 2 of 5 layers (block1.conv1, block2.conv1); "
+        "torch in 3 of 5 layers"
+    )
+    assert lines(suite) == [expected + "."]
+    set_backends(suite, "sdgp", {0: two, 1: two})
+    assert lines(suite) == [expected + "; other seeds differ."]
