@@ -13,7 +13,7 @@ _MOST_NAMES = 6
 
 
 def multipliers(rows: Sequence[MethodRow]) -> list[str]:
-    """One line for each method of which another backend multiplied in some layer when the training ended."""
+    """One line for each method of which another backend multiplied in some layer in the last epoch."""
     lines = []
     for row in rows:
         by_seed = [(trial, _at_the_end(trial)) for trial in sorted(row.done, key=seed_of)]
@@ -26,15 +26,17 @@ def multipliers(rows: Sequence[MethodRow]) -> list[str]:
         ]
         others = "" if all(found == first for _, found in by_seed) else "; other seeds differ"
         lines.append(
-            clean(f"Who multiplied when {row.label} ended (seed {seed_of(trial)}): {'; '.join(parts)}{others}.")
+            clean(
+                f"Who multiplied in the last epoch of {row.label} (seed {seed_of(trial)}): {'; '.join(parts)}{others}."
+            )
         )
     return lines
 
 
 def _at_the_end(trial: Trial) -> dict[str, str]:
-    """By layer, the backend after the last epoch; of records without that, nothing."""
-    layers = (trial.epochs[-1].get("layers") or {}) if trial.epochs else {}
-    return {str(name): str(layer["backend"]) for name, layer in layers.items() if layer.get("backend")}
+    """By layer, the backend of the last epoch; of records without that, nothing."""
+    backends = trial.epochs[-1].get("backends") if trial.epochs else None
+    return {str(layer): str(name) for layer, name in backends.items()} if isinstance(backends, Mapping) else {}
 
 
 def _by_backend(chosen: Mapping[str, str]) -> list[tuple[str, list[str]]]:

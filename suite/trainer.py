@@ -194,6 +194,7 @@ class Trainer:
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "batch_size": ctx.batch_size,
             "step_memory_bytes": self.progress.step_memory_bytes,
+            "backends": {name: backend_name(layer) for name, layer in ctx.layers.items()},
             "steps": steps,
             "skipped_steps": skipped,
             **({"loss_scale": self.scaler.get_scale()} if self.scaler else {}),
@@ -297,7 +298,6 @@ class Trainer:
                     "in": ledger.current[name].in_channels,
                     "density": list(densities[name]),
                     "weight_density": weight_density(layer),
-                    "backend": backend_name(layer),
                 }
                 for name, layer in self.ctx.layers.items()
             },

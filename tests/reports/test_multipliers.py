@@ -17,8 +17,8 @@ def set_backends(suite: Any, method: str, by_seed: dict[int, dict[str, str]]) ->
             continue
         *before, last = (place / "epochs.jsonl").read_text().splitlines()
         record = json.loads(last)
-        for name, layer in record["layers"].items():
-            layer["backend"] = by_seed.get(spec["seed"], {}).get(name, "torch")
+        chosen = by_seed.get(spec["seed"], {})
+        record["backends"] = {name: chosen.get(name, "torch") for name in record["layers"]}
         (place / "epochs.jsonl").write_text("\n".join([*before, json.dumps(record)]) + "\n")
 
 
@@ -39,7 +39,7 @@ def test_backends_are_named_with_their_layers_and_that_seeds_differ(suite: Any) 
     two = {"block1.conv1": "skipping", "block2.conv1": "skipping"}
     set_backends(suite, "sdgp", dict.fromkeys(range(3), two))
     expected = (
-        "Who multiplied when sdgp[n=2,m=4] ended (seed 0): skipping in 2 of 5 layers (block1.conv1, block2.conv1); "
+        "Who multiplied in the last epoch of sdgp[n=2,m=4] (seed 0): skipping in 2 of 5 layers (block1.conv1, block2.conv1); "
         "torch in 3 of 5 layers"
     )
     assert lines(suite) == [expected + "."]

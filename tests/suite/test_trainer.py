@@ -123,7 +123,7 @@ def test_a_record_says_who_multiplies_in_each_layer():
     records = []
     trainer = small_trainer(WeightMask(), on_epoch=records.append)
     trainer.fit()
-    found = {name: layer["backend"] for name, layer in records[-1]["layers"].items()}
+    found = records[-1]["backends"]
     assert set(found.values()) == {"torch", "compact"}
     for name, layer in trainer.ctx.layers.items():
         assert (found[name] == "compact") is (layer.weight.shape[1] == 8)
