@@ -39,8 +39,8 @@ def test_backends_are_named_with_their_layers_and_that_seeds_differ(suite: Any) 
     two = {"block1.conv1": "skipping", "block2.conv1": "skipping"}
     set_backends(suite, "sdgp", dict.fromkeys(range(3), two))
     expected = (
-        "Who multiplied in the last epoch of sdgp[n=2,m=4] (seed 0): skipping in 2 of 5 layers (block1.conv1, block2.conv1); "
-        "torch in 3 of 5 layers"
+        "Who multiplied in the last epoch of sdgp[n=2,m=4] (seed 0): "
+        "skipping in 2 of 5 layers (block1.conv1, block2.conv1); torch in 3 of 5 layers"
     )
     assert lines(suite) == [expected + "."]
     set_backends(suite, "sdgp", {0: two, 1: two})
