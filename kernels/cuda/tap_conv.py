@@ -17,7 +17,6 @@ from kernels.cuda import library
 from kernels.cuda.plan import Launch
 from kernels.cuda.tap_plan import (
     Grid,
-    ProductSets,
     SumLists,
     images_of_block,
     plan_from_blocks,
@@ -53,7 +52,7 @@ def to_blocks(plain: Tensor, window: Window) -> CudaBlocked:
     last = plain.is_contiguous(memory_format=torch.channels_last)
     plain = plain if last else plain.contiguous()
     blocked = _empty(plain.shape[0], plain.shape[1], window, plain)
-    launch = plan_to_blocks(plain.shape, window, library.DTYPES[plain.dtype], last=last)
+    launch = plan_to_blocks(tuple(plain.shape), window, library.DTYPES[plain.dtype], last=last)
     _run(launch, {"plain": plain, "blocked": blocked.data})
     return blocked
 
@@ -86,7 +85,7 @@ class _DataGradient:
 
 @dataclass(frozen=True)
 class _Products:
-    sets: list[ProductSets]
+    sets: tuple[tuple[Pair, int], ...]  # of each kind, how many
     tensors: dict[str, Tensor]
     number: Integers
 
@@ -205,7 +204,11 @@ class CudaTapConvolution:
         for number, one in enumerate(sets):
             tensors[f"plane{number}"] = torch.from_numpy((one.channel * grad.plane).astype(np.int32)).to(device)
             tensors[f"offset{number}"] = torch.from_numpy(one.offset).to(device)
-        return _Products(sets, tensors, np.concatenate([one.number.ravel() for one in sets] or [np.empty(0, np.int64)]))
+        return _Products(
+            tuple(one.shape for one in sets),
+            tensors,
+            np.concatenate([one.number.ravel() for one in sets] or [np.empty(0, np.int64)]),
+        )
 
     def _gathered(self, weight: Tensor, key: Hashable, number: Integers) -> Tensor:
         """The weights of these numbers, fp32."""
@@ -221,7 +224,9 @@ class CudaTapConvolution:
 
 
 def _sum(grid: Grid, found: _Sum, given: CudaBlocked, out: CudaBlocked, value: Tensor) -> None:
-    launch = plan_sum(grid, found.lists, len(given.data), library.DTYPES[given.data.dtype])
+    lists = found.lists
+    dtype = library.DTYPES[given.data.dtype]
+    launch = plan_sum(grid, len(lists.order), lists.squares, lists.pairs, len(given.data), dtype)
     _run(launch, {"in": given.data, "out": out.data, "value": value, **found.tensors})
 
 

@@ -5,7 +5,7 @@ Nothing here touches a device: the tests carry out the same plans on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,8 +27,10 @@ KINDS = (SQUARE, PAIR, SINGLE)
 GROUPS = {SQUARE: 4, PAIR: 4, SINGLE: 6}
 STEPS = (1, 2)
 TILES = ((4, 4), (2, 4), (2, 2))  # places that a thread sums; the larger, the more taps share of what they read
-# The warps that a GPU of 132 multiprocessors is taken to want, and the parts' share of them: assumed, not measured.
+# What a GPU of 132 multiprocessors is taken to want, assumed and not measured: so many warps at a time, and a weight
+# gradient in so many times as many, so that the last ones to end leave little of it idle.
 ENOUGH_WARPS = 16 * 132
+TURNS = 4
 
 
 class Groups(NamedTuple):
@@ -135,8 +137,9 @@ class ProductSets:
     number: Integers
 
     @property
-    def slots(self) -> int:
-        return self.number.size
+    def shape(self) -> tuple[Pair, int]:
+        """The kind, and how many sets there are: all that a plan asks."""
+        return self.kind, len(self.channel)
 
 
 def product_sets(taps: Taps, step: Pair, window: Window) -> list[ProductSets]:
@@ -164,12 +167,14 @@ def images_of_block(dtype: str) -> int:
     return LANES * 4 // FORMATS[dtype][1]
 
 
-def plan_to_blocks(shape: Sequence[int], window: Window, dtype: str, *, last: bool) -> Launch:
+@functools.lru_cache(maxsize=4096)  # a training asks for the same few in every step
+def plan_to_blocks(shape: tuple[int, ...], window: Window, dtype: str, *, last: bool) -> Launch:
     """Brings `plain`, (N, C, H, W) dense in channels-last (`last`) or contiguous order, into `blocked`."""
     return _turn("to_blocks", ("plain", "blocked"), shape, window, shape[1] * window.plane, dtype, last)
 
 
-def plan_from_blocks(shape: Sequence[int], window: Window, dtype: str, *, last: bool) -> Launch:
+@functools.lru_cache(maxsize=4096)
+def plan_from_blocks(shape: tuple[int, ...], window: Window, dtype: str, *, last: bool) -> Launch:
     """Brings `blocked` back into `plain`."""
     return _turn(
         "from_blocks", ("blocked", "plain"), shape, window, shape[1] * window.rows * window.columns, dtype, last
@@ -177,7 +182,7 @@ def plan_from_blocks(shape: Sequence[int], window: Window, dtype: str, *, last: 
 
 
 def _turn(
-    kernel: str, names: tuple[str, str], shape: Sequence[int], window: Window, elements: int, dtype: str, last: bool
+    kernel: str, names: tuple[str, str], shape: tuple[int, ...], window: Window, elements: int, dtype: str, last: bool
 ) -> Launch:
     blocks = -(-shape[0] // images_of_block(dtype))
     return Launch(
@@ -230,9 +235,17 @@ def _tiles(tile: Pair, rows: int, columns: int) -> int:
     return -(-rows // tile[0]) * -(-columns // tile[1])
 
 
-def plan_sum(grid: Grid, lists: SumLists, blocks: int, dtype: str) -> Launch:
-    """Sums the taps of `in` into `out`, with the lists `order`, `first`, `offset` and the `value` of each tap."""
-    channels = len(lists.order)
+@functools.lru_cache(maxsize=4096)
+def plan_sum(grid: Grid, channels: int, squares: int, pairs: int, blocks: int, dtype: str) -> Launch:
+    """Sums the taps of `in` into `out`, with the lists `order`, `first`, `offset` and the `value` of each tap.
+
+    Args:
+        grid: of the result.
+        channels: of the result.
+        squares, pairs: groups of these kinds, as `SumLists` has them.
+        blocks: of images.
+        dtype: of activations, a key of `FORMATS`.
+    """
     tile = tile_of(grid.rows, grid.columns, channels * blocks)
     return Launch(
         f"pdt::sum_taps<{FORMATS[dtype][0]}, {tile[0]}, {tile[1]}, {grid.tile_step}>",
@@ -241,7 +254,7 @@ def plan_sum(grid: Grid, lists: SumLists, blocks: int, dtype: str) -> Launch:
         0,
         (
             *((name, "pointer") for name in ("in", "out", "order", "first", "offset", "value")),
-            *((n, "int32") for n in (lists.squares, lists.pairs, grid.rows, grid.columns, channels)),
+            *((n, "int32") for n in (squares, pairs, grid.rows, grid.columns, channels)),
             (grid.in_block, "int64"),
             (grid.step[0] * grid.in_row, "int32"),
             (grid.step[1], "int32"),
@@ -263,31 +276,34 @@ class ProductPlan:
     slots: int
 
 
-def plan_products(grid: Grid, sets: Sequence[ProductSets], blocks: int, dtype: str, weight_dtype: str) -> ProductPlan:
+@functools.lru_cache(maxsize=4096)
+def plan_products(
+    grid: Grid, sets: tuple[tuple[Pair, int], ...], blocks: int, dtype: str, weight_dtype: str
+) -> ProductPlan:
     """Sums products of `in` and `grad` into `partial`, by the lists `plane` and `offset` of each kind (`plane0` ...),
     and `partial` into `dense`, where `index` says. How a sum is parted depends on the shapes alone, so that it repeats.
     """
-    slots = sum(one.slots for one in sets)
-    if not slots:
+    if not sets:
         return ProductPlan((), None, 0, 0)
-    count = sum(len(one.channel) for one in sets)
+    count = sum(number for _, number in sets)
+    slots = sum(number * GROUPS[kind] * kind[0] * kind[1] for kind, number in sets)
     tile = tile_of(grid.rows, grid.columns, ENOUGH_WARPS)
     units = blocks * _tiles(tile, grid.rows, grid.columns)
-    parts = max(1, min(-(-ENOUGH_WARPS // (count * WARPS)), -(-units // WARPS)))
+    parts = max(1, min(-(-TURNS * ENOUGH_WARPS // (count * WARPS)), -(-units // WARPS)))
     launches, first_slot = [], 0
-    for number, one in enumerate(sets):
-        (down, right), each = one.kind, GROUPS[one.kind]
+    for place, ((down, right), number) in enumerate(sets):
+        each = GROUPS[down, right]
         name = f"{FORMATS[dtype][0]}, {tile[0]}, {tile[1]}, {grid.tile_step}, {down}, {right}, {each}"
-        pointers = ("in", "grad", f"plane{number}", f"offset{number}", "partial")
+        pointers = ("in", "grad", f"plane{place}", f"offset{place}", "partial")
         launches.append(
             Launch(
                 f"pdt::sum_products<{name}>",
-                len(one.channel) * parts,
+                number * parts,
                 (LANES, WARPS),
                 4 * WARPS * each * down * right,
                 (
                     *((pointer, "pointer") for pointer in pointers),
-                    *((n, "int32") for n in (len(one.channel), parts, blocks, grid.rows, grid.columns)),
+                    *((n, "int32") for n in (number, parts, blocks, grid.rows, grid.columns)),
                     (grid.in_block, "int64"),
                     (grid.step[0] * grid.in_row, "int32"),
                     (grid.step[1], "int32"),
@@ -299,7 +315,7 @@ def plan_products(grid: Grid, sets: Sequence[ProductSets], blocks: int, dtype: s
                 source=SOURCE,
             )
         )
-        first_slot += one.slots
+        first_slot += number * each * down * right
     finish = Launch(
         f"pdt::finish_products<{FORMATS[weight_dtype][0]}>",
         -(-slots // 256),

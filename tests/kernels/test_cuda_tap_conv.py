@@ -137,6 +137,13 @@ def launchers(tmp_path_factory):
     return found
 
 
+def want_warps(monkeypatch, enough):
+    """Lets plans take `enough` for what a device wants."""
+    monkeypatch.setattr(tap_plan, "ENOUGH_WARPS", enough)
+    tap_plan.plan_sum.cache_clear()
+    tap_plan.plan_products.cache_clear()
+
+
 @pytest.fixture
 def on_cpu(launchers, monkeypatch):
     """Lets `kernels.cuda.library` launch on tensors of the CPU; what nobody writes is NaN."""
@@ -144,6 +151,8 @@ def on_cpu(launchers, monkeypatch):
     with standing_in(monkeypatch, launchers) as compiled:
         yield compiled
     torch.use_deterministic_algorithms(False)
+    tap_plan.plan_sum.cache_clear()
+    tap_plan.plan_products.cache_clear()
     assert launchers["beyond"]() == 0
 
 
@@ -159,7 +168,7 @@ class TestOnTheCpu:
     ):
         if min(size) + 2 * padding < 3:
             return
-        monkeypatch.setattr(tap_plan, "ENOUGH_WARPS", enough)
+        want_warps(monkeypatch, enough)
         kept = patterned(out_channels, in_channels, absent, generator(seed))
         compare(kept, images, size, stride, padding, last=last, seed=seed, convolution=CudaTapConvolution)
 
@@ -170,7 +179,7 @@ class TestOnTheCpu:
     )  # fmt: skip
     def test_any_weights_may_be_absent(self, monkeypatch, rows, columns, stride, dilation, density, last, seed, enough):
         """Kernels of any size, and as many weights in each as chance leaves."""
-        monkeypatch.setattr(tap_plan, "ENOUGH_WARPS", enough)
+        want_warps(monkeypatch, enough)
         kept = torch.rand(5, 7, rows, columns, generator=generator(seed)) < density
         compare(kept, 3, (9, 11), stride, 1, dilation, last=last, seed=seed, convolution=CudaTapConvolution)
 
@@ -182,7 +191,7 @@ class TestOnTheCpu:
     @pytest.mark.parametrize(("dtype", "stride"), [(torch.bfloat16, 1), (torch.float16, 1), (torch.float16, 2)])
     @pytest.mark.parametrize("enough", [1, 400])
     def test_16_bits_are_summed_in_fp32(self, monkeypatch, dtype, stride, last, enough):
-        monkeypatch.setattr(tap_plan, "ENOUGH_WARPS", enough)
+        want_warps(monkeypatch, enough)
         kept = patterned(7, 10, 0.3, generator())
         compare(kept, 67, (8, 9), stride, 1, dtype=dtype, last=last, convolution=CudaTapConvolution)
 
@@ -223,6 +232,22 @@ class TestOnTheCpu:
         exact = F.conv2d(activation.float(), weight * kept, padding=1)
         torch.testing.assert_close(out.float(), exact, rtol=2**-7, atol=2**-7)
         assert taps.wgrad(out, activation, weight).dtype == torch.float32
+
+    @pytest.mark.parametrize("stride", [1, 2])
+    def test_what_is_not_a_number_goes_where_taps_read_it_and_no_further(self, monkeypatch, stride):
+        """Sizes that tiles do not divide: those at the edge reach back over places that others have."""
+        want_warps(monkeypatch, 1)
+        kept = patterned(4, 4, 0.3, generator())
+        taps = CudaTapConvolution(kept, (stride, stride), (1, 1))
+        activation, weight = torch.randn(33, 4, 10, 11), torch.rand(4, 4, 3, 3) + 1
+        activation[32, 2, 8, 10] = activation[0, 1, 9, 0] = float("nan")
+        marked = activation.isnan().double()
+        indicator = kept.double().requires_grad_()
+        reached = F.conv2d(marked, indicator, None, stride, 1)
+        reached.sum().backward()
+        assert torch.equal(taps.forward(activation, weight).isnan(), reached > 0)
+        of_weight = taps.wgrad(torch.ones(reached.shape), activation, weight)
+        assert torch.equal(of_weight.isnan(), (indicator.grad > 0) & kept)
 
     def test_nothing_comes_of_nothing(self):
         taps = CudaTapConvolution(patterned(5, 6, 0.5, generator()), (1, 1), (1, 1))
