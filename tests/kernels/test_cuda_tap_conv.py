@@ -249,6 +249,20 @@ class TestOnTheCpu:
         of_weight = taps.wgrad(torch.ones(reached.shape), activation, weight)
         assert torch.equal(of_weight.isnan(), (indicator.grad > 0) & kept)
 
+    def test_values_of_every_class_begin_where_16_bytes_may_be_read(self, monkeypatch):
+        """The CPU reads them anywhere, a device does not. The classes of stride 2 have 15, 30, 30 and 60 taps."""
+        begins, carry_out = [], library.carry_out
+
+        def note(launch, tensors):
+            if "value" in tensors:
+                begins.append(tensors["value"].data_ptr() % 16)
+            carry_out(launch, tensors)
+
+        monkeypatch.setattr(library, "carry_out", note)
+        taps = CudaTapConvolution(torch.ones(3, 5, 3, 3, dtype=torch.bool), (2, 2), (1, 1))
+        taps.dgrad(torch.randn(2, 3, 4, 4), torch.randn(3, 5, 3, 3), torch.randn(2, 5, 8, 8))
+        assert begins == [0, 0, 0, 0]
+
     def test_nothing_comes_of_nothing(self):
         taps = CudaTapConvolution(patterned(5, 6, 0.5, generator()), (1, 1), (1, 1))
         activation, weight = torch.randn(0, 6, 5, 5), torch.randn(5, 6, 3, 3)
