@@ -1,8 +1,8 @@
 """Whether convolutions that skip ClickTrain's masked weights are faster than dense ones, and what the rest of it costs.
 
-    python benchmarks/bench_patterns.py [layers] [conversion] [steps] [--pairs 30] [--json FILE]
+    python benchmarks/bench_patterns.py [layers] [conversion] [steps] [--device cpu] [--pairs 30] [--json FILE]
 
-On the CPU, in one run, in alternation (all three where none is named):
+In one run, in alternation (all three where none is named; on CUDA `layers` alone):
 
     layers       forward, data gradient and weight gradient of every pruned convolution of CIFAR's resnet32_wide at the
                  8.6x ratios, layout changes included, over torch's dense ones, channels-last or contiguous, whichever
@@ -27,14 +27,19 @@ from typing import Any
 
 import torch
 from bench_step import Setting, random_splits, trainer_steps
-from pairs import Ratio, interleaved_ratio, run_as_a_trial_does
+from pairs import Ratio, interleaved_ratio, ratio_of, run_as_a_trial_does
+from stopwatch import Watch, watch_of
 from torch import Tensor, nn
 
+from kernels.cuda import library as cuda
+from kernels.cuda.tap_conv import CudaTapConvolution, available
 from kernels.tap_conv import TapConvolution, library
 from methods import clicktrain_settings as settings
 from methods.clicktrain import ClickTrain
 from methods.patterns import Dropped, choose_patterns, generic_pool, least_important_kernels
 from suite.backends import TORCH, Geometry
+from suite.devices import resolve_device
+from suite.errors import UsageError
 from suite.parameters import build_model
 from suite.recipe import Recipe
 from suite.surgery import find_index_spaces
@@ -45,6 +50,16 @@ NETWORK, RATIOS = "resnet32_wide", "cifar10-resnet32_wide-2"
 STEP_NETWORK, STEP_RATIOS = "vgg11_click[width=0.5]", "cifar10-vgg11_click-2"
 SHAPE, CLASSES, BATCH, STEPS = (3, 32, 32), 10, 128, 2
 CPU = torch.device("cpu")
+# What is compared with what, on each kind of device: the type of both, and whether dense products may use TF32.
+COMPARED = {
+    "cpu": {"float32": (torch.float32, False)},
+    "cuda": {
+        "float32": (torch.float32, False),
+        "float32, dense in TF32": (torch.float32, True),
+        "bfloat16": (torch.bfloat16, False),
+    },
+}
+LAYOUTS = (torch.channels_last, torch.contiguous_format)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,21 +104,53 @@ def pruned_shapes() -> Counter[Shape]:
     return found
 
 
-def products(shape: Shape, layout: torch.memory_format | None) -> list[Callable[[], object]]:
-    """The three products of a layer: without the absent weights (no layout given), or dense in a memory format."""
-    torch.manual_seed(0)
-    geometry, kept = shape.geometry, shape.kept()
-    format = torch.channels_last if layout is None else layout
-    activation = torch.randn(BATCH, shape.in_channels, shape.side, shape.side).contiguous(memory_format=format)
-    weight = (torch.randn(kept.shape) * kept).contiguous(memory_format=format)
-    grad = torch.randn_like(TORCH.forward(activation, weight, None, geometry))
-    if layout is not None:
-        return [
-            lambda: TORCH.forward(activation, weight, None, geometry),
-            lambda: TORCH.dgrad(grad, weight, activation, geometry),
-            lambda: TORCH.wgrad(grad, activation, weight, geometry, False),
-        ]
-    taps = TapConvolution(kept, geometry.stride, geometry.padding)
+Product = Callable[[], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """What the three products of a layer are made of."""
+
+    kept: Tensor
+    activation: Tensor
+    weight: Tensor
+    grad: Tensor
+
+    @staticmethod
+    def of(shape: Shape, device: torch.device, dtype: torch.dtype, layout: torch.memory_format) -> Operands:
+        torch.manual_seed(0)
+        kept = shape.kept().to(device)
+        made = {"device": device, "dtype": dtype}
+        activation = torch.randn(BATCH, shape.in_channels, shape.side, shape.side, **made)
+        activation = activation.contiguous(memory_format=layout)
+        weight = (torch.randn(kept.shape, **made) * kept).contiguous(memory_format=layout)
+        grad = torch.randn_like(TORCH.forward(activation, weight, None, shape.geometry))
+        return Operands(kept, activation, weight, grad)
+
+
+def dense_products(shape: Shape, given: Operands, tf32: bool) -> list[Product]:
+    """The three products of a layer by torch, which multiplies by zeros too."""
+    activation, weight, grad, geometry = given.activation, given.weight, given.grad, shape.geometry
+
+    def by(product: Product) -> Product:
+        def run() -> object:
+            torch.backends.cudnn.allow_tf32 = tf32
+            return product()
+
+        return run
+
+    return [
+        by(lambda: TORCH.forward(activation, weight, None, geometry)),
+        by(lambda: TORCH.dgrad(grad, weight, activation, geometry)),
+        by(lambda: TORCH.wgrad(grad, activation, weight, geometry, False)),
+    ]
+
+
+def skipping_products(shape: Shape, given: Operands) -> list[Product]:
+    """The three products of a layer without the absent weights."""
+    activation, weight, grad, geometry = given.activation, given.weight, given.grad, shape.geometry
+    kind = TapConvolution if activation.device.type == "cpu" else CudaTapConvolution
+    taps = kind(given.kept, geometry.stride, geometry.padding)
     # Into blocks once for both gradients, as in training: charged to the data gradient.
     blocks = [taps.blocks_of_grad(grad, activation)]
 
@@ -118,14 +165,37 @@ def products(shape: Shape, layout: torch.memory_format | None) -> list[Callable[
     ]
 
 
-def measure_layers(pairs: int, found: dict[str, Any]) -> None:
+def alternating(first: Product, second: Product, pairs: int, watch: Watch) -> Ratio:
+    """The time of one product over that of the other; each runs twice before, unmeasured. The order alternates."""
+    for product in (first, second, first, second):
+        product()
+    times = []
+    for index in range(pairs):
+        order = (first, second) if index % 2 == 0 else (second, first)
+        pair = [watch.time(product) for product in order]
+        times.append(pair if index % 2 == 0 else pair[::-1])
+    ours, theirs = zip(*times, strict=True)
+    return ratio_of(ours, theirs)
+
+
+def measure_layers(pairs: int, found: dict[str, Any], device: torch.device = CPU) -> None:
     """Every shape and product; then all of them together, each as often as it occurs."""
+    for name, (dtype, tf32) in COMPARED[device.type].items():
+        print(f"-- {name}")
+        compare_layers(pairs, found if device.type == "cpu" else found.setdefault(name, {}), device, dtype, tf32)
+
+
+def compare_layers(pairs: int, found: dict[str, Any], device: torch.device, dtype: torch.dtype, tf32: bool) -> None:
+    """All shapes in one type."""
     ours = dense = 0.0
+    watch = watch_of(device)
     for shape, count in pruned_shapes().items():
-        sides = [products(shape, layout) for layout in (None, torch.channels_last, torch.contiguous_format)]
+        last, contiguous = (Operands.of(shape, device, dtype, layout) for layout in LAYOUTS)
+        mine_each = skipping_products(shape, last)
+        theirs_each = [dense_products(shape, given, tf32) for given in (last, contiguous)]
         whole: dict[str, Ratio] = {}
         for number, product in enumerate(PRODUCTS):
-            with_each = [interleaved_ratio(sides[0][number], side[number], pairs) for side in sides[1:]]
+            with_each = [alternating(mine_each[number], side[number], pairs, watch) for side in theirs_each]
             whole[product] = min(with_each, key=lambda ratio: ratio.second_s)
         mine, theirs = (sum(getattr(one, side) for one in whole.values()) for side in ("first_s", "second_s"))
         ours, dense = ours + count * mine, dense + count * theirs
@@ -135,7 +205,7 @@ def measure_layers(pairs: int, found: dict[str, Any]) -> None:
             "count": count, "times_as_fast": theirs / mine,
             **{name: dataclasses.asdict(ratio) for name, ratio in whole.items()},
         }  # fmt: skip
-    print(f"all pruned convolutions of {NETWORK}: {1e3 * ours:.0f} ms against {1e3 * dense:.0f} ms, "
+    print(f"all pruned convolutions of {NETWORK}: {1e3 * ours:.2f} ms against {1e3 * dense:.2f} ms, "
           f"{dense / ours:.2f} times as fast")  # fmt: skip
     found[NETWORK] = {"ours_s": ours, "dense_s": dense, "times_as_fast": dense / ours}
 
@@ -194,6 +264,7 @@ def main() -> None:
     """Measure and print; optionally leave the numbers as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (all)")
+    parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N (cpu)")
     parser.add_argument("--pairs", type=int, default=30, help="interleaved pairs of each comparison (30)")
     parser.add_argument("--json", type=Path, help="where to leave the numbers")
     chosen = parser.parse_args()
@@ -201,6 +272,14 @@ def main() -> None:
         parser.error(f"'{unknown[0]}': known: {', '.join(PARTS)}")
     if chosen.pairs < 2:
         parser.error(f"--pairs {chosen.pairs}: an interval takes at least 2")
+    try:
+        kind, index = resolve_device(chosen.device)
+    except UsageError as error:
+        parser.error(str(error))
+    device = torch.device(kind, index) if kind == "cuda" else CPU
+    if kind == "cuda":
+        measure_on_cuda(parser, chosen, device)
+        return
     if library() is None:
         parser.error("there are no kernels that skip weights: no C++ compiler, or PDT_CPU_KERNEL=0")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -211,9 +290,30 @@ def main() -> None:
     measures = {"layers": measure_layers, "conversion": measure_conversion, "steps": measure_steps}
     for part in chosen.parts or PARTS:
         measures[part](chosen.pairs, found.setdefault(part, {}))
-    if chosen.json:
-        facts = {"torch": torch.__version__, "threads": threads, "machine": platform.machine(), "pairs": chosen.pairs}
-        chosen.json.write_text(json.dumps({**facts, "found": found}, indent=2) + "\n", encoding="utf-8")
+    write(chosen.json, {"threads": threads, "pairs": chosen.pairs}, found)
+
+
+def measure_on_cuda(parser: argparse.ArgumentParser, chosen: argparse.Namespace, device: torch.device) -> None:
+    """The layers, in every comparison; cuDNN chooses its algorithms by their times."""
+    if other := [part for part in chosen.parts if part != "layers"]:
+        parser.error(f"'{other[0]}': on CUDA there is layers alone")
+    torch.cuda.set_device(device)
+    if not available(device):
+        parser.error(f"there are no kernels that skip weights: {cuda.load().description}")
+    torch.backends.cudnn.benchmark = True
+    name = torch.cuda.get_device_name(device)
+    print(f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, {name}, batch {BATCH}")
+    print(f"{chosen.pairs} pairs; ratio: least, median [95 %]")
+    found: dict[str, Any] = {}
+    measure_layers(chosen.pairs, found.setdefault("layers", {}), device)
+    write(chosen.json, {"device": name, "cudnn": torch.backends.cudnn.version(), "pairs": chosen.pairs}, found)
+
+
+def write(path: Path | None, facts: dict[str, Any], found: dict[str, Any]) -> None:
+    """Leave the numbers as JSON, where they are wanted."""
+    if path:
+        whole = {"torch": torch.__version__, "machine": platform.machine(), **facts, "found": found}
+        path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@
 # Stages (default: all, in this order):
 #     tests       the tests marked `gpu`, and every way of pruning against the oracle
 #     kernels     pruning kernels against copies and alternatives: JSON, kernels.md, figures/
-#     sanitizer   compute-sanitizer's memcheck and racecheck over every way of pruning, where the tool is found
+#     sanitizer   compute-sanitizer's memcheck and racecheck over every way of pruning and over convolutions that skip
+#                 weights, where the tool is found
 #     steps       whole training steps, eager, compiled and as CUDA graphs
+#     patterns    convolutions that skip masked weights against cuDNN's, in fp32, TF32 and bf16
 #     pruned      steps of networks that PruneTrain cut, the penalty's cost, union and gates
 #     suites      the main job's smoke and quick, the columns and group sizes of SDGP's Table I, and PruneTrain's CIFAR
 #                 ResNet-50 for 20 epochs by the recipe of quick, dense and pruned
@@ -14,7 +16,7 @@
 # smoke, since a GPU machine may have no network. Exit status: 0 all done, 1 some step failed, 2 wrong usage or no GPU.
 set -uo pipefail
 
-stages=(tests kernels sanitizer steps pruned suites)
+stages=(tests kernels sanitizer steps patterns pruned suites)
 if (($# == 0)); then
   echo "on_gpu.sh: error: name a folder for what comes out: benchmarks/on_gpu.sh OUT [${stages[*]}]" >&2
   exit 2
@@ -110,10 +112,19 @@ sanitizer() {
   local check=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$tool" --error-exitcode 9)
   step memcheck "${check[@]}" --tool memcheck python3 benchmarks/check_kernels.py --device cuda
   step racecheck "${check[@]}" --tool racecheck python3 benchmarks/check_kernels.py --device cuda
+  lacks patterns-memcheck cupy pytest hypothesis && return
+  local patterns=(python3 -m pytest -p no:cacheprovider tests/kernels/test_cuda_tap_conv.py -m gpu -k small)
+  step patterns-memcheck "${check[@]}" --tool memcheck "${patterns[@]}"
+  step patterns-racecheck "${check[@]}" --tool racecheck "${patterns[@]}"
 }
 
 steps() {
   step steps python3 benchmarks/bench_step.py --device cuda --execution eager,compile,cuda_graph --json "$out/bench_step.json"
+}
+
+patterns() {
+  lacks patterns cupy && return
+  step patterns python3 benchmarks/bench_patterns.py layers --device cuda --json "$out/bench_patterns.json"
 }
 
 pruned() {

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from kernels.cpu.build import BuildError
 from kernels.cpu.library import open_library
+from kernels.taps import ConvolutionTaps, Integers, Pair, Taps, Window, without_border
 
 log = logging.getLogger("pdt.kernels")
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-Pair = tuple[int, int]
 
 
 @functools.cache
@@ -43,21 +43,6 @@ def library() -> ctypes.CDLL | None:
     found.pdt_sum_products.argtypes = [pointer] * 4 + [number] * 3 + [pointer, pointer, small]
     log.info("convolutions that skip weights: compiled (%s; %s)", built.compiler, built.library)
     return found
-
-
-class Window(NamedTuple):
-    """An image within its border: rows and columns of both, and where the image begins."""
-
-    rows: int
-    columns: int
-    top: int
-    left: int
-    padded_rows: int
-    padded_columns: int
-
-    @property
-    def plane(self) -> int:
-        return self.padded_rows * self.padded_columns
 
 
 class Blocked(NamedTuple):
@@ -107,12 +92,16 @@ def _convert(found: ctypes.CDLL, plain: Tensor, data: Tensor, window: Window, *,
 
 
 @dataclass(frozen=True)
-class _Taps:
-    """Taps by output channel: where each channel's begin, their offsets in the input, and their numbers among all."""
+class _Lists:
+    """Taps by channel of the result: where each channel's begin, their offsets, and their numbers among all."""
 
-    first: NDArray[np.int64]
+    first: Integers
     offset: NDArray[np.int32]
     number: Tensor
+
+    @staticmethod
+    def of(taps: Taps, channels: int, window: Window) -> _Lists:
+        return _Lists(taps.first(channels), taps.offset(window), torch.from_numpy(taps.number))
 
 
 class TapConvolution:
@@ -127,64 +116,55 @@ class TapConvolution:
     """
 
     def __init__(self, kept: Tensor, stride: Pair, padding: Pair, dilation: Pair = (1, 1)) -> None:
-        self.shape = tuple(kept.shape)
+        self._index = ConvolutionTaps(kept.cpu().numpy(), stride, padding, dilation)
+        self.shape, self.density = self._index.shape, self._index.density
         self.stride, self.padding, self.dilation = stride, padding, dilation
-        taps = np.argwhere(kept.cpu().numpy())  # in the order of output channels, input channels, positions
-        self._taps = taps.astype(np.int64)
-        self.density = len(taps) / max(kept.numel(), 1)
         counts = kept.flatten(2).sum(2).flatten()
         alive = counts[counts > 0].unique()
         self._taps_each = int(alive) if alive.numel() == 1 else 1  # as many in every kernel: they are summed together
         self._flat: dict[tuple[int, ...], Tensor] = {}
-        self._forward: dict[Window, _Taps] = {}
-        self._dgrad: dict[tuple[Window, Pair], list[tuple[Pair, Pair, _Taps]]] = {}
+        self._forward: dict[Window, _Lists] = {}
+        self._dgrad: dict[tuple[Window, Pair], list[tuple[Pair, Pair, _Lists]]] = {}
 
     def values(self, weight: Tensor) -> Tensor:
         """The compact form of a weight: what is there, (taps,) fp32, in the order of output channels."""
-        return _flat(weight).index_select(0, self._index(weight)).float()
+        return _flat(weight).index_select(0, self._memory(weight)).float()
 
     def forward(self, activation: Tensor, weight: Tensor) -> Tensor:
         """O, (N, K, P, Q), of A, (N, C, H, W)."""
-        given = self._input_window(activation)
-        blocked = to_blocks(activation, given)
-        rows, columns = self._output_size(activation)
-        out = self._blocks_of_output(blocked, rows, columns)
-        if given not in self._forward:
-            self._forward[given] = self._forward_taps(given)
-        taps = self._forward[given]
-        grid = self._grid(given, Window(rows, columns, 0, 0, rows, columns), self.shape[1], self.shape[0])
-        _sum_taps(grid, blocked.data, out.data, 0, taps, self.values(weight))
+        blocked = to_blocks(activation, self._index.input_window(_size(activation)))
+        made = without_border(self._index.output_size(_size(activation)))
+        out = Blocked(_empty_blocks(blocked, self.shape[0], made), blocked.images, self.shape[0], made)
+        grid = self._grid(blocked.window, made)
+        _sum_taps(grid, blocked.data, out.data, 0, self._forward_lists(blocked.window), self.values(weight))
         return from_blocks(out, activation)
 
     def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor) -> Tensor:
         """dA of dO; of `activation` shape and memory format count alone."""
-        blocked = to_blocks(grad, self._grad_window(activation, grad))
-        return self.dgrad_of_blocks(blocked, weight, activation)
+        return self.dgrad_of_blocks(self.blocks_of_grad(grad, activation), weight, activation)
 
     def dgrad_of_blocks(self, grad: Blocked, weight: Tensor, activation: Tensor) -> Tensor:
         """`dgrad` of what `blocks_of_grad` gave."""
-        size = (activation.shape[2], activation.shape[3])
-        key = (grad.window, size)
-        if key not in self._dgrad:
-            self._dgrad[key] = self._dgrad_taps(grad.window, size)
-        whole = Window(*size, 0, 0, *size)
+        size = _size(activation)
+        whole = without_border(size)
         out = Blocked(_empty_blocks(grad, self.shape[1], whole), grad.images, self.shape[1], whole)
         values = self.values(weight)
-        for (row, column), (rows, columns), taps in self._dgrad[key]:
+        down, right = self.stride
+        for (row, column), (rows, columns), lists in self._dgrad_lists(grad.window, size):
             grid = np.array(
                 [
                     *(rows, columns),
                     *(self.shape[0], self.shape[0] * grad.window.plane, grad.window.padded_columns, 1),
-                    *(self.shape[1] * whole.plane, whole.plane, self.stride[0] * size[1], self.stride[1]),
+                    *(self.shape[1] * whole.plane, whole.plane, down * size[1], right),
                 ],
                 np.int64,
             )
-            _sum_taps(grid, grad.data, out.data, row * size[1] + column, taps, values.index_select(0, taps.number))
+            _sum_taps(grid, grad.data, out.data, row * size[1] + column, lists, values.index_select(0, lists.number))
         return from_blocks(out, activation)
 
     def blocks_of_grad(self, grad: Tensor, activation: Tensor) -> Blocked:
         """dO in blocks, for both gradients."""
-        return to_blocks(grad, self._grad_window(activation, grad))
+        return to_blocks(grad, self._index.grad_window(_size(activation), _size(grad)))
 
     def wgrad(self, grad: Tensor, activation: Tensor, weight: Tensor) -> Tensor:
         """dW, zero where no weight is; of `weight` shape, type and memory format count alone."""
@@ -194,75 +174,45 @@ class TapConvolution:
         """`wgrad` of what `blocks_of_grad` gave."""
         found = library()
         assert found is not None
-        given = self._input_window(activation)
-        blocked = to_blocks(activation, given)
-        if given not in self._forward:
-            self._forward[given] = self._forward_taps(given)
-        taps, each = self._forward[given], self._taps_each
-        grid = self._grid(given, grad.window, self.shape[1], self.shape[0])
-        plane = (self._taps[::each, 0] * grad.window.plane).astype(np.int32)
-        gradients = torch.empty(len(self._taps))
+        blocked = to_blocks(activation, self._index.input_window(_size(activation)))
+        lists, each, count = self._forward_lists(blocked.window), self._taps_each, len(self._index.position)
+        grid = self._grid(blocked.window, grad.window)
+        plane = (self._index.position[::each, 0] * grad.window.plane).astype(np.int32)
+        gradients = torch.empty(count)
         begin = (grad.window.top * grad.window.padded_columns + grad.window.left) * grad.data.shape[-1]
         status = found.pdt_sum_products(
             grid.ctypes.data, blocked.data.data_ptr(), grad.data.data_ptr() + 4 * begin, gradients.data_ptr(),
-            len(grad.data), len(plane), each, plane.ctypes.data, taps.offset.ctypes.data, torch.get_num_threads(),
+            len(grad.data), len(plane), each, plane.ctypes.data, lists.offset.ctypes.data, torch.get_num_threads(),
         )  # fmt: skip
         if status:
-            raise MemoryError(f"no memory for the weight gradient of a convolution of {len(self._taps)} weights")
+            raise MemoryError(f"no memory for the weight gradient of a convolution of {count} weights")
         dense = torch.zeros_like(weight)
-        _flat(dense).index_copy_(0, self._index(dense), gradients.to(weight.dtype))
+        _flat(dense).index_copy_(0, self._memory(dense), gradients.to(weight.dtype))
         return dense
 
-    def _index(self, weight: Tensor) -> Tensor:
+    def _memory(self, weight: Tensor) -> Tensor:
         """Where the taps lie in the memory of a weight."""
         stride = weight.stride()
         if stride not in self._flat:
-            self._flat[stride] = torch.from_numpy(self._taps @ np.array(stride, np.int64))
+            self._flat[stride] = torch.from_numpy(self._index.memory(stride))
         return self._flat[stride]
 
-    def _input_window(self, activation: Tensor) -> Window:
-        rows, columns = activation.shape[2:]
-        above, beside = self.padding
-        return Window(rows, columns, above, beside, rows + 2 * above, columns + 2 * beside)
+    def _forward_lists(self, window: Window) -> _Lists:
+        if window not in self._forward:
+            self._forward[window] = _Lists.of(self._index.forward(), self.shape[0], window)
+        return self._forward[window]
 
-    def _output_size(self, activation: Tensor) -> Pair:
-        sizes = [
-            (activation.shape[2 + axis] + 2 * self.padding[axis] - self.dilation[axis] * (self.shape[2 + axis] - 1) - 1)
-            // self.stride[axis]
-            + 1
-            for axis in (0, 1)
-        ]
-        return sizes[0], sizes[1]
+    def _dgrad_lists(self, window: Window, size: Pair) -> list[tuple[Pair, Pair, _Lists]]:
+        key = (window, size)
+        if key not in self._dgrad:
+            self._dgrad[key] = [
+                (first, places, _Lists.of(taps, self.shape[1], window))
+                for first, places, taps in self._index.dgrad(size)
+            ]
+        return self._dgrad[key]
 
-    def _grad_window(self, activation: Tensor, grad: Tensor) -> Window:
-        """dO within a border as wide as any offset of the data gradient needs."""
-        borders = []
-        for axis in (0, 1):
-            size, given = activation.shape[2 + axis], grad.shape[2 + axis]
-            before = after = 0
-            for first in range(self.stride[axis]):
-                count = -(-(size - first) // self.stride[axis])
-                for _, shift in self._shifts(axis, first):
-                    before, after = max(before, -shift), max(after, count - 1 + shift - (given - 1))
-            borders.append((before, after))
-        (top, bottom), (left, right) = borders
-        rows, columns = grad.shape[2:]
-        return Window(rows, columns, top, left, rows + top + bottom, columns + left + right)
-
-    def _shifts(self, axis: int, first: int) -> list[Pair]:
-        """Positions of the kernel that reach input rows first, first + stride ...: with the output row of the first."""
-        found = []
-        for position in range(self.shape[2 + axis]):
-            reach = first + self.padding[axis] - position * self.dilation[axis]
-            if reach % self.stride[axis] == 0:
-                found.append((position, reach // self.stride[axis]))
-        return found
-
-    def _blocks_of_output(self, given: Blocked, rows: int, columns: int) -> Blocked:
-        window = Window(rows, columns, 0, 0, rows, columns)
-        return Blocked(_empty_blocks(given, self.shape[0], window), given.images, self.shape[0], window)
-
-    def _grid(self, given: Window, made: Window, in_channels: int, out_channels: int) -> NDArray[np.int64]:
+    def _grid(self, given: Window, made: Window) -> NDArray[np.int64]:
+        out_channels, in_channels = self.shape[:2]
         down, right = self.stride
         return np.array(
             [
@@ -273,40 +223,9 @@ class TapConvolution:
             np.int64,
         )
 
-    def _forward_taps(self, given: Window) -> _Taps:
-        out, channel, row, column = self._taps.T
-        offset = channel * given.plane + row * self.dilation[0] * given.padded_columns + column * self.dilation[1]
-        first = np.searchsorted(out, np.arange(self.shape[0] + 1))
-        return _Taps(first.astype(np.int64), offset.astype(np.int32), torch.arange(len(out)))
 
-    def _dgrad_taps(self, window: Window, size: Pair) -> list[tuple[Pair, Pair, _Taps]]:
-        """For every class of input places that a stride tells apart: its first place, how many, and their taps."""
-        found = []
-        out, channel, row, column = self._taps.T
-        for first_row in range(min(self.stride[0], size[0])):
-            for first_column in range(min(self.stride[1], size[1])):
-                down = np.full(self.shape[2], np.iinfo(np.int32).min, np.int64)
-                right = np.full(self.shape[3], np.iinfo(np.int32).min, np.int64)
-                for position, shift in self._shifts(0, first_row):
-                    down[position] = shift
-                for position, shift in self._shifts(1, first_column):
-                    right[position] = shift
-                number = np.flatnonzero((down[row] > np.iinfo(np.int32).min) & (right[column] > np.iinfo(np.int32).min))
-                number = number[np.argsort(channel[number], kind="stable")]
-                first = np.searchsorted(channel[number], np.arange(self.shape[1] + 1))
-                offset = (
-                    out[number] * window.plane
-                    + (down[row[number]] + window.top) * window.padded_columns
-                    + right[column[number]]
-                    + window.left
-                )
-                places = tuple(
-                    -(-(size[axis] - start) // self.stride[axis])
-                    for axis, start in enumerate((first_row, first_column))
-                )
-                taps = _Taps(first.astype(np.int64), offset.astype(np.int32), torch.from_numpy(number))
-                found.append(((first_row, first_column), (places[0], places[1]), taps))
-        return found
+def _size(image: Tensor) -> Pair:
+    return image.shape[2], image.shape[3]
 
 
 def _flat(weight: Tensor) -> Tensor:
@@ -319,10 +238,10 @@ def _empty_blocks(like: Blocked, channels: int, window: Window) -> Tensor:
     return torch.empty(blocks, channels, window.padded_rows, window.padded_columns, lanes)
 
 
-def _sum_taps(grid: NDArray[np.int64], given: Tensor, out: Tensor, begin: int, taps: _Taps, values: Tensor) -> None:
+def _sum_taps(grid: NDArray[np.int64], given: Tensor, out: Tensor, begin: int, lists: _Lists, values: Tensor) -> None:
     found = library()
     assert found is not None
     found.pdt_sum_taps(
-        grid.ctypes.data, given.data_ptr(), out.data_ptr() + 4 * begin * out.shape[-1], len(out), len(taps.first) - 1,
-        taps.first.ctypes.data, taps.offset.ctypes.data, values.data_ptr(), torch.get_num_threads(),
+        grid.ctypes.data, given.data_ptr(), out.data_ptr() + 4 * begin * out.shape[-1], len(out), len(lists.first) - 1,
+        lists.first.ctypes.data, lists.offset.ctypes.data, values.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cuda.plan import Launch, Shape, plan_compress, plan_prune
+from kernels.cuda.plan import PRUNING, Launch, Shape, plan_compress, plan_prune
 from kernels.cuda.source import OPTIONS, source
 
 log = logging.getLogger("pdt.kernels")
@@ -54,7 +54,7 @@ def load() -> Loaded:
         extra = f"cuda{torch.version.cuda.split('.')[0]}"
         return _absent(f"CuPy cannot be imported ({_line(error)}); pip install 'pruning-during-training[{extra}]'")
     try:
-        _compiled(cupy, "pdt::finish_channels", torch.cuda.current_device())
+        _compiled(cupy, PRUNING, "pdt::finish_channels", torch.cuda.current_device())
     except Exception as error:  # CuPy's compile and driver errors have no common base; the reason is reported
         return _absent(f"CuPy {cupy.__version__} cannot compile: {_line(error)}")
     major, minor = torch.cuda.get_device_capability()
@@ -87,7 +87,7 @@ def prune(
     if "prune_any" in plan.launches[0].kernel and pruned.data_ptr() == grad.data_ptr():
         apart = torch.empty_like(grad)  # those kernels read the gradient again after they have written
     for launch in plan.launches:
-        _launch(launch, {"grad": grad, "pruned": apart, **spaces}, seed, key)
+        carry_out(launch, {"grad": grad, "pruned": apart, **spaces}, seed, key)
     if apart is not pruned:
         pruned.copy_(apart)
 
@@ -97,7 +97,7 @@ def compress(
 ) -> None:
     """Prunes and compresses `grad`; see `kernels.prune_compress_24`. All three are dense in channels-last order."""
     launch = plan_compress(_shape(grad), DTYPES[grad.dtype], n, m, mode)
-    _launch(launch, {"grad": grad, "values": values, "metadata": metadata}, seed, key)
+    carry_out(launch, {"grad": grad, "values": values, "metadata": metadata}, seed, key)
 
 
 def _shape(grad: Tensor) -> Shape:
@@ -106,17 +106,18 @@ def _shape(grad: Tensor) -> Shape:
     return Shape(grad.shape[0], grad.shape[2] * grad.shape[3], grad.shape[1])
 
 
-def _launch(launch: Launch, tensors: dict[str, Tensor], seed: int, key: Tensor | None) -> None:
+def carry_out(launch: Launch, tensors: dict[str, Tensor], seed: int = 0, key: Tensor | None = None) -> None:
+    """Launches a kernel on the current stream of the device of `tensors`; it ends some time later."""
     cupy = load().cupy
     assert cupy is not None, "a kernel was launched although CuPy is not there"
-    device = tensors["grad"].device.index
+    device = next(iter(tensors.values())).device.index
     values: list[Any] = [
         np.uint64(tensors[str(value)].data_ptr()) if kind == "pointer" else INTEGERS[kind](value)
         for value, kind in launch.arguments
     ]
     if launch.seeded:
         values += [np.uint64(0 if key is None else key.data_ptr()), np.uint64(seed)]
-    kernel = _compiled(cupy, launch.kernel, device)
+    kernel = _compiled(cupy, launch.source, launch.kernel, device)
     stream = _stream(cupy, torch.cuda.current_stream(device).cuda_stream, device)
     with cupy.cuda.Device(device), stream:
         if launch.shared_bytes > STATIC_SHARED_BYTES:
@@ -143,10 +144,10 @@ def _stream(cupy: ModuleType, pointer: int, device: int) -> Any:
 
 
 @functools.cache
-def _compiled(cupy: ModuleType, kernel: str, device: int) -> Any:
+def _compiled(cupy: ModuleType, file: str, kernel: str, device: int) -> Any:
     """One module for each kernel: a trial needs a handful of the thousands that the templates allow."""
     with cupy.cuda.Device(device):
-        module = cupy.RawModule(code=source(), options=OPTIONS, name_expressions=(kernel,))
+        module = cupy.RawModule(code=source(file), options=OPTIONS, name_expressions=(kernel,))
         return module.get_function(kernel)
 
 

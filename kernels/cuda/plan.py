@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+PRUNING = "prune_nm.cu"
 THREADS = 256
 FORMATS = {"float32": ("pdt::Float32", 4), "bfloat16": ("pdt::BFloat16", 2), "float16": ("pdt::Float16", 2)}
 MODES = {"magnitude": "pdt::by_magnitude", "random": "pdt::at_random"}
@@ -49,6 +50,7 @@ class Launch:
         arguments: each a tensor's name and "pointer", or a number and "int32" or "int64". The key of random masks
             (a pointer and a number) follows where `seeded`.
         seeded: whether the kernel takes that key.
+        source: the file of kernels/cuda that has the kernel.
     """
 
     kernel: str
@@ -57,6 +59,7 @@ class Launch:
     shared_bytes: int
     arguments: tuple[tuple[Argument, str], ...]
     seeded: bool
+    source: str = PRUNING
 
 
 @dataclass(frozen=True)

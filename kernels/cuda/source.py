@@ -1,4 +1,4 @@
-"""The CUDA source as one text, and the names of its kernels.
+"""A CUDA source as one text.
 
 The headers are put into the text, not left to an include path: a cache of compiled kernels is keyed by the text, and
 would go on using an old kernel after a header has changed.
@@ -17,9 +17,9 @@ INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 
 @functools.cache
-def source() -> str:
-    """Gives prune_nm.cu with each of the project's headers in place of its first #include."""
-    return inlined("prune_nm.cu", FOLDERS, set())
+def source(name: str) -> str:
+    """Gives a file of kernels/cuda with each of the project's headers in place of its first #include."""
+    return inlined(name, FOLDERS, set())
 
 
 def inlined(name: str, folders: tuple[Path, ...], seen: set[str]) -> str:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 BENCH = "benchmarks/bench_kernels.py"
@@ -111,6 +112,13 @@ def test_check_kernels_finds_all_right():
     assert done.stdout.endswith("; 0 wrong\n")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_patterns_are_not_measured_on_a_device_that_is_not_there():
+    done = run(sys.executable, "benchmarks/bench_patterns.py", "layers", "--device", "cuda")
+    assert done.returncode == 2
+    assert "error: --device cuda: torch" in done.stderr.splitlines()[-1]
+
+
 @pytest.fixture
 def on_gpu(tmp_path):
     """Runs the script where `python3` writes down what it is asked, and answers as on a machine with a GPU."""
@@ -156,7 +164,9 @@ def test_on_gpu_runs_all_in_order_and_goes_on_where_it_was_cut_off(on_gpu):
         "check_kernels",
         "-m gpu",
         "bench_kernels",
+        "test_cuda_tap_conv.py",
         "bench_step",
+        "bench_patterns.py layers --device cuda",
         "bench_pruned",
         "--preset smoke",
         "--preset quick --seeds",
@@ -169,7 +179,7 @@ def test_on_gpu_runs_all_in_order_and_goes_on_where_it_was_cut_off(on_gpu):
     done, called = on_gpu()
     assert done.returncode == 0
     assert called == [next(line for line in called if "bench_step" in line)]
-    assert "all done: tests kernels sanitizer steps pruned suites" in done.stdout
+    assert "all done: tests kernels sanitizer steps patterns pruned suites" in done.stdout
 
 
 def test_on_gpu_does_not_call_done_what_the_sanitizer_did_not_see(on_gpu, tmp_path):
@@ -197,7 +207,7 @@ def test_on_gpu_names_missing_modules_and_leaves_out_what_needs_them(on_gpu):
 def test_on_gpu_refuses_what_it_does_not_know_and_machines_without_a_gpu(on_gpu, tmp_path):
     done, called = on_gpu("stepz")
     assert (done.returncode, called) == (2, [])
-    assert "no stage is called 'stepz'; known: tests kernels sanitizer steps pruned suites" in done.stderr
+    assert "no stage is called 'stepz'; known: tests kernels sanitizer steps patterns pruned suites" in done.stderr
     done, called = on_gpu(NO_GPU="1")
     assert (done.returncode, called) == (2, [])
     assert not (tmp_path / "out").exists()

@@ -1,11 +1,16 @@
 // Runs the text of the CUDA kernels on the CPU: every thread of a block is a fiber, __syncthreads waits for all of
-// them, and the order in which threads run is shuffled, so that a missing barrier shows. Memory behind the block's
-// shared memory is looked at for writes.
+// them, a shuffle for the threads of its warp, and the order in which threads run is shuffled, so that a missing barrier
+// shows. Memory behind the block's shared memory is looked at for writes.
 #pragma once
 
+// Jumps between stacks are what is meant here; the checked kind refuses them.
+#undef _FORTIFY_SOURCE
+#include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -33,23 +38,62 @@ namespace cuda_on_cpu {
 
 inline std::vector<uint4> shared;
 inline int writes_beyond_shared = 0;
-constexpr std::size_t guards = 4096;  // quads
+constexpr std::size_t guards = 1024;  // quads
 constexpr uint4 poison{0x7fa5a5a5u, 0x7fa5a5a5u, 0x7fa5a5a5u, 0x7fa5a5a5u};  // NaN in every format
 
 struct Fiber {
-    ucontext_t context;
+    ucontext_t context;  // where it begins; from there on it goes by jumps, which make no system call
+    jmp_buf left_at;
     std::vector<char> stack;
     Index index;
-    bool finished = false;
+    int warp;
+    bool begun;
+    enum { ready, at_warp, at_block, finished } state;
 };
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline Fiber* running = nullptr;
 inline std::function<void()> body;
 
 inline void enter() {
     body();
-    running->finished = true;
-    swapcontext(&running->context, &scheduler);
+    running->state = Fiber::finished;
+    _longjmp(scheduler, 1);
+}
+
+// Runs a fiber until it waits or ends.
+inline void go_on(Fiber* fiber) {
+    running = fiber;
+    threadIdx = fiber->index;
+    if (_setjmp(scheduler) != 0) return;
+    if (fiber->begun) _longjmp(fiber->left_at, 1);
+    fiber->begun = true;
+    setcontext(&fiber->context);
+}
+
+// Lets go on who has waited for all others there: the warps of which all threads are at a shuffle, else the block.
+inline bool release(std::vector<Fiber>& fibers) {
+    const auto let_go = [&](int warp, int barrier) {
+        const auto of_warp = [&](const Fiber& fiber) { return warp < 0 || fiber.warp == warp; };
+        bool any = false;
+        for (const Fiber& fiber : fibers)
+            if (of_warp(fiber) && fiber.state != Fiber::finished) {
+                if (fiber.state != barrier) return false;
+                any = true;
+            }
+        for (Fiber& fiber : fibers)
+            if (of_warp(fiber) && fiber.state == barrier) fiber.state = Fiber::ready;
+        return any;
+    };
+    bool found = false;
+    for (int warp = 0; warp <= fibers.back().warp; ++warp) found = let_go(warp, Fiber::at_warp) || found;
+    return found || let_go(-1, Fiber::at_block);
+}
+
+// Gives way until all others have come as far.
+inline void wait(int barrier) {
+    Fiber* self = running;
+    self->state = static_cast<decltype(self->state)>(barrier);
+    if (_setjmp(self->left_at) == 0) _longjmp(scheduler, 1);
 }
 
 inline void run(int blocks, int x, int y, int shared_bytes, std::function<void()> kernel) {
@@ -62,28 +106,29 @@ inline void run(int blocks, int x, int y, int shared_bytes, std::function<void()
         blockIdx = {static_cast<unsigned>(block), 0};
         const std::size_t quads = static_cast<std::size_t>(shared_bytes + 15) / 16;
         shared.assign(quads + guards, poison);
-        std::vector<Fiber*> waiting;
+        std::vector<Fiber*> order;
         for (std::size_t i = 0; i < fibers.size(); ++i) {
             Fiber& fiber = fibers[i];
-            fiber.finished = false;
+            fiber.begun = false;
+            fiber.state = Fiber::ready;
             fiber.index = {static_cast<unsigned>(i) % x, static_cast<unsigned>(i) / x};
+            fiber.warp = static_cast<int>(i / 32);
             getcontext(&fiber.context);
             fiber.context.uc_stack.ss_sp = fiber.stack.data();
             fiber.context.uc_stack.ss_size = fiber.stack.size();
             fiber.context.uc_link = nullptr;
             makecontext(&fiber.context, enter, 0);
-            waiting.push_back(&fiber);
+            order.push_back(&fiber);
         }
-        while (!waiting.empty()) {  // from one barrier to the next
-            std::shuffle(waiting.begin(), waiting.end(), generator);
-            std::vector<Fiber*> at_barrier;
-            for (Fiber* fiber : waiting) {
-                running = fiber;
-                threadIdx = fiber->index;
-                swapcontext(&scheduler, &fiber->context);
-                if (!fiber->finished) at_barrier.push_back(fiber);
+        std::size_t left = fibers.size();
+        while (left > 0) {  // from one barrier to the next
+            std::shuffle(order.begin(), order.end(), generator);
+            for (Fiber* fiber : order) {
+                if (fiber->state != Fiber::ready) continue;
+                go_on(fiber);
+                if (fiber->state == Fiber::finished) --left;
             }
-            waiting = std::move(at_barrier);
+            if (left > 0 && !release(fibers)) std::abort();  // some wait for a shuffle, the others for the block
         }
         for (std::size_t i = quads; i < shared.size(); ++i)
             if (std::memcmp(&shared[i], &poison, sizeof poison) != 0) ++writes_beyond_shared;
@@ -101,8 +146,15 @@ void launch(void (*kernel)(A...), int blocks, int x, int y, int shared_bytes, vo
 
 }  // namespace cuda_on_cpu
 
-inline void __syncthreads() {
-    cuda_on_cpu::Fiber* self = cuda_on_cpu::running;
-    swapcontext(&self->context, &cuda_on_cpu::scheduler);
-    threadIdx = self->index;
+inline void __syncthreads() { cuda_on_cpu::wait(cuda_on_cpu::Fiber::at_block); }
+
+// Of a whole warp, as all kernels here shuffle.
+inline float __shfl_xor_sync(unsigned, float value, int distance) {
+    static float given[2048];
+    const int self = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+    given[self] = value;
+    cuda_on_cpu::wait(cuda_on_cpu::Fiber::at_warp);
+    const float found = given[self ^ distance];
+    cuda_on_cpu::wait(cuda_on_cpu::Fiber::at_warp);
+    return found;
 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.build import BuildError, find_compiler
-from kernels.cuda.plan import Launch, Plan, Shape
+from kernels.cuda.plan import PRUNING, Launch, Plan, Shape
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "kernels"
@@ -34,9 +34,9 @@ def kernels_of(plans: Iterable[Plan]) -> list[str]:
     return list(dict.fromkeys(launch.kernel for plan in plans for launch in plan.launches))
 
 
-def build(kernels: Sequence[str], folder: Path) -> dict[str, ctypes._CFuncPtr]:
+def build(kernels: Sequence[str], folder: Path, source: str = PRUNING) -> dict[str, ctypes._CFuncPtr]:
     """Compiles kernels, by their names with template arguments, into one library; gives a launcher for each."""
-    lines = ["#include <algorithm>", '#include "cuda_on_cpu.h"', '#include "prune_nm.cu"']
+    lines = ["#include <algorithm>", '#include "cuda_on_cpu.h"', f'#include "{source}"']
     for index, kernel in enumerate(kernels):
         lines.append(
             f'extern "C" void launch_{index}(int blocks, int x, int y, int shared_bytes, void** arguments) '

@@ -9,8 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import tap_kernels
 
 from kernels.cuda import plan as plans
+from kernels.cuda import tap_plan
 from kernels.cuda.plan import Shape
 from kernels.cuda.source import FOLDERS, OPTIONS, inlined, source
 
@@ -39,9 +41,9 @@ def _buffer(size: int) -> bytes:
     return bytes(size + 2)
 
 
-def compile_cubin(kernels: list[str], architecture: str) -> bytes:
+def compile_cubin(kernels: list[str], architecture: str, file: str = plans.PRUNING) -> bytes:
     """Compiles as CuPy does: the same text, the same options."""
-    error, program = nvrtc.nvrtcCreateProgram(source().encode(), b"prune_nm.cu", 0, [], [])
+    error, program = nvrtc.nvrtcCreateProgram(source(file).encode(), file.encode(), 0, [], [])
     assert not int(error)
     for kernel in kernels:
         nvrtc.nvrtcAddNameExpression(program, kernel.encode())
@@ -156,13 +158,43 @@ def test_other_group_sizes_compile(n, m):
     assert compile_cubin(kernels_of(n, m), "sm_90")
 
 
-def test_the_text_is_complete_and_has_each_header_once():
-    text = source()
-    assert "#include" not in re.sub(r"#include <\w+>", "", text)
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [*itertools.product(["sm_90"], plans.FORMATS), ("sm_80", "float32"), ("sm_75", "bfloat16")],
+)
+def test_convolutions_that_skip_weights_keep_their_sums_in_registers(architecture, dtype, tmp_path):
+    steps = (0, 1, 2) if architecture == "sm_90" else (1,)
+    kernels = tap_kernels.kernels_of(dtype, steps)
+    path = tmp_path / "kernels.cubin"
+    path.write_bytes(compile_cubin(kernels, architecture, tap_plan.SOURCE))
+    used = resources(path)
+    assert len(used) == len(kernels)
+    for name, usage in used.items():
+        assert usage["STACK"] == 0, name
+        assert usage["LOCAL"] == 0, name
+        # Of 65,536 registers: so many threads are on a multiprocessor at a time, in blocks of 128 and of 256.
+        assert usage["REG"] <= (128 if "sum_" in name else 64), name
+    for name, opcodes in instructions(path).items():
+        assert not [opcode for opcode in opcodes if opcode.startswith(("LDL", "STL"))], name
+        # A square's taps share what they read: of 4 x 4 places 64 multiply-adds take 25 loads; pairs and singles more.
+        loads = sum(opcode.startswith("LDG") for opcode in opcodes)
+        products = sum(opcode.startswith("FFMA") for opcode in opcodes)
+        if "sum_tapsINS_7Float32ELi4ELi4ELi1E" in name:
+            assert products == 16 * (4 + 2 + 1)
+            assert loads <= 25 + 20 + 16 + 16, name
+        if "sum_productsINS_7Float32ELi4ELi4ELi1ELi2ELi2E" in name:
+            assert products == 16 * 4 * tap_plan.GROUPS[tap_plan.SQUARE]
+            assert loads <= 16 + (25 + 1) * tap_plan.GROUPS[tap_plan.SQUARE] + 4, name
+
+
+def test_the_texts_are_complete_and_have_each_header_once():
+    texts = [source(file.name) for file in FOLDERS[0].glob("*.cu")]
+    assert len(texts) == 2
+    assert all("#include" not in re.sub(r"#include <\w+>", "", text) for text in texts)
     for folder in FOLDERS:
         for header in folder.glob("*.*h"):
             first_line = header.read_text().splitlines()[0]
-            assert text.count(first_line) == 1, header.name
+            assert {text.count(first_line) for text in texts} in ({1}, {0, 1}), header.name
 
 
 def test_a_header_that_is_included_twice_is_put_in_once(tmp_path):

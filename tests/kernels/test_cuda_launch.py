@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import importlib.util
 import itertools
 import os
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import emulated
-import numpy as np
 import pytest
 import torch
+from stand_in import standing_in
 from torch import Tensor
 
 import kernels
@@ -25,22 +21,6 @@ from kernels.cuda.plan import Shape
 SCOPES = ["none", "group", "sample_channel", "channel"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-STATIC = 48 * 1024
-
-
-class FakeKernel:
-    """What CuPy's RawKernel is to its caller; refuses what the driver would."""
-
-    def __init__(self, launch: Any) -> None:
-        self.launch, self.max_dynamic_shared_size_bytes = launch, STATIC
-
-    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], *, shared_mem: int = 0):
-        assert len(grid) == len(block) == 3
-        assert shared_mem <= self.max_dynamic_shared_size_bytes
-        assert all(isinstance(value, (np.int32, np.int64, np.uint64)) for value in args)
-        values = [np.ctypeslib.as_ctypes_type(type(value))(int(value)) for value in args]
-        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        self.launch(grid[0], block[0], block[1], shared_mem, addresses)
 
 
 @pytest.fixture(scope="module")
@@ -58,38 +38,8 @@ def launchers(tmp_path_factory):
 @pytest.fixture
 def on_cpu(launchers, monkeypatch):
     """Lets `kernels.cuda.library` launch on tensors of the CPU."""
-    compiled: list[str] = []
-
-    class RawModule:
-        def __init__(self, *, code: str, options: tuple[str, ...], name_expressions: tuple[str, ...]) -> None:
-            assert "prune_units" in code
-            assert any("std=c++" in option for option in options)
-            self.names = name_expressions
-
-        def get_function(self, name: str) -> FakeKernel:
-            assert name in self.names
-            compiled.append(name)
-            return FakeKernel(launchers[name])
-
-    class Stream:
-        @staticmethod
-        def from_external(stream: Any) -> Any:
-            assert stream.__cuda_stream__() == (0, 77)
-            return contextlib.nullcontext()
-
-    cupy = ModuleType("cupy")
-    cupy.RawModule = RawModule
-    cupy.cuda = SimpleNamespace(Device=lambda index: contextlib.nullcontext(), Stream=Stream)
-    monkeypatch.setattr(library, "load", lambda: library.Loaded(cupy, "stand-in"))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(shared_memory_per_block_optin=2**20)
-    )
-    library._compiled.cache_clear()
-    library._stream.cache_clear()
-    yield compiled
-    library._compiled.cache_clear()
-    library._stream.cache_clear()
+    with standing_in(monkeypatch, launchers) as compiled:
+        yield compiled
 
 
 @pytest.mark.parametrize("rescale", SCOPES)

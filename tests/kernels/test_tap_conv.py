@@ -23,7 +23,10 @@ def patterned(out_channels, in_channels, absent, generator):
     return pool[numbers].view(out_channels, in_channels, 3, 3) & kernels
 
 
-def compare(kept, images, size, stride, padding, dilation=1, dtype=torch.float32, last=True, seed=0):
+def compare(
+    kept, images, size, stride, padding, dilation=1, dtype=torch.float32, last=True, seed=0,
+    convolution=TapConvolution, device="cpu",
+):  # fmt: skip
     """The three products beside those of a masked dense convolution in float64."""
     generator = torch.Generator().manual_seed(seed)
     layout = torch.channels_last if last else torch.contiguous_format
@@ -36,12 +39,15 @@ def compare(kept, images, size, stride, padding, dilation=1, dtype=torch.float32
     out = F.conv2d(*exact, None, stride, padding, dilation)
     grad = draw(*out.shape)
     out.backward(grad.double())
-    taps = TapConvolution(kept, (stride, stride), (padding, padding), (dilation, dilation))
+    taps = convolution(kept, (stride, stride), (padding, padding), (dilation, dilation))
+    activation, weight, grad = (given.to(device) for given in (activation, weight, grad))
     found = (
         taps.forward(activation, weight),
         taps.dgrad(grad, weight, activation),
         taps.wgrad(grad, activation, weight),
     )
+    assert all(one.device == activation.device for one in found)
+    found = tuple(one.cpu() for one in found)
     for ours, theirs in zip(found, (out.detach(), exact[0].grad, exact[1].grad * kept), strict=True):
         assert ours.dtype == dtype
         assert ours.shape == theirs.shape

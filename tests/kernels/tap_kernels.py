@@ -1,0 +1,24 @@
+"""The names of all CUDA kernels of convolutions that skip weights, in one number format."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from kernels.cuda import tap_plan
+from kernels.cuda.plan import FORMATS
+
+TILES = (*tap_plan.TILES, (1, 1))
+
+
+def kernels_of(dtype: str, steps: Sequence[int] = (0, *tap_plan.STEPS)) -> list[str]:
+    """Every kernel that a plan may name, for input columns `steps` apart."""
+    name = FORMATS[dtype][0]
+    found = [f"pdt::{kernel}<{name}, {last}>" for kernel in ("to_blocks", "from_blocks") for last in ("true", "false")]
+    found.append(f"pdt::finish_products<{name}>")
+    for (rows, columns), step in itertools.product(TILES, steps):
+        found.append(f"pdt::sum_taps<{name}, {rows}, {columns}, {step}>")
+        for (down, right), groups in tap_plan.GROUPS.items():
+            if step == 1 or (down, right) == tap_plan.SINGLE:
+                found.append(f"pdt::sum_products<{name}, {rows}, {columns}, {step}, {down}, {right}, {groups}>")
+    return found

@@ -1,0 +1,388 @@
+"""Convolutions that skip weights on CUDA equal masked dense ones: the kernels' text on the CPU, and on a device."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from emulated import build, needs_compiler
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stand_in import standing_in
+from tap_kernels import kernels_of
+from test_tap_conv import compare, patterned
+
+from kernels.cuda import library, tap_plan
+from kernels.cuda.tap_conv import CudaTapConvolution, available, from_blocks, to_blocks
+from kernels.taps import ConvolutionTaps, Window, without_border
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+drawn = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SEED = st.integers(0, 2**31)
+ENOUGH = st.sampled_from([1, 40, 400])  # warps that are wanted: with fewer, tiles are larger
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# ---- lists and plans ----
+
+
+@st.composite
+def convolutions(draw):
+    """Taps of a mask of any shape, and the size of an input that has an output."""
+    sides = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    channels = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)))
+    kept = torch.rand(*channels, *sides, generator=generator(draw(SEED))) < draw(st.sampled_from([0.0, 0.4, 0.8, 1.0]))
+    stride, dilation = (draw(st.tuples(st.integers(1, 3), st.integers(1, 2))) for _ in range(2))
+    padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+    least = [max(1, dilation[i] * (sides[i] - 1) + 1 - 2 * padding[i]) for i in (0, 1)]
+    size = tuple(draw(st.integers(one, one + 9)) for one in least)
+    return ConvolutionTaps(kept.numpy(), stride, padding, dilation), size
+
+
+@settings(max_examples=100, deadline=None)
+@given(convolutions())
+def test_every_tap_is_listed_once_and_nothing_is_read_beyond_its_block(convolution):
+    taps, size = convolution
+    every = np.arange(len(taps.position))
+    window, made = taps.input_window(size), taps.output_size(size)
+    lists = tap_plan.sum_lists(taps.forward(), taps.stride, taps.shape[0], window)
+    assert np.array_equal(np.sort(lists.number), every)
+    reads_within(lists, window, taps.shape[1], made, taps.stride)
+
+    sets = tap_plan.product_sets(taps.forward(), taps.stride, window)
+    number = np.concatenate([one.number.ravel() for one in sets] or [every])
+    assert np.array_equal(np.sort(number[number >= 0]), every)
+    for one in sets:
+        channel = np.where(one.number < 0, one.channel[:, None, None], taps.position[one.number, 0])
+        assert np.array_equal(channel, np.broadcast_to(one.channel[:, None, None], channel.shape))
+
+    grad = taps.grad_window(size, made)
+    classes = taps.dgrad(size)
+    listed = [tap_plan.sum_lists(place.taps, (1, 1), taps.shape[1], grad) for place in classes]
+    # A tap may reach no place at all: those of positions that lie in the border for every output.
+    assert np.array_equal(np.sort(np.concatenate([one.number for one in listed])), every) or min(size) < max(
+        taps.stride
+    )
+    for place, one in zip(classes, listed, strict=True):
+        reads_within(one, grad, taps.shape[0], place.places, (1, 1))
+
+
+def reads_within(lists, window, channels, places, step):
+    """Holds the first and the last word that a block of images is asked for."""
+    if not len(lists.offset):
+        return
+    kinds = np.repeat([0, 1, 2], [lists.squares, lists.pairs, len(lists.offset) - lists.squares - lists.pairs])
+    further = np.array([window.padded_columns + 1, 1, 0])[kinds]
+    last = (places[0] - 1) * step[0] * window.padded_columns + (places[1] - 1) * step[1]
+    assert lists.offset.min() >= 0
+    assert (lists.offset + further).max() + last < channels * window.plane
+
+
+def groups(kept, step=(1, 1), dilation=(1, 1)):
+    """How many squares, pairs and singles the taps of one kernel make."""
+    mask = np.array(kept, bool)[None, None]
+    taps = ConvolutionTaps(mask, step, (1, 1), dilation).forward()
+    return [len(kind.made) for kind in tap_plan.neighbours(taps, step)]
+
+
+def test_neighbours_are_taken_together():
+    square, corner, row = ([0, 1, 1], [0, 1, 1], [0, 0, 0]), ([0, 1, 0], [1, 1, 0], [0, 1, 0]), ([1, 1, 1],)
+    assert groups(square) == [1, 0, 0]
+    assert groups(corner) == [0, 1, 2]
+    assert groups(row) == [0, 1, 1]
+    assert groups(np.ones((3, 3))) == [1, 1, 3]
+    # What is read for places side by side lies apart: nothing is shared, or along rows alone.
+    assert groups(square, step=(2, 2)) == [0, 0, 4]
+    assert groups(square, step=(2, 1)) == [0, 2, 0]
+    assert groups(square, dilation=(2, 2)) == [0, 0, 4]
+
+
+def test_channels_with_most_taps_come_first():
+    kept = np.zeros((3, 4, 1, 1), bool)
+    kept[0, :1], kept[1, :3], kept[2, 1:3] = True, True, True
+    window = without_border((2, 2))
+    lists = tap_plan.sum_lists(ConvolutionTaps(kept, (1, 1), (0, 0), (1, 1)).forward(), (1, 1), 3, window)
+    assert lists.order.tolist() == [1, 2, 0]
+    assert lists.first.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 3, 5, 6]]
+    assert lists.offset.tolist() == [0, 4, 8, 4, 8, 0]
+    assert lists.number.tolist() == [1, 2, 3, 4, 5, 0]
+
+
+def test_tiles_fit_and_give_a_device_enough_to_do(monkeypatch):
+    monkeypatch.setattr(tap_plan, "ENOUGH_WARPS", 100)
+    assert tap_plan.tile_of(8, 8, 25) == (4, 4)
+    assert tap_plan.tile_of(8, 8, 13) == (2, 4)
+    assert tap_plan.tile_of(8, 8, 1) == (2, 2)
+    assert tap_plan.tile_of(3, 9, 1000) == (2, 4)
+    assert tap_plan.tile_of(9, 1, 1000) == (1, 1)
+
+
+# ---- the kernels' text, on the CPU ----
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory):
+    needs_compiler()
+    folder = tmp_path_factory.mktemp("emulated")
+    found = {}
+    for dtype, steps in (("float32", (0, 1, 2)), ("bfloat16", (1,)), ("float16", (1, 2))):
+        found.update(build(kernels_of(dtype, steps), folder, tap_plan.SOURCE))
+    return found
+
+
+def want_warps(monkeypatch, enough):
+    """Lets plans take `enough` for what a device wants."""
+    monkeypatch.setattr(tap_plan, "ENOUGH_WARPS", enough)
+    tap_plan.plan_sum.cache_clear()
+    tap_plan.plan_products.cache_clear()
+
+
+@pytest.fixture
+def on_cpu(launchers, monkeypatch):
+    """Lets `kernels.cuda.library` launch on tensors of the CPU; what nobody writes is NaN."""
+    torch.use_deterministic_algorithms(True)
+    with standing_in(monkeypatch, launchers) as compiled:
+        yield compiled
+    torch.use_deterministic_algorithms(False)
+    tap_plan.plan_sum.cache_clear()
+    tap_plan.plan_products.cache_clear()
+    assert launchers["beyond"]() == 0
+
+
+@pytest.mark.usefixtures("on_cpu")
+class TestOnTheCpu:
+    @drawn
+    @given(
+        st.integers(1, 9), st.integers(1, 9), st.integers(1, 40), st.tuples(st.integers(1, 11), st.integers(1, 11)),
+        st.integers(1, 3), st.integers(0, 3), st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.booleans(), SEED, ENOUGH,
+    )  # fmt: skip
+    def test_patterns_of_any_shape(
+        self, monkeypatch, out_channels, in_channels, images, size, stride, padding, absent, last, seed, enough
+    ):
+        if min(size) + 2 * padding < 3:
+            return
+        want_warps(monkeypatch, enough)
+        kept = patterned(out_channels, in_channels, absent, generator(seed))
+        compare(kept, images, size, stride, padding, last=last, seed=seed, convolution=CudaTapConvolution)
+
+    @drawn
+    @given(
+        st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 2), st.floats(0, 1), st.booleans(),
+        SEED, ENOUGH,
+    )  # fmt: skip
+    def test_any_weights_may_be_absent(self, monkeypatch, rows, columns, stride, dilation, density, last, seed, enough):
+        """Kernels of any size, and as many weights in each as chance leaves."""
+        want_warps(monkeypatch, enough)
+        kept = torch.rand(5, 7, rows, columns, generator=generator(seed)) < density
+        compare(kept, 3, (9, 11), stride, 1, dilation, last=last, seed=seed, convolution=CudaTapConvolution)
+
+    @pytest.mark.parametrize("images", [1, 31, 32, 33, 256])
+    def test_batches_that_do_and_do_not_fill_blocks(self, images):
+        compare(patterned(5, 6, 0.5, generator()), images, (6, 6), 1, 1, convolution=CudaTapConvolution)
+
+    @pytest.mark.parametrize("last", [False, True])
+    @pytest.mark.parametrize(("dtype", "stride"), [(torch.bfloat16, 1), (torch.float16, 1), (torch.float16, 2)])
+    @pytest.mark.parametrize("enough", [1, 400])
+    def test_16_bits_are_summed_in_fp32(self, monkeypatch, dtype, stride, last, enough):
+        want_warps(monkeypatch, enough)
+        kept = patterned(7, 10, 0.3, generator())
+        compare(kept, 67, (8, 9), stride, 1, dtype=dtype, last=last, convolution=CudaTapConvolution)
+
+    def test_results_repeat(self):
+        kept = patterned(6, 6, 0.5, generator())
+        first, second = (compare(kept, 40, (8, 8), 1, 1, convolution=CudaTapConvolution) for _ in range(2))
+        assert all(map(torch.equal, first, second))
+
+    def test_every_kernel_is_compiled_once(self, on_cpu):
+        kept = patterned(5, 5, 0.5, generator())
+        taps = CudaTapConvolution(kept, (1, 1), (1, 1))
+        activation, weight = torch.randn(3, 5, 4, 4), torch.randn(5, 5, 3, 3)
+        for _ in range(2):
+            taps.dgrad(taps.forward(activation, weight), weight, activation)
+        assert len(on_cpu) == len(set(on_cpu)) == 3
+
+    def test_results_have_the_memory_format_of_activations_and_weights(self):
+        kept = patterned(5, 6, 0.5, generator())
+        for last in (False, True):
+            layout = torch.channels_last if last else torch.contiguous_format
+            out, grad, of_weight = compare(kept, 4, (6, 6), 1, 1, last=last, convolution=CudaTapConvolution)
+            assert all(found.is_contiguous(memory_format=layout) for found in (out, grad, of_weight))
+
+    def test_both_gradients_take_the_same_blocks(self):
+        kept = patterned(5, 6, 0.5, generator())
+        taps = CudaTapConvolution(kept, (1, 1), (1, 1))
+        activation, weight, grad = torch.randn(4, 6, 5, 5), torch.randn(5, 6, 3, 3), torch.randn(4, 5, 5, 5)
+        blocks = taps.blocks_of_grad(grad, activation)
+        assert torch.equal(taps.dgrad_of_blocks(blocks, weight, activation), taps.dgrad(grad, weight, activation))
+        assert torch.equal(taps.wgrad_of_blocks(blocks, activation, weight), taps.wgrad(grad, activation, weight))
+
+    def test_a_weight_may_have_a_type_of_its_own(self):
+        """As a master weight in fp32 beside activations in 16 bits."""
+        kept = patterned(5, 6, 0.5, generator())
+        taps = CudaTapConvolution(kept, (1, 1), (1, 1))
+        activation, weight = torch.randn(4, 6, 5, 5).bfloat16(), torch.randn(5, 6, 3, 3)
+        out = taps.forward(activation, weight)
+        exact = F.conv2d(activation.float(), weight * kept, padding=1)
+        torch.testing.assert_close(out.float(), exact, rtol=2**-7, atol=2**-7)
+        assert taps.wgrad(out, activation, weight).dtype == torch.float32
+
+    @pytest.mark.parametrize("stride", [1, 2])
+    def test_what_is_not_a_number_goes_where_taps_read_it_and_no_further(self, monkeypatch, stride):
+        """Sizes that tiles do not divide: those at the edge reach back over places that others have."""
+        want_warps(monkeypatch, 1)
+        kept = patterned(4, 4, 0.3, generator())
+        taps = CudaTapConvolution(kept, (stride, stride), (1, 1))
+        activation, weight = torch.randn(33, 4, 10, 11), torch.rand(4, 4, 3, 3) + 1
+        activation[32, 2, 8, 10] = activation[0, 1, 9, 0] = float("nan")
+        marked = activation.isnan().double()
+        indicator = kept.double().requires_grad_()
+        reached = F.conv2d(marked, indicator, None, stride, 1)
+        reached.sum().backward()
+        assert torch.equal(taps.forward(activation, weight).isnan(), reached > 0)
+        of_weight = taps.wgrad(torch.ones(reached.shape), activation, weight)
+        assert torch.equal(of_weight.isnan(), (indicator.grad > 0) & kept)
+
+    def test_values_of_every_class_begin_where_16_bytes_may_be_read(self, monkeypatch):
+        """The CPU reads them anywhere, a device does not. The classes of stride 2 have 15, 30, 30 and 60 taps."""
+        begins, carry_out = [], library.carry_out
+
+        def note(launch, tensors):
+            if "value" in tensors:
+                begins.append(tensors["value"].data_ptr() % 16)
+            carry_out(launch, tensors)
+
+        monkeypatch.setattr(library, "carry_out", note)
+        taps = CudaTapConvolution(torch.ones(3, 5, 3, 3, dtype=torch.bool), (2, 2), (1, 1))
+        taps.dgrad(torch.randn(2, 3, 4, 4), torch.randn(3, 5, 3, 3), torch.randn(2, 5, 8, 8))
+        assert begins == [0, 0, 0, 0]
+
+    def test_nothing_comes_of_nothing(self):
+        taps = CudaTapConvolution(patterned(5, 6, 0.5, generator()), (1, 1), (1, 1))
+        activation, weight = torch.randn(0, 6, 5, 5), torch.randn(5, 6, 3, 3)
+        assert taps.forward(activation, weight).shape == (0, 5, 5, 5)
+        assert taps.dgrad(torch.randn(0, 5, 5, 5), weight, activation).shape == activation.shape
+        assert not taps.wgrad(torch.randn(0, 5, 5, 5), activation, weight).any()
+
+    @pytest.mark.parametrize("dtype", DTYPES.values())
+    @pytest.mark.parametrize("last", [False, True])
+    @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (70, 19, 5, 3), (32, 16, 4, 4), (3, 1, 4, 20)])
+    def test_blocks_give_back_what_they_were_given(self, shape, last, dtype):
+        layout = torch.channels_last if last else torch.contiguous_format
+        plain = torch.randn(shape).to(dtype).contiguous(memory_format=layout)
+        rows, columns = shape[2:]
+        bordered = to_blocks(plain, Window(rows, columns, 2, 1, rows + 3, columns + 4))
+        assert bordered.data.shape[-1] == 128 // dtype.itemsize
+        inside = bordered.data[:, :, 2 : 2 + rows, 1 : 1 + columns]
+        images = inside.movedim(-1, 1).reshape(-1, *shape[1:])
+        assert torch.equal(images[: shape[0]], plain)
+        assert not images[shape[0] :].any()
+        assert bordered.data.count_nonzero() == plain.count_nonzero()  # zeros around
+        assert torch.equal(from_blocks(bordered, plain), plain)
+
+    def test_the_compact_form_is_what_is_there(self):
+        kept = patterned(6, 5, 0.5, generator(1))
+        weight = torch.randn(6, 5, 3, 3)
+        taps = CudaTapConvolution(kept, (1, 1), (1, 1))
+        for layout in (torch.contiguous_format, torch.channels_last):
+            assert torch.equal(taps.values(weight.contiguous(memory_format=layout)), weight[kept])
+        assert taps.density == pytest.approx(kept.float().mean().item())
+
+
+def test_a_cpu_has_none_of_these_kernels():
+    assert not available(torch.device("cpu"))
+
+
+# ---- on a device ----
+
+
+@pytest.fixture
+def cuda_kernels() -> None:
+    """Skips where CuPy is not installed or turned off; a CuPy that cannot compile is a failure on a GPU machine."""
+    if not library.load().available:
+        installed = importlib.util.find_spec("cupy") is not None and os.environ.get("PDT_CUDA_KERNEL") != "0"
+        (pytest.fail if installed else pytest.skip)(library.load().description)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.usefixtures("cuda_kernels")
+class TestOnADevice:
+    @pytest.mark.parametrize("dtype", DTYPES.values())
+    @pytest.mark.parametrize("last", [False, True])
+    @pytest.mark.parametrize("stride", [1, 2, 3])
+    @pytest.mark.parametrize(("channels", "images", "size"), [((64, 48), 128, (32, 32)), ((160, 160), 70, (7, 9))])
+    def test_results_are_those_of_masked_dense_ones(self, channels, images, size, stride, last, dtype):
+        kept = patterned(*channels, 0.7, generator())
+        for padding, dilation in ((1, 1), (2, 2), (0, 1)):
+            compare(
+                kept,
+                images,
+                size,
+                stride,
+                padding,
+                dilation,
+                dtype,
+                last,
+                convolution=CudaTapConvolution,
+                device="cuda",
+            )
+
+    @pytest.mark.parametrize("dtype", DTYPES.values())
+    @pytest.mark.parametrize("stride", [1, 2])
+    def test_small_layers_of_odd_shapes(self, stride, dtype):
+        """Few enough for compute-sanitizer to watch."""
+        for channels, images, size in (((5, 3), 33, (5, 7)), ((9, 6), 2, (4, 1)), ((4, 70), 65, (8, 8))):
+            compare(
+                patterned(*channels, 0.4, generator()), images, size, stride, 1, dtype=dtype, last=False,
+                convolution=CudaTapConvolution, device="cuda",
+            )  # fmt: skip
+
+    def test_results_repeat_bit_for_bit(self):
+        kept = patterned(64, 64, 0.5, generator())
+        first, second = (
+            compare(kept, 128, (16, 16), 1, 1, convolution=CudaTapConvolution, device="cuda") for _ in range(2)
+        )
+        assert all(map(torch.equal, first, second))
+
+    def test_a_replayed_graph_reads_its_operands_anew(self):
+        kept = patterned(32, 32, 0.5, generator()).cuda()
+        taps = CudaTapConvolution(kept, (1, 1), (1, 1))
+        activation, weight = torch.randn(64, 32, 8, 8, device="cuda"), torch.randn(32, 32, 3, 3, device="cuda")
+
+        def products():
+            out = taps.forward(activation, weight)
+            return out, taps.dgrad(out, weight, activation), taps.wgrad(out, activation, weight)
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            products()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = products()
+        for _ in range(2):
+            activation.normal_()
+            weight.normal_()
+            graph.replay()
+            assert all(map(torch.equal, found, products()))
+
+    def test_launches_follow_the_current_stream(self):
+        taps = CudaTapConvolution(torch.ones(8, 8, 1, 1, dtype=torch.bool), (1, 1), (0, 0))
+        weight = torch.ones(8, 8, 1, 1, device="cuda")
+        activation, stream = torch.zeros(2**17, 8, 4, 4, device="cuda"), torch.cuda.Stream()
+        taps.forward(activation, weight)  # compiled, and its lists are on the device
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10**8)
+            activation += 1  # ends long after the launch below is queued
+            out = taps.forward(activation, weight)
+        stream.synchronize()
+        assert out.eq(8).all()
