@@ -6,32 +6,37 @@ layer's shape, on how much is left, and on the number type.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from kernels.cuda.tap_conv import CudaBlocked, CudaTapConvolution, available
 from kernels.tap_conv import Blocked, TapConvolution, library
 from methods.per_gradient import PerGradient
 from suite.backends import Geometry
 
 
 def can_skip(device: torch.device) -> bool:
-    """Whether there are kernels that skip weights on a device: on the CPU, where a compiler was found."""
-    return device.type == "cpu" and library() is not None
+    """Whether there are kernels that skip weights on a device: where a compiler, or on CUDA CuPy, was found."""
+    return available(device) if device.type == "cuda" else device.type == "cpu" and library() is not None
 
 
 class Skipping:
     """The three products of one convolution, without the weights that are absent for good.
 
     Args:
-        kept: (K, C, R, S) bool, the weights that are there.
+        kept: (K, C, R, S) bool, the weights that are there, on the device that will multiply.
         geometry: of the layer.
     """
 
     name = "skipping"
 
     def __init__(self, kept: Tensor, geometry: Geometry) -> None:
-        self._taps = TapConvolution(kept, geometry.stride, geometry.padding, geometry.dilation)
-        self._grads: PerGradient[Blocked] = PerGradient()
+        taps = CudaTapConvolution if kept.device.type == "cuda" else TapConvolution
+        # Of either class, whose blocks are of two types that never meet.
+        self._taps: Any = taps(kept, geometry.stride, geometry.padding, geometry.dilation)
+        self._grads: PerGradient[Blocked | CudaBlocked] = PerGradient()
 
     def forward(self, activation: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         """As of `suite.backends.Backend`."""
@@ -53,5 +58,5 @@ class Skipping:
         """As of `suite.backends.Backend`."""
         return self._taps.density
 
-    def _blocks_of(self, grad: Tensor, activation: Tensor) -> Blocked:
+    def _blocks_of(self, grad: Tensor, activation: Tensor) -> Blocked | CudaBlocked:
         return self._grads.of(grad, lambda: self._taps.blocks_of_grad(grad, activation))
