@@ -154,6 +154,8 @@ def bars_figure(
         axes.set_ylabel(y)
         if logarithmic:
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
         handles = [Patch(color=colour, label=kind) for kind, colour in colours.items()]
         figure.legend(handles=handles, loc="outside upper left", ncols=min(len(bars), 4), fontsize=8.5)
         means = [f"{kind}: mean {float(np.mean(heights)):.3g}" for kind, heights in bars.items()]
