@@ -19,6 +19,7 @@ from reports.model import Figure
 
 WIDTH, HEIGHT = 8.6, 3.4
 _DEAD = "#d0d4d9"  # in no place of the colour scale
+_LEVEL = 4  # groups whose names have room beside each other
 _LABELS = 26  # past so many layers along an axis only some are named
 
 
@@ -149,7 +150,9 @@ def bars_figure(
                 lows, highs = zip(*spreads[kind], strict=True)
                 axes.vlines(places, lows, highs, color=svg.MUTED, linewidth=1.4)
         every = -(-len(groups) // _LABELS)
-        axes.set_xticks(range(0, len(groups), every), groups[::every], rotation=60, ha="right", fontsize=7.0)
+        few = len(groups) <= _LEVEL
+        axes.set_xticks(range(0, len(groups), every), groups[::every], rotation=0 if few else 60,
+                        ha="center" if few else "right", fontsize=8.5 if few else 7.0)  # fmt: skip
         axes.grid(False, axis="x")
         axes.set_ylabel(y)
         if logarithmic:

@@ -51,8 +51,8 @@ def stacked_figure(
                         axes.text(left + part / 2, height, text, ha="center", va="center", fontsize=7.5,
                                   color="#ffffff" if index < 1 else "#000000")  # fmt: skip
                     left += part
-                texts = [f"{kind} {part:.3g}" for kind, part in zip(kinds, parts, strict=True)]
-                alts.append(f"{panel}, {row}: {', '.join(texts)}")
+                texts = [f"{kind} {part:.3g}" for kind, part in zip(kinds, parts, strict=True) if part]
+                alts.append(f"{panel and panel + ', '}{row}: {', '.join(texts)}")
             if mark:
                 axes.axvline(mark[0], color=svg.INK, linewidth=1.2, linestyle=_DASHES)
             axes.set_title(panel, fontsize=9.0)

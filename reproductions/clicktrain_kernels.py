@@ -203,7 +203,8 @@ def loses(model: str, layers: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"Skipping does not pay in {len(slower)} of {len(layers)} pruned layers of {model}, where its three "
-        f"products take as long as dense ones, or longer: {', '.join(slower)}. backend=auto is there to keep such layers dense."
+        f"products take as long as dense ones, or longer: {', '.join(slower)}. "
+        "backend=auto is there to keep such layers dense."
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,6 +121,26 @@ def line(
 def number(quantity: Quantity) -> float | None:
     """The mean; `None` where there is none."""
     return quantity.mean if isinstance(quantity, Estimate) else None
+
+
+def point(
+    trials: list[Trial], cost: Callable[[Trial], float | None], scale: float = 100.0
+) -> tuple[float, Estimate] | None:
+    """The mean of a cost, times `scale`, and the accuracy in percent; `None` where one of them is missing."""
+    x = number(over_seeds(trials, cost, scale=scale))
+    y = over_seeds(trials, lambda trial: trial.number("test_accuracy"), scale=100)
+    return None if x is None or isinstance(y, Missing) else (x, y)
+
+
+def slower_than_dense(lines: Iterable[Comparison]) -> list[str]:
+    """One line that names whose whole training took as long as dense's or longer; none where nothing did."""
+    ending = ": training time, of dense's"
+    slow = [
+        f"{one.quantity.removesuffix(ending)} ({share:.0f} %)"
+        for one in lines
+        if one.quantity.endswith(ending) and (share := number(one.ours)) is not None and share >= 100
+    ]
+    return [f"No time was saved here, as long a training as dense's or longer: {'; '.join(slow)}."] if slow else []
 
 
 def doubts(timed: list[Found]) -> list[str]:
