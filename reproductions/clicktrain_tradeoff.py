@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from reports.comparison import Compared, Comparison
 from reports.model import Figure
 from reports.records import Trial
-from reproductions.clicktrain import RECIPE, compression_at_the_end
+from reproductions.clicktrain import RECIPE, SMALL, compression_at_the_end
 from reproductions.finished import done, point, slower_than_dense, with_own_trials
 from suite import registry
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
 
-SMALL = "resnet9[width=0.25]"  # for which PruneTrain's thresholds of the short presets are tuned
+TUNED = "resnet9[width=0.25]"  # for which PruneTrain's thresholds of the short presets are tuned
 # Of the published configuration of ResNet-50, which has 95 epochs and these milestones; the slides say 90 epochs.
 IMAGENET_RECIPE = {
     "epochs": 90,
@@ -101,7 +101,7 @@ def _stand_in(presets: tuple[str, ...]) -> Part:
         title="a small network on cifar10 in place of ImageNet's, at the compressions of two rows",
         methods=",".join(["dense", *(ROWS[network][1] for network in STANDING_IN)]),
         task="cifar10",
-        model="resnet9",
+        model="vgg11_click",
         small_model=SMALL,
         presets=presets,
         seeds={"smoke": 1, "quick": 2, "paper": 3},
@@ -173,7 +173,7 @@ METHODS = {
 }
 NAMES = {
     **{f"prunetrain[ratio={ratio}]": f"prunetrain, ratio {ratio}" for ratio in PRUNETRAIN_RATIOS},
-    **{solved(compression): f"clicktrain, {compression:g}x" for compression in COMPRESSIONS},
+    **{solved(compression): f"clicktrain, 3x3 layers {compression:g}x" for compression in COMPRESSIONS},
 }
 COSTS = (
     ("inference FLOPs left, effective", "inference_flops_effective", "inference_flops_dense"),
@@ -225,7 +225,7 @@ class Figure17(Reproduction):
             methods=",".join(method for several in METHODS.values() for method in several),
             task="cifar10",
             model=network,
-            small_model=SMALL if network == "vgg11_click" else "",
+            small_model=TUNED if network == "vgg11_click" else "",
             seeds={"smoke": 1, "quick": 1, "paper": 3},
             presets=("smoke", "quick", "paper") if network == "vgg11_click" else ("paper",),
             paper_recipe=RECIPE,
@@ -282,9 +282,9 @@ class Figure17(Reproduction):
         return curves_figure(
             self.registered_name,
             "Accuracy over training FLOPs and over training time, PruneTrain and ClickTrain on one network",
-            f"{model} on cifar10. A point a penalty ratio ({', '.join(map(str, PRUNETRAIN_RATIOS))}) or a compression "
-            f"({', '.join(f'{one:g}' for one in COMPRESSIONS)}), the mean over seeds with its 95 % interval. Up and "
-            "left is better.",
+            f"{model} on cifar10. A point a penalty ratio ({', '.join(map(str, PRUNETRAIN_RATIOS))}), or a compression "
+            f"of the 3x3 convolutions ({', '.join(f'{one:g}' for one in COMPRESSIONS)}); the mean over seeds with its "
+            "95 % interval. Up and left is better.",
             panels,
         )
 
