@@ -29,8 +29,8 @@ WAYS = {
 OF_A_PART = {"backends": ("masked", "auto"), "compact": ("compact",)}
 BACKENDS = (
     "masked: torch multiplies by the zeros too. compact: kernels that skip them, in every pruned layer. auto: by layer "
-    "the faster of the two, as measured in the first epoch. Kernels that skip are there on the CPU; where there are "
-    "none, auto is masked, and compact a part of its own that cannot run."
+    "the faster of the two, as measured in the first epoch. Where there are no kernels that skip, auto is masked, and "
+    "the part compact cannot run."
 )
 IN_PARTS = (
     "Each trial has its own times, measured in the course of its training; trials are not interleaved. With --jobs "

@@ -215,7 +215,7 @@ class Figure17(Reproduction):
         "The bars of Fig. 17 have no numbers; those of Fig. 11 are below, and cannot stand beside ours.",
         "Effective FLOPs leave out what is masked, whether or not anything skipped it; executed FLOPs are those that "
         "were multiplied. PruneTrain's network becomes smaller, and saves on any hardware; ClickTrain's keeps its "
-        "shape, and saves only where kernels skip: here on the CPU, layer by layer where that was measured to be "
+        "shape, and saves only where there are kernels that skip, in the layers in which that was measured to be "
         "faster. Times are measured, trial by trial, and not interleaved.",
     )
     parts = tuple(
