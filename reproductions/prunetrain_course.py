@@ -296,7 +296,7 @@ class Figure9(Reproduction):
             dataclasses.replace(one, kind="counted") if counted and "memory" in one.quantity else one
             for one in self.compare(ran)
         )
-        growing = courses.get(GROWING)
+        growing = courses.get(names[GROWING])
         stayed = growing is not None and len({record["batch_size"] for record in growing.epochs}) == 1
         return Outcome(tuple(lines), figure, (*self.remarks, NO_GROWTH) if stayed else self.remarks)
 
