@@ -13,7 +13,7 @@ from reports.comparison import Comparison
 from reports.estimates import estimate
 from reports.records import Trial
 from reproductions.clicktrain import RECIPE, SMALL
-from reproductions.finished import classes, done, final_model, image_shape, line, trained_model
+from reproductions.finished import classes, done, final_model, image_shape, learned_nothing, line, trained_model
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
 
@@ -212,7 +212,7 @@ class Figure3(Reproduction):
                 {network: {name: heat(of_seeds[0][name]) for name in drawn} for network, of_seeds in networks.items()},
                 UNIFORM,
             )
-        return Outcome(tuple(lines), figure, self.remarks)
+        return Outcome(tuple(lines), figure, (*learned_nothing(ran, trials), *self.remarks))
 
 
 def _of(drawn: list[str], names: list[str]) -> str:

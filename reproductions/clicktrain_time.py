@@ -14,7 +14,7 @@ from reports.comparison import Compared, Comparison, compare
 from reports.model import Figure
 from reports.records import Trial
 from reproductions.clicktrain import RECIPE, SMALL
-from reproductions.finished import done, line, number, over_seeds, slower_than_dense
+from reproductions.finished import done, learned_nothing, line, number, over_seeds, slower_than_dense
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
 
@@ -269,7 +269,8 @@ class Figure14(Reproduction):
                 kinds,
             )
         lines = self._once(ran)
-        return Outcome(lines, figure, (*slower_than_dense(lines), *self.remarks))
+        dense = trials_by_way(ran)[DENSE]
+        return Outcome(lines, figure, (*learned_nothing(ran, dense), *slower_than_dense(lines), *self.remarks))
 
     def _once(self, ran: Ran) -> tuple[Comparison, ...]:
         """The declared quantities; dense's, which both parts have, once where the first part has them."""

@@ -12,7 +12,7 @@ from reports.comparison import Compared, Comparison
 from reports.model import Figure
 from reports.records import Trial
 from reproductions.clicktrain import RECIPE, SMALL, compression_at_the_end
-from reproductions.finished import done, point, slower_than_dense, with_own_trials
+from reproductions.finished import done, learned_nothing, point, slower_than_dense, with_own_trials
 from suite import registry
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
@@ -153,7 +153,9 @@ class Figure12(Reproduction):
 
     def outcome(self, ran: Ran) -> Outcome:
         lines = self.compare(ran)
-        return Outcome(lines, self.draw(lines), (*slower_than_dense(lines), *self.remarks))
+        dense = done(ran, self.parts[0].name, "dense")
+        remarks = (*learned_nothing(ran, dense), *slower_than_dense(lines), *self.remarks)
+        return Outcome(lines, self.draw(lines), remarks)
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
         from reports.reproduction_figures import differences_figure
@@ -251,8 +253,9 @@ class Figure17(Reproduction):
 
     def outcome(self, ran: Ran) -> Outcome:
         lines = self.compare(ran)
-        remarks = (*slower_than_dense(lines), *self.remarks)
         part = next((part.name for part in self.parts if done(ran, part.name, "dense")), self.parts[0].name)
+        dense = done(ran, part, "dense")
+        remarks = (*learned_nothing(ran, dense), *slower_than_dense(lines), *self.remarks)
         return Outcome(lines, self._figure(ran, part), remarks)
 
     def _figure(self, ran: Ran, part: str) -> Figure | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 BUSY = 0.5  # cores that other programs keep busy, from which on a time is not to be trusted
+
+BARELY_LEARNED = 1.5  # times what chance gives
 
 
 def done(ran: Ran, part: str, label: str) -> list[Trial]:
@@ -130,6 +132,18 @@ def point(
     x = number(over_seeds(trials, cost, scale=scale))
     y = over_seeds(trials, lambda trial: trial.number("test_accuracy"), scale=100)
     return None if x is None or isinstance(y, Missing) else (x, y)
+
+
+def learned_nothing(ran: Ran, trials: Sequence[Trial]) -> list[str]:
+    """One line where dense networks among these trials are no better than chance: then nothing can be lost."""
+    found = [accuracy for trial in trials if (accuracy := trial.number("test_accuracy")) is not None]
+    if not found or min(found) * (number_of_classes := classes(ran, trials[0])) > BARELY_LEARNED:
+        return []
+    return [
+        f"A dense network learned next to nothing in so short a training: {100 * min(found):.0f} % of the test images "
+        f"are right, and {100 / number_of_classes:.0f} % is chance. What it would lose by pruning, and where its "
+        "weights would go, cannot be seen."
+    ]
 
 
 def slower_than_dense(lines: Iterable[Comparison]) -> list[str]:

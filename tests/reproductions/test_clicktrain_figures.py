@@ -7,11 +7,13 @@ import json
 import statistics
 import warnings
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kernels.tap_conv import library
+from reports.estimates import Estimate
 from reports.published import own
 from reports.records import Trial
 from reproductions import clicktrain_tradeoff, pattern_layers
@@ -19,8 +21,10 @@ from reproductions.clicktrain_kernels import fastest_dense, loses
 from reproductions.clicktrain_network import COUNTS, NETWORKS, QUANTITIES, heat, large_weights, network_shares
 from reproductions.clicktrain_network import statistics as statistics_of
 from reproductions.clicktrain_time import STAGES, WAYS, column, step_times, time_by_stage
+from reproductions.finished import learned_nothing, line, slower_than_dense
 from suite import cli
 from suite.checkpoint import load_model
+from suite.reproduction import Ran
 
 # In this order: each finds most of its trials done by those before it.
 NAMES = tuple(f"clicktrain-fig{number}" for number in (17, 13, 14, 12, 10, 9, 3, 1))
@@ -204,7 +208,7 @@ def test_figure_10_names_the_layers_in_which_skipping_loses():
 
     layers = {"wins": times(3.0, 2.0, 1.0), "loses": times(1.0, 2.0, 1.0)}
     assert fastest_dense(layers["wins"]["seconds"], "forward") == [1.8, 2.0, 4.0]
-    assert fastest_dense(layers["loses"]["seconds"], "")[1] == 3.0
+    assert fastest_dense(layers["loses"]["seconds"], "")[1] == 3.0  # of three products
     (line,) = loses("net", layers)
     assert "in 1 of 2 pruned layers of net" in line
     assert "longer: loses." in line
@@ -297,3 +301,22 @@ def test_figure_17_prunes_one_network_both_ways(folder, trials):
     quantities = list(rows(folder, "clicktrain-fig17"))
     assert len(quantities) == len(set(quantities))
     assert not any(quantity.startswith("resnet32") for quantity in quantities)  # the parts have the same trials
+
+
+def test_what_learned_nothing_is_said_to_have_lost_nothing(folder):
+    trials = {accuracy: Trial({"trial_id": "one"}, {"test_accuracy": accuracy}) for accuracy in (0.1, 0.4)}
+    ran = Ran(folder, {}, {"one": SimpleNamespace(task="cifar10")}, "cpu")
+    (line,) = learned_nothing(ran, [trials[0.4], trials[0.1]])
+    assert "10 % of the test images are right, and 10 % is chance" in line
+    assert learned_nothing(ran, [trials[0.4]]) == learned_nothing(ran, []) == []
+
+
+def test_what_took_no_less_time_is_named():
+    slow, fast = (
+        line(f"{name}: training time, of dense's", "part", Estimate(share, None, 1), "measured")
+        for name, share in (("slow", 104.0), ("fast", 60.0))
+    )
+    assert slower_than_dense([slow, fast]) == [
+        "No time was saved here, as long a training as dense's or longer: slow (104 %)."
+    ]
+    assert slower_than_dense([fast]) == []
