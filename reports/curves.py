@@ -19,6 +19,7 @@ from reports.model import Figure
 
 WIDTH, HEIGHT = 8.6, 3.4
 _DEAD = "#d0d4d9"  # in no place of the colour scale
+_LEVEL = 4  # groups whose names have room beside each other
 _LABELS = 26  # past so many layers along an axis only some are named
 
 
@@ -114,7 +115,16 @@ def _draw_line(axes: Axes, line: Line, place: int) -> str:
 
 
 def bars_figure(
-    name: str, title: str, caption: str, y: str, groups: Sequence[str], bars: Mapping[str, Sequence[float]]
+    name: str,
+    title: str,
+    caption: str,
+    y: str,
+    groups: Sequence[str],
+    bars: Mapping[str, Sequence[float]],
+    spreads: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    *,
+    logarithmic: bool = False,
+    baseline: str = "dense",
 ) -> Figure:
     """Bars for each group, of several kinds beside each other.
 
@@ -123,21 +133,35 @@ def bars_figure(
         y: the axis, with its unit.
         groups: names along the other axis; layers, in their order.
         bars: by kind, a height for each group.
+        spreads: by kind, for each group from where to where single measurements lie; drawn as a line.
+        logarithmic: the axis of heights is; for kinds that differ by more than one can see otherwise.
+        baseline: the kind that has the colour of dense training.
     """
+    others = [kind for kind in bars if kind != baseline]
+    colours = {kind: svg.colour(0 if kind == baseline else 1 + others.index(kind)) for kind in bars}
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(WIDTH, HEIGHT + 0.4), layout="constrained")
         axes = figure.add_subplot()
         width = 0.8 / len(bars)
         for index, (kind, heights) in enumerate(bars.items()):
             places = np.arange(len(groups)) + (index - (len(bars) - 1) / 2) * width
-            axes.bar(places, heights, width, color=svg.colour(index + 1), label=kind)
+            axes.bar(places, heights, width, color=colours[kind], label=kind)
+            if spreads and kind in spreads:
+                lows, highs = zip(*spreads[kind], strict=True)
+                axes.vlines(places, lows, highs, color=svg.MUTED, linewidth=1.4)
         every = -(-len(groups) // _LABELS)
-        axes.set_xticks(range(0, len(groups), every), groups[::every], rotation=60, ha="right", fontsize=7.0)
+        few = len(groups) <= _LEVEL
+        axes.set_xticks(range(0, len(groups), every), groups[::every], rotation=0 if few else 60,
+                        ha="center" if few else "right", fontsize=8.5 if few else 7.0)  # fmt: skip
         axes.grid(False, axis="x")
         axes.set_ylabel(y)
-        handles = [Patch(color=svg.colour(index + 1), label=kind) for index, kind in enumerate(bars)]
-        figure.legend(handles=handles, loc="outside upper left", ncols=len(bars), fontsize=8.5)
-        means = [f"{kind}: mean {numbers.plain(float(np.mean(heights)), 2)}" for kind, heights in bars.items()]
+        if logarithmic:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        handles = [Patch(color=colour, label=kind) for kind, colour in colours.items()]
+        figure.legend(handles=handles, loc="outside upper left", ncols=min(len(bars), 4), fontsize=8.5)
+        means = [f"{kind}: mean {float(np.mean(heights)):.3g}" for kind, heights in bars.items()]
         alt = f"{title}. {len(groups)} bars each. {'; '.join(means)}."
         inline, standalone = svg.render(figure, name, title, alt)
     return Figure(name, title, alt, caption, inline, standalone, wide=True)

@@ -163,7 +163,7 @@ def setting_warning(trials: Sequence[Trial], reference: Group, changed: Sequence
 
 
 def _conditions(trials: Sequence[Trial], reference: Group) -> Table | None:
-    if not trials:
+    if not trials or not reference.conditions:
         return None
     rows = []
     for key, theirs in reference.conditions.items():

@@ -121,6 +121,12 @@ def _part(task: str, network: str) -> Part:
     )
 
 
+def compression_at_the_end(trial: Trial) -> dict[str, float]:
+    """Compression by the published measure, as the last epoch left it: a column of the trials that have one."""
+    record = trial.epochs[-1].get("method", {}) if trial.epochs else {}
+    return {"compression": float(record["compression"])} if "compression" in record else {}
+
+
 @register("reproduction", "clicktrain-fig11")
 class Figure11(Reproduction):
     """ClickTrain's Fig. 11: accuracy, compression and saved FLOPs on CIFAR, for four networks on two data sets."""
@@ -138,9 +144,7 @@ class Figure11(Reproduction):
     parts = tuple(_part(task, network) for task, network in ROWS)
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
-        """Compression by the published measure, as the last epoch left it."""
-        record = trial.epochs[-1].get("method", {}) if trial.epochs else {}
-        return {"compression": float(record["compression"])} if "compression" in record else {}
+        return compression_at_the_end(trial)
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
         from reports.reproduction_figures import differences_figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,15 @@ from reports.numbers import scaled
 from reports.published import Published
 from reports.records import Trial
 from reports.rows import seed_of
-from suite.reproduction import Ran
+from suite.apart import Found
+from suite.reproduction import Part, Ran, Reproduction
 
 if TYPE_CHECKING:
     from torch import nn
+
+BUSY = 0.5  # cores that other programs keep busy, from which on a time is not to be trusted
+
+BARELY_LEARNED = 1.5  # times what chance gives
 
 
 def done(ran: Ran, part: str, label: str) -> list[Trial]:
@@ -30,6 +35,27 @@ def over_seeds(
     found = [number for trial in trials if (number := value(trial)) is not None]
     quantity = estimate(found, reason)
     return quantity if isinstance(quantity, Missing) else scaled(quantity, scale)
+
+
+def with_own_trials(reproduction: Reproduction, ran: Ran) -> list[tuple[Part, dict[str, list[Trial]]]]:
+    """Each part with its trials that are done, by label. A part whose trials an earlier one has too is left out.
+
+    With `--model`, parts that differ by their network alone are the same.
+    """
+    found: list[tuple[Part, dict[str, list[Trial]]]] = []
+    seen: list[set[str]] = []
+    for part in reproduction.parts:
+        trials = {label: done(ran, part.name, label) for label in ran.trials.get(part.name, {})}
+        names = {trial.name for several in trials.values() for trial in several}
+        if not names or names not in seen:
+            found.append((part, trials))
+            seen.append(names)
+    return found
+
+
+def trained_model(part: Part, trials: list[Trial]) -> str:
+    """The network's name: the command may have asked for another than the part's."""
+    return trials[0].text("model") if trials else part.model
 
 
 def model_file(ran: Ran, trial: Trial) -> Path:
@@ -50,6 +76,14 @@ def image_shape(ran: Ran, trial: Trial) -> tuple[int, int, int]:
 
     shape: tuple[int, int, int] = registry.get("task", ran.specs[trial.name].task).input_shape
     return shape
+
+
+def classes(ran: Ran, trial: Trial) -> int:
+    """Of the trial's task."""
+    from suite import registry
+
+    count: int = registry.get("task", ran.specs[trial.name].task).num_classes
+    return count
 
 
 def share_of_dense(column: str) -> Callable[[Trial], float | None]:
@@ -89,3 +123,48 @@ def line(
 def number(quantity: Quantity) -> float | None:
     """The mean; `None` where there is none."""
     return quantity.mean if isinstance(quantity, Estimate) else None
+
+
+def point(
+    trials: list[Trial], cost: Callable[[Trial], float | None], scale: float = 100.0
+) -> tuple[float, Estimate] | None:
+    """The mean of a cost, times `scale`, and the accuracy in percent; `None` where one of them is missing."""
+    x = number(over_seeds(trials, cost, scale=scale))
+    y = over_seeds(trials, lambda trial: trial.number("test_accuracy"), scale=100)
+    return None if x is None or isinstance(y, Missing) else (x, y)
+
+
+def learned_nothing(ran: Ran, trials: Sequence[Trial]) -> list[str]:
+    """One line where dense networks among these trials are no better than chance: then nothing can be lost."""
+    found = [accuracy for trial in trials if (accuracy := trial.number("test_accuracy")) is not None]
+    if not found or min(found) * (number_of_classes := classes(ran, trials[0])) > BARELY_LEARNED:
+        return []
+    return [
+        f"A dense network learned next to nothing in so short a training: {100 * min(found):.0f} % of the test images "
+        f"are right, and {100 / number_of_classes:.0f} % is chance. What it would lose by pruning, and where its "
+        "weights would go, cannot be seen."
+    ]
+
+
+def slower_than_dense(lines: Iterable[Comparison]) -> list[str]:
+    """One line that names whose whole training took as long as dense's or longer; none where nothing did."""
+    ending = ": training time, of dense's"
+    slow = [
+        f"{one.quantity.removesuffix(ending)} ({share:.0f} %)"
+        for one in lines
+        if one.quantity.endswith(ending) and (share := number(one.ours)) is not None and share >= 100
+    ]
+    return [f"No time was saved here, as long a training as dense's or longer: {'; '.join(slow)}."] if slow else []
+
+
+def doubts(timed: list[Found]) -> list[str]:
+    """One line where other programs kept half a core busy, or more, as something was timed."""
+    busy = max((found.busy_cores for found in timed), default=0.0)
+    if busy < BUSY:
+        return []
+    return [f"Other programs kept {busy:.1f} cores busy as these times were measured: trust none of them."]
+
+
+def timed_on(timed: list[Found]) -> tuple[str, ...]:
+    """Where that was, for the page's provenance."""
+    return tuple(dict.fromkeys(f"Timed on {found.where}" for found in timed))

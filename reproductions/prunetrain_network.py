@@ -13,7 +13,18 @@ from reports.estimates import Missing, estimate
 from reports.records import Trial
 from reports.rows import seed_of
 from reproductions.final_networks import REPETITIONS
-from reproductions.finished import done, final_model, image_shape, line, model_file
+from reproductions.finished import (
+    classes,
+    done,
+    doubts,
+    final_model,
+    image_shape,
+    line,
+    model_file,
+    timed_on,
+    trained_model,
+    with_own_trials,
+)
 from reproductions.prunetrain import IN_FEW_EPOCHS, MODELS, ONE_SEED, RECIPE, figure_part, strength
 from suite.apart import Found, run_apart
 from suite.registry import register
@@ -24,7 +35,6 @@ RATIOS = (0.1, 0.2)
 NEAR_ZERO = 1e-4  # the paper's threshold, whatever that of the trial is
 NOT_DONE = "its trials are not done"
 NETWORKS = ("resnet32", "resnet50_cifar")
-BUSY = 0.5
 
 
 @register("reproduction", "prunetrain-table2")
@@ -92,40 +102,6 @@ class Table2(Reproduction):
             line(f"{name}: prunetrain over dense", part.name, ratios, "measured", unit="×",
                  published=key and f"{theirs}-speedup/{key}", among=self.published),
         ]  # fmt: skip
-
-
-def with_own_trials(reproduction: Reproduction, ran: Ran) -> list[tuple[Part, dict[str, list[Trial]]]]:
-    """Each part with its trials that are done, by label. A part whose trials an earlier one has too is left out.
-
-    With `--model`, parts that differ by their network alone are the same.
-    """
-    found: list[tuple[Part, dict[str, list[Trial]]]] = []
-    seen: list[set[str]] = []
-    for part in reproduction.parts:
-        trials = {label: done(ran, part.name, label) for label in ran.trials.get(part.name, {})}
-        names = {trial.name for several in trials.values() for trial in several}
-        if not names or names not in seen:
-            found.append((part, trials))
-            seen.append(names)
-    return found
-
-
-def doubts(timed: list[Found]) -> list[str]:
-    """One line where other programs kept half a core busy, or more, as something was timed."""
-    busy = max((found.busy_cores for found in timed), default=0.0)
-    if busy < BUSY:
-        return []
-    return [f"Other programs kept {busy:.1f} cores busy as these times were measured: trust none of them."]
-
-
-def timed_on(timed: list[Found]) -> tuple[str, ...]:
-    """Where that was, for the page's provenance."""
-    return tuple(dict.fromkeys(f"Timed on {found.where}" for found in timed))
-
-
-def trained_model(part: Part, trials: list[Trial]) -> str:
-    """The network's name: the command may have asked for another than the part's."""
-    return trials[0].text("model") if trials else part.model
 
 
 def images_per_second(ran: Ran, trials: tuple[Trial, ...], batch: int) -> Found:
@@ -278,14 +254,6 @@ def layer_times(ran: Ran, trial: Trial) -> Found:
 def threshold(ran: Ran, trial: Trial) -> float:
     """Under which a channel of the trial was dead."""
     return float(ran.specs[trial.name].parameters["threshold"])
-
-
-def classes(ran: Ran, trial: Trial) -> int:
-    """Of the trial's task."""
-    from suite import registry
-
-    count: int = registry.get("task", ran.specs[trial.name].task).num_classes
-    return count
 
 
 @register("reproduction", "prunetrain-fig12")

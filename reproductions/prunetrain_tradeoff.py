@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from reports.comparison import Compared
-from reports.estimates import Estimate, Missing
 from reports.model import Figure
 from reports.records import Trial
-from reproductions.finished import done, number, over_seeds, share_of_dense
+from reproductions.finished import done, point, share_of_dense
 from reproductions.prunetrain import (
     MODELLED,
     RING,
@@ -179,7 +178,7 @@ def tradeoff_figure(name: str, title: str, caption: str, by_method: Mapping[str,
 
     def lines(cost: Callable[[Trial], float | None]) -> list[Line]:
         return [
-            Line(method, [point for trials in groups if (point := _point(trials, cost)) is not None])
+            Line(method, [one for trials in groups if (one := point(trials, cost)) is not None])
             for method, groups in by_method.items()
         ]
 
@@ -190,9 +189,3 @@ def tradeoff_figure(name: str, title: str, caption: str, by_method: Mapping[str,
         Panel("Training", "Training FLOPs (% of dense), counted", accuracy, lines(training)),
     ]
     return curves_figure(name, title, caption, panels)
-
-
-def _point(trials: list[Trial], cost: Callable[[Trial], float | None]) -> tuple[float, Estimate] | None:
-    x = number(over_seeds(trials, cost, scale=100))
-    y = over_seeds(trials, lambda trial: trial.number("test_accuracy"), scale=100)
-    return None if x is None or isinstance(y, Missing) else (x, y)

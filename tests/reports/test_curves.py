@@ -2,10 +2,12 @@
 
 import numpy as np
 from matplotlib.collections import QuadMesh
+from matplotlib.colors import to_hex
 
 from reports import svg
 from reports.curves import Line, Panel, bars_figure, curves_figure, peaks_figure
 from reports.estimates import Estimate
+from reports.pattern_figures import positions_figure, stacked_figure
 
 
 def test_lines_are_drawn_where_their_points_are_in_one_colour_a_label(drawn):
@@ -40,3 +42,36 @@ def test_dead_channels_are_masked_and_channels_ordered_by_their_last_value(drawn
     assert np.ma.getmaskarray(values).tolist() == [[False, False], [False, True]]
     assert values.filled(0).tolist() == [[0.3, 0.4], [0.5, 0.0]]
     assert "conv: 50 % of 2 channels dead" in figure.alt
+
+
+def test_bars_of_dense_are_dense_and_lines_show_where_measurements_lie(drawn):
+    spreads = {"dense": [(1.0, 3.0)], "other": [(20.0, 70.0)]}
+    bars_figure("f", "T", "C", "y", ["p"], {"other": [30.0], "dense": [2.0]}, spreads, logarithmic=True)
+    (axes,) = drawn[0].axes
+    colours = {bar.get_height(): to_hex(bar.get_facecolor()) for bar in axes.patches}
+    assert colours == {30.0: svg.PALETTE[0], 2.0: svg.DENSE}
+    ends = {tuple(line[:, 1]) for lines in axes.collections for line in lines.get_segments()}
+    assert ends == {(1.0, 3.0), (20.0, 70.0)}
+    assert axes.get_yscale() == "log"
+
+
+def test_parts_are_stacked_in_every_panel(drawn):
+    panels = {"A": {"net": [30.0, 70.0]}, "B": {"net": [25.0, 75.0]}}
+    figure = stacked_figure("f", "T", "C", "x", panels, ["forward", "backward"], (30.0, "mark"))
+    bars = [[(bar.get_x(), bar.get_width()) for bar in axes.patches] for axes in drawn[0].axes]
+    assert bars == [[(0.0, 30.0), (30.0, 70.0)], [(0.0, 25.0), (25.0, 75.0)]]
+    assert all(axes.lines[0].get_xdata()[0] == 30.0 for axes in drawn[0].axes)
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["forward", "backward", "mark"]
+    assert "B, net: forward 25, backward 75" in figure.alt
+
+
+def test_places_of_kernels_are_drawn_around_chance(drawn):
+    places = np.full((3, 3), 44.0)
+    places[1, 1] = 80.0
+    figure = positions_figure("f", "T", "C", "scale", {"trained": {"conv": places}, "new": {"conv": places}}, 44.0)
+    axes = drawn[0].axes[0]
+    (image,) = axes.images
+    assert image.get_clim() == (8.0, 80.0)
+    assert (axes.get_title(), axes.get_ylabel()) == ("conv", "trained")
+    assert [text.get_text() for text in axes.texts][4] == "80"
+    assert "trained, conv: centre 80, mean of corners 44" in figure.alt

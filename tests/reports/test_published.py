@@ -218,9 +218,7 @@ def test_every_projection_is_marked_as_one():
         "sdgp-time-to-accuracy",
         "prunetrain-imagenet-norm-traffic-saved",
         "prunetrain-imagenet-allreduce-saved",
-        "clicktrain-fig11-cifar10-train-flops",
-        "clicktrain-fig11-cifar100-train-flops",
-        "clicktrain-fig11-imagenet-train-flops",
+        *(f"clicktrain-fig11-{task}-train-flops" for task in ("cifar10", "cifar100", "imagenet")),
     }
 
 
