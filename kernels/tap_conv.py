@@ -55,13 +55,20 @@ class Blocked(NamedTuple):
 
 
 def to_blocks(plain: Tensor, window: Window) -> Blocked:
-    """Brings an activation (N, C, H, W), fp32, bf16 or fp16, into blocks."""
+    """Brings an activation (N, C, H, W), fp32, bf16 or fp16, of any strides, into blocks.
+
+    Raises:
+        TypeError: for any other type.
+    """
     found = library()
     assert found is not None
+    if plain.dtype not in FORMATS:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in FORMATS)
+        raise TypeError(f"convolutions that skip weights take {known}, not {str(plain.dtype).removeprefix('torch.')}")
     lanes = found.pdt_block_images()
     images, channels = plain.shape[:2]
-    if plain.stride(1) != 1 and plain.stride(3) != 1:
-        plain = plain.contiguous()
+    if plain.stride(3) != 1 and (channels == 1 or plain.stride(1) != 1):  # neither columns nor channels side by side
+        plain = plain.clone(memory_format=torch.contiguous_format)
     data = torch.empty(-(-images // lanes), channels, window.padded_rows, window.padded_columns, lanes)
     _convert(found, plain, data, window, to_blocks=True)
     return Blocked(data, images, channels, window)
@@ -83,8 +90,7 @@ def _convert(found: ctypes.CDLL, plain: Tensor, data: Tensor, window: Window, *,
     images, channels, rows, columns = plain.shape
     stride = list(plain.stride())
     if channels == 1:
-        stride[1] = rows * columns  # strides of a single channel say nothing
-        stride[3] = 1
+        stride[1] = rows * columns  # whatever the tensor says of its one channel, columns are side by side
     numbers = np.array([images, channels, rows, columns, *stride, *window[2:]], np.int64)
     found.pdt_blocks(
         numbers.ctypes.data, plain.data_ptr(), data.data_ptr(), FORMATS[plain.dtype], to_blocks, torch.get_num_threads()
@@ -132,6 +138,7 @@ class TapConvolution:
 
     def forward(self, activation: Tensor, weight: Tensor) -> Tensor:
         """O, (N, K, P, Q), of A, (N, C, H, W)."""
+        self._index.check_channels(activation.shape[1])
         blocked = to_blocks(activation, self._index.input_window(_size(activation)))
         made = without_border(self._index.output_size(_size(activation)))
         out = Blocked(_empty_blocks(blocked, self.shape[0], made), blocked.images, self.shape[0], made)

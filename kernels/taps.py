@@ -89,6 +89,13 @@ class ConvolutionTaps:
         self.position = np.argwhere(kept).astype(np.int64)
         self.density = len(self.position) / max(kept.size, 1)
 
+    def check_channels(self, given: int) -> None:
+        """Refuse an input of other channels, of which other memory would be read."""
+        if given != self.shape[1]:
+            raise ValueError(
+                f"the input has {given} channels, the weights {self.shape[1]}; grouped ones are not followed"
+            )
+
     def memory(self, stride: tuple[int, ...]) -> Integers:
         """Where the taps lie in the memory of a weight with these strides, (taps,)."""
         return self.position @ np.array(stride, np.int64)

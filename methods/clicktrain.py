@@ -7,7 +7,6 @@ what differs here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -25,6 +24,7 @@ from methods.patterns import (
     choose_patterns,
     dynamic_pool,
     generic_pool,
+    kernels_that_go,
     least_important_kernels,
     penalty,
     penalty_arithmetic,
@@ -118,16 +118,18 @@ class ClickTrain(Method):
 
     def setup(self, ctx: Context) -> None:
         self._ctx = ctx
-        if self.backend == "compact" and not can_skip(ctx.device):
-            raise ValueError(
-                f"backend=compact: there are no kernels here that skip weights on {ctx.device.type}; take auto"
-            )
+        if self.backend == "compact":
+            self._check_kernels()
         found = settings.find(ctx.task, ctx.network, self.ratios)
         if found.ratios:
             self._percent = settings.by_layer(found.ratios, ctx.layers)
         else:
             wanted = self.compression or settings.compression_of_the_paper(ctx.task, ctx.network)
             share = 100 * (1 - POSITIONS / KEPT / wanted)
+            if ctx.spaces.model_input is None:
+                raise ValueError(
+                    "the model cannot be followed, so that nothing tells its first layer, which stays whole"
+                )
             self._percent = dict.fromkeys(_inner_3x3_convolutions(ctx), share)
         if not self._percent:
             raise ValueError(
@@ -137,20 +139,49 @@ class ClickTrain(Method):
         self._generic = found.pool if self.pool == "published" else self.pool
         if self.backend == "blocks" and self._generic != BLOCKS:
             raise ValueError(f"backend=blocks: patterns are the four 2x2 blocks, which is pool={BLOCKS}")
-        warmup = found.choose if self.warmup is None else self.warmup
-        hard_prune = self.hard_prune
+        self._check_layers()
+        warmup, hard_prune = self.warmup, self.hard_prune
         if hard_prune is None:
             of_paper = self.schedule == "paper"
             compression = self._compression_to_be()
             hard_prune = (
                 settings.hard_prune_of_the_paper(ctx.task, ctx.network, compression) if of_paper else found.hard_prune
             )
+        if warmup is None:
+            # The paper does not say when it chose; one configuration does so later than the paper masks.
+            warmup = found.choose if found.choose <= hard_prune else settings.CHOOSE_OF_HARD_PRUNE * hard_prune
         self.choose_epoch, self.hard_prune_epoch = (round(share * ctx.epochs) for share in (warmup, hard_prune))
         if not self.choose_epoch <= self.hard_prune_epoch < ctx.epochs:
             raise ValueError(
                 f"of {ctx.epochs} epochs, patterns would be chosen after {self.choose_epoch} and weights masked after "
                 f"{self.hard_prune_epoch}; set warmup and hard_prune so that these ascend and one epoch is left"
             )
+        if ctx.train_images and self.batches > (steps := max(ctx.train_images // ctx.batch_size, 1)):
+            raise ValueError(f"batches is {self.batches}; the epoch that decides has {steps}")
+
+    def _check_kernels(self) -> None:
+        device = self._ctx.device
+        if not can_skip(device):
+            raise ValueError(
+                f"backend=compact: there are no kernels that skip weights on {device.type} here (no compiler, or turned "
+                "off); take auto"
+            )
+
+    def _check_layers(self) -> None:
+        """Refuse layers that cannot be pruned, before a warm-up is spent on them."""
+        for name, percent in self._percent.items():
+            layer, weight = self._ctx.layers[name], _weight(self._ctx.layers[name])
+            of_filter = self.balance == "filter"
+            competing = weight.shape[1] * (1 if of_filter else weight.shape[0])
+            if not isinstance(layer, nn.Conv2d) or layer.groups > 1:
+                raise ValueError(f"'{name}' is a grouped convolution, whose kernels have no patterns here")
+            if not weight.requires_grad:
+                raise ValueError(f"'{name}' is not trained; without gradients nothing says what it could lose")
+            if name not in self._ctx.spaces.input_sizes:
+                raise ValueError(f"'{name}' is not used by the model's forward")
+            if kernels_that_go(percent, competing) == competing:
+                whose = "a filter" if of_filter else "the layer"
+                raise ValueError(f"'{name}': {percent:.4g} % of its kernels leave {whose} none; compress less")
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
         chosen = (self._chosen or {}).get(name, MASKED)
@@ -288,7 +319,10 @@ class ClickTrain(Method):
         return Dropped(off, gone).kept(layer.weight.detach()).bool()
 
     def density(self, name: str, step: int) -> Density:
-        """The share of weights that stays, of all three products: nothing reads the gradient of a masked weight."""
+        """The share of weights that stays, of all three products: a masked weight's gradient changes no weight.
+
+        But for what is made of all gradients together, a clipped norm: who skips leaves masked weights out of it.
+        """
         if self._masked_from is None or step < self._masked_from or name not in self._dropped:
             return Density()
         share = self._share(name)
@@ -315,7 +349,7 @@ class ClickTrain(Method):
         for name, percent in self._percent.items():
             weight = _weight(self._ctx.layers[name])
             kernels = weight.shape[0] * weight.shape[1]
-            gone = math.ceil(round(percent * kernels / 100, 6))
+            gone = kernels_that_go(percent, kernels)
             of_kernel = KEPT / POSITIONS if weight.shape[2:] == (3, 3) else 1.0
             shares[name] = of_kernel * (1 - gone / kernels)
         return compression(self._ctx.model, shares)
@@ -354,6 +388,8 @@ class ClickTrain(Method):
         self._pool = state["pool"]
         self._patterns = {name: numbers.long() for name, numbers in state["patterns"].items()}
         self._masked_from, self._chosen = state["masked_from"], state["backends"]
+        if "compact" in (self._chosen or {}).values():
+            self._check_kernels()
         self._dropped, self._kept, self._backends = {}, {}, {}
         self._enter(state["kernels"])
 
@@ -361,7 +397,8 @@ class ClickTrain(Method):
 def compression(model: nn.Module, shares: Mapping[str, float]) -> float:
     """The published measure: weights over those that stay, of all tensors named as a convolution's are.
 
-    So a VGG's normalisation counts, and shortcuts and linear layers do not.
+    So a VGG's normalisation counts, and shortcuts and linear layers do not. Where no tensor has such a name, the weights
+    of the pruned layers count.
 
     Args:
         model: whose parameters are called `features` or `conv`, as those of this suite are.
@@ -369,12 +406,12 @@ def compression(model: nn.Module, shares: Mapping[str, float]) -> float:
 
     Source: ClickTrain's code.
     """
-    whole = left = 0.0
-    for name, parameter in model.named_parameters():
-        if "conv" in name or "features" in name:
-            whole += parameter.numel()
-            left += parameter.numel() * shares.get(name.removesuffix(".weight"), 1.0)
-    return whole / left if left else 1.0
+    tensors = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    counted = [name for name in tensors if "conv" in name or "features" in name] or [
+        f"{name}.weight" for name in shares
+    ]
+    left = sum(tensors[name] * shares.get(name.removesuffix(".weight"), 1.0) for name in counted)
+    return sum(tensors[name] for name in counted) / left if left else 1.0
 
 
 def _inner_3x3_convolutions(ctx: Context) -> list[str]:

@@ -48,7 +48,8 @@ def dynamic_pool(saliencies: Sequence[Tensor], size: int = 4) -> Tensor:
     First position: the one with the most saliency in all kernels together. Second positions: the four next. Candidates:
     all patterns that keep the first position and at least one of the second. Scores: candidates enter one at a time;
     each time it is the one that adds most to the saliency that all kernels keep when each takes the best of the pool.
-    That greedy choice reaches 63 % of the best pool's saliency or more, since what is kept is a submodular function.
+    That greedy choice reaches 63 % of what the best pool of the candidates keeps, or more, since what is kept is a
+    submodular function.
     Of equals the first in the order of positions wins.
 
     Args:
@@ -99,6 +100,11 @@ def choose_patterns(saliency: Tensor, pool: Tensor, *, one_a_filter: bool = Fals
     return torch.where(is_best, numbers, len(pool)).amin(2)  # argmax may take any of equals
 
 
+def kernels_that_go(percent: float, of: int) -> int:
+    """How many of so many kernels go: the share `percent`, rounded up."""
+    return math.ceil(round(percent * of / 100, 6))  # 55 % of 100 is a little over 55
+
+
 def least_important_kernels(saliency: Tensor, percent: float, *, equal_in_filters: bool = False) -> Tensor:
     """Which kernels go, (K, C) bool: of K * C or, in each filter, of C the share `percent`, rounded up.
 
@@ -109,7 +115,7 @@ def least_important_kernels(saliency: Tensor, percent: float, *, equal_in_filter
     """
     worth = saliency.sum((2, 3))
     rows = worth if equal_in_filters else worth.reshape(1, -1)
-    count = math.ceil(round(percent * rows.shape[1] / 100, 6))  # 55 % of 100 is a little over 55
+    count = kernels_that_go(percent, rows.shape[1])
     gone = torch.zeros_like(rows, dtype=torch.bool)
     gone.scatter_(1, rows.argsort(dim=1, stable=True)[:, :count], True)
     return gone.reshape(worth.shape)

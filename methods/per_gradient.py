@@ -20,15 +20,17 @@ class PerGradient(Generic[Made]):
 
     def __init__(self) -> None:
         self._grad: weakref.ref[Tensor] | None = None
+        self._version = 0  # of its values, which someone may overwrite
         self._made: Made | None = None
 
     def of(self, grad: Tensor, make: Callable[[], Made]) -> Made:
         """What `make` makes of `grad`."""
-        if self._made is not None and self._grad is not None and self._grad() is grad:
+        is_known = self._grad is not None and self._grad() is grad and self._version == grad._version
+        if self._made is not None and is_known:
             found, self._made = self._made, None
             return found
         found = make()
-        self._grad, self._made = weakref.ref(grad, lambda _: self._forget()), found
+        self._grad, self._version, self._made = weakref.ref(grad, lambda _: self._forget()), grad._version, found
         return found
 
     def _forget(self) -> None:

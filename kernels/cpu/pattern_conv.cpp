@@ -296,7 +296,8 @@ void from_blocks(const Layout& layout, const float* blocked, typename Format::Bi
 }  // namespace
 }  // namespace pdt
 
-// All four return 0, or 2 when memory could not be had. Arrays of distances and sizes are in the order of the structs.
+// Each of the first three returns 0; the third may find no memory, and returns 2. Arrays of distances and sizes are in the
+// order of the structs.
 
 // format: 0 fp32, 1 bf16, 2 fp16. to_blocks: nonzero into the blocked activation, 0 out of it.
 extern "C" int pdt_blocks(const int64_t* numbers, void* plain, float* blocked, int format, int to_blocks, int threads) {

@@ -116,6 +116,7 @@ class CudaTapConvolution:
 
     def forward(self, activation: Tensor, weight: Tensor) -> Tensor:
         """O, (N, K, P, Q), of A, (N, C, H, W)."""
+        self._index.check_channels(activation.shape[1])
         blocked = to_blocks(activation, self._index.input_window(_size(activation)))
         made = without_border(self._index.output_size(_size(activation)))
         out = _empty(blocked.images, self.shape[0], made, activation)
