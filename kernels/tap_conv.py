@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kernels.cpu.build import BuildError
 from kernels.cpu.library import open_library
+from kernels.neighbours import neighbours
 from kernels.taps import ConvolutionTaps, Integers, Pair, Taps, Window, without_border
 
 log = logging.getLogger("pdt.kernels")
@@ -39,7 +40,7 @@ def library() -> ctypes.CDLL | None:
         return None
     pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     found.pdt_blocks.argtypes = [pointer, pointer, pointer, small, small, small]
-    found.pdt_sum_taps.argtypes = [pointer, pointer, pointer, number, number, pointer, pointer, pointer, small]
+    found.pdt_sum_taps.argtypes = [pointer, pointer, pointer, number, number, *[pointer] * 5, small]
     found.pdt_sum_products.argtypes = [pointer] * 4 + [number] * 3 + [pointer, pointer, small]
     log.info("convolutions that skip weights: compiled (%s; %s)", built.compiler, built.library)
     return found
@@ -99,15 +100,34 @@ def _convert(found: ctypes.CDLL, plain: Tensor, data: Tensor, window: Window, *,
 
 @dataclass(frozen=True)
 class _Lists:
-    """Taps by channel of the result: where each channel's begin, their offsets, and their numbers among all."""
+    """Taps by channel of the result, squares of four and those that are left: what `pdt_sum_taps` reads.
 
-    first: Integers
-    offset: NDArray[np.int32]
+    Attributes:
+        square, tap: where each channel's squares, and its other taps, begin: (channels + 1,).
+        square_offset, tap_offset: of each square's first tap, and of each other tap.
+        number: of the taps, those of squares first, in the compact form of the weight.
+    """
+
+    square: Integers
+    square_offset: NDArray[np.int32]
+    tap: Integers
+    tap_offset: NDArray[np.int32]
     number: Tensor
 
     @staticmethod
-    def of(taps: Taps, channels: int, window: Window) -> _Lists:
-        return _Lists(taps.first(channels), taps.offset(window), torch.from_numpy(taps.number))
+    def of(taps: Taps, step: Pair, channels: int, window: Window) -> _Lists:
+        squares, pairs, singles = (
+            groups.taken(np.argsort(groups.made, kind="stable")) for groups in neighbours(taps, step)
+        )
+        numbers = np.concatenate([pairs.number.ravel(), singles.number.ravel()])
+        others = taps.taken(np.isin(taps.number, numbers))
+        return _Lists(
+            np.searchsorted(squares.made, np.arange(channels + 1)).astype(np.int64),
+            squares.offset(window),
+            others.first(channels),
+            others.offset(window),
+            torch.from_numpy(np.concatenate([squares.number.ravel(), others.number])),
+        )
 
 
 class TapConvolution:
@@ -130,11 +150,16 @@ class TapConvolution:
         self._taps_each = int(alive) if alive.numel() == 1 else 1  # as many in every kernel: they are summed together
         self._flat: dict[tuple[int, ...], Tensor] = {}
         self._forward: dict[Window, _Lists] = {}
+        self._offset: dict[Window, NDArray[np.int32]] = {}
         self._dgrad: dict[tuple[Window, Pair], list[tuple[Pair, Pair, _Lists]]] = {}
 
     def values(self, weight: Tensor) -> Tensor:
         """The compact form of a weight: what is there, (taps,) fp32, in the order of output channels."""
         return _flat(weight).index_select(0, self._memory(weight)).float()
+
+    def _values(self, weight: Tensor, lists: _Lists) -> Tensor:
+        """The compact form in the order of lists."""
+        return self.values(weight).index_select(0, lists.number)
 
     def forward(self, activation: Tensor, weight: Tensor) -> Tensor:
         """O, (N, K, P, Q), of A, (N, C, H, W)."""
@@ -143,7 +168,8 @@ class TapConvolution:
         made = without_border(self._index.output_size(_size(activation)))
         out = Blocked(_empty_blocks(blocked, self.shape[0], made), blocked.images, self.shape[0], made)
         grid = self._grid(blocked.window, made)
-        _sum_taps(grid, blocked.data, out.data, 0, self._forward_lists(blocked.window), self.values(weight))
+        lists = self._forward_lists(blocked.window)
+        _sum_taps(grid, blocked.data, out.data, 0, lists, self._values(weight, lists))
         return from_blocks(out, activation)
 
     def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor) -> Tensor:
@@ -155,7 +181,6 @@ class TapConvolution:
         size = _size(activation)
         whole = without_border(size)
         out = Blocked(_empty_blocks(grad, self.shape[1], whole), grad.images, self.shape[1], whole)
-        values = self.values(weight)
         down, right = self.stride
         for (row, column), (rows, columns), lists in self._dgrad_lists(grad.window, size):
             grid = np.array(
@@ -166,7 +191,7 @@ class TapConvolution:
                 ],
                 np.int64,
             )
-            _sum_taps(grid, grad.data, out.data, row * size[1] + column, lists, values.index_select(0, lists.number))
+            _sum_taps(grid, grad.data, out.data, row * size[1] + column, lists, self._values(weight, lists))
         return from_blocks(out, activation)
 
     def blocks_of_grad(self, grad: Tensor, activation: Tensor) -> Blocked:
@@ -182,14 +207,15 @@ class TapConvolution:
         found = library()
         assert found is not None
         blocked = to_blocks(activation, self._index.input_window(_size(activation)))
-        lists, each, count = self._forward_lists(blocked.window), self._taps_each, len(self._index.position)
+        each, count = self._taps_each, len(self._index.position)
+        offset = self._offsets(blocked.window)
         grid = self._grid(blocked.window, grad.window)
         plane = (self._index.position[::each, 0] * grad.window.plane).astype(np.int32)
         gradients = torch.empty(count)
         begin = (grad.window.top * grad.window.padded_columns + grad.window.left) * grad.data.shape[-1]
         status = found.pdt_sum_products(
             grid.ctypes.data, blocked.data.data_ptr(), grad.data.data_ptr() + 4 * begin, gradients.data_ptr(),
-            len(grad.data), len(plane), each, plane.ctypes.data, lists.offset.ctypes.data, torch.get_num_threads(),
+            len(grad.data), len(plane), each, plane.ctypes.data, offset.ctypes.data, torch.get_num_threads(),
         )  # fmt: skip
         if status:
             raise MemoryError(f"no memory for the weight gradient of a convolution of {count} weights")
@@ -206,14 +232,20 @@ class TapConvolution:
 
     def _forward_lists(self, window: Window) -> _Lists:
         if window not in self._forward:
-            self._forward[window] = _Lists.of(self._index.forward(), self.shape[0], window)
+            self._forward[window] = _Lists.of(self._index.forward(), self.stride, self.shape[0], window)
         return self._forward[window]
+
+    def _offsets(self, window: Window) -> NDArray[np.int32]:
+        """Of all taps, in the order of the compact form."""
+        if window not in self._offset:
+            self._offset[window] = self._index.forward().offset(window)
+        return self._offset[window]
 
     def _dgrad_lists(self, window: Window, size: Pair) -> list[tuple[Pair, Pair, _Lists]]:
         key = (window, size)
         if key not in self._dgrad:
             self._dgrad[key] = [
-                (first, places, _Lists.of(taps, self.shape[1], window))
+                (first, places, _Lists.of(taps, (1, 1), self.shape[1], window))
                 for first, places, taps in self._index.dgrad(size)
             ]
         return self._dgrad[key]
@@ -249,6 +281,7 @@ def _sum_taps(grid: NDArray[np.int64], given: Tensor, out: Tensor, begin: int, l
     found = library()
     assert found is not None
     found.pdt_sum_taps(
-        grid.ctypes.data, given.data_ptr(), out.data_ptr() + 4 * begin * out.shape[-1], len(out), len(lists.first) - 1,
-        lists.first.ctypes.data, lists.offset.ctypes.data, values.data_ptr(), torch.get_num_threads(),
+        grid.ctypes.data, given.data_ptr(), out.data_ptr() + 4 * begin * out.shape[-1], len(out), len(lists.tap) - 1,
+        lists.square.ctypes.data, lists.square_offset.ctypes.data, lists.tap.ctypes.data, lists.tap_offset.ctypes.data,
+        values.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip

@@ -53,6 +53,9 @@ class Taps(NamedTuple):
     right: Integers
     number: Integers
 
+    def taken(self, which: Integers | NDArray[np.bool_]) -> Taps:
+        return Taps(*(column[which] for column in self))
+
     def first(self, channels: int) -> Integers:
         """Where each channel's taps begin, and where the last one's end: (channels + 1,)."""
         return np.searchsorted(self.made, np.arange(channels + 1)).astype(np.int64)
@@ -92,9 +95,7 @@ class ConvolutionTaps:
     def check_channels(self, given: int) -> None:
         """Refuse an input of other channels, of which other memory would be read."""
         if given != self.shape[1]:
-            raise ValueError(
-                f"the input has {given} channels, the weights {self.shape[1]}; grouped ones are not followed"
-            )
+            raise ValueError(f"the input has {given} channels and the weights {self.shape[1]}; groups are not followed")
 
     def memory(self, stride: tuple[int, ...]) -> Integers:
         """Where the taps lie in the memory of a weight with these strides, (taps,)."""

@@ -128,7 +128,7 @@ class ClickTrain(Method):
             share = 100 * (1 - POSITIONS / KEPT / wanted)
             if ctx.spaces.model_input is None:
                 raise ValueError(
-                    "the model cannot be followed, so that nothing tells its first layer, which stays whole"
+                    "the model cannot be followed: nothing tells which layer is the first, which stays whole"
                 )
             self._percent = dict.fromkeys(_inner_3x3_convolutions(ctx), share)
         if not self._percent:
@@ -163,8 +163,8 @@ class ClickTrain(Method):
         device = self._ctx.device
         if not can_skip(device):
             raise ValueError(
-                f"backend=compact: there are no kernels that skip weights on {device.type} here (no compiler, or turned "
-                "off); take auto"
+                f"backend=compact: there are no kernels that skip weights on {device.type} here (they are off, or "
+                "nothing compiles them); take auto"
             )
 
     def _check_layers(self) -> None:
@@ -397,8 +397,8 @@ class ClickTrain(Method):
 def compression(model: nn.Module, shares: Mapping[str, float]) -> float:
     """The published measure: weights over those that stay, of all tensors named as a convolution's are.
 
-    So a VGG's normalisation counts, and shortcuts and linear layers do not. Where no tensor has such a name, the weights
-    of the pruned layers count.
+    So a VGG's normalisation counts, and shortcuts and linear layers do not. Where no tensor has such a name, weights of
+    pruned layers count.
 
     Args:
         model: whose parameters are called `features` or `conv`, as those of this suite are.

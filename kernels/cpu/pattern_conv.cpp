@@ -39,16 +39,61 @@ struct Grid {
 
 HOST_DEVICE Lanes at(const float* base, int64_t vectors) { return load<float>(base + vectors * width); }
 
+// The same value, of which the compiler no longer knows that it could be read from memory again.
+HOST_DEVICE Lanes in_register(Lanes value) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(value));
+#elif defined(__x86_64__)
+    asm("" : "+x"(value));
+#endif
+    return value;
+}
+
+// Taps of one output channel: squares, of four neighbours each, and others. A square's offset is that of its first tap, and
+// its values are those of its upper and then of its lower two.
+struct Taps {
+    const int32_t *square_offset, *offset;
+    const float *square_value, *value;
+    int64_t squares, others;
+};
+
 // Rows x Columns places of one output channel. Step is the distance of neighbouring columns of the input, 0 if it is
-// none of those that are known here.
+// none of those that are known here. Squares are for neighbouring rows and columns, one apart.
 template <int Rows, int Columns, int Step>
-HOST_DEVICE void sum_places(const Grid& grid, const float* in, const int32_t* offset, const float* value, int64_t taps,
-                            float* out) {
+HOST_DEVICE void sum_places(const Grid& grid, const float* in, const Taps& taps, float* out) {
     const int64_t step = Step ? Step : grid.in_column;
     Lanes sum[Rows][Columns] = {};
-    for (int64_t tap = 0; tap < taps; ++tap) {
-        const float* from = in + offset[tap] * int64_t{width};
-        const Lanes factor = value[tap] - Lanes{};
+    if constexpr (Step == 1) {
+        // Each row of input is read once, for the lower taps of one row of places and the upper ones of the next.
+        for (int64_t square = 0; square < taps.squares; ++square) {
+            const float* from = in + taps.square_offset[square] * int64_t{width};
+            const float* value = taps.square_value + 4 * square;
+            const Lanes factor[4] = {value[0] - Lanes{}, value[1] - Lanes{}, value[2] - Lanes{}, value[3] - Lanes{}};
+            Lanes line[Columns + 1];
+            UNROLL
+            for (int column = 0; column <= Columns; ++column) line[column] = in_register(at(from, column));
+            UNROLL
+            for (int row = 0; row < Rows; ++row) {
+                UNROLL
+                for (int column = 0; column < Columns; ++column)
+                    sum[row][column] += factor[0] * line[column];
+                UNROLL
+                for (int column = 0; column < Columns; ++column)
+                    sum[row][column] += factor[1] * line[column + 1];
+                UNROLL
+                for (int column = 0; column <= Columns; ++column) line[column] = in_register(at(from, (row + 1) * grid.in_row + column));
+                UNROLL
+                for (int column = 0; column < Columns; ++column)
+                    sum[row][column] += factor[2] * line[column];
+                UNROLL
+                for (int column = 0; column < Columns; ++column)
+                    sum[row][column] += factor[3] * line[column + 1];
+            }
+        }
+    }
+    for (int64_t tap = 0; tap < taps.others; ++tap) {
+        const float* from = in + taps.offset[tap] * int64_t{width};
+        const Lanes factor = taps.value[tap] - Lanes{};
         UNROLL
         for (int row = 0; row < Rows; ++row) {
             UNROLL
@@ -66,19 +111,18 @@ HOST_DEVICE void sum_places(const Grid& grid, const float* in, const int32_t* of
 
 // Rows of the output, `Rows` at a time and the rest one by one, in pieces of `Columns` and then of half as many.
 template <int Rows, int Columns, int Step>
-void sum_rows(const Grid& grid, int64_t rows, int64_t first, const float* in, const int32_t* offset, const float* value,
-              int64_t taps, float* out) {
+void sum_rows(const Grid& grid, int64_t rows, int64_t first, const float* in, const Taps& taps, float* out) {
     for (; first + Columns <= grid.columns; first += Columns) {
         int64_t row = 0;
         for (; row + Rows <= rows; row += Rows)
-            sum_places<Rows, Columns, Step>(grid, in + (row * grid.in_row + first * grid.in_column) * width, offset,
-                                            value, taps, out + (row * grid.out_row + first * grid.out_column) * width);
+            sum_places<Rows, Columns, Step>(grid, in + (row * grid.in_row + first * grid.in_column) * width, taps,
+                                            out + (row * grid.out_row + first * grid.out_column) * width);
         for (; row < rows; ++row)
-            sum_places<1, Columns, Step>(grid, in + (row * grid.in_row + first * grid.in_column) * width, offset, value,
-                                         taps, out + (row * grid.out_row + first * grid.out_column) * width);
+            sum_places<1, Columns, Step>(grid, in + (row * grid.in_row + first * grid.in_column) * width, taps,
+                                         out + (row * grid.out_row + first * grid.out_column) * width);
     }
     if constexpr (Columns > 1) {
-        if (first < grid.columns) sum_rows<Rows, Columns / 2, Step>(grid, rows, first, in, offset, value, taps, out);
+        if (first < grid.columns) sum_rows<Rows, Columns / 2, Step>(grid, rows, first, in, taps, out);
     }
 }
 
@@ -88,20 +132,24 @@ int64_t rows_at_once(const Grid& grid) {
     return std::min(grid.rows, std::max<int64_t>(tile_rows, fit / tile_rows * tile_rows));
 }
 
-void sum_taps(const Grid& grid, const float* in, float* out, int64_t blocks, int64_t channels, const int64_t* first,
-              const int32_t* offset, const float* value, int threads) {
+void sum_taps(const Grid& grid, const float* in, float* out, int64_t blocks, int64_t channels, const int64_t* square,
+              const int32_t* square_offset, const int64_t* first, const int32_t* offset, const float* value, int threads) {
     const int64_t at_once = rows_at_once(grid), tiles = (grid.rows + at_once - 1) / at_once;
     const auto rows_of_step = grid.in_column == 1   ? sum_rows<tile_rows, tile_columns, 1>
                               : grid.in_column == 2 ? sum_rows<tile_rows, tile_columns, 2>
                                                     : sum_rows<tile_rows, tile_columns, 0>;
+    const float* others = value + 4 * square[channels];
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t unit = 0; unit < blocks * tiles; ++unit) {
         const int64_t block = unit / tiles, row = unit % tiles * at_once, rows = std::min(at_once, grid.rows - row);
         const float* from = in + (block * grid.in_block + row * grid.in_row) * width;
         float* to = out + (block * grid.out_block + row * grid.out_row) * width;
-        for (int64_t channel = 0; channel < channels; ++channel)
-            rows_of_step(grid, rows, 0, from, offset + first[channel], value + first[channel],
-                         first[channel + 1] - first[channel], to + channel * grid.out_plane * width);
+        for (int64_t channel = 0; channel < channels; ++channel) {
+            const Taps taps{square_offset + square[channel],     offset + first[channel],
+                            value + 4 * square[channel],         others + first[channel],
+                            square[channel + 1] - square[channel], first[channel + 1] - first[channel]};
+            rows_of_step(grid, rows, 0, from, taps, to + channel * grid.out_plane * width);
+        }
     }
 }
 
@@ -148,6 +196,58 @@ HOST_DEVICE void add_products(const Grid& grid, int64_t rows, const float* grad,
     add_totals<Taps>(sum, sums);
 }
 
+// The same of a square of taps, of neighbouring columns: each row of input is read once, for the lower taps of one row of
+// places and the upper ones of the next.
+HOST_DEVICE void add_square_products(const Grid& grid, int64_t rows, const float* grad, const float* in, float* sums) {
+    constexpr int columns = 4;
+    Lanes sum[kernel_taps] = {}, other[kernel_taps] = {};
+    int64_t first = 0;
+    for (; first + columns <= grid.columns; first += columns) {
+        Lanes line[columns + 1];
+        UNROLL
+        for (int column = 0; column <= columns; ++column) line[column] = in_register(at(in, first + column));
+        for (int64_t row = 0; row < rows; ++row) {
+            Lanes of_grad[columns];
+            UNROLL
+            for (int column = 0; column < columns; ++column)
+                of_grad[column] = in_register(at(grad, row * grid.out_row + (first + column) * grid.out_column));
+            UNROLL
+            for (int column = 0; column < columns; column += 2) {
+                sum[0] += of_grad[column] * line[column];
+                sum[1] += of_grad[column] * line[column + 1];
+                other[0] += of_grad[column + 1] * line[column + 1];
+                other[1] += of_grad[column + 1] * line[column + 2];
+            }
+            UNROLL
+            for (int column = 0; column <= columns; ++column)
+                line[column] = in_register(at(in, (row + 1) * grid.in_row + first + column));
+            UNROLL
+            for (int column = 0; column < columns; column += 2) {
+                sum[2] += of_grad[column] * line[column];
+                sum[3] += of_grad[column] * line[column + 1];
+                other[2] += of_grad[column + 1] * line[column + 1];
+                other[3] += of_grad[column + 1] * line[column + 2];
+            }
+        }
+    }
+    for (; first < grid.columns; ++first) {
+        for (int64_t row = 0; row < rows; ++row) {
+            const Lanes of_grad = at(grad, row * grid.out_row + first * grid.out_column);
+            UNROLL
+            for (int tap = 0; tap < kernel_taps; ++tap)
+                sum[tap] += of_grad * at(in, (row + tap / 2) * grid.in_row + first + tap % 2);
+        }
+    }
+    UNROLL
+    for (int tap = 0; tap < kernel_taps; ++tap) sum[tap] += other[tap];
+    add_totals<kernel_taps>(sum, sums);
+}
+
+// Whether four taps, in the order of their places, are a square of neighbours.
+HOST_DEVICE bool is_square(const Grid& grid, const int32_t* offset) {
+    return offset[1] == offset[0] + 1 && offset[2] == offset[0] + grid.in_row && offset[3] == offset[2] + 1;
+}
+
 // Every thread sums blocks and rows of its own, which do not depend on when it runs; then threads are added in order.
 void sum_products(const Grid& grid, const float* in, const float* grad, float* gradients, int64_t blocks,
                   int64_t kernels, int64_t taps_each, const int32_t* plane, const int32_t* offset, int threads) {
@@ -165,8 +265,12 @@ void sum_products(const Grid& grid, const float* in, const float* grad, float* g
                 const float* of_kernel = of_grad + plane[kernel] * int64_t{width};
                 int64_t tap = kernel * taps_each;
                 const int64_t end = tap + taps_each;
-                for (; tap + kernel_taps <= end; tap += kernel_taps)
-                    add_products<kernel_taps>(grid, rows, of_kernel, from, offset + tap, own + tap);
+                for (; tap + kernel_taps <= end; tap += kernel_taps) {
+                    if (grid.in_column == 1 && is_square(grid, offset + tap))
+                        add_square_products(grid, rows, of_kernel, from + offset[tap] * int64_t{width}, own + tap);
+                    else
+                        add_products<kernel_taps>(grid, rows, of_kernel, from, offset + tap, own + tap);
+                }
                 for (; tap < end; ++tap) add_products<1>(grid, rows, of_kernel, from, offset + tap, own + tap);
             }
         }
@@ -319,11 +423,13 @@ extern "C" int pdt_blocks(const int64_t* numbers, void* plain, float* blocked, i
     return 0;
 }
 
-// out[channel] at each place of the grid: the sum over the channel's taps of value * in at the tap's offset.
+// out[channel] at each place of the grid: the sum over the channel's taps of value * in at the tap's offset. square and
+// first say where each channel's squares and its other taps begin; values are those of all squares and then of the others.
 extern "C" int pdt_sum_taps(const int64_t* grid, const float* in, float* out, int64_t blocks, int64_t channels,
-                            const int64_t* first, const int32_t* offset, const float* value, int threads) {
+                            const int64_t* square, const int32_t* square_offset, const int64_t* first, const int32_t* offset,
+                            const float* value, int threads) {
     pdt::sum_taps({grid[0], grid[1], grid[2], grid[3], grid[4], grid[5], grid[6], grid[7], grid[8], grid[9]}, in, out, blocks,
-                  channels, first, offset, value, threads);
+                  channels, square, square_offset, first, offset, value, threads);
     return 0;
 }
 

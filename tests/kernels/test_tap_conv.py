@@ -39,7 +39,7 @@ def compare(
     out = F.conv2d(*exact, None, stride, padding, dilation)
     grad = draw(*out.shape)
     out.backward(grad.double())
-    taps = convolution(kept, (stride, stride), (padding, padding), (dilation, dilation))
+    taps = convolution(kept, *((one, one) if isinstance(one, int) else one for one in (stride, padding, dilation)))
     activation, weight, grad = (given.to(device) for given in (activation, weight, grad))
     found = (
         taps.forward(activation, weight),
@@ -76,6 +76,51 @@ def test_any_weights_may_be_absent(rows, columns, stride, dilation, last, seed):
     generator = torch.Generator().manual_seed(seed)
     kept = torch.rand(5, 7, rows, columns, generator=generator) > 0.6
     compare(kept, 3, (9, 11), stride, 1, dilation, last=last, seed=seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    *[st.tuples(st.integers(low, high), st.integers(low, high)) for low, high in ((1, 3), (0, 3), (1, 2))],
+    st.booleans(), st.integers(0, 2**31),
+)  # fmt: skip
+def test_rows_and_columns_may_differ_in_everything(stride, padding, dilation, last, seed):
+    kept = patterned(5, 6, 0.3, torch.Generator().manual_seed(seed))
+    compare(kept, 3, (11, 8), stride, padding, dilation, last=last, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(lambda: torch.randn(5, 4, 6, 7).contiguous(memory_format=torch.channels_last)[:, :1], id="sliced"),
+        pytest.param(lambda: torch.randn(5, 1, 1, 1).expand(5, 1, 6, 7), id="expanded"),
+        pytest.param(lambda: torch.randn(5, 1, 7, 6).transpose(2, 3), id="transposed"),
+        pytest.param(lambda: torch.randn(5, 6, 7, 2)[..., :1].permute(0, 3, 1, 2), id="one of two"),
+    ],
+)
+def test_one_channel_is_read_where_its_columns_lie(given):
+    """The strides of a dimension of one say nothing, and what is beside it is another tensor's."""
+    torch.manual_seed(0)
+    activation = given()
+    kept = patterned(4, 1, 0.0, torch.Generator().manual_seed(0))
+    weight = torch.randn(4, 1, 3, 3) * kept
+    taps = TapConvolution(kept, (1, 1), (1, 1))
+    torch.testing.assert_close(taps.forward(activation, weight), F.conv2d(activation, weight, padding=1))
+    grad = torch.randn(5, 4, 6, 7)
+    one = patterned(1, 4, 0.0, torch.Generator().manual_seed(0))
+    back = TapConvolution(one, (1, 1), (1, 1))
+    other = torch.randn(1, 4, 3, 3) * one
+    expected = torch.nn.grad.conv2d_input(grad.shape, other, activation, padding=1)
+    torch.testing.assert_close(back.dgrad(activation, other, grad), expected)
+    expected = torch.nn.grad.conv2d_weight(grad, other.shape, activation, padding=1) * one
+    torch.testing.assert_close(back.wgrad(activation, grad, other), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_it_cannot_multiply_is_refused():
+    taps = TapConvolution(patterned(4, 3, 0.0, torch.Generator().manual_seed(0)), (1, 1), (1, 1))
+    with pytest.raises(ValueError, match="the input has 6 channels and the weights 3"):
+        taps.forward(torch.randn(1, 6, 4, 4), torch.randn(4, 3, 3, 3))
+    with pytest.raises(TypeError, match="take float32, bfloat16, float16, not float64"):
+        taps.forward(torch.randn(1, 3, 4, 4).double(), torch.randn(4, 3, 3, 3).double())
 
 
 @pytest.mark.parametrize("images", [1, 15, 16, 17, 256])
