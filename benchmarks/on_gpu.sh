@@ -10,7 +10,7 @@
 #     patterns    convolutions that skip masked weights against cuDNN's, in fp32, TF32 and bf16
 #     pruned      steps of networks that PruneTrain cut, the penalty's cost, union and gates
 #     suites      the main job's smoke and quick, the columns and group sizes of SDGP's Table I, and PruneTrain's CIFAR
-#                 ResNet-50 for 20 epochs by the recipe of quick, dense and pruned
+#                 ResNet-50 for 20 epochs by the recipe of quick, dense and pruned; ClickTrain's VGG-11 by each backend
 # It may be cut off at any time: the same command goes on with the first step that is not done (OUT/done). What a step prints is
 # in OUT/STEP.txt, the machine in OUT/machine.json. PDT_DATA names the data root, which must hold CIFAR-10 for all suites but
 # smoke, since a GPU machine may have no network. Exit status: 0 all done, 1 some step failed, 2 wrong usage or no GPU.
@@ -132,16 +132,20 @@ pruned() {
 }
 
 suites() {
-  step smoke python3 run_suite.py --methods dense,sdgp,prunetrain --task cifar10 --preset smoke --device cuda --out "$out/smoke"
-  step quick python3 run_suite.py --methods "dense,sdgp[mode=rescaled|magnitude],prunetrain" --task cifar10 --preset quick \
-    --seeds 3 --device cuda --out "$out/quick"
+  step smoke python3 run_suite.py --methods dense,sdgp,prunetrain,clicktrain --task cifar10 --preset smoke --device cuda \
+    --out "$out/smoke"
+  step quick python3 run_suite.py --methods "dense,sdgp[mode=rescaled|magnitude],prunetrain,clicktrain" --task cifar10 \
+    --preset quick --seeds 3 --device cuda --out "$out/quick"
   step sdgp-table1 python3 run_suite.py reproduce sdgp-table1 --preset quick --device cuda --parts columns,group-sizes \
     --out "$out/sdgp-table1"
   step prunetrain python3 run_suite.py --methods "dense,prunetrain[round_to=8,interval=2]" --task cifar10 --model resnet50_cifar \
     --preset quick --epochs 20 --seeds 2 --device cuda --out "$out/prunetrain"
+  step clicktrain python3 run_suite.py \
+    --methods "dense,clicktrain[schedule=paper,backend=masked|compact|auto],clicktrain[schedule=paper,scope=filter]" \
+    --task cifar10 --model vgg11_click --preset quick --epochs 12 --seeds 2 --device cuda --out "$out/clicktrain"
   # Of what is done: a suite that goes on needs the models of its finished trials.
   local name
-  for name in smoke quick sdgp-table1 prunetrain; do
+  for name in smoke quick sdgp-table1 prunetrain clicktrain; do
     if [[ -e $out/done/$name ]]; then rm -f "$out/$name"/trials/*/model.pt; fi
   done
 }

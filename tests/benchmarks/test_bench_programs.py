@@ -172,6 +172,7 @@ def test_on_gpu_runs_all_in_order_and_goes_on_where_it_was_cut_off(on_gpu):
         "--preset quick --seeds",
         "reproduce",
         "resnet50_cifar",
+        "vgg11_click",
     )
     places = [next(index for index, line in enumerate(called) if part in line) for part in order]
     assert places == sorted(places)
