@@ -10,7 +10,8 @@ In one run, in alternation (all three where none is named; on CUDA `layers` alon
     conversion   `Tensor.to_sparse_csr` over bringing a dense weight into its compact form: by the index of a mask that
                  is known, and with the index made anew
     steps        a training step after hard pruning of vgg11_click[width=0.5], masked weights skipped or multiplied;
-                 the lasso's step over a dense one; and the time of a dense step in bfloat16
+                 the lasso's step over a dense one; the time of a dense step in bfloat16; and of vgg11_click too, with
+                 one pattern a filter, layers as blocks over layers multiplied with their zeros
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from suite.surgery import find_index_spaces
 PARTS = ("layers", "conversion", "steps")
 PRODUCTS = ("forward", "data gradient", "weight gradient")
 NETWORK, RATIOS = "resnet32_wide", "cifar10-resnet32_wide-2"
-STEP_NETWORK, STEP_RATIOS = "vgg11_click[width=0.5]", "cifar10-vgg11_click-2"
+STEP_NETWORK, WIDE_NETWORK, STEP_RATIOS = "vgg11_click[width=0.5]", "vgg11_click", "cifar10-vgg11_click-2"
 SHAPE, CLASSES, BATCH, STEPS = (3, 32, 32), 10, 128, 2
 CPU = torch.device("cpu")
 # What is compared with what, on each kind of device: the type of both, and whether dense products may use TF32.
@@ -238,26 +239,32 @@ def measure_steps(pairs: int, found: dict[str, Any]) -> None:
     """Steps of the trainer: masked from the first on, under the lasso from the first on, and dense."""
     recipe = Recipe(epochs=190, batch_size=BATCH, learning_rate=0.01, schedule="step", weight_decay=5e-4, translate=4)
 
-    def steps(dtype: torch.dtype, **given: Any) -> Callable[[], None]:
-        setting = Setting(STEP_NETWORK, recipe, "quick", CPU, dtype, STEPS, random_splits(recipe, STEPS, CPU))
+    def steps(dtype: torch.dtype, network: str = STEP_NETWORK, **given: Any) -> Callable[[], None]:
+        setting = Setting(network, recipe, "quick", CPU, dtype, STEPS, random_splits(recipe, STEPS, CPU))
         if not given:
             return trainer_steps(setting)
         return trainer_steps(setting, method=ClickTrain(ratios=STEP_RATIOS, warmup=0.0, mixup=0.0, **given))
 
-    single, half = torch.float32, torch.bfloat16
-    masked = {backend: steps(single, hard_prune=0.0, backend=backend) for backend in ("compact", "auto", "masked")}
-    cases = {
-        "compact / masked": (masked["compact"], masked["masked"]),
-        "auto / masked": (masked["auto"], masked["masked"]),
-        "lasso / dense": (steps(single, hard_prune=0.9, backend="masked"), steps(single)),
-        "compact, float32 / dense, bfloat16": (masked["compact"], steps(half)),
-        "auto / dense, both bfloat16": (steps(half, hard_prune=0.0, backend="auto"), steps(half)),
-    }
-    for name, (first, second) in cases.items():
+    def compare(name: str, first: Callable[[], None], second: Callable[[], None]) -> None:
         ratio = interleaved_ratio(first, second, pairs)
         each = [1e3 * seconds / STEPS for seconds in (ratio.first_s, ratio.second_s)]
-        print(f"{STEP_NETWORK}, a step: {name:36} {ratio}  ({each[0]:.0f} and {each[1]:.0f} ms)")
+        print(f"a step of {name:72} {ratio}  ({each[0]:.0f} and {each[1]:.0f} ms)")
         found[name] = dataclasses.asdict(ratio)
+
+    single, half = torch.float32, torch.bfloat16
+    masked = {backend: steps(single, hard_prune=0.0, backend=backend) for backend in ("compact", "auto", "masked")}
+    compare(f"{STEP_NETWORK}: compact / masked", masked["compact"], masked["masked"])
+    compare(f"{STEP_NETWORK}: auto / masked", masked["auto"], masked["masked"])
+    compare(f"{STEP_NETWORK}: lasso / dense", steps(single, hard_prune=0.9, backend="masked"), steps(single))
+    compare(f"{STEP_NETWORK}: compact, float32 / dense, bfloat16", masked["compact"], steps(half))
+    compare(f"{STEP_NETWORK}: auto / dense, both bfloat16", steps(half, hard_prune=0.0, backend="auto"), steps(half))
+    for network in (STEP_NETWORK, WIDE_NETWORK):
+        for dtype in (single, half):
+            first, second = (
+                steps(dtype, network, hard_prune=0.0, scope="filter", backend=backend)
+                for backend in ("blocks", "masked")
+            )
+            compare(f"{network}, a pattern a filter: blocks / masked, {str(dtype)[6:]}", first, second)
 
 
 def main() -> None:
