@@ -105,3 +105,27 @@ def test_the_card_has_resnet32_as_it_was_trained():
         left = [100 * row[cost] / row[f"{cost.removesuffix('_current')}_dense"] for cost in COSTS]
         settings = f"`{row['update']}` | {row['ratio']:g} | {row['threshold']:g}"
         assert f"| {settings} | {100 * row['test_accuracy']:.2f} % | {left[0]:.1f} % | {left[1]:.1f} % |" in card
+
+
+def test_the_card_has_clicktrain_s_layers_and_steps_as_they_were_measured():
+    card = (ROOT / "docs" / "methods" / "clicktrain.md").read_text(encoding="utf-8")
+    path = ROOT / "results" / "cpu-zen5-2cores" / "bench_patterns.json"
+    found = json.loads(path.read_text(encoding="utf-8"))["found"]
+    whole = found["layers"].pop("resnet32_wide")
+    assert whole["times_as_fast"] >= 2  # the bar
+    assert f"{whole['times_as_fast']:.2f} times as fast" in card
+    for shape, one in found["layers"].items():
+        ratios = " | ".join(
+            f"{one[product]['median']:.2f}" for product in ("forward", "data gradient", "weight gradient")
+        )
+        assert f"| {shape} | {one['count']} | {ratios} | {one['times_as_fast']:.2f} |" in card
+    known = [one["known"]["median"] for one in found["conversion"].values()]
+    anew = [one["anew"]["median"] for one in found["conversion"].values()]
+    assert min(known) >= 5  # the bar
+    assert f"{min(known):.0f} to {max(known):.0f} times as fast" in card
+    assert f"{1 / max(anew):.1f} to {1 / min(anew):.1f} times as long" in card
+    assert found["steps"]["vgg11_click[width=0.5]: compact / masked"]["median"] <= 0.7  # the bar
+    for name, one in found["steps"].items():
+        network, _, what = name.partition(": ")
+        quoted = f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
+        assert f"| {what} | {quoted} |" in card or f"| `{network}`: {what} | {quoted} |" in card, name

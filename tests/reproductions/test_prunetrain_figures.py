@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
+from made_files import ours, rows, trials_of
 from test_prunetrain_runs import SHORT
 
 from reports.records import Trial
@@ -40,25 +41,9 @@ def folder(tmp_path_factory):
     return folder / "out"
 
 
-def rows(folder, name):
-    with open(folder / "reproduce" / f"{name}.csv", encoding="utf-8", newline="") as file:
-        return {row["quantity"]: row for row in csv.DictReader(file)}
-
-
-def ours(folder, name, quantity):
-    return float(rows(folder, name)[quantity]["ours"])
-
-
 @pytest.fixture(scope="module")
 def trials(folder):
-    """The row of the results table, the records of the epochs and the model's path, by method as typed."""
-    found = {}
-    with open(folder / "results.csv", encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            place = folder / "trials" / row["trial_id"]
-            records = [json.loads(line) for line in (place / "epochs.jsonl").read_text().splitlines()]
-            label = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
-            found[label] = (row, records, place / "model.pt")
+    found = trials_of(folder)
     # One trial has one label, and these name what is the default of `smoke`.
     return found | dict.fromkeys(("prunetrain[ratio=0.2]", "prunetrain[interval=1]"), found["prunetrain"])
 

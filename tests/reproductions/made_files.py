@@ -1,0 +1,30 @@
+"""What `reproduce` leaves in a folder, read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+
+def rows(folder: Path, name: str) -> dict[str, dict[str, str]]:
+    """The lines of a reproduction's table, by quantity."""
+    with open(folder / "reproduce" / f"{name}.csv", encoding="utf-8", newline="") as file:
+        return {row["quantity"]: row for row in csv.DictReader(file)}
+
+
+def ours(folder: Path, name: str, quantity: str) -> float:
+    return float(rows(folder, name)[quantity]["ours"])
+
+
+def trials_of(folder: Path) -> dict[str, tuple[dict[str, str], list[Any], Path]]:
+    """The row of the results table, the records of the epochs and the model's path, by method as typed."""
+    found = {}
+    with open(folder / "results.csv", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            place = folder / "trials" / row["trial_id"]
+            records = [json.loads(line) for line in (place / "epochs.jsonl").read_text().splitlines()]
+            label = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
+            found[label] = (row, records, place / "model.pt")
+    return found
