@@ -8,7 +8,7 @@ In one run, in alternation (all three where none is named; on CUDA `layers` alon
                  8.6x ratios, layout changes included, over torch's dense ones, channels-last or contiguous, whichever
                  is faster; by product, by layer, and summed over the network
     conversion   `Tensor.to_sparse_csr` over bringing a dense weight into its compact form: by the index of a mask that
-                 is known, and with the index made anew
+                 is known, and with the index and the lists of all products made anew
     steps        a training step after hard pruning of vgg11_click[width=0.5], masked weights skipped or multiplied;
                  the lasso's step over a dense one; the time of a dense step in bfloat16; and of vgg11_click too, with
                  one pattern a filter, layers as blocks over layers multiplied with their zeros
@@ -215,19 +215,21 @@ def measure_conversion(pairs: int, found: dict[str, Any]) -> None:
     """The compact form against torch's generic one, for every shape."""
     for shape in pruned_shapes():
         known, anew = conversions(shape, pairs)
-        print(f"{shape!s:42} to_sparse_csr / compact form: {known}; with the index made anew {anew}")
+        print(f"{shape!s:42} to_sparse_csr / compact form: {known}; with index and lists made anew {anew}")
         found[str(shape)] = {"known": dataclasses.asdict(known), "anew": dataclasses.asdict(anew)}
 
 
 def conversions(shape: Shape, pairs: int) -> tuple[Ratio, Ratio]:
-    """Torch's conversion over ours, by a known index and with the index made anew."""
+    """Torch's conversion over ours, by a known index and with all that a mask asks for made anew."""
     kept = shape.kept()
     weight = (torch.randn(kept.shape) * kept).contiguous(memory_format=torch.channels_last)
     matrix = weight.contiguous().flatten(1)
     taps = TapConvolution(kept, (1, 1), (1, 1))
 
     def anew() -> None:
-        TapConvolution(kept, (1, 1), (1, 1)).values(weight)
+        made = TapConvolution(kept, shape.geometry.stride, shape.geometry.padding)
+        made.prepare((shape.side, shape.side))
+        made.values(weight)
 
     return (
         interleaved_ratio(matrix.to_sparse_csr, lambda: taps.values(weight), pairs),

@@ -38,7 +38,8 @@ def neighbours(taps: Taps, step: Pair) -> list[Groups]:
         step: how far apart neighbouring places of the result read; where they lie apart, neighbours share nothing.
     """
     may = {SQUARE: step == (1, 1), PAIR: step[1] == 1, SINGLE: True}
-    if not len(taps.made) or not may[PAIR]:
+    columns_apart = np.diff(np.unique(taps.right))  # by more than one where the kernel is dilated
+    if not may[PAIR] or not (columns_apart == 1).any():
         no = taps.made[:0]
         none = [Groups(no, no, no, no, no.reshape(0, rows * columns)) for rows, columns in KINDS[:2]]
         return [*none, Groups(taps.made, taps.read, taps.down, taps.right, taps.number[:, None])]

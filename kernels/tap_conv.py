@@ -149,6 +149,7 @@ class TapConvolution:
         alive = counts[counts > 0].unique()
         self._taps_each = int(alive) if alive.numel() == 1 else 1  # as many in every kernel: they are summed together
         self._flat: dict[tuple[int, ...], Tensor] = {}
+        self._gathers: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         self._forward: dict[Window, _Lists] = {}
         self._offset: dict[Window, NDArray[np.int32]] = {}
         self._dgrad: dict[tuple[Window, Pair], list[tuple[Pair, Pair, _Lists]]] = {}
@@ -158,8 +159,16 @@ class TapConvolution:
         return _flat(weight).index_select(0, self._memory(weight)).float()
 
     def _values(self, weight: Tensor, lists: _Lists) -> Tensor:
-        """The compact form in the order of lists."""
-        return self.values(weight).index_select(0, lists.number)
+        """The compact form in the order of lists, which stay as long as this does: one gather."""
+        key = (id(lists), weight.stride())
+        if key not in self._gathers:
+            self._gathers[key] = self._memory(weight).index_select(0, lists.number)
+        return _flat(weight).index_select(0, self._gathers[key]).float()
+
+    def prepare(self, size: Pair) -> None:
+        """Make what depends on the mask and on an input of (H, W) alone: all lists of all products."""
+        self._forward_lists(self._index.input_window(size))
+        self._dgrad_lists(self._index.grad_window(size, self._index.output_size(size)), size)
 
     def forward(self, activation: Tensor, weight: Tensor) -> Tensor:
         """O, (N, K, P, Q), of A, (N, C, H, W)."""

@@ -79,9 +79,10 @@ class BlockConvolutions:
             of_part = TORCH.dgrad(grad[:, part.filters], block, moved, inner)
             # What was added for the move is taken off, and what was cut off gets no gradient.
             back = F.pad(of_part, [-amount for amount in _move(activation, part, geometry, size)])
-            found = back if found is None else found.add_(back)
+            # In fp32: parts in 16 bits are rounded once each already.
+            found = back.float() if found is None else found.add_(back)
         assert found is not None
-        return found
+        return found.to(grad.dtype)
 
     def wgrad(
         self, grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, with_bias: bool

@@ -118,8 +118,11 @@ class ClickTrain(Method):
 
     def setup(self, ctx: Context) -> None:
         self._ctx = ctx
-        if self.backend == "compact":
-            self._check_kernels()
+        if self.backend == "compact" and not can_skip(ctx.device):
+            raise ValueError(
+                f"backend=compact: there are no kernels that skip weights on {ctx.device.type} here (they are off, or "
+                "nothing compiles them); take auto"
+            )
         found = settings.find(ctx.task, ctx.network, self.ratios)
         if found.ratios:
             self._percent = settings.by_layer(found.ratios, ctx.layers)
@@ -158,14 +161,6 @@ class ClickTrain(Method):
             )
         if ctx.train_images and self.batches > (steps := max(ctx.train_images // ctx.batch_size, 1)):
             raise ValueError(f"batches is {self.batches}; the epoch that decides has {steps}")
-
-    def _check_kernels(self) -> None:
-        device = self._ctx.device
-        if not can_skip(device):
-            raise ValueError(
-                f"backend=compact: there are no kernels that skip weights on {device.type} here (they are off, or "
-                "nothing compiles them); take auto"
-            )
 
     def _check_layers(self) -> None:
         """Refuse layers that cannot be pruned, before a warm-up is spent on them."""
@@ -288,13 +283,13 @@ class ClickTrain(Method):
             if self.backend != "auto":
                 self._chosen[name] = self.backend if self.backend in can else MASKED
                 continue
-            size, geometry = ctx.spaces.input_sizes[name], layer.geometry
+            size, geometry = layer.padded_size(*ctx.spaces.input_sizes[name]), layer.geometry
             key = (layer.weight.shape, geometry, size, percent)
             if key not in found and len(can) > 1:
                 kept = self._example(layer, percent)
                 backends = {one: self._backend(one, kept, layer) for one in can}
                 images = ctx.batch_size // ctx.micro_batches
-                found[key] = fastest(backends, kept, layer, geometry, images, (size[0], size[1]), ctx.dtype)
+                found[key] = fastest(backends, kept, layer, geometry, images, size, ctx.dtype)
             self._chosen[name] = found.get(key, MASKED)
 
     def _can_have(self, layer: PlannedConv2d) -> list[str]:
@@ -313,7 +308,7 @@ class ClickTrain(Method):
         gone = least_important_kernels(saliency, percent, equal_in_filters=self.balance == "filter")
         off = None
         if layer.kernel_size == (3, 3):
-            pool = generic_pool(BLOCKS)
+            pool = dynamic_pool([saliency]) if self._generic == "dynamic" else generic_pool(int(self._generic))
             numbers = choose_patterns(saliency, pool, one_a_filter=self.scope == "filter")
             off = ~pool[numbers].view(*gone.shape, 3, 3)
         return Dropped(off, gone).kept(layer.weight.detach()).bool()
@@ -388,8 +383,11 @@ class ClickTrain(Method):
         self._pool = state["pool"]
         self._patterns = {name: numbers.long() for name, numbers in state["patterns"].items()}
         self._masked_from, self._chosen = state["masked_from"], state["backends"]
-        if "compact" in (self._chosen or {}).values():
-            self._check_kernels()
+        if "compact" in (self._chosen or {}).values() and not can_skip(self._ctx.device):
+            raise ValueError(
+                "this trial's checkpoint takes kernels that skip weights, which are not to be had here; go on where "
+                "they are, or begin anew"
+            )
         self._dropped, self._kept, self._backends = {}, {}, {}
         self._enter(state["kernels"])
 

@@ -59,8 +59,9 @@ class Figure9(Reproduction):
     reference = "clicktrain-fig11-cifar10-accuracy"
     remarks = (
         ON_THE_CPU,
-        "Torch's to_sparse_csr looks for what is not zero. The compact form is one gather, by an index that was made "
-        "when the masks were; making that index too is what the third bar takes, and happens once a training.",
+        "Torch's to_sparse_csr looks for what is not zero. The compact form is one gather, by an index that is made "
+        "once for a mask; making that index, and the lists that say where each weight finds its input, is what the "
+        "third bar takes, once a training.",
     )
     parts = PARTS
 

@@ -76,7 +76,7 @@ class Figure1(Reproduction):
             largest = max(backward, key=lambda network: backward[network])
             lines.append(
                 line(f"backward, most of all networks, {count}", part, estimate([backward[largest]], ""), "counted",
-                     published="clicktrain-fig1-backward/at most", among=self.published, note=f"That is {largest}.")
+                     published="clicktrain-fig1-backward/more than", among=self.published, note=f"That is {largest}.")
             )  # fmt: skip
         for network, both in shares.items():
             for place, count in enumerate(COUNTS):
@@ -206,7 +206,7 @@ class Figure3(Reproduction):
                 self.registered_name,
                 "Where the four largest weights of 3x3 kernels sit",
                 f"{trials[0].text('model')}, first seed, {_of(drawn, names)} 3x3 convolutions. A number is "
-                f" the percent of kernels in which that place holds one of the {LARGEST} largest |w|; {UNIFORM:.0f} "
+                f"the percent of kernels in which that place holds one of the {LARGEST} largest |w|; {UNIFORM:.0f} "
                 "is chance. Counted.",
                 "Among the four largest (%)",
                 {network: {name: heat(of_seeds[0][name]) for name in drawn} for network, of_seeds in networks.items()},

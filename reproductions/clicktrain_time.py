@@ -176,7 +176,7 @@ def trials_by_way(ran: Ran) -> dict[str, list[Trial]]:
 
 def _milliseconds(way: str, stage: str, trials: list[Trial]) -> Comparison:
     by_trial = [step_times(trial).get(stage, []) for trial in trials]
-    note = "Of one epoch."
+    note = "Of one epoch." if by_trial and by_trial[0] else ""
     if by_trial and len(by_trial[0]) > 1:
         ends = [f"{1e3 * of_all(by_trial[0]):.3g}" for of_all in (min, max)]
         note = f"{len(by_trial[0])} epochs of the first seed: {ends[0]} to {ends[1]} ms."

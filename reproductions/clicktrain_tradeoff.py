@@ -215,9 +215,9 @@ class Figure17(Reproduction):
         "sizes (ResNet-32: 0.47 against 20.1 million parameters). Here both prune one network, by one recipe and seed. "
         "The bars of Fig. 17 have no numbers; those of Fig. 11 are below, and cannot stand beside ours.",
         "Effective FLOPs leave out what is masked, whether or not anything skipped it; executed FLOPs are those that "
-        "were multiplied. PruneTrain's network becomes smaller, and saves on any hardware; ClickTrain's keeps its "
-        "shape, and saves only where there are kernels that skip, in the layers in which that was measured to be "
-        "faster. Times are measured, trial by trial, and not interleaved.",
+        "were multiplied. PruneTrain's network becomes smaller, and needs no kernels of its own; ClickTrain's keeps "
+        "its shape, and can save only where there are kernels that skip, in the layers in which that was measured to "
+        "be faster. Times are measured, trial by trial, and not interleaved.",
     )
     parts = tuple(
         Part(

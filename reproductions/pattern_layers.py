@@ -95,7 +95,9 @@ def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
     taps = TapConvolution(kept, layer.stride, layer.padding, layer.dilation)
 
     def anew() -> Tensor:
-        return TapConvolution(kept, layer.stride, layer.padding, layer.dilation).values(weight)
+        made = TapConvolution(kept, layer.stride, layer.padding, layer.dilation)
+        made.prepare(layer.size)
+        return made.values(weight)
 
     return dict(zip(CONVERSIONS, (matrix.to_sparse_csr, lambda: taps.values(weight), anew), strict=True))
 

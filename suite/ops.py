@@ -133,6 +133,11 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
         padding = (0, 0) if mode else (top, left)
         return Geometry("conv", self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
 
+    def padded_size(self, rows: int, columns: int) -> tuple[int, int]:
+        """(H, W) of what the product reads, of an input of so many rows and columns."""
+        mode, (left, right, top, bottom) = self._padded_before()
+        return (rows + top + bottom, columns + left + right) if mode else (rows, columns)
+
     def _padded_before(self) -> tuple[str, list[int]]:
         """The mode by which the input is padded before the product, empty where the product pads; and by how much.
 

@@ -115,6 +115,19 @@ def test_one_channel_is_read_where_its_columns_lie(given):
     torch.testing.assert_close(back.wgrad(activation, grad, other), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_one_object_serves_images_of_several_sizes():
+    """Sizes 7 and 8 leave the same outputs at stride 2 without padding."""
+    kept = patterned(4, 3, 0.0, torch.Generator().manual_seed(0))
+    weight = torch.randn(4, 3, 3, 3) * kept
+    taps = TapConvolution(kept, (2, 2), (0, 0))
+    for size in (7, 8, 7):
+        activation = torch.randn(2, 3, size, size)
+        grad = torch.randn(2, 4, 3, 3)
+        torch.testing.assert_close(taps.forward(activation, weight), F.conv2d(activation, weight, stride=2))
+        expected = torch.nn.grad.conv2d_input(activation.shape, weight, grad, stride=2)
+        torch.testing.assert_close(taps.dgrad(grad, weight, activation), expected)
+
+
 def test_what_it_cannot_multiply_is_refused():
     taps = TapConvolution(patterned(4, 3, 0.0, torch.Generator().manual_seed(0)), (1, 1), (1, 1))
     with pytest.raises(ValueError, match="the input has 6 channels and the weights 3"):

@@ -592,7 +592,7 @@ def test_a_trial_does_not_go_on_without_the_kernels_that_it_took(skipping, monke
     again = stages(backend="auto")
     monkeypatch.setattr("methods.clicktrain.can_skip", lambda device: False)
     again.setup(run.hooks.ctx)
-    with pytest.raises(ValueError, match="no kernels that skip weights on cpu"):
+    with pytest.raises(ValueError, match="checkpoint takes kernels that skip weights, which are not to be had here"):
         again.load_state_dict(run.method.state_dict())
 
 
@@ -647,6 +647,79 @@ def test_auto_weighs_blocks_too_where_filters_have_one_pattern(skipping, monkeyp
     assert asked
     assert all(names == ["masked", "compact", "blocks"] for names in asked)
     assert all(run.hooks.ctx.layers[name].op_plan.backend.name == "blocks" for name in run.weights())
+
+
+def test_1x1_convolutions_are_never_blocks_and_other_pools_have_none(skipping):
+    model = network("resnet50_wide[width=0.125]")[0]
+    run = Run(stages(scope="filter", backend="blocks", warmup=0.25, hard_prune=0.25, pool=4), model, "cifar10",
+              "resnet50_wide")  # fmt: skip
+    run.epochs(2)
+    chosen = run.method.record(run.hooks.ctx)["backends"]
+    for name, weight in run.weights().items():
+        assert chosen[name] == ("blocks" if weight.shape[2] == 3 else "masked")
+    other = Run(stages(scope="filter", backend="auto", pool=8))
+    other.epochs(3)
+    assert "blocks" not in other.method.record(other.hooks.ctx)["backends"].values()
+
+
+def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
+    """Patterns of the method's own pool, a micro-batch, the padded size, and each share of kernels apart."""
+    asked = {}
+
+    def fastest(backends, kept, layer, geometry, images, size, dtype):
+        asked[layer.name] = (kept, images, size)
+        return "masked"
+
+    monkeypatch.setattr("methods.clicktrain.fastest", fastest)
+    monkeypatch.setattr(
+        "methods.clicktrain_settings.by_layer", lambda ratios, layers: {"1": 50.0, "2": 75.0, "3": 75.0}
+    )
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10),
+    )  # fmt: skip
+    method = stages(pool=12, backend="auto", ratios="cifar10-vgg11_click-1")
+    hooks = apply(model, method, input_shape=(3, 8, 8), num_classes=10, epochs=4, batch_size=12, micro_batches=3)
+    method.on_epoch_end(hooks.ctx)
+    assert {name: (images, size) for name, (_, images, size) in asked.items()} == {
+        "1": (4, (8, 8)), "2": (4, (8, 8)), "3": (4, (10, 10)),
+    }  # fmt: skip
+    assert [int(kept.sum()) for kept, _, _ in asked.values()] == [4 * 8, 4 * 4, 4 * 4]
+    patterns = {tuple(kernel.flatten().tolist()) for kept, _, _ in asked.values() for kernel in kept.flatten(0, 1)}
+    assert len(patterns - {(False,) * 9}) > 4
+
+
+def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeypatch):
+    import methods.race as race
+    from suite.backends import TorchBackend
+    from suite.ops import convert
+
+    class Recording(TorchBackend):
+        def __init__(self):
+            self.seen = []
+
+        def forward(self, activation, weight, bias, geometry):
+            self.seen.append(("forward", activation.dtype, weight.clone()))
+            return super().forward(activation, weight, bias, geometry)
+
+        def dgrad(self, grad, weight, activation, geometry):
+            self.seen.append(("dgrad", grad.dtype, weight.clone()))
+            return super().dgrad(grad, weight, activation, geometry)
+
+        def wgrad(self, grad, activation, weight, geometry, with_bias):
+            self.seen.append(("wgrad", grad.dtype, weight.clone()))
+            return super().wgrad(grad, activation, weight, geometry, with_bias)
+
+    (planned,) = convert(nn.Conv2d(3, 4, 3, padding=1, bias=False)).values()
+    kept = torch.rand(4, 3, 3, 3) > 0.5
+    backend, timed = Recording(), []
+    seconds = race._seconds
+    monkeypatch.setattr(race, "_seconds", lambda step, device: timed.append(len(backend.seen)) or seconds(step, device))
+    race.fastest({"one": backend}, kept, planned, planned.geometry, 2, (5, 6), torch.bfloat16)
+    assert timed[0] == 3  # all three ran once before the clock
+    assert [product for product, _, _ in backend.seen] == ["forward", "dgrad", "wgrad"] * (race.ROUNDS + 1)
+    assert all(dtype == torch.bfloat16 for _, dtype, _ in backend.seen)
+    assert not any(weight[~kept].any() for _, _, weight in backend.seen)
 
 
 @pytest.mark.parametrize(
