@@ -49,9 +49,10 @@ class ClickTrain(Method):
 
     Attributes:
         ratios: which share of the kernels of which layer goes. `published`: the list of the configuration for this task
-            and network; `solved`, and where there is none: `compression`; or the name of a published list.
-        compression: of the 3x3 convolutions together where the list is solved for it, the same share of every layer;
-            if none is given, the smaller one of the paper's tables for this network, or 8.
+            and network; `solved`, and where there is none or `compression` is given: the same share of every layer; or
+            the name of a published list.
+        compression: of the 3x3 convolutions together, for which the share is solved; if none is given, the smaller one
+            of the paper's tables for this network, or 8.
         schedule: when weights are masked from: as the published `config` has it, or earlier, as the `paper` says.
         warmup, hard_prune: shares of the epochs, in place of the schedule's.
         coefficient: of the lasso, in place of the configuration's.
@@ -91,12 +92,18 @@ class ClickTrain(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         settings.find("", "", self.ratios)
+        if self.compression is not None and self.ratios not in ("published", "solved"):
+            raise ValueError(
+                f"ratios={self.ratios} is a list, which compresses as it does; compression needs ratios=solved"
+            )
         if self.compression is not None and self.compression <= POSITIONS / KEPT:
             raise ValueError(f"compression is {self.compression}; patterns alone compress {POSITIONS / KEPT} times")
         for name in ("warmup", "hard_prune"):
             share = getattr(self, name)
             if share is not None and not 0 <= share < 1:
                 raise ValueError(f"{name} is {share}; a share of the epochs is at least 0 and below 1")
+        if self.warmup is not None and self.hard_prune is not None and self.warmup > self.hard_prune:
+            raise ValueError(f"warmup is {self.warmup} and hard_prune {self.hard_prune}; patterns are chosen before")
         if self.coefficient is not None and self.coefficient < 0:
             raise ValueError(f"coefficient is {self.coefficient}; it is 0 or more")
         if self.batches < 1:
@@ -123,7 +130,7 @@ class ClickTrain(Method):
                 f"backend=compact: there are no kernels that skip weights on {ctx.device.type} here (they are off, or "
                 "nothing compiles them); take auto"
             )
-        found = settings.find(ctx.task, ctx.network, self.ratios)
+        found = settings.find(ctx.task, ctx.network, self.ratios if self.compression is None else "solved")
         if found.ratios:
             self._percent = settings.by_layer(found.ratios, ctx.layers)
         else:

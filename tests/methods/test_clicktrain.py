@@ -161,6 +161,8 @@ def test_a_list_of_another_network_is_refused(ratios, name, message):
         ({"warmup": -0.1}, "warmup is -0.1; a share"),
         ({"coefficient": -1.0}, "coefficient is -1.0"),
         ({"batches": 0}, "batches is 0"),
+        ({"warmup": 0.9, "hard_prune": 0.2}, "warmup is 0.9 and hard_prune 0.2; patterns are chosen before"),
+        ({"ratios": "cifar10-vgg11_click-1", "compression": 9.0}, "is a list, which compresses as it does"),
         ({"mixup": -0.3}, "mixup is -0.3"),
         ({"pool": 5}, "pool is '5'; known: published, 4, 8, 12, dynamic"),
     ],
@@ -242,8 +244,8 @@ def test_short_presets_have_no_mixup():
 
 
 def test_stages_have_to_ascend():
-    with pytest.raises(ValueError, match="patterns would be chosen after 3 and weights masked after 1"):
-        apply(resnet9(width=1 / 16), ClickTrain(warmup=0.75, hard_prune=0.25), input_shape=SHAPE, num_classes=10,
+    with pytest.raises(ValueError, match="patterns would be chosen after 4 and weights masked after 3"):
+        apply(resnet9(width=1 / 16), ClickTrain(warmup=0.9), input_shape=SHAPE, num_classes=10,
               epochs=4, batch_size=4)  # fmt: skip
 
 
@@ -499,8 +501,9 @@ def test_a_network_takes_the_list_of_its_task_and_a_name_takes_another():
     named = Run(ClickTrain(ratios="cifar10-vgg11_click-1", coefficient=1.0), vgg11_click(width=1 / 16))
     assert [*named.method._percent.values()] == [45, 55, 55, 65, 65, 85, 85]
     assert named.method._coefficient == 1.0
-    solved = Run(ClickTrain(ratios="solved", compression=9.0), vgg11_click(width=1 / 16), "cifar10", "vgg11_click")
-    assert [*solved.method._percent.values()] == pytest.approx([75.0] * 7)
+    for given in ({"ratios": "solved", "compression": 9.0}, {"compression": 9.0}):
+        solved = Run(ClickTrain(**given), vgg11_click(width=1 / 16), "cifar10", "vgg11_click")
+        assert [*solved.method._percent.values()] == pytest.approx([75.0] * 7)
 
 
 def test_the_paper_masks_earlier_than_the_configuration():
