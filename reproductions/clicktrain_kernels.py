@@ -22,6 +22,7 @@ from suite.reproduction import Outcome, Part, Ran, Reproduction
 
 MASKED_TRIAL = "clicktrain[schedule=paper,backend=masked]"
 NOT_DONE = "its trial is not done"
+NOTHING_PRUNED = "nothing was pruned in this network"
 NOT_HERE = "there are no kernels that skip weights here: no C++ compiler, or PDT_CPU_KERNEL=0"
 THAN_DENSE = "skipping, times as fast as dense in the faster layout"
 NO_CSR = "this build of torch has no such products"
@@ -161,13 +162,13 @@ class Figure10(Reproduction):
             ours = _sum([each for one in layers.values() if (each := _product(one["seconds"].get(OURS), product))])
             dense = _sum([fastest_dense(one["seconds"], product) for one in layers.values()])
             what = f"{model}, all pruned layers, {product or 'three products'}: {THAN_DENSE}"
-            lines.append(_times_as_fast(what, part, dense, ours, NOT_HERE))
+            lines.append(_times_as_fast(what, part, dense, ours))
         for name, one in layers.items():
             ours, dense = _product(one["seconds"].get(OURS), ""), fastest_dense(one["seconds"], "")
             shape, size = "x".join(map(str, one["shape"])), "x".join(map(str, one["size"]))
             left = f"{100 * one['density']:.0f} % left"
             what = f"{model}, {name} ({shape} on {size}, {left}), three products: {THAN_DENSE}"
-            lines.append(_times_as_fast(what, part, dense, ours, NOT_HERE))
+            lines.append(_times_as_fast(what, part, dense, ours))
         return lines
 
     def _figure(self, trial: Trial, batch: int, layers: Mapping[str, Any]) -> Figure:
@@ -234,16 +235,17 @@ def _sum(several: Sequence[Seconds]) -> Seconds:
     return [sum(points) for points in zip(*several, strict=True)]
 
 
-def _times_as_fast(what: str, part: str, theirs: Seconds, ours: Seconds, reason: str = NOT_DONE) -> Comparison:
+def _times_as_fast(what: str, part: str, theirs: Seconds, ours: Seconds) -> Comparison:
+    """`theirs`, of torch's own products, are there wherever a layer was pruned."""
     if not theirs or not ours:
-        return line(what, part, Missing(reason), "measured", unit="×")
+        return line(what, part, Missing(NOT_HERE if theirs else NOTHING_PRUNED), "measured", unit="×")
     note = f"Of the medians: {theirs[1] / ours[1]:.3g} ×."
     return line(what, part, estimate([theirs[0] / ours[0]], ""), "measured", unit="×", note=note)
 
 
 def _milliseconds(what: str, part: str, seconds: Seconds, method: str = "") -> Comparison:
     if not seconds:
-        reason = {OURS: NOT_HERE, CSR: NO_CSR}.get(method, "nothing was pruned in this network")
+        reason = {OURS: NOT_HERE, CSR: NO_CSR}.get(method, NOTHING_PRUNED)
         return line(f"{what}, milliseconds", part, Missing(reason), "measured", unit="")
     note = f"Median {MILLI * seconds[1]:.3g}, three quarters under {MILLI * seconds[2]:.3g} ms; sums over the layers."
     return line(f"{what}, milliseconds", part, estimate([MILLI * seconds[0]], ""), "measured", unit="", note=note)

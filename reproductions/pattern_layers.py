@@ -13,7 +13,7 @@ PRODUCTS = ("forward", "data gradient", "weight gradient")
 DENSE = ("dense, contiguous", "dense, channels-last")
 MASKED, OURS, CSR = "masked, channels-last", "skipping", "sparse CSR"
 METHODS = (*DENSE, MASKED, OURS, CSR)
-CONVERSIONS = ("to_sparse_csr", "compact form, mask known", "compact form, index made anew")
+CONVERSIONS = ("to_sparse_csr", "compact form, mask known", "compact form, index and lists made anew")
 _PRUNED = 0.9  # at most so much is left of a pruned layer; dense ones hardly have a zero
 
 Key = TypeVar("Key")

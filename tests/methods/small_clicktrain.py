@@ -1,0 +1,62 @@
+"""Short trainings by ClickTrain, and the networks that it was published with."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from methods.clicktrain import ClickTrain
+from suite.ops import apply
+from suite.parameters import build_model
+from tasks.models.resnet9 import resnet9
+
+SHAPE = (3, 32, 32)
+
+
+def network(name, task="cifar10"):
+    shape = (3, 224, 224) if task == "imagenet" else SHAPE
+    model = build_model(name, shape, {"cifar10": 10, "cifar100": 100, "imagenet": 1000}[task])
+    layers = {key: layer for key, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    return model, layers, shape
+
+
+class Run:
+    """A short training: four epochs of three steps; warm-up, lasso, and two epochs masked."""
+
+    def __init__(self, method, model=None, task="", network="", momentum=0.9):
+        torch.manual_seed(0)
+        self.method = method
+        self.model = resnet9(width=1 / 8) if model is None else model
+        self.hooks = apply(
+            self.model, method, input_shape=SHAPE, num_classes=10, epochs=4, batch_size=8, task=task, network=network
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=momentum, weight_decay=5e-4)
+        self.hooks.attach(self.optimizer)
+        self.model.train()
+
+    def weights(self):
+        return {name: self.hooks.ctx.layers[name].weight for name in self.method._percent}
+
+    def step(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        images, labels = torch.randn(8, *SHAPE, generator=generator), torch.randint(10, (8,), generator=generator)
+        images, labels = self.hooks.transform_batch(images, labels)
+        loss = F.cross_entropy(self.model(images), labels)
+        self.hooks.add_regularization(loss).backward()
+        self.gradients = {name: weight.grad.clone() for name, weight in self.weights().items()}
+        self.before = {name: weight.detach().clone() for name, weight in self.weights().items()}
+        self.hooks.optimizer_step()
+        self.optimizer.zero_grad()
+        return labels
+
+    def epochs(self, count, each=lambda epoch, step: None):
+        for _ in range(count):
+            epoch = self.hooks.ctx.epochs_done
+            for step in range(3):
+                self.step(10 * epoch + step)
+                each(epoch, step)
+            self.hooks.end_epoch()
+
+
+def stages(**given):
+    fixed = {"warmup": 0.25, "hard_prune": 0.5, "mixup": 0.0, "coefficient": 1e-2, "backend": "masked"}
+    return ClickTrain(**{**fixed, **given})

@@ -1,0 +1,242 @@
+"""Who multiplies by ClickTrain's masked weights: how it is decided, kept and measured, and that it changes nothing."""
+
+import pytest
+import torch
+from small_clicktrain import Run, network, stages
+from torch import nn
+
+from methods.dense import Dense
+from methods.skipping import can_skip
+from suite.ops import apply
+from tasks.models.clicktrain_vgg import vgg11_click
+
+
+@pytest.fixture
+def skipping():
+    if not can_skip(torch.device("cpu")):
+        pytest.skip("no kernels that skip weights")
+
+
+def test_skipped_weights_change_nothing_but_the_work(skipping):
+    masked, compact = Run(stages()), Run(stages(backend="compact"))
+    for run in (masked, compact):
+        run.epochs(3)
+    for name, weight in masked.weights().items():
+        other = compact.weights()[name]
+        assert torch.equal(weight == 0, other == 0)
+        torch.testing.assert_close(weight, other, rtol=1e-3, atol=1e-4)
+        layer = compact.hooks.ctx.layers[name]
+        share = float((other != 0).float().mean())
+        assert layer.op_plan.backend.executed("forward", None, weight, layer.geometry) == pytest.approx(share)
+        assert layer.meter.take() == pytest.approx((share,) * 3, rel=0.2)  # the first masked step's products were dense
+        assert masked.hooks.ctx.layers[name].op_plan.empty
+    compact.hooks.finish()
+    assert all(layer.op_plan.empty for layer in compact.hooks.ctx.layers.values())
+
+
+def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
+    asked = []
+
+    def fastest(backends, kept, layer, geometry, images, size, dtype):
+        asked.append((tuple(kept.shape), images, size))
+        assert kept.float().mean() == pytest.approx(0.125, rel=0.05)
+        assert [*backends] == ["masked", "compact"]
+        return "compact" if size == (16, 16) else "masked"
+
+    monkeypatch.setattr("methods.clicktrain.fastest", fastest)
+    run = Run(stages(backend="auto"))
+    run.epochs(1)
+    assert len(asked) == len(set(asked))  # once for all layers of a shape
+    assert all(images == 8 for _, images, _ in asked)
+    sizes = run.hooks.ctx.spaces.input_sizes
+    expected = {name: "compact" if sizes[name] == (16, 16) else "masked" for name in run.method._percent}
+    assert set(expected.values()) == {"compact", "masked"}
+    assert run.method.record(run.hooks.ctx)["backends"] == expected
+    count = len(asked)
+    run.epochs(2)
+    assert len(asked) == count
+    for name, chosen in expected.items():
+        assert (run.hooks.ctx.layers[name].op_plan.backend is not None) is (chosen == "compact")
+    resumed = stages(backend="auto")
+    resumed.setup(run.hooks.ctx)
+    resumed.load_state_dict(run.method.state_dict())
+    resumed.on_epoch_end(run.hooks.ctx)
+    assert len(asked) == count  # what was decided is taken from the checkpoint
+    name = next(name for name, chosen in expected.items() if chosen == "compact")
+    assert resumed.plan(name, run.hooks.ctx.layers[name]).backend is not None
+
+
+def test_a_trial_does_not_go_on_without_the_kernels_that_it_took(skipping, monkeypatch):
+    run = Run(stages(backend="compact"))
+    run.epochs(3)
+    again = stages(backend="auto")
+    monkeypatch.setattr("methods.clicktrain.can_skip", lambda device: False)
+    again.setup(run.hooks.ctx)
+    with pytest.raises(ValueError, match="checkpoint takes kernels that skip weights, which are not to be had here"):
+        again.load_state_dict(run.method.state_dict())
+
+
+def test_the_warm_up_is_dense_training_with_dropout_too(skipping):
+    """Dropout draws from torch's own generator, which nothing that is measured may touch."""
+
+    def states(method):
+        torch.manual_seed(0)
+        run = Run(method, vgg11_click(width=1 / 16))
+        run.weights = dict
+        run.epochs(2)
+        return run.model.state_dict()
+
+    dense = states(Dense())
+    ours = states(stages(backend="auto", warmup=0.5))
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in dense.items())
+
+
+def test_measuring_changes_no_draw_of_the_training(skipping):
+    run = Run(stages(backend="auto"))
+    before = torch.get_rng_state()
+    run.method.on_epoch_end(run.hooks.ctx)
+    assert run.method.record(run.hooks.ctx)["backends"]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_filters_of_one_pattern_are_multiplied_as_blocks(skipping):
+    masked, blocks = (Run(stages(scope="filter", backend=backend)) for backend in ("masked", "blocks"))
+    for run in (masked, blocks):
+        run.epochs(3)
+    for name, weight in masked.weights().items():
+        other = blocks.weights()[name]
+        assert torch.equal(weight == 0, other == 0)
+        torch.testing.assert_close(weight, other, rtol=1e-3, atol=1e-4)
+        layer = blocks.hooks.ctx.layers[name]
+        assert layer.op_plan.backend.name == "blocks"
+        assert layer.op_plan.backend.executed("forward", None, weight, layer.geometry) == 4 / 9
+    assert blocks.method.record(blocks.hooks.ctx)["backends"] == dict.fromkeys(blocks.weights(), "blocks")
+
+
+def test_auto_weighs_blocks_too_where_filters_have_one_pattern(skipping, monkeypatch):
+    asked = []
+
+    def fastest(backends, kept, layer, *rest):
+        asked.append([*backends])
+        backends["blocks"].forward(torch.zeros(1, kept.shape[1], 4, 4), layer.weight, None, layer.geometry)
+        return "blocks"
+
+    monkeypatch.setattr("methods.clicktrain.fastest", fastest)
+    run = Run(stages(scope="filter", backend="auto"))
+    run.epochs(3)
+    assert asked
+    assert all(names == ["masked", "compact", "blocks"] for names in asked)
+    assert all(run.hooks.ctx.layers[name].op_plan.backend.name == "blocks" for name in run.weights())
+
+
+def test_1x1_convolutions_are_never_blocks_and_other_pools_have_none(skipping):
+    model = network("resnet50_wide[width=0.125]")[0]
+    run = Run(stages(scope="filter", backend="blocks", warmup=0.25, hard_prune=0.25, pool=4), model, "cifar10",
+              "resnet50_wide")  # fmt: skip
+    run.epochs(2)
+    chosen = run.method.record(run.hooks.ctx)["backends"]
+    for name, weight in run.weights().items():
+        assert chosen[name] == ("blocks" if weight.shape[2] == 3 else "masked")
+    other = Run(stages(scope="filter", backend="auto", pool=8))
+    other.epochs(3)
+    assert "blocks" not in other.method.record(other.hooks.ctx)["backends"].values()
+
+
+def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
+    """Patterns of the method's own pool, a micro-batch, the padded size, and each share of kernels apart."""
+    asked = {}
+
+    def fastest(backends, kept, layer, geometry, images, size, dtype):
+        asked[layer.name] = (kept, images, size)
+        return "masked"
+
+    monkeypatch.setattr("methods.clicktrain.fastest", fastest)
+    monkeypatch.setattr(
+        "methods.clicktrain_settings.by_layer", lambda ratios, layers: {"1": 50.0, "2": 75.0, "3": 75.0}
+    )
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10),
+    )  # fmt: skip
+    method = stages(pool=12, backend="auto", ratios="cifar10-vgg11_click-1")
+    hooks = apply(model, method, input_shape=(3, 8, 8), num_classes=10, epochs=4, batch_size=12, micro_batches=3)
+    method.on_epoch_end(hooks.ctx)
+    assert {name: (images, size) for name, (_, images, size) in asked.items()} == {
+        "1": (4, (8, 8)), "2": (4, (8, 8)), "3": (4, (10, 10)),
+    }  # fmt: skip
+    assert [int(kept.sum()) for kept, _, _ in asked.values()] == [4 * 8, 4 * 4, 4 * 4]
+    patterns = {tuple(kernel.flatten().tolist()) for kept, _, _ in asked.values() for kernel in kept.flatten(0, 1)}
+    assert len(patterns - {(False,) * 9}) > 4
+
+
+def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeypatch):
+    import methods.race as race
+    from suite.backends import TorchBackend
+    from suite.ops import convert
+
+    class Recording(TorchBackend):
+        def __init__(self):
+            self.seen = []
+
+        def forward(self, activation, weight, bias, geometry):
+            self.seen.append(("forward", activation.dtype, weight.clone()))
+            return super().forward(activation, weight, bias, geometry)
+
+        def dgrad(self, grad, weight, activation, geometry):
+            self.seen.append(("dgrad", grad.dtype, weight.clone()))
+            return super().dgrad(grad, weight, activation, geometry)
+
+        def wgrad(self, grad, activation, weight, geometry, with_bias):
+            self.seen.append(("wgrad", grad.dtype, weight.clone()))
+            return super().wgrad(grad, activation, weight, geometry, with_bias)
+
+    (planned,) = convert(nn.Conv2d(3, 4, 3, padding=1, bias=False)).values()
+    kept = torch.rand(4, 3, 3, 3) > 0.5
+    backend, timed = Recording(), []
+    seconds = race._seconds
+    monkeypatch.setattr(race, "_seconds", lambda step, device: timed.append(len(backend.seen)) or seconds(step, device))
+    race.fastest({"one": backend}, kept, planned, planned.geometry, 2, (5, 6), torch.bfloat16)
+    assert timed[0] == 3  # all three ran once before the clock
+    assert [product for product, _, _ in backend.seen] == ["forward", "dgrad", "wgrad"] * (race.ROUNDS + 1)
+    assert all(dtype == torch.bfloat16 for _, dtype, _ in backend.seen)
+    assert not any(weight[~kept].any() for _, _, weight in backend.seen)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scope": "kernel"}, "backend=blocks: its filters keep one pattern each, which is scope=filter"),
+        ({"scope": "filter", "pool": 8}, "backend=blocks: patterns are the four 2x2 blocks, which is pool=4"),
+    ],
+)
+def test_blocks_say_what_they_need(given, message):
+    with pytest.raises(ValueError, match=message):
+        Run(stages(backend="blocks", **given))
+
+
+def test_the_backend_with_the_least_median_time_wins(monkeypatch):
+    import methods.race as race
+    from suite.backends import TORCH
+    from suite.ops import convert
+
+    layer = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+    (planned,) = convert(layer).values()
+    kept = torch.ones(8, 8, 3, 3, dtype=torch.bool)
+    for rounds, expected in (
+        ([[1.0, 2.0, 9.0], [1.0, 2.0, 0.1], [8.0, 2.0, 9.0]], "a"),
+        ([[3.0, 2.0, 9.0], [3.0, 2.0, 0.1], [8.0, 2.0, 9.0]], "b"),
+        ([[1.0, 1.0, 1.0]] * 3, "a"),
+    ):
+        clock = iter([seconds for one in rounds for seconds in one])
+        monkeypatch.setattr(race, "_seconds", lambda step, device, clock=clock: next(clock))
+        given = (kept, planned, planned.geometry, 4, (8, 8), torch.float32)
+        assert race.fastest(dict.fromkeys("abc", TORCH), *given) == expected
+
+
+def test_compact_says_where_it_cannot_be_had(monkeypatch):
+    monkeypatch.setattr("methods.clicktrain.can_skip", lambda device: False)
+    with pytest.raises(ValueError, match=r"no kernels that skip weights on cpu here \(.*\); take auto"):
+        Run(stages(backend="compact"))
+    run = Run(stages(backend="auto"))
+    run.epochs(4)
+    assert set(run.method.record(run.hooks.ctx)["backends"].values()) == {"masked"}
