@@ -80,7 +80,8 @@ def prune(
         key: int64 with no dimensions, on the same device; where it is given, its 64 bits are the seed.
     """
     aligned = grad.data_ptr() % 16 == 0 and pruned.data_ptr() % 16 == 0
-    most = torch.cuda.get_device_properties(grad.device).shared_memory_per_block_optin
+    properties = torch.cuda.get_device_properties(grad.device)
+    most = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # some releases' stubs leave it out
     plan = plan_prune(_shape(grad), DTYPES[grad.dtype], n, m, mode, rescale, aligned, most)
     spaces = {name: grad.new_empty(length, dtype=torch.float32) for name, length in plan.workspaces.items()}
     apart = pruned
