@@ -54,7 +54,8 @@ class ClickTrain(Method):
         compression: of the 3x3 convolutions together, for which the share is solved; if none is given, the smaller one
             of the paper's tables for this network, or 8.
         schedule: when weights are masked from: as the published `config` has it, or earlier, as the `paper` says.
-        warmup, hard_prune: shares of the epochs, in place of the schedule's.
+        warmup: share of the epochs after which it is decided what goes, in place of the schedule's.
+        hard_prune: share of the epochs from which on weights are masked, in place of the schedule's.
         coefficient: of the lasso, in place of the configuration's.
         pool: of patterns: that of the configuration (`published`), the first 4, 8 or 12 generic ones, or `dynamic`,
             four that are made for the network when it is decided.

@@ -128,24 +128,33 @@ def bars_figure(
 ) -> Figure:
     """Bars for each group, of several kinds beside each other.
 
+    On a logarithmic axis, which has no 0 for a bar to begin at, marks take their place.
+
     Args:
         name, title, caption: of the figure.
         y: the axis, with its unit.
         groups: names along the other axis; layers, in their order.
-        bars: by kind, a height for each group.
+        bars: by kind, a value for each group.
         spreads: by kind, for each group from where to where single measurements lie; drawn as a line.
-        logarithmic: the axis of heights is; for kinds that differ by more than one can see otherwise.
+        logarithmic: the axis of values is; for kinds that differ by more than one can see otherwise.
         baseline: the kind that has the colour of dense training.
     """
     others = [kind for kind in bars if kind != baseline]
-    colours = {kind: svg.colour(0 if kind == baseline else 1 + others.index(kind)) for kind in bars}
+    numbers = {kind: 0 if kind == baseline else 1 + others.index(kind) for kind in bars}
+    handles: list[Patch | Line2D] = []
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(WIDTH, HEIGHT + 0.4), layout="constrained")
         axes = figure.add_subplot()
         width = 0.8 / len(bars)
         for index, (kind, heights) in enumerate(bars.items()):
             places = np.arange(len(groups)) + (index - (len(bars) - 1) / 2) * width
-            axes.bar(places, heights, width, color=colours[kind], label=kind)
+            colour, marker = svg.colour(numbers[kind]), svg.marker(numbers[kind])
+            if logarithmic:
+                axes.plot(places, heights, linestyle="none", marker=marker, markersize=5.0, color=colour)
+                handles.append(Line2D([], [], linestyle="none", marker=marker, color=colour, label=kind))
+            else:
+                axes.bar(places, heights, width, color=colour)
+                handles.append(Patch(color=colour, label=kind))
             if spreads and kind in spreads:
                 lows, highs = zip(*spreads[kind], strict=True)
                 axes.vlines(places, lows, highs, color=svg.MUTED, linewidth=1.4)
@@ -159,10 +168,10 @@ def bars_figure(
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.yaxis.set_minor_formatter(NullFormatter())
-        handles = [Patch(color=colour, label=kind) for kind, colour in colours.items()]
         figure.legend(handles=handles, loc="outside upper left", ncols=min(len(bars), 4), fontsize=8.5)
         means = [f"{kind}: mean {float(np.mean(heights)):.3g}" for kind, heights in bars.items()]
-        alt = f"{title}. {len(groups)} bars each. {'; '.join(means)}."
+        what = "marks" if logarithmic else "bars"
+        alt = f"{title}. {len(groups)} {what} each. {'; '.join(means)}."
         inline, standalone = svg.render(figure, name, title, alt)
     return Figure(name, title, alt, caption, inline, standalone, wide=True)
 

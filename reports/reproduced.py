@@ -49,6 +49,7 @@ class Reproduced:
         figure: drawn, or `None` where there is nothing to draw.
         reference: the group whose setting is reproduced.
         trials: the trials behind the numbers, failed ones included.
+        networks: lines on networks that were trained in place of the parts' own, by the preset or by the command.
         changed: fields of the recipe that the command set, `name=value`.
         unrun: the parts that were not run.
         remarks: lines that this reproduction adds.
@@ -63,6 +64,7 @@ class Reproduced:
     figure: Figure | None
     reference: Group
     trials: tuple[Trial, ...]
+    networks: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     alone: tuple[Group, ...] = ()
     unrun: tuple[Unrun, ...] = ()
@@ -129,7 +131,9 @@ def to_markdown(reproduced: Reproduced) -> str:
     return markdown.render_template(
         "reproduction.md.j2",
         reproduced=reproduced,
-        warning=setting_warning(reproduced.trials, reproduced.reference, reproduced.changed),
+        warning=setting_warning(
+            reproduced.trials, reproduced.reference, networks=reproduced.networks, changed=reproduced.changed
+        ),
         differences=_table("What transfers: differences to dense", [one for one in printed if one.is_difference]),
         absolutes=_table("The numbers themselves", [one for one in printed if not one.is_difference]),
         ours_alone=_ours_alone([one for one in parts if one.published is None]),
@@ -139,7 +143,9 @@ def to_markdown(reproduced: Reproduced) -> str:
     )
 
 
-def setting_warning(trials: Sequence[Trial], reference: Group, changed: Sequence[str] = ()) -> str:
+def setting_warning(
+    trials: Sequence[Trial], reference: Group, *, networks: Sequence[str] = (), changed: Sequence[str] = ()
+) -> str:
     """What of the setting is not the paper's, as one sentence; empty where nothing is known to differ.
 
     Hardware, on which times depend, stands in the table of settings alone.
@@ -147,6 +153,7 @@ def setting_warning(trials: Sequence[Trial], reference: Group, changed: Sequence
     Args:
         trials: ours.
         reference: whose conditions count.
+        networks: that were trained in place of others, a line each.
         changed: fields of the recipe that the command set.
     """
     parts = []
@@ -157,6 +164,7 @@ def setting_warning(trials: Sequence[Trial], reference: Group, changed: Sequence
         ours, theirs = _ours(trials, key), reference.conditions.get(key)
         if theirs is not None and ours and ours != [_text(theirs)]:
             parts.append(f"{key.replace('_', ' ')} {' and '.join(ours)} instead of {_text(theirs)}")
+    parts += networks
     if changed:
         parts.append(f"set by the command: {', '.join(changed)}")
     return "; ".join(parts)

@@ -15,8 +15,8 @@ from reports.model import Figure, MethodRow
 
 SIZE = (5.6, 3.7)
 _CAPTION = (
-    "Small: one trial. Large: the mean over seeds, with its 95 % interval in both directions where there are two seeds "
-    "or more. Up and left is better."
+    "Small: one trial. Large and hollow: the mean over seeds, with its 95 % interval in both directions where there "
+    "are two seeds or more. Up and left is better."
 )
 _SKIPS = "Effective assumes hardware that skips; where it is less than executed, this is no measured saving."
 
@@ -101,8 +101,10 @@ def _scatter(points: pd.DataFrame, name: str, title: str, caption: str, axis: st
                 yerr=y.half_width,
                 color=colour,
                 marker=marker,
-                markersize=8.5,
-                markeredgecolor=svg.GROUND,
+                markersize=9.5,
+                # Hollow: two methods of one accuracy and cost hide one another otherwise.
+                markerfacecolor="none",
+                markeredgewidth=1.7,
                 linestyle="none",
                 capsize=2.5,
                 elinewidth=1.1,

@@ -46,13 +46,28 @@ def test_dead_channels_are_masked_and_channels_ordered_by_their_last_value(drawn
 
 def test_bars_of_dense_are_dense_and_lines_show_where_measurements_lie(drawn):
     spreads = {"dense": [(1.0, 3.0)], "other": [(20.0, 70.0)]}
-    bars_figure("f", "T", "C", "y", ["p"], {"other": [30.0], "dense": [2.0]}, spreads, logarithmic=True)
+    bars_figure("f", "T", "C", "y", ["p"], {"other": [30.0], "dense": [2.0]}, spreads)
     (axes,) = drawn[0].axes
     colours = {bar.get_height(): to_hex(bar.get_facecolor()) for bar in axes.patches}
     assert colours == {30.0: svg.PALETTE[0], 2.0: svg.DENSE}
-    ends = {tuple(line[:, 1]) for lines in axes.collections for line in lines.get_segments()}
-    assert ends == {(1.0, 3.0), (20.0, 70.0)}
+    assert _ends(axes) == {(1.0, 3.0), (20.0, 70.0)}
+
+
+def test_on_a_logarithmic_axis_there_are_marks_for_bars_would_begin_nowhere(drawn):
+    spreads = {"dense": [(1.0, 3.0)]}
+    figure = bars_figure("f", "T", "C", "y", ["p"], {"other": [30.0], "dense": [2.0]}, spreads, logarithmic=True)
+    (axes,) = drawn[0].axes
+    assert not axes.patches
+    marks = {float(line.get_ydata()[0]): (line.get_color(), line.get_marker()) for line in axes.lines}
+    assert marks == {30.0: (svg.PALETTE[0], svg.marker(1)), 2.0: (svg.DENSE, svg.marker(0))}
+    assert [line.get_marker() for line in drawn[0].legends[0].get_lines()] == [svg.marker(1), svg.marker(0)]
+    assert _ends(axes) == {(1.0, 3.0)}
     assert axes.get_yscale() == "log"
+    assert "1 marks each" in figure.alt
+
+
+def _ends(axes):
+    return {tuple(line[:, 1]) for lines in axes.collections for line in lines.get_segments()}
 
 
 def test_parts_are_stacked_in_every_panel(drawn):

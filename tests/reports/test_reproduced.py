@@ -234,15 +234,21 @@ def test_the_page_says_first_that_the_setting_is_not_the_papers(trials, numbers)
 def test_what_differs_from_the_paper(suite, numbers):
     reference = numbers.group("t")
 
-    def warning(command=(), **changed):
+    def warning(command=(), networks=(), **changed):
         suite.rows.clear()
         suite.add(
             "dense", 0, accuracy=70.0, time=1.0, trial_id=f"t{len(list(suite.folder.glob('trials/*')))}", **changed
         )
-        return reproduced.setting_warning(read(suite.write()).trials, reference, command)
+        trials = read(suite.write()).trials
+        return reproduced.setting_warning(trials, reference, networks=networks, changed=command)
 
     assert warning(preset="paper") == ""
     assert warning(("recipe.learning_rate=1",), preset="paper") == "set by the command: recipe.learning_rate=1"
+    # A preset's small network stands in, too: nobody's command set it.
+    small = "the network small in place of big"
+    assert warning(("recipe.learning_rate=1",), (small,), preset="paper") == (
+        f"{small}; set by the command: recipe.learning_rate=1"
+    )
     assert warning(preset="paper", epochs=7) == "epochs 7 instead of 5"
     assert warning(preset="paper", model="resnet9[width=0.5]") == (
         "model resnet9[width=0.5] instead of resnet9[width=0.25]"
