@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods import clicktrain_settings as settings
+from methods.allocation import ALLOCATIONS
 from methods.block_convolutions import BlockConvolutions
 from methods.patterns import (
     KEPT,
@@ -49,10 +50,12 @@ class ClickTrain(Method):
 
     Attributes:
         ratios: which share of the kernels of which layer goes. `published`: the list of the configuration for this task
-            and network; `solved`, and where there is none or `compression` is given: the same share of every layer; or
-            the name of a published list.
-        compression: of the 3x3 convolutions together, for which the share is solved; if none is given, the smaller one
-            of the paper's tables for this network, or 8.
+            and network; `solved`, and where there is none or `compression` is given: what `compression` asks for,
+            spread by `allocation`; or the name of a published list.
+        compression: of the 3x3 convolutions together, for which the shares are solved; if none is given, the smaller
+            one of the paper's tables for this network, or 8.
+        allocation: how solved shares differ by layer: they do not (`uniform`), or wide layers lose more
+            (`erdos_renyi`: what stays is in proportion to the sum of a layer's dimensions over their product).
         schedule: when weights are masked from: as the published `config` has it, or earlier, as the `paper` says.
         warmup: share of the epochs after which it is decided what goes, in place of the schedule's.
         hard_prune: share of the epochs from which on weights are masked, in place of the schedule's.
@@ -73,6 +76,7 @@ class ClickTrain(Method):
 
     ratios: str = "published"
     compression: float | None = None
+    allocation: Literal["uniform", "erdos_renyi"] = "uniform"
     schedule: Literal["config", "paper"] = "config"
     warmup: float | None = None
     hard_prune: float | None = None
@@ -97,6 +101,8 @@ class ClickTrain(Method):
             raise ValueError(
                 f"ratios={self.ratios} is a list, which compresses as it does; compression needs ratios=solved"
             )
+        if self.allocation != "uniform" and self.compression is None and self.ratios != "solved":
+            raise ValueError(f"allocation={self.allocation} spreads solved shares; give compression, or ratios=solved")
         if self.compression is not None and self.compression <= POSITIONS / KEPT:
             raise ValueError(f"compression is {self.compression}; patterns alone compress {POSITIONS / KEPT} times")
         for name in ("warmup", "hard_prune"):
@@ -136,12 +142,13 @@ class ClickTrain(Method):
             self._percent = settings.by_layer(found.ratios, ctx.layers)
         else:
             wanted = self.compression or settings.compression_of_the_paper(ctx.task, ctx.network)
-            share = 100 * (1 - POSITIONS / KEPT / wanted)
             if ctx.spaces.model_input is None:
                 raise ValueError(
                     "the model cannot be followed: nothing tells which layer is the first, which stays whole"
                 )
-            self._percent = dict.fromkeys(_inner_3x3_convolutions(ctx), share)
+            shapes = {name: _weight(ctx.layers[name]).shape for name in _inner_3x3_convolutions(ctx)}
+            kept = ALLOCATIONS[self.allocation](shapes, POSITIONS / KEPT / wanted)
+            self._percent = {name: 100 * (1 - share) for name, share in kept.items()}
         if not self._percent:
             raise ValueError(
                 "this network has no 3x3 convolution behind its first layer, and no published list fits it"

@@ -307,6 +307,22 @@ def test_a_network_takes_the_list_of_its_task_and_a_name_takes_another():
         assert [*solved.method._percent.values()] == pytest.approx([75.0] * 7)
 
 
+def test_a_solved_compression_is_spread_as_the_allocation_says():
+    found = {}
+    for allocation in ("uniform", "erdos_renyi"):
+        method = ClickTrain(compression=8.0, allocation=allocation)
+        run = Run(method, vgg11_click(width=1 / 4), "cifar10", "vgg11_click")
+        weights = run.weights()
+        found[allocation] = percents = [method._percent[name] for name in weights]
+        sizes = [weight.numel() for weight in weights.values()]
+        kept = sum(size * (1 - percent / 100) for size, percent in zip(sizes, percents, strict=True))
+        assert 4 / 9 * kept / sum(sizes) == pytest.approx(1 / 8)
+    assert found["uniform"] == pytest.approx([71.875] * 7)
+    first, *_, last = found["erdos_renyi"]
+    assert first == 0  # 16 to 32 channels: more would be its share than it has, and it keeps its kernels whole
+    assert last > 71.875
+
+
 def test_the_paper_masks_earlier_than_the_configuration():
     model, given = vgg11_click(), {"input_shape": SHAPE, "num_classes": 10, "batch_size": 4}
     for schedule, epoch in (("config", 143), ("paper", 94)):  # of Fig. 11 the row with the nearest compression, 11.5

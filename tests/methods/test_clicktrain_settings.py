@@ -149,6 +149,8 @@ def test_a_list_of_another_network_is_refused(ratios, name, message):
         ({"batches": 0}, "batches is 0"),
         ({"warmup": 0.9, "hard_prune": 0.2}, "warmup is 0.9 and hard_prune 0.2; patterns are chosen before"),
         ({"ratios": "cifar10-vgg11_click-1", "compression": 9.0}, "is a list, which compresses as it does"),
+        ({"allocation": "erdos_renyi"}, "spreads solved shares; give compression, or ratios=solved"),
+        ({"allocation": "equal"}, "allocation is 'equal'; known: uniform, erdos_renyi"),
         ({"mixup": -0.3}, "mixup is -0.3"),
         ({"pool": 5}, "pool is '5'; known: published, 4, 8, 12, dynamic"),
     ],
