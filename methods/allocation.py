@@ -26,7 +26,8 @@ def erdos_renyi(shapes: Mapping[str, Sequence[int]], kept: float) -> dict[str, f
         kept: the share of all kernels that stays, from 0 to 1.
 
     Source: Evci, Gale, Menick, Castro, Elsen, "Rigging the Lottery: Making All Tickets Winners", ICML 2020
-    (Erdős-Rényi-Kernel), after Mocanu et al., 2018.
+    (Erdős-Rényi-Kernel), after Mocanu et al., 2018. Theirs is a share of weights; where all kernels are of one size,
+    it is the same.
     """
     kernels = {name: shape[0] * shape[1] for name, shape in shapes.items()}
     likely = {name: sum(shape) / math.prod(shape) for name, shape in shapes.items()}

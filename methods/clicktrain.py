@@ -50,12 +50,13 @@ class ClickTrain(Method):
 
     Attributes:
         ratios: which share of the kernels of which layer goes. `published`: the list of the configuration for this task
-            and network; `solved`, and where there is none or `compression` is given: what `compression` asks for,
-            spread by `allocation`; or the name of a published list.
+            and network; `solved`, and where there is none or `compression` is given: shares that compress so much,
+            by `allocation`; or the name of a published list.
         compression: of the 3x3 convolutions together, for which the shares are solved; if none is given, the smaller
             one of the paper's tables for this network, or 8.
         allocation: how solved shares differ by layer: they do not (`uniform`), or wide layers lose more
-            (`erdos_renyi`: what stays is in proportion to the sum of a layer's dimensions over their product).
+            (`erdos_renyi`: the share that stays is in proportion to the sum of a layer's dimensions over their
+            product); needs `compression`, or `ratios=solved`.
         schedule: when weights are masked from: as the published `config` has it, or earlier, as the `paper` says.
         warmup: share of the epochs after which it is decided what goes, in place of the schedule's.
         hard_prune: share of the epochs from which on weights are masked, in place of the schedule's.

@@ -140,7 +140,7 @@ def bars_figure(
         baseline: the kind that has the colour of dense training.
     """
     others = [kind for kind in bars if kind != baseline]
-    numbers = {kind: 0 if kind == baseline else 1 + others.index(kind) for kind in bars}
+    order = {kind: 0 if kind == baseline else 1 + others.index(kind) for kind in bars}
     handles: list[Patch | Line2D] = []
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(WIDTH, HEIGHT + 0.4), layout="constrained")
@@ -148,7 +148,7 @@ def bars_figure(
         width = 0.8 / len(bars)
         for index, (kind, heights) in enumerate(bars.items()):
             places = np.arange(len(groups)) + (index - (len(bars) - 1) / 2) * width
-            colour, marker = svg.colour(numbers[kind]), svg.marker(numbers[kind])
+            colour, marker = svg.colour(order[kind]), svg.marker(order[kind])
             if logarithmic:
                 axes.plot(places, heights, linestyle="none", marker=marker, markersize=5.0, color=colour)
                 handles.append(Line2D([], [], linestyle="none", marker=marker, color=colour, label=kind))

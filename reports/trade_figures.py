@@ -100,16 +100,14 @@ def _scatter(points: pd.DataFrame, name: str, title: str, caption: str, axis: st
                 xerr=x.half_width,
                 yerr=y.half_width,
                 color=colour,
-                marker=marker,
-                markersize=9.5,
-                # Hollow: two methods of one accuracy and cost hide one another otherwise.
-                markerfacecolor="none",
-                markeredgewidth=1.7,
-                linestyle="none",
+                fmt="none",
                 capsize=2.5,
                 elinewidth=1.1,
                 zorder=3,
             )
+            # Hollow: two methods of one accuracy and cost hide one another otherwise.
+            hollow = {"markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 1.7}
+            axes.plot(x.mean, y.mean, marker=marker, markersize=9.5, linestyle="none", zorder=3, **hollow)
             alts.append(f"{label}: {y.mean:.2f} % at {x.mean:.3g} {unit}")
         axes.set(xlabel=axis, ylabel="Test accuracy, measured (%)")
         axes.margins(0.14)

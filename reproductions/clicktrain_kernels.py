@@ -47,7 +47,7 @@ ON_THE_CPU = (
     "Measured on the CPU in float32, apart from the trial, whatever its device and number format. The least of "
     f"{REPETITIONS['paper']} repetitions ({REPETITIONS['smoke']} in smoke), which other programs disturb least; all "
     "ways in turn, so that what else the machine does hits all of them. Notes have the median, and the time under "
-    "which three quarters of the repetitions lie, to which the lines on the bars reach. The slides measure on a GPU, "
+    "which three quarters of the repetitions lie, to which the lines in the figure reach. The slides measure on a GPU, "
     "and their charts have no numbers: nothing of theirs can stand beside ours."
 )
 

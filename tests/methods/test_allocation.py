@@ -23,7 +23,7 @@ def test_uniform_is_the_same_everywhere():
 
 
 def test_layers_keep_in_proportion_to_their_dimensions_sum_over_product():
-    # (4 + 2 + 6) of 72 and (8 + 8 + 6) of 576: 12 / 8 and 22 / 64 kernels' worth; 72 kernels, of which 18 stay.
+    # (4 + 2 + 6) / 72 of 8 kernels to (8 + 8 + 6) / 576 of 64: as 12 to 22; 72 kernels, of which 18 stay.
     shares = erdos_renyi({"a": (4, 2, 3, 3), "b": (8, 8, 3, 3)}, 0.25)
     assert shares["a"] * 8 == pytest.approx(18 * 12 / 34)
     assert shares["b"] * 64 == pytest.approx(18 * 22 / 34)
@@ -37,10 +37,17 @@ def test_a_layer_keeps_no_more_than_it_has_and_others_share_the_rest():
     assert shares["wide"] * 64 == pytest.approx(38 * 22 / 36)
 
 
-def test_what_fits_only_after_others_were_capped_is_capped_too():
+def test_what_fits_only_until_others_were_capped_is_capped_too():
     shapes = {"small": (2, 2, 3, 3), "middle": (4, 4, 3, 3), "wide": (8, 8, 3, 3)}
     shares = erdos_renyi(shapes, 0.6)  # 50.4: middle would get 46.4 * 14 / 36 of its 16
     assert shares == {"small": 1.0, "middle": 1.0, "wide": pytest.approx((50.4 - 20) / 64)}
+
+
+def test_a_kernel_s_size_counts_and_shares_are_of_kernels():
+    # (8 + 8 + 2) / 64 of 64 kernels to (8 + 8 + 6) / 576 of 64: as 81 to 11; of 128 kernels 32 stay.
+    shares = erdos_renyi({"1x1": (8, 8, 1, 1), "3x3": (8, 8, 3, 3)}, 0.25)
+    assert shares["1x1"] * 64 == pytest.approx(32 * 81 / 92)
+    assert shares["3x3"] * 64 == pytest.approx(32 * 11 / 92)
 
 
 def test_nothing_goes_where_everything_stays():

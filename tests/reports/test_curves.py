@@ -1,6 +1,7 @@
 """Curves, bars and heat maps of reproductions, looked up in the drawing itself."""
 
 import numpy as np
+import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex
 
@@ -32,7 +33,13 @@ def test_bars_stand_side_by_side(drawn):
     bars_figure("f", "T", "C", "y", ["p", "q"], {"one": [1.0, 2.0], "other": [3.0, 4.0]})
     bars = sorted((bar.get_x(), bar.get_height()) for bar in drawn[0].axes[0].patches)
     assert [height for _, height in bars] == [1.0, 3.0, 2.0, 4.0]
+    starts = [left for left, _ in bars]
+    assert starts == pytest.approx([-0.4, 0.0, 0.6, 1.0])  # each as wide as the next one is away
     assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["p", "q"]
+    assert _legend(drawn[0], lambda patch: to_hex(patch.get_facecolor())) == {
+        "one": svg.colour(1),
+        "other": svg.colour(2),
+    }
 
 
 def test_dead_channels_are_masked_and_channels_ordered_by_their_last_value(drawn):
@@ -60,10 +67,23 @@ def test_on_a_logarithmic_axis_there_are_marks_for_bars_would_begin_nowhere(draw
     assert not axes.patches
     marks = {float(line.get_ydata()[0]): (line.get_color(), line.get_marker()) for line in axes.lines}
     assert marks == {30.0: (svg.PALETTE[0], svg.marker(1)), 2.0: (svg.DENSE, svg.marker(0))}
-    assert [line.get_marker() for line in drawn[0].legends[0].get_lines()] == [svg.marker(1), svg.marker(0)]
+    assert [float(line.get_xdata()[0]) for line in axes.lines] == pytest.approx([-0.2, 0.2])  # side by side
+    assert {line.get_linestyle() for line in axes.lines} == {"None"}
+    (spread,) = [lines for lines in axes.collections if len(lines.get_segments())]
+    assert spread.get_segments()[0][0, 0] == pytest.approx(0.2)
+    assert _legend(drawn[0], lambda line: (line.get_color(), line.get_marker(), line.get_linestyle())) == {
+        "other": (svg.PALETTE[0], svg.marker(1), "None"),
+        "dense": (svg.DENSE, svg.marker(0), "None"),
+    }
     assert _ends(axes) == {(1.0, 3.0)}
     assert axes.get_yscale() == "log"
     assert "1 marks each" in figure.alt
+
+
+def _legend(figure, look):
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    return dict(zip(texts, map(look, legend.legend_handles), strict=True))
 
 
 def _ends(axes):

@@ -60,6 +60,7 @@ def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
     assert "Not the paper's setting" in page
     assert "preset smoke" in page
     assert "the network resnet9[width=0.125] in place of" in page.replace("\\", "")
+    assert "network" not in page.partition("set by the command:")[2].partition("\n")[0]
     assert "Nothing was pruned" not in page or name in ("clicktrain-fig1", "clicktrain-fig3")
     assert ("Timed on " in page) == (name in TIMED_APART)
     text = " ".join(ElementTree.parse(folder / "reproduce" / f"{name}.svg").getroot().itertext())
