@@ -105,9 +105,18 @@ def _scatter(points: pd.DataFrame, name: str, title: str, caption: str, axis: st
                 elinewidth=1.1,
                 zorder=3,
             )
-            # Hollow: two methods of one accuracy and cost hide one another otherwise.
-            hollow = {"markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 1.7}
-            axes.plot(x.mean, y.mean, marker=marker, markersize=9.5, linestyle="none", zorder=3, **hollow)
+            axes.plot(
+                x.mean,
+                y.mean,
+                linestyle="none",
+                marker=marker,
+                markersize=9.5,
+                # Hollow: two methods of one accuracy and cost hide one another otherwise.
+                markerfacecolor="none",
+                markeredgecolor=colour,
+                markeredgewidth=1.7,
+                zorder=3,
+            )
             alts.append(f"{label}: {y.mean:.2f} % at {x.mean:.3g} {unit}")
         axes.set(xlabel=axis, ylabel="Test accuracy, measured (%)")
         axes.margins(0.14)
