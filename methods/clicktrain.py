@@ -105,7 +105,9 @@ class ClickTrain(Method):
         if self.allocation != "uniform" and self.compression is None and self.ratios != "solved":
             raise ValueError(f"allocation={self.allocation} spreads solved shares; give compression, or ratios=solved")
         if self.compression is not None and self.compression <= POSITIONS / KEPT:
-            raise ValueError(f"compression is {self.compression}; patterns alone compress {POSITIONS / KEPT} times")
+            raise ValueError(
+                f"compression is {self.compression}; patterns alone compress {POSITIONS / KEPT} times, give more"
+            )
         for name in ("warmup", "hard_prune"):
             share = getattr(self, name)
             if share is not None and not 0 <= share < 1:
@@ -140,7 +142,10 @@ class ClickTrain(Method):
             )
         found = settings.find(ctx.task, ctx.network, self.ratios if self.compression is None else "solved")
         if found.ratios:
-            self._percent = settings.by_layer(found.ratios, ctx.layers)
+            try:
+                self._percent = settings.by_layer(found.ratios, ctx.layers)
+            except ValueError as error:
+                raise ValueError(f"ratios={self.ratios} on {ctx.network or 'this network'}: {error}") from None
         else:
             wanted = self.compression or settings.compression_of_the_paper(ctx.task, ctx.network)
             if ctx.spaces.model_input is None:

@@ -69,6 +69,7 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
     trade, missing_trade = trade_figures(rows, slug)
     course, missing_course = course_figures(rows, slug)
     any_done = any(row.done for row in rows)
+    disturbances = (*competing_programs(group.trials), *unsteady_times(group.trials))
     return Group(
         title=title,
         question="What came out" if key["preset"] == SMOKE else "What should I use?",
@@ -78,13 +79,12 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
         headlines=headlines(rows, setting),
         remarks=(
             *_smoke(key["preset"]),
-            *competing_programs(group.trials),
-            *unsteady_times(group.trials),
+            *disturbances,
             *resumed(group.trials),
             *repeated_seeds(group),
             *multipliers(rows),
         ),
-        trade_table=trade_table(rows, slug, device) if any_done else None,
+        trade_table=trade_table(rows, slug, device, disturbed=bool(disturbances)) if any_done else None,
         flops_table=flops_table(rows, slug) if any_done else None,
         trade_figures=tuple(trade),
         course_figures=tuple(course),

@@ -19,6 +19,7 @@ from reports.model import Figure
 
 WIDTH, HEIGHT = 8.6, 3.4
 _DEAD = "#d0d4d9"  # in no place of the colour scale
+_WIDE = 1e3  # a logarithmic axis that reaches further has labels at powers of ten alone
 _LEVEL = 4  # groups whose names have room beside each other
 _LABELS = 26  # past so many layers along an axis only some are named
 
@@ -166,6 +167,9 @@ def bars_figure(
         axes.set_ylabel(y)
         if logarithmic:
             axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            subdivisions = (1.0, 2.0, 5.0) if high / low < _WIDE else (1.0,)
+            axes.yaxis.set_major_locator(LogLocator(subs=subdivisions))
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.yaxis.set_minor_formatter(NullFormatter())
         figure.legend(handles=handles, loc="outside upper left", ncols=min(len(bars), 4), fontsize=8.5)

@@ -67,8 +67,8 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
 def short_names(labels: Sequence[str], most: int = 30) -> dict[str, str]:
     """Names that fit into a figure; the tables have them whole.
 
-    Parameters that all variants of a method share are left out; what is still longer than `most` is cut, and names that
-    this would make alike are numbered.
+    Parameters that all variants of a method share are left out, and "[…]" stands for them where none is left; what is
+    still longer than `most` is cut, and names that this would make alike are numbered.
     """
     parts: dict[str, tuple[str, list[str]]] = {}
     for label in dict.fromkeys(labels):
@@ -78,7 +78,7 @@ def short_names(labels: Sequence[str], most: int = 30) -> dict[str, str]:
     for label, (name, parameters) in parts.items():
         siblings = [set(others) for other, (same, others) in parts.items() if same == name and other != label]
         told = [parameter for parameter in parameters if not siblings or any(parameter not in own for own in siblings)]
-        short = f"{name}[{','.join(told)}]" if told else name
+        short = f"{name}[{','.join(told)}]" if told else f"{name}[…]" if parameters else name
         short = short if len(short) <= most else f"{short[: most - 1]}…"
         number = 2
         unique = short

@@ -21,8 +21,7 @@ def multipliers(rows: Sequence[MethodRow]) -> list[str]:
         if trial is None:
             continue
         parts = [
-            f"{backend} in {_layers(layers, len(first), named=backend != _DENSE)}"
-            for backend, layers in _by_backend(first)
+            f"{backend} in {_layers(layers, len(first), backend, trial)}" for backend, layers in _by_backend(first)
         ]
         others = "" if all(found == first for _, found in by_seed) else "; other seeds differ"
         lines.append(
@@ -45,6 +44,20 @@ def _by_backend(chosen: Mapping[str, str]) -> list[tuple[str, list[str]]]:
     return [(backend, [layer for layer in chosen if chosen[layer] == backend]) for backend in backends]
 
 
-def _layers(layers: Sequence[str], of: int, *, named: bool) -> str:
-    names = ", ".join(layers[:_MOST_NAMES]) + (", ..." if len(layers) > _MOST_NAMES else "")
-    return f"{len(layers)} of {of} layers" + (f" ({names})" if named else "")
+def _layers(layers: Sequence[str], of: int, backend: str, trial: Trial) -> str:
+    count = f"{len(layers)} of {of} layers"
+    if backend != _DENSE:
+        return f"{count} ({_names(layers)})"
+    with_zeros = [layer for layer in layers if layer in _sparse(trial)]
+    return f"{count}, by zeros too in {len(with_zeros)} ({_names(with_zeros)})" if with_zeros else count
+
+
+def _names(layers: Sequence[str]) -> str:
+    return ", ".join(layers[:_MOST_NAMES]) + (", ..." if len(layers) > _MOST_NAMES else "")
+
+
+def _sparse(trial: Trial) -> set[str]:
+    """Layers with something to skip in one of their products at the end, whoever multiplied."""
+    layers = trial.epochs[-1].get("layers") if trial.epochs else None
+    found = layers.items() if isinstance(layers, Mapping) else ()
+    return {str(name) for name, record in found if min(record.get("density", ()), default=1.0) < 1}

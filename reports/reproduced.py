@@ -136,6 +136,7 @@ def to_markdown(reproduced: Reproduced) -> str:
         ),
         differences=_table("What transfers: differences to dense", [one for one in printed if one.is_difference]),
         absolutes=_table("The numbers themselves", [one for one in printed if not one.is_difference]),
+        unrun_published=any(one.part in unrun and one.published is not None for one in reproduced.comparisons),
         ours_alone=_ours_alone([one for one in parts if one.published is None]),
         alone=_alone(reproduced.alone),
         conditions=_conditions(reproduced.trials, reproduced.reference),

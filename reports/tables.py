@@ -12,20 +12,23 @@ from reports.rows import by_seed
 
 _INTERVAL = "± is the half-width of the 95 % t-interval over seeds."
 _ONE_SEED = "From one seed: no interval, and no telling what chance did; --seeds 3 gives one."
+_DISTURBED = "Not to be trusted here: the remarks above say what disturbed these times."
 _SKIPS = (
     "Assumes hardware that skips every multiply-add the method's sparsity makes superfluous; "
     "what was multiplied here is the executed column."
 )
 
 
-def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
+def trade_table(rows: Sequence[MethodRow], slug: str, device: str, *, disturbed: bool = False) -> Table:
     """How sure, and at what cost: a row a method, in the order of `rows`.
 
     Args:
         rows: of one group, ranked.
         slug: the group's, for the table's name.
         device: of the group; it decides whether peak memory was measured or counted.
+        disturbed: whether something else than the methods had a part in the times; the columns of times then say so.
     """
+    doubt = f" {_DISTURBED}" if disturbed else ""
     memory: tuple[Kind, str] = ("counted", "Bytes of saved tensors, parameters, gradients and optimizer state.")
     if device.startswith("cuda"):
         memory = ("measured", "The allocator's maximum.")
@@ -35,10 +38,13 @@ def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
         Column("Test accuracy", "%", "measured", _INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED),
         Column("Difference to dense", "points", "measured", "Paired by seed."),
         Column(
-            "Training time", "", "measured", "Mean over seeds; pruning, regulariser and reconfiguration are inside."
+            "Training time",
+            "",
+            "measured",
+            f"Mean over seeds; pruning, regulariser and reconfiguration are inside.{doubt}",
         ),
-        Column("Training time", "× dense", "measured", "Mean of the ratios, paired by seed."),
-        Column("Realised saving of time", "%", "measured", _realised_note(rows)),
+        Column("Training time", "× dense", "measured", f"Mean of the ratios, paired by seed.{doubt}"),
+        Column("Realised saving of time", "%", "measured", _realised_note(rows) + doubt),
         Column(
             "Theoretical saving of FLOPs",
             "%",

@@ -21,7 +21,8 @@ MEANING = (
     "Counted: exact, from shapes and masks. One multiply-add is 2 FLOPs; convolution and linear layers, padding "
     "counted; the first layer has no data gradient; a method's own arithmetic is overhead and in no count of training.",
     "FLOPs have four counts: of the original dense net, of the current shapes, effective (current times density: what "
-    "would be left on hardware that skips) and executed (what the kernels really did).",
+    "would be left on hardware that skips) and executed (what the kernels really did; where a method lets the clock "
+    "choose who multiplies, what else the machine did has a part in that).",
     "Modelled: assumes something this hardware did not do. Published: quoted from a paper. Neither ranks anything.",
     "Accuracy is the share of the untouched test set at the final epoch. ± is the half-width of the 95 % t-interval "
     "over seeds, differences and ratios to dense paired by seed; where it covers dense, that is 'not told apart'.",

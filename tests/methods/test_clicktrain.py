@@ -46,6 +46,11 @@ class Branching(nn.Module):
         (plain(), {"compression": 4.0, "balance": "filter", "ratios": "solved"}, None),
         (plain(), {"compression": 20.0, "balance": "filter"}, "'1': 88.75 % of its kernels leave a filter none"),
         (plain(frozen=True), {}, "'1' is not trained; without gradients"),
+        (
+            plain(),
+            {"ratios": "cifar10-vgg11_click-1"},
+            "ratios=cifar10-vgg11_click-1 on this network: a list of 7 ratios",
+        ),
         (Branching(follows=True), {}, "'unused' is not used by the model's forward"),
         (Branching(follows=False), {}, "the model cannot be followed: nothing tells which layer is the first"),
     ],

@@ -142,7 +142,7 @@ def test_a_list_of_another_network_is_refused(ratios, name, message):
     ("given", "message"),
     [
         ({"ratios": "cifar10-vgg11_click-9"}, "did you mean 'cifar10-vgg11_click-"),
-        ({"compression": 2.25}, "compression is 2.25; patterns alone compress 2.25 times"),
+        ({"compression": 2.25}, "compression is 2.25; patterns alone compress 2.25 times, give more"),
         ({"hard_prune": 1.0}, "hard_prune is 1.0; a share"),
         ({"warmup": -0.1}, "warmup is -0.1; a share"),
         ({"coefficient": -1.0}, "coefficient is -1.0"),

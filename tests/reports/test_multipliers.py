@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from reports import records
 from reports.build import build
 
 
-def set_backends(suite: Any, method: str, by_seed: dict[int, dict[str, str]]) -> None:
-    """Write into the last record of each trial of a method who multiplied in its layers."""
+def set_backends(
+    suite: Any,
+    method: str,
+    by_seed: dict[int, dict[str, str]],
+    density: Mapping[str, list[float]] = MappingProxyType({}),
+) -> None:
+    """Write into the last record of each trial of a method who multiplied in its layers, and how densely."""
     for place in (suite.folder / "trials").iterdir():
         spec = json.loads((place / "trial.json").read_text())["spec"]
         if spec["method"] != method:
@@ -19,6 +26,8 @@ def set_backends(suite: Any, method: str, by_seed: dict[int, dict[str, str]]) ->
         record = json.loads(last)
         chosen = by_seed.get(spec["seed"], {})
         record["backends"] = {name: chosen.get(name, "torch") for name in record["layers"]}
+        for name, several in density.items():
+            record["layers"][name]["density"] = several
         (place / "epochs.jsonl").write_text("\n".join([*before, json.dumps(record)]) + "\n")
 
 
@@ -45,3 +54,13 @@ def test_backends_are_named_with_their_layers_and_that_seeds_differ(suite: Any) 
     assert lines(suite) == [expected + "."]
     set_backends(suite, "sdgp", {0: two, 1: two})
     assert lines(suite) == [expected + "; other seeds differ."]
+
+
+def test_layers_whose_zeros_torch_multiplied_are_named(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"), seeds=1)
+    density = {"block1.conv1": [0.5, 1, 1], "block1.conv2": [1, 0.5, 1], "block2.conv1": [0.25, 0.25, 0.25]}
+    set_backends(suite, "sdgp", {0: {"block2.conv1": "skipping"}}, density)
+    assert lines(suite) == [
+        "Who multiplied in the last epoch of sdgp[n=2,m=4] (seed 0): skipping in 1 of 5 layers (block2.conv1); "
+        "torch in 4 of 5 layers, by zeros too in 2 (block1.conv1, block1.conv2)."
+    ]

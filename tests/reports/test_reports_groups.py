@@ -128,7 +128,9 @@ def test_competing_programs_and_interruptions_are_said_where_times_are(suite: An
     for seed in range(3):
         suite.add("dense", seed, accuracy=71.0 + seed, time=370.0)
     folder = suite.write()
-    assert build(read(folder)).groups[0].remarks == ()
+    quiet = build(read(folder)).groups[0]
+    assert quiet.remarks == ()
+    assert _doubted(quiet) == []
     first, second, _ = sorted((folder / "trials").iterdir())
     for trial, changed in (
         (first, {"hardware": {"threads": 2}, "busy_cores": 1.8}),
@@ -140,11 +142,18 @@ def test_competing_programs_and_interruptions_are_said_where_times_are(suite: An
         record = json.loads((trial / "trial.json").read_text())
         record["provenance"] |= changed
         (trial / "trial.json").write_text(json.dumps(record))
-    busy, interrupted = build(read(folder)).groups[0].remarks
+    group = build(read(folder)).groups[0]
+    assert _doubted(group) == ["Training time", "Training time", "Realised saving of time"]
+    busy, interrupted = group.remarks
     assert busy.startswith("Other programs were at work when 1 of 3 trials began (at most on 0.9 times the cores")
     assert f"in {first.name}): trust no time" in busy
     assert interrupted.startswith("One trial was interrupted and went on later")
     assert f"{second.name} after epoch 2 and 4; torch was 2.11 until epoch 2" in interrupted
+
+
+def _doubted(group: Any) -> list[str]:
+    """The columns whose notes say that they are not to be trusted: a table is copied without the remarks above it."""
+    return [column.title for column in group.trade_table.columns if "Not to be trusted" in column.note]
 
 
 def test_damaged_records_are_counted_apart(suite: Any) -> None:

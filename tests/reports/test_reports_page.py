@@ -434,6 +434,9 @@ def test_names_in_figures_are_short_and_stay_different() -> None:
     assert short["dense"] == "dense"
     assert [short[name] for name in variants] == ["prunetrain[ratio=0.1]", "prunetrain[ratio=0.2]"]
     assert len(set(short.values())) == 5
+    shared = short_names(["clicktrain[compression=8.0]", "clicktrain[compression=8.0,pool=4]"])
+    assert [*shared.values()] == ["clicktrain[…]", "clicktrain[pool=4]"]  # the first is not the method's default
+    assert [*short_names(["clicktrain", "clicktrain[pool=4]"]).values()] == ["clicktrain", "clicktrain[pool=4]"]
     assert max(len(name) for name in short.values()) <= 34
 
 

@@ -299,6 +299,9 @@ def test_a_part_that_nobody_asked_for_is_a_command_and_no_rows(trials, numbers):
     assert "pruned minus dense" not in page
     assert "accuracy, dense" in page  # another command left it here
     assert "pruned minus dense" in reproduced.to_csv(make(without, numbers).comparisons)
+    assert "Their published numbers are in `made-up.csv`" in page
+    others = (reproduced.Unrun("b", "a part that nothing was published of", "pdt reproduce made-up --parts b"),)
+    assert "Their published numbers" not in reproduced.to_markdown(make(trials, numbers, unrun=others))
 
 
 def test_text_from_outside_is_no_markup(suite, numbers):
