@@ -191,3 +191,20 @@ def test_clicktrain_is_within_two_and_a_half_points_of_dense_at_eight_times():
     table, dense = of_vgg11("clicktrain-vgg11-allocations")
     ours = table[table["variant"] == "compression=8.1,allocation=erdos_renyi,warmup=0.15,hard_prune=0.3"]
     assert ((dense - 100 * ours["test_accuracy"].to_numpy()) <= 2.5).all()
+
+
+def test_the_card_has_the_four_methods_as_they_were_trained():
+    card = " ".join((ROOT / "docs" / "methods" / "clicktrain.md").read_text(encoding="utf-8").split())
+    table = pd.read_csv(ROOT / "results" / "cpu-zen5-2cores" / "four-methods" / "results.csv")
+    dense = table[table["method"] == "dense"].iloc[0]
+    time = (table["train_time_s"] / dense["train_time_s"]).map("{:.2f}".format)
+    behind = (100 * (dense["test_accuracy"] - table["test_accuracy"])).map("{:.2f}".format)
+    said = (
+        ("clicktrain", True, "it took {} of dense's time and ended {} points below it"),
+        ("clicktrain", False, "`erdos_renyi`, early, {} and {}, since"),
+        ("sdgp", True, "`sdgp` took {} and ended {} below"),
+        ("prunetrain", True, "`prunetrain` {} and {}."),
+    )
+    for method, plain, text in said:
+        (row,) = table.index[(table["method"] == method) & (table["variant"].isna() == plain)]
+        assert text.format(time[row], behind[row]) in card
