@@ -201,7 +201,7 @@ def test_the_card_has_the_four_methods_as_they_were_trained():
     behind = (100 * (dense["test_accuracy"] - table["test_accuracy"])).map("{:.2f}".format)
     said = (
         ("clicktrain", True, "it took {} of dense's time and ended {} points below it"),
-        ("clicktrain", False, "`erdos_renyi`, early, {} and {}, since"),
+        ("clicktrain", False, "`erdos_renyi`, early, {} and {}, with masks"),
         ("sdgp", True, "`sdgp` took {} and ended {} below"),
         ("prunetrain", True, "`prunetrain` {} and {}."),
     )
