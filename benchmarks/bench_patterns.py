@@ -38,6 +38,8 @@ from kernels.tap_conv import TapConvolution, library
 from methods import clicktrain_settings as settings
 from methods.clicktrain import ClickTrain
 from methods.patterns import Dropped, choose_patterns, generic_pool, least_important_kernels
+from reproductions.pattern_layers import Layer
+from reproductions.pattern_layers import conversions as ways_to_convert
 from suite.backends import TORCH, Geometry
 from suite.devices import resolve_device
 from suite.errors import UsageError
@@ -221,20 +223,11 @@ def measure_conversion(pairs: int, found: dict[str, Any]) -> None:
 
 def conversions(shape: Shape, pairs: int) -> tuple[Ratio, Ratio]:
     """Torch's conversion over ours, by a known index and with all that a mask asks for made anew."""
-    kept = shape.kept()
-    weight = (torch.randn(kept.shape) * kept).contiguous(memory_format=torch.channels_last)
-    matrix = weight.contiguous().flatten(1)
-    taps = TapConvolution(kept, (1, 1), (1, 1))
-
-    def anew() -> None:
-        made = TapConvolution(kept, shape.geometry.stride, shape.geometry.padding)
-        made.prepare((shape.side, shape.side))
-        made.values(weight)
-
-    return (
-        interleaved_ratio(matrix.to_sparse_csr, lambda: taps.values(weight), pairs),
-        interleaved_ratio(matrix.to_sparse_csr, anew, pairs),
-    )
+    kept, geometry = shape.kept(), shape.geometry
+    weight = torch.randn(kept.shape) * kept
+    layer = Layer(str(shape), weight, geometry.stride, geometry.padding, geometry.dilation, (shape.side, shape.side))
+    theirs, known, anew = ways_to_convert(layer).values()
+    return interleaved_ratio(theirs, known, pairs), interleaved_ratio(theirs, anew, pairs)
 
 
 def measure_steps(pairs: int, found: dict[str, Any]) -> None:

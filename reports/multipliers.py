@@ -20,8 +20,10 @@ def multipliers(rows: Sequence[MethodRow]) -> list[str]:
         trial, first = next(((trial, found) for trial, found in by_seed if set(found.values()) - {_DENSE}), (None, {}))
         if trial is None:
             continue
+        sparse = _sparse(trial)
         parts = [
-            f"{backend} in {_layers(layers, len(first), backend, trial)}" for backend, layers in _by_backend(first)
+            f"{backend} in {_layers(layers, len(first), None if backend != _DENSE else sparse)}"
+            for backend, layers in _by_backend(first)
         ]
         others = "" if all(found == first for _, found in by_seed) else "; other seeds differ"
         lines.append(
@@ -44,11 +46,12 @@ def _by_backend(chosen: Mapping[str, str]) -> list[tuple[str, list[str]]]:
     return [(backend, [layer for layer in chosen if chosen[layer] == backend]) for backend in backends]
 
 
-def _layers(layers: Sequence[str], of: int, backend: str, trial: Trial) -> str:
+def _layers(layers: Sequence[str], of: int, sparse: set[str] | None) -> str:
+    """All layers of a backend by name; of torch's those that are in `sparse`."""
     count = f"{len(layers)} of {of} layers"
-    if backend != _DENSE:
+    if sparse is None:
         return f"{count} ({_names(layers)})"
-    with_zeros = [layer for layer in layers if layer in _sparse(trial)]
+    with_zeros = [layer for layer in layers if layer in sparse]
     return f"{count}, by zeros too in {len(with_zeros)} ({_names(with_zeros)})" if with_zeros else count
 
 

@@ -62,7 +62,7 @@ class Figure9(Reproduction):
         ON_THE_CPU,
         "Torch's to_sparse_csr looks for what is not zero. The compact form is one gather, by an index that is made "
         "once for a mask; making that index, and the lists that say where each weight finds its input, is what the "
-        "third bar takes, once a training.",
+        "third way takes, once a training.",
     )
     parts = PARTS
 

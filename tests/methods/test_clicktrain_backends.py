@@ -17,17 +17,22 @@ def skipping():
         pytest.skip("no kernels that skip weights")
 
 
-def test_skipped_weights_change_nothing_but_the_work(skipping):
-    masked, compact = Run(stages()), Run(stages(backend="compact"))
-    for run in (masked, compact):
-        run.epochs(3)
+def train_alike(masked, run):
+    """Train both into the masked stage and see that they end alike; the layers and weights of the second, by name."""
+    masked.epochs(3)
+    run.epochs(3)
     for name, weight in masked.weights().items():
-        other = compact.weights()[name]
+        other = run.weights()[name]
         assert torch.equal(weight == 0, other == 0)
         torch.testing.assert_close(weight, other, rtol=1e-3, atol=1e-4)
-        layer = compact.hooks.ctx.layers[name]
+    return [(name, run.hooks.ctx.layers[name], weight) for name, weight in run.weights().items()]
+
+
+def test_skipped_weights_change_nothing_but_the_work(skipping):
+    masked, compact = Run(stages()), Run(stages(backend="compact"))
+    for name, layer, other in train_alike(masked, compact):
         share = float((other != 0).float().mean())
-        assert layer.op_plan.backend.executed("forward", None, weight, layer.geometry) == pytest.approx(share)
+        assert layer.op_plan.backend.executed("forward", None, other, layer.geometry) == pytest.approx(share)
         assert layer.meter.take() == pytest.approx((share,) * 3, rel=0.2)  # the first masked step's products were dense
         assert masked.hooks.ctx.layers[name].op_plan.empty
     compact.hooks.finish()
@@ -101,13 +106,7 @@ def test_measuring_changes_no_draw_of_the_training(skipping):
 
 def test_filters_of_one_pattern_are_multiplied_as_blocks(skipping):
     masked, blocks = (Run(stages(scope="filter", backend=backend)) for backend in ("masked", "blocks"))
-    for run in (masked, blocks):
-        run.epochs(3)
-    for name, weight in masked.weights().items():
-        other = blocks.weights()[name]
-        assert torch.equal(weight == 0, other == 0)
-        torch.testing.assert_close(weight, other, rtol=1e-3, atol=1e-4)
-        layer = blocks.hooks.ctx.layers[name]
+    for _, layer, weight in train_alike(masked, blocks):
         assert layer.op_plan.backend.name == "blocks"
         assert layer.op_plan.backend.executed("forward", None, weight, layer.geometry) == 4 / 9
     assert blocks.method.record(blocks.hooks.ctx)["backends"] == dict.fromkeys(blocks.weights(), "blocks")
