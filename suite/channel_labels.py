@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, fx, nn
 
+from suite.channel_numbers import ChannelNumbers, noting_reads
 from suite.index_spaces import ChannelConstant, IndexSpace, IndexSpaces, Slice
 from suite.ops import PlannedConv2d, PlannedLinear
 
@@ -53,6 +55,12 @@ class LeafTracer(fx.Tracer):
         return isinstance(m, leaves) or super().is_leaf_module(m, module_qualified_name)
 
 
+def trace(model: nn.Module) -> tuple[fx.Graph, list[tuple[nn.Module, str]]]:
+    """The graph of a model in the mode it is in, and what its code read of its layers: (module, attribute)."""
+    with noting_reads(model, (*_LAYERS, *_NORMS)) as reads:
+        return LeafTracer().trace(model), reads
+
+
 class Use(NamedTuple):
     """A tensor's axis, or a number of a module (`axis` is -1), that has an entry for each entry of a label."""
 
@@ -62,10 +70,15 @@ class Use(NamedTuple):
 
 
 class ChannelLabels(fx.Interpreter):
-    """Runs a graph and labels every activation with its channels; `gather_spaces` makes index spaces of them."""
+    """Runs a graph and labels every activation with its channels; `gather_spaces` makes index spaces of them.
+
+    A model that computes other things in training than in evaluation has two graphs: the second one is run with `follow`
+    and adds its constraints to those of the first.
+    """
 
     def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
         super().__init__(model, graph=graph)
+        self._first_graph = graph
         self.count = 0  # channels numbered so far
         self.united: list[tuple[Label, Label]] = []
         self.uses: list[Use] = []
@@ -79,27 +92,55 @@ class ChannelLabels(fx.Interpreter):
         self._labels: dict[fx.Node, Label] = {}
         self._claimed: dict[tuple[int, int], Label] = {}
         self._counted: set[tuple[str, str]] = set()
+        self._numbers = ChannelNumbers()
+
+    def follow(self, graph: fx.Graph, *inputs: Tensor) -> None:
+        """Run a graph of the model, and keep what it says of the channels together with what earlier ones said."""
+        super().__init__(self.module, graph=graph)
+        self._labels, self._numbers = {}, ChannelNumbers()
+        self.run(*inputs)
+
+    def freeze_reads(self, reads: Iterable[tuple[nn.Module, str]]) -> None:
+        """Freeze what the model's own code read of a layer: (module, attribute), where the layer ran before."""
+        names = {id(module): name for name, module in self.module.named_modules()}
+        for module, attribute in dict.fromkeys(reads):
+            reason = f"the model reads '{names[id(module)]}.{attribute}' itself"
+            tensor = getattr(module, attribute)
+            for (key, _), label in self._claimed.items():
+                if isinstance(tensor, Tensor) and key == id(tensor):
+                    self.reasons.append((reason, label))
+            for name, axis, label in self.uses:
+                owner, _, counted = name.rpartition(".")
+                if axis < 0 and counted == attribute and self.module.get_submodule(owner) is module:
+                    self.reasons.append((reason, label))
 
     def run_node(self, n: fx.Node) -> Any:
         """Compute a node, then label what it returned. Numbers (sizes, for instance) have no label."""
         value = super().run_node(n)
         inputs = [node for node in n.all_input_nodes if node in self._labels]
+        several = isinstance(value, (tuple, list)) and any(isinstance(entry, Tensor) for entry in value)
+        if isinstance(value, Tensor) or several or value is None or n.op == "output":
+            reason = f"'{n.name}' depends on their number"
+            self.reasons += [(reason, label) for label in self._numbers.among(n.all_input_nodes)]
+        else:
+            self._numbers.note(n, self._labels, self.env)
         if n.op == "output":
-            self.model_outputs = [self._labels[node] for node in inputs]
+            self.model_outputs += [self._labels[node] for node in inputs]
             self._freeze(inputs, "the model's output")
         elif isinstance(value, Tensor):
             if not (n.op == "get_attr" and value.numel() == 1):  # one number is a factor, with no channels
                 label = self._label(n, value, inputs)
                 self._labels[n] = self._not_understood(n, value, inputs) if label is None else label
-        elif isinstance(value, (tuple, list)) and any(isinstance(entry, Tensor) for entry in value):
+        elif several:
             self._not_understood(n, None, inputs)
         return value
 
     def _label(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Label | None:
         """The label of a node's tensor, or `None` if the node is not understood."""
-        if node.op == "placeholder" and not len(self.model_input) and value.ndim >= 2:
-            self.model_input = self._new(value.shape[1])
-            self.reasons.append(("the model's input", self.model_input))
+        if node is next(iter(self.graph.nodes)) and node.op == "placeholder" and value.ndim >= 2:
+            if self.graph is self._first_graph:
+                self.model_input = self._new(value.shape[1])
+                self.reasons.append(("the model's input", self.model_input))
             return self.model_input
         if not inputs or value.ndim < 2:
             return None

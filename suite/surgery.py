@@ -20,15 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from suite.channel_labels import ChannelLabels, LeafTracer, gather_spaces
+from suite.channel_labels import ChannelLabels, gather_spaces, trace
 from suite.errors import nearest
 from suite.gates import GATED, gated_spaces, input_channels, put_gates, why_not_gated
 from suite.index_spaces import Branch, ChannelConstant, IndexSpace, IndexSpaces, Slice
 from suite.method import IndexMap, ReconfigPlan
+from suite.probing import probing
 
 __all__ = ["Branch", "ChannelConstant", "IndexSpace", "IndexSpaces", "apply_plan", "find_index_spaces"]
 
 Cuts = dict[str, dict[int, Tensor]]  # tensor's name -> axis -> positions that stay
+Shapes = dict[str, tuple[torch.Size, torch.Size]]  # layer's name -> shapes of its input and output
 
 
 def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> IndexSpaces:
@@ -50,16 +52,8 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
     """
     first = next(model.parameters())
     blank = torch.zeros(2, *input_shape, device=first.device, dtype=first.dtype)
-    with _evaluating(model), _layer_shapes(model) as shapes:
-        try:
-            graph = LeafTracer().trace(model)
-        except Exception as error:  # a forward that meets a proxy may raise anything; the reason is kept
-            model(blank)
-            spaces = _untraced(model, f"the model cannot be traced: {type(error).__name__}: {error}")
-        else:
-            labels = ChannelLabels(model, graph)
-            labels.run(blank)
-            spaces = gather_spaces(labels)
+    with probing(model), torch.no_grad():
+        spaces, shapes = _followed(model, blank)
     for name, (given, output) in shapes.items():
         spaces.positions[name], spaces.input_sizes[name] = output[2:].numel(), tuple(given[2:])
     for name, module in model.named_modules():
@@ -67,6 +61,32 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
         if isinstance(child, str) and not isinstance(getattr(module, child), ChannelConstant):
             _enter_branch(model, spaces, f"{name}.{child}" if name else child, shapes)
     return spaces
+
+
+def _followed(model: nn.Module, blank: Tensor) -> tuple[IndexSpaces, Shapes]:
+    """The index spaces of a model, whose mode is changed, and the shapes of its layers in evaluation and in training."""
+    labels: ChannelLabels | None = None
+    graphs, reads = [], []
+    try:
+        for training in (False, True):
+            mode = "training" if training else "evaluation"
+            model.train(training)
+            graph, read = trace(model)
+            graphs.append(graph)
+            reads += read
+    except Exception as error:  # a forward that meets a proxy may raise anything; the reason is kept
+        with _layer_shapes(model.eval()) as shapes:
+            model(blank)
+        return _untraced(model, f"the model cannot be traced in {mode}: {type(error).__name__}: {error}"), shapes
+    # Layers compute in evaluation also in the graph of training: the shapes are the same, and no statistics change.
+    with _layer_shapes(model.eval()) as shapes:
+        labels = ChannelLabels(model, graphs[0])
+        labels.run(blank)
+    with _layer_shapes(model) as in_training:
+        if str(graphs[1]) != str(graphs[0]):
+            labels.follow(graphs[1], blank)
+    labels.freeze_reads(reads)
+    return gather_spaces(labels), shapes | {name: own for name, own in in_training.items() if name not in shapes}
 
 
 def apply_plan(
@@ -305,7 +325,7 @@ def _untraced(model: nn.Module, reason: str) -> IndexSpaces:
 
 
 def _enter_branch(
-    model: nn.Module, spaces: IndexSpaces, name: str, shapes: dict[str, tuple[torch.Size, torch.Size]]
+    model: nn.Module, spaces: IndexSpaces, name: str, shapes: Shapes
 ) -> None:
     """Enter a residual branch as removable, or as fixed and why."""
     layers = [layer for layer in shapes if layer.startswith(name + ".")]
@@ -355,15 +375,18 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _layer_shapes(model: nn.Module) -> Iterator[dict[str, tuple[torch.Size, torch.Size]]]:
+def _layer_shapes(model: nn.Module) -> Iterator[Shapes]:
     """Notes shapes of input and output of every layer that runs inside, by name, in the order in which they run."""
-    shapes: dict[str, tuple[torch.Size, torch.Size]] = {}
+    shapes: Shapes = {}
 
     def note(name: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         shapes[name] = (inputs[0].shape, output.shape)
 
     handles = [
-        layer.register_forward_hook(lambda layer, inputs, output, name=name: note(name, inputs, output))
+        layer.register_forward_hook(
+            lambda layer, inputs, named, output, name=name: note(name, (*inputs, *named.values()), output),
+            with_kwargs=True,
+        )
         for name, layer in model.named_modules()
         if isinstance(layer, (nn.Conv2d, nn.Linear))
     ]
