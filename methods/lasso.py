@@ -35,11 +35,12 @@ def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[s
     """The layers that the penalty sums over, by name.
 
     Left out are input groups of what reads the model's input and output groups of what makes its output, since these
-    never go; and grouped convolutions, depthwise ones among them. Biases and normalisation are not penalised.
+    never go; grouped convolutions, depthwise ones among them; and layers that the model's forward never runs. Biases and
+    normalisation are not penalised.
     """
     found = {}
     for name, layer in layers.items():
-        if name in spaces.grouped:
+        if name in spaces.grouped or name not in spaces.positions:
             continue
         weight = layer.weight
         assert isinstance(weight, Tensor)

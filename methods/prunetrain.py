@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from methods.group_lasso import GroupLasso
+from suite.errors import UsageError
 from suite.method import Context, ReconfigPlan
 from suite.registry import register
 
@@ -60,6 +61,11 @@ class PruneTrain(GroupLasso):
         self._first_batch_size = ctx.batch_size
         if self.dynamic_batch == "device" and ctx.device.type != "cuda":
             raise ValueError("dynamic_batch=device needs a CUDA device, whose memory is the bound; take start")
+        if self.dynamic_batch != "off" and not ctx.train_images:
+            raise UsageError(
+                f"dynamic_batch={self.dynamic_batch} needs train_images, the images of an epoch, or the batch could never "
+                "grow; the loop then has to follow hooks.ctx.batch_size and hooks.reconfigurations[-1].lr_scale"
+            )
 
     def cuts_now(self, ctx: Context) -> bool:
         """Every `interval` epochs, after the last one too where it divides."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,9 +15,14 @@ from suite.errors import UsageError
 from suite.ledger import count_model
 from suite.memory import StepMemory, measure_step
 from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, OtherTrial, ReconfigPlan
+from suite.optimizer_state import why_not_cut
 from suite.ops import EMPTY, PlannedLayer, StepState, convert
 from suite.random_keys import Keys
+from suite.ranks import Ranks, WrapperGuard
 from suite.surgery import apply_plan, find_index_spaces
+from suite.trial_cut import freeze_what_fails
+
+log = logging.getLogger(__name__)
 
 
 class Hooks:
@@ -35,6 +41,9 @@ class Hooks:
             hooks.end_epoch()
         hooks.finish()
 
+    Where `torch.distributed` is initialised, every rank makes this object, with the same arguments, and calls the same
+    hooks: rank 0's model becomes that of all, random masks differ by rank, and the loss that the method sees is the mean.
+
     Args:
         model: the bare model, on its device and in its memory format; converted in place.
         method: the method, with its parameters.
@@ -42,6 +51,9 @@ class Hooks:
         num_classes, epochs, batch_size, seed, task, network, preset, train_images, micro_batches, others: what the
             context tells the method.
         dtype: the type of autocast in training; `torch.float32` for none.
+
+    Raises:
+        UsageError: if the model is wrapped already, or the ranks of `torch.distributed` are given different arguments.
     """
 
     def __init__(
@@ -62,12 +74,20 @@ class Hooks:
         others: Mapping[str, OtherTrial] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise UsageError("the model is wrapped in DistributedDataParallel; apply the method first, then wrap the model")
         self.model, self.method = model, method
+        self.ranks = Ranks.of_this_process()
+        self.ranks.agree("the method, seed and sizes", (type(method).__name__, seed, epochs, batch_size, micro_batches))
+        self.ranks.share(model)
+        self._guard = WrapperGuard(model) if self.ranks.size > 1 else None
         self.input_shape, self.dtype = input_shape, dtype
         self.reconfigurations: list[ReconfigPlan] = []
         self.plans_made = 0  # how many times the layers were planned
         self._measured: tuple[Any, float, StepMemory] | None = None
-        self._step_state = StepState(seed=seed)
+        self._largest_batch = 0  # images of this rank, in the epoch that runs
+        self._first_slot = self.ranks.rank * micro_batches
+        self._step_state = StepState(seed=seed, slot=self._first_slot)
         self.ctx = Context(
             model=model,
             layers={name: layer for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))},
@@ -84,12 +104,17 @@ class Hooks:
             train_images=train_images,
             micro_batches=micro_batches,
             others=others or {},
+            rank=self.ranks.rank,
+            all_reduce=self.ranks.all_reduce,
             memory_estimate=self._memory_estimate,
             inference_flops=self._inference_flops,
         )
         for name in method.depends_on():
             if name not in self.ctx.others:
                 raise UsageError(f"{type(method).__name__} depends on a trial of '{name}', which others= has to name")
+        self._cuts = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("begin", "reconfigure"))
+        if self._cuts:
+            freeze_what_fails(model, self.ctx.spaces, input_shape)
         method.setup(self.ctx)
         for first in method.begin(self.ctx):
             if (first.batch_size, first.lr_scale, first.restart) != (None, None, False):
@@ -114,10 +139,16 @@ class Hooks:
             self._step_state.keys = None
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Name the optimizer of the model's parameters."""
+        """Name the optimizer of the model's parameters.
+
+        Raises:
+            UsageError: if the method reconfigures the network, and the optimizer's state cannot be cut with it.
+        """
+        self._refuse_uncut_state(optimizer)
         self.ctx.optimizer = optimizer
 
     def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        self._largest_batch = max(self._largest_batch, len(images))
         return self.method.transform_batch(images, labels, self.ctx)
 
     def begin_micro_batch(self, micro_batch: int, micro_batches: int) -> None:
@@ -125,8 +156,12 @@ class Hooks:
         self._step_state.slot = self.ctx.rank * micro_batches + micro_batch
 
     def regularization(self, task_loss: Tensor) -> Tensor | None:
-        """The method's term for this step, computed without autocast; `task_loss` is the step's loss without it."""
-        self.ctx.task_loss = task_loss.detach()
+        """The method's term for this step, computed without autocast.
+
+        Args:
+            task_loss: this rank's loss of the step without the term; the method sees the mean over all ranks.
+        """
+        self.ctx.task_loss = self.ranks.mean(task_loss.detach())
         with torch.autocast(self.ctx.device.type, enabled=False):
             return self.method.regularization(self.model, self.ctx)
 
@@ -148,6 +183,8 @@ class Hooks:
         runs = self.method.before_optimizer_step(self.ctx) is not SKIP_STEP
         if runs:
             (step or self.ctx.optimizer.step)()
+            if self.ctx.step == 0:
+                self._refuse_uncut_state(self.ctx.optimizer)
         self.method.after_optimizer_step(self.ctx)
         self.end_step()
         return runs
@@ -157,7 +194,7 @@ class Hooks:
         self.ctx.step += 1
         self.ctx.batch_index += 1
         self._step_state.step = self.ctx.step
-        self._step_state.slot = 0
+        self._step_state.slot = self._first_slot
         self._plan_where_asked()
 
     def end_epoch(self) -> IndexMap | None:
@@ -172,7 +209,10 @@ class Hooks:
         self.ctx.batch_index = 0
         self.method.on_epoch_end(self.ctx)
         plan = self.method.reconfigure(self.ctx)
+        if self._cuts:
+            self.ranks.agree("the reconfiguration", None if plan is None else plan.to_json())
         self._plan_where_asked()
+        self._warn_of_another_batch()
         return plan
 
     def carry_out(self, plan: ReconfigPlan) -> IndexMap:
@@ -232,11 +272,31 @@ class Hooks:
     def _replay(self, plan: ReconfigPlan) -> IndexMap:
         index_map = apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer)
         self.reconfigurations.append(plan)
+        if self._guard and (plan.kept or plan.removed_branches or plan.gated):
+            self._guard.shapes_changed()
         self.ctx.layers = {name: layer for name, layer in self.ctx.layers.items() if index_map.exists(name)}
         if plan.batch_size is not None:
             self.ctx.batch_size = plan.batch_size
         self.method.on_reconfigured(index_map, self.ctx)
         return index_map
+
+    def _refuse_uncut_state(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._cuts and (reason := why_not_cut(optimizer)):
+            raise UsageError(
+                f"{type(self.method).__name__} reconfigures the network, and the state of {type(optimizer).__name__} cannot "
+                f"be cut with it: {reason}; take SGD, Adam or another whose state has each parameter's shape"
+            )
+
+    def _warn_of_another_batch(self) -> None:
+        """Say that an epoch's batches were smaller than the last reconfiguration asked for."""
+        asked = any(plan.batch_size is not None for plan in self.reconfigurations)
+        images, self._largest_batch = self._largest_batch * self.ranks.size, 0
+        if asked and 0 < images < self.ctx.batch_size:
+            log.warning(
+                "epoch %d was trained with batches of %d images where the method had asked for %d: the loop has to take "
+                "hooks.ctx.batch_size images a batch, and its learning rate times hooks.reconfigurations[-1].lr_scale",
+                self.ctx.epochs_done, images, self.ctx.batch_size,
+            )  # fmt: skip
 
     def _plan_where_asked(self) -> None:
         if self.method.plan_version != self._plan_version:
@@ -270,10 +330,16 @@ class Hooks:
             fixed = after * (2 + held / before) + _bytes(model.buffers())
             devices = [self.ctx.device] if self.ctx.device.type == "cuda" else []
             with torch.random.fork_rng(devices):  # dropout draws
-                images = -(-self.ctx.batch_size // self.ctx.micro_batches)
+                images = self._images_at_once(self.ctx.batch_size)
                 self._measured = cut, fixed, measure_step(model, self.input_shape, self.dtype, images)
         _, fixed, step = self._measured
-        return int(fixed + step.of(-(-(plan.batch_size or self.ctx.batch_size) // self.ctx.micro_batches)))
+        found = fixed + step.of(self._images_at_once(plan.batch_size or self.ctx.batch_size))
+        # Devices measure a little differently, and all ranks have to decide alike.
+        return int(self.ranks.mean(torch.tensor(found, dtype=torch.float64, device=self.ctx.device)))
+
+    def _images_at_once(self, batch_size: int) -> int:
+        """Images of a micro-batch on one rank."""
+        return -(-batch_size // (self.ctx.micro_batches * self.ranks.size))
 
     def _inference_flops(self, plan: ReconfigPlan) -> float:
         """FLOPs of one image's inference by the network that `plan` would leave; counted on a copy."""

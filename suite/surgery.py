@@ -13,6 +13,7 @@ being zero.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -270,26 +271,67 @@ def _emitted_constant(model: nn.Module, branch: Branch) -> Tensor:
     dead = [layer for layer, weight in zip(branch.layers, weights, strict=True) if not weight.any()]  # type: ignore[operator]
     cut = model.get_submodule(dead[-1] if dead else branch.layers[-1])
 
-    def silence(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        bias = layer.bias
-        if not isinstance(bias, Tensor):
-            return torch.zeros_like(output)
-        return torch.zeros_like(output) + bias.view(1, -1, *[1] * (output.ndim - 2))
-
     module, first = model.get_submodule(branch.name), weights[0]
     assert isinstance(first, Tensor)
     channels = input_channels(model.get_submodule(branch.layers[0]))
-    handle = cut.register_forward_hook(silence)
+    handle = cut.register_forward_hook(_silence)
     try:
         with _evaluating(module):
             out = module(torch.zeros(1, channels, *branch.input_size, device=first.device, dtype=first.dtype))
     finally:
         handle.remove()
-    places = out.flatten(2)[0] if out.ndim > 2 else out[0][:, None]
+    if not _is_constant(out):
+        raise ValueError(f"branch '{branch.name}' cannot be taken out: what it emits is not constant")
+    return _places(out)[0, :, 0].clone()
+
+
+def _silence(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """A forward hook: what a layer gives when its weights are zero."""
+    bias = layer.bias
+    if not isinstance(bias, Tensor):
+        return torch.zeros_like(output)
+    return torch.zeros_like(output) + bias.view(1, -1, *[1] * (output.ndim - 2))
+
+
+def _is_constant(output: Tensor) -> bool:
+    """Whether an output, (N, K, ...), has one value a channel for all images and places."""
+    values = _places(output)
     # Products round differently at different places; a border that padding makes differs by far more.
-    if (places - places[:, :1]).abs().max() > 1e-3 * places.abs().max():
-        raise ValueError(f"branch '{branch.name}' cannot be taken out: what it emits is no constant")
-    return places[:, 0].clone()
+    return bool((values - values[:1, :, :1]).abs().max() <= 1e-3 * values.abs().max())
+
+
+def _places(output: Tensor) -> Tensor:
+    """(N, K, places)."""
+    return output.flatten(2) if output.ndim > 2 else output[:, :, None]
+
+
+def _leaves_a_constant(model: nn.Module, name: str, layers: Sequence[str], given: torch.Size) -> bool:
+    """Whether a branch emits a constant as soon as all channels between two of its layers are dead.
+
+    A copy is tried out on random images, with normalisation, biases and statistics drawn at random, since new ones have
+    zeros for every constant.
+
+    Args:
+        model: in any mode; left as it is.
+        name: of the branch.
+        layers: its convolution and linear layers, in order.
+        given: the shape of the branch's input.
+    """
+    with probing(model), torch.no_grad():
+        torch.manual_seed(0)
+        branch = copy.deepcopy(model.get_submodule(name)).eval()
+        for key, tensor in (*branch.named_parameters(), *branch.named_buffers()):
+            if tensor.ndim == 1 and tensor.is_floating_point():
+                tensor.uniform_(0.5, 1.5) if key.endswith("running_var") else tensor.normal_(0.5, 0.5)
+        first = next(branch.parameters())
+        images = torch.randn(given, device=first.device).to(first.dtype)
+        for layer in layers[1:]:
+            handle = branch.get_submodule(layer.removeprefix(f"{name}.")).register_forward_hook(_silence)
+            constant = _is_constant(branch(images))
+            handle.remove()
+            if not constant:
+                return False
+    return True
 
 
 def _replace(model: nn.Module, name: str, constant: Tensor) -> None:
@@ -342,6 +384,11 @@ def _enter_branch(
         spaces.fixed_branches[name] = "its layers are no chain"
     elif padding:
         spaces.fixed_branches[name] = f"'{padding[0]}' pads, so that dead channels before it leave no constant"
+    elif not _leaves_a_constant(model, name, layers, shapes[layers[0]][0]):
+        spaces.fixed_branches[name] = (
+            "dead channels inside leave no constant: what it emits then differs from place to place (behind a pooling that "
+            "pads, for instance) or with its input"
+        )
     else:
         size = tuple(shapes[layers[0]][0][2:])
         spaces.removable_branches[name] = Branch(name, tuple(layers), inner, outputs, size)

@@ -1,0 +1,99 @@
+"""What two processes of `torch.distributed` do in `test_ranks`; a module of its own, which they can import."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from small_methods import RandomChannels
+from small_training import CLASSES, SHAPE, SmallBatches, small_net
+from torch.nn.parallel import DistributedDataParallel
+
+from methods.prunetrain import PruneTrain
+from suite.errors import UsageError
+from suite.ops import apply
+
+RANKS, BATCH = 2, 16
+
+
+def start(rank, folder):
+    """Run every check on one rank, and leave what it found in a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    found = {check.__name__: check(rank) for check in (random_masks, proximal, refusals)}
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def part(images, labels, rank):
+    return images.chunk(RANKS)[rank], labels.chunk(RANKS)[rank]
+
+
+def planned(method, rank, **context):
+    """A net of the rank's own weights, which becomes that of rank 0, its hooks and its optimizer."""
+    torch.manual_seed(rank)
+    model = small_net()
+    hooks = apply(model, method, **({"input_shape": SHAPE, "num_classes": CLASSES, "epochs": 3, "batch_size": BATCH} | context))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    hooks.attach(optimizer)
+    return model, hooks, optimizer
+
+
+def epoch(number, wrapped, hooks, optimizer, rank):
+    for images, labels in SmallBatches(64, seed=1).epoch(number, BATCH):
+        images, labels = hooks.transform_batch(*part(images, labels, rank))
+        loss = F.cross_entropy(wrapped(images), labels)
+        hooks.add_regularization(loss).backward()
+        hooks.optimizer_step()
+        optimizer.zero_grad()
+
+
+def random_masks(rank):
+    """Gradients of the second step."""
+    model, hooks, optimizer = planned(RandomChannels(), rank)
+    wrapped = DistributedDataParallel(model)
+    for images, labels in list(SmallBatches(64, seed=1).epoch(0, BATCH))[:2]:
+        optimizer.zero_grad()
+        images, labels = part(images, labels, rank)
+        F.cross_entropy(wrapped(images), labels).backward()
+        hooks.optimizer_step(lambda: None)
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def proximal(rank):
+    """Parameters and losses of a training that reconfigures, and what a wrapper made before it says."""
+    method = PruneTrain(update="proximal", interval=1, threshold=0.15, ratio=0.6)
+    model, hooks, optimizer = planned(method, rank)
+    wrapped = DistributedDataParallel(model)
+    epoch(0, wrapped, hooks, optimizer, rank)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    assert hooks.end_epoch() is not None
+    refused = ""
+    try:
+        wrapped(torch.zeros(2, *SHAPE))
+    except UsageError as error:
+        refused = str(error)
+    model.eval()(torch.zeros(2, *SHAPE))  # the bare model runs
+    again = DistributedDataParallel(model.train())
+    epoch(1, again, hooks, optimizer, rank)
+    return {
+        "before": before,
+        "after": [parameter.detach().clone() for parameter in model.parameters()],
+        "coefficient": method.state_dict()["penalty_coefficient"],
+        "refused": refused,
+        "loss": hooks.ctx.task_loss,
+        "sum": hooks.ctx.all_reduce(torch.tensor(float(rank + 1))),
+        "estimate": hooks.ctx.memory_estimate(hooks.reconfigurations[0].__class__()),
+    }
+
+
+def refusals(rank):
+    """The messages for ranks with seeds of their own, and for a model that is wrapped already."""
+    messages = []
+    try:
+        planned(RandomChannels(), rank, seed=rank)
+    except UsageError as error:
+        messages.append(str(error))
+    try:
+        apply(DistributedDataParallel(small_net()), RandomChannels(), input_shape=SHAPE, num_classes=CLASSES, epochs=1, batch_size=4)
+    except UsageError as error:
+        messages.append(str(error))
+    return messages
