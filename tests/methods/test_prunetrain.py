@@ -17,6 +17,7 @@ from methods.lasso import (
     weights_of,
 )
 from methods.prunetrain import PruneTrain
+from suite.errors import UsageError
 from suite.ops import apply
 from suite.parameters import build_method
 from suite.surgery import find_index_spaces
@@ -25,12 +26,13 @@ from tasks.models.resnet9 import resnet9
 SHAPE, CLASSES, BATCH = (3, 16, 16), 10, 16
 
 
-def start(**parameters):
+def start(train_images=0, **parameters):
     """A narrow ResNet-9 with hooks of PruneTrain, and its optimizer."""
     torch.manual_seed(0)
     model = resnet9(width=1 / 16)
     method = PruneTrain(**{"interval": 1, "threshold": 1e-2} | parameters)
-    hooks = apply(model, method, input_shape=SHAPE, num_classes=CLASSES, epochs=4, batch_size=BATCH)
+    sizes = {"epochs": 4, "batch_size": BATCH, "train_images": train_images}
+    hooks = apply(model, method, input_shape=SHAPE, num_classes=CLASSES, **sizes)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     hooks.attach(optimizer)
     return model, method, hooks, optimizer
@@ -132,6 +134,15 @@ def test_prunetrain_1_the_first_step_fixes_the_coefficient(update, coefficient):
     resumed = PruneTrain()
     resumed.load_state_dict(method.state_dict())
     assert resumed.state_dict() == method.state_dict()
+
+
+def test_the_penalty_multiplies_the_gradient_that_comes_in():
+    model, _, hooks, _ = start()
+    layers = list(lasso_layers(hooks.ctx.layers, hooks.ctx.spaces).values())
+    (once,) = torch.autograd.grad(penalty(layers), layers[0].weight)
+    (thrice,) = torch.autograd.grad(3 * penalty(layers), layers[0].weight)
+    torch.testing.assert_close(thrice, 3 * once)
+    assert once.abs().max() > 0
 
 
 def test_a_first_step_that_is_not_finite_fixes_nothing():
@@ -311,8 +322,7 @@ def test_a_branch_without_living_channels_goes_whatever_the_rounding():
 
 
 def test_prunetrain_10_the_batch_grows_within_the_memory_of_the_start():
-    model, method, hooks, optimizer = start(dynamic_batch="start")
-    hooks.ctx.train_images = 1000
+    model, method, hooks, optimizer = start(train_images=1000, dynamic_batch="start")
     estimates = []
     measure = hooks.ctx.memory_estimate
     hooks.ctx.memory_estimate = lambda plan: estimates.append(measure(plan)) or estimates[-1]
@@ -337,9 +347,46 @@ def test_prunetrain_10_the_batch_grows_within_the_memory_of_the_start():
     assert resumed.state_dict() == method.state_dict()
 
 
+def test_a_learning_rate_grows_with_the_batch_from_its_first_size():
+    model, _, hooks, optimizer = start(train_images=10_000, dynamic_batch="start")
+    train(hooks, optimizer, 1)
+    # Of a bound of 1000: what a cut of any size leaves room for is a batch of 48, then one of 80.
+    for images, channel in ((48, 0), (80, 1)):
+        kill(model, hooks.ctx.spaces, "prep.conv", channel)
+        hooks.ctx.memory_estimate = lambda plan, most=images: 1000 + (plan.batch_size or most) - most
+        plan = decide(hooks)
+        assert (plan.batch_size, plan.lr_scale) == (images, images / BATCH)
+        hooks.carry_out(plan)
+
+
+def test_a_growing_batch_needs_the_images_of_an_epoch():
+    with pytest.raises(UsageError, match="dynamic_batch=start needs train_images, the images of an epoch"):
+        start(dynamic_batch="start")
+
+
+def test_a_loop_that_keeps_its_batch_where_a_larger_one_was_asked_for_is_told(caplog):
+    model, _, hooks, optimizer = start(train_images=1000, dynamic_batch="start")
+    hooks.transform_batch(*batch(0))
+    train(hooks, optimizer, 1)
+    for name, space in hooks.ctx.spaces.items():
+        for index in range(space.size - 1):
+            if not space.frozen:
+                kill(model, hooks.ctx.spaces, name, index)
+    assert hooks.end_epoch() is not None
+    asked = hooks.ctx.batch_size
+    assert asked > BATCH
+    assert not caplog.records
+    hooks.transform_batch(torch.zeros(asked, *SHAPE), torch.zeros(asked, dtype=torch.int64))
+    hooks.end_epoch()
+    assert not caplog.records
+    hooks.transform_batch(*batch(1))
+    hooks.end_epoch()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"epoch 3 was trained with batches of {BATCH} images where the method had asked")
+
+
 def test_a_batch_is_never_larger_than_the_data_nor_smaller_than_it_was():
-    model, _, hooks, optimizer = start(dynamic_batch="start")
-    hooks.ctx.train_images = BATCH + 40
+    model, _, hooks, optimizer = start(train_images=BATCH + 40, dynamic_batch="start")
     train(hooks, optimizer, 1)
     for index in range(5):
         kill(model, hooks.ctx.spaces, "prep.conv", index)
@@ -351,8 +398,8 @@ def test_a_batch_is_never_larger_than_the_data_nor_smaller_than_it_was():
 
 
 def test_a_batch_grows_by_what_the_micro_batches_divide():
-    model, _, hooks, optimizer = start(dynamic_batch="start")
-    hooks.ctx.train_images, hooks.ctx.micro_batches = 10_000, 3
+    model, _, hooks, optimizer = start(train_images=10_000, dynamic_batch="start")
+    hooks.ctx.micro_batches = 3
     train(hooks, optimizer, 1)
     kill(model, hooks.ctx.spaces, "prep.conv", 0)
     hooks.ctx.memory_estimate = lambda plan: 10_000 if plan.batch_size is None else 100 + plan.batch_size

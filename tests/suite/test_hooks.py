@@ -9,8 +9,8 @@ from small_methods import Nothing, SkipsOdd, WeightMask
 from small_training import RECIPE, SHAPE, SmallBatches, small_net, small_trainer
 from torch import nn
 
-from suite.method import SKIP_STEP, Density, Method, ReconfigPlan
-from suite.ops import PlannedLayer
+from suite.method import SKIP_STEP, Density, Method, OpPlan, ReconfigPlan
+from suite.ops import PlannedLayer, apply
 
 
 def test_hooks_run_in_the_order_of_the_contract():
@@ -138,8 +138,6 @@ def test_memory_estimate_falls_with_what_a_plan_takes_out():
 
 
 def test_apply_serves_a_loop_of_ones_own():
-    from suite.ops import apply
-
     torch.manual_seed(0)
     model = small_net()
     hooks = apply(model, SkipsOdd(), input_shape=SHAPE, num_classes=4, epochs=2, batch_size=16)
@@ -185,3 +183,22 @@ def test_plan_of_numpy_integers_is_plain_data():
     plan = ReconfigPlan(kept={"0": numpy.arange(3)})
     assert [type(index) for index in plan.to_json()["kept"]["0"]] == [int] * 3
     assert ReconfigPlan.from_json(plan.to_json()).kept == {"0": [0, 1, 2]}
+
+
+def test_a_forward_between_steps_has_the_first_slot():
+    slots = []
+
+    class Notes(Method):
+        def plan(self, name, layer):
+            return OpPlan(weight_forward=lambda weight, site: (slots.append(site.slot), weight)[1]) if name == "0" else None
+
+    model = small_net()
+    hooks = apply(model, Notes(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
+    hooks.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    images = torch.zeros(2, *SHAPE)
+    for index in range(2):
+        hooks.begin_micro_batch(index, 2)
+        model(images).sum().backward()
+    hooks.optimizer_step()
+    model(images)
+    assert slots == [0, 1, 0]
