@@ -10,7 +10,7 @@ from suite.method import ReconfigPlan
 from suite.surgery import apply_plan, find_index_spaces
 
 SHAPE = (3, 6, 6)
-STEPS = ("conv", "grouped", "depthwise", "norm", "relu", "add", "cat", "gate", "branch")
+STEPS = ("conv", "grouped", "depthwise", "norm", "relu", "add", "cat", "gate", "branch", "size", "count", "training")
 
 
 class RandomNet(nn.Module):
@@ -45,6 +45,8 @@ class RandomNet(nn.Module):
                 made = given + channels[other]
             elif kind == "branch":
                 layer = nn.Sequential(nn.Conv2d(given, width, 1), nn.ReLU(), nn.Conv2d(width, given, 1))
+            elif kind in ("count", "training"):
+                layer = nn.Conv2d(given, given, 1)
             self.layers.append(layer or nn.Identity())
             self.program.append((kind, one, other))
             channels.append(made)
@@ -64,6 +66,12 @@ class RandomNet(nn.Module):
                 made.append(torch.cat((made[one], made[other]), dim=1))
             elif kind == "branch":
                 made.append(made[one] + layer(made[one]))
+            elif kind == "size":
+                made.append(made[one] / made[one].shape[1])
+            elif kind == "count":
+                made.append(layer(made[one]) / layer.in_channels)
+            elif kind == "training":
+                made.append(made[one] + layer(made[one]) if self.training else made[one])
             else:
                 made.append(layer(made[one]))
         end = made[-1]
@@ -79,6 +87,15 @@ nets = st.builds(
     ),
     st.booleans(),
 )
+
+
+def outputs(model, images):
+    """In training, where normalisation stays as it is in evaluation, and in evaluation."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    return model(images), model.eval()(images)
 
 
 def masked(model, spaces, kept):
@@ -112,11 +129,11 @@ def test_surgery_by_random_kept_sets_equals_masking(data):
             if not space.frozen
         }
         masked(model, spaces, kept)
-        before = model.eval()(images)
+        before = outputs(model, images)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         shrinks = any(len(channels) < spaces[name].size for name, channels in kept.items())
         apply_plan(model, ReconfigPlan(kept=kept), spaces, None)
-        torch.testing.assert_close(model(images), before, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(outputs(model, images), before, rtol=1e-10, atol=1e-10)
         assert (sum(parameter.numel() for parameter in model.parameters()) < parameters) == shrinks
         assert {name: space.original for name, space in spaces.items() if name in kept} == kept
         for space in spaces.values():

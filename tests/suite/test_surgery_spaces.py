@@ -327,6 +327,67 @@ def test_a_branch_whose_dead_channels_would_leave_no_constant_is_fixed():
     assert free.removable_branches["1.branch"].spaces == ("1.branch.0", "1.branch.2")
 
 
+class Pooled(nn.Module):
+    """A branch with a pooling in its middle; what it adds may depend on its input past the layers."""
+
+    residual_branch = "branch"
+
+    def __init__(self, pool):
+        super().__init__()
+        self.branch = nn.Sequential(
+            *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+            *(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), pool),
+        )
+
+    def forward(self, x):
+        return x + self.branch(x)
+
+
+@pytest.mark.parametrize(
+    ("pool", "removable"),
+    [
+        (nn.AvgPool2d(3, 1, 1), False),
+        (nn.AvgPool2d(3, 1, 1, count_include_pad=False), True),
+        (nn.MaxPool2d(3, 1, 1), True),
+    ],
+)
+def test_a_branch_with_a_pooling_is_removable_where_the_padding_leaves_no_border(pool, removable):
+    torch.manual_seed(0)
+    model = reading(Pooled(pool), nn.Flatten(), nn.Linear(256, 2)).double().eval()
+    spaces = find_index_spaces(model, SHAPE)
+    assert ("1.branch" in spaces.removable_branches) == removable
+    assert spaces["1.branch.0"].may_be_empty == removable
+    if not removable:
+        assert "behind a pooling that pads" in spaces.fixed_branches["1.branch"]
+        return
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.bias, module.running_mean):
+                tensor.data.normal_()
+    for layer in (0, 3):
+        model[1].branch[layer].weight.data.zero_()
+    images = torch.randn(2, *SHAPE, dtype=torch.float64)
+    before = model(images)
+    apply_plan(model, ReconfigPlan(removed_branches=("1.branch",)), spaces, None)
+    torch.testing.assert_close(model(images), before, rtol=1e-12, atol=1e-12)
+
+
+def test_a_branch_that_hands_its_input_on_is_not_removable():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            return torch.relu(x) + self.last(self.first(x))
+
+    model = Pooled(nn.Identity())
+    model.branch = Inner()
+    spaces = find_index_spaces(reading(model, nn.Flatten(), nn.Linear(256, 2)), SHAPE)
+    assert not spaces.removable_branches
+    assert "or with its input" in spaces.fixed_branches["1.branch"]
+
+
 def test_finding_leaves_the_model_as_it_was_and_works_on_planned_layers():
     model = resnet(1).train()
     model[1].eval()
