@@ -35,8 +35,8 @@ def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[s
     """The layers that the penalty sums over, by name.
 
     Left out are input groups of what reads the model's input and output groups of what makes its output, since these
-    never go; grouped convolutions, depthwise ones among them; and layers that the model's forward never runs. Biases and
-    normalisation are not penalised.
+    never go; grouped convolutions, depthwise ones among them; and layers that the model's forward never runs. Biases
+    and normalisation are not penalised.
     """
     found = {}
     for name, layer in layers.items():

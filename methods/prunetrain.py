@@ -63,8 +63,8 @@ class PruneTrain(GroupLasso):
             raise ValueError("dynamic_batch=device needs a CUDA device, whose memory is the bound; take start")
         if self.dynamic_batch != "off" and not ctx.train_images:
             raise UsageError(
-                f"dynamic_batch={self.dynamic_batch} needs train_images, the images of an epoch, or the batch could never "
-                "grow; the loop then has to follow hooks.ctx.batch_size and hooks.reconfigurations[-1].lr_scale"
+                f"dynamic_batch={self.dynamic_batch} needs train_images, the images of an epoch, or the batch could "
+                "never grow; the loop then has to follow hooks.ctx.batch_size and hooks.reconfigurations[-1].lr_scale"
             )
 
     def cuts_now(self, ctx: Context) -> bool:

@@ -72,8 +72,8 @@ class Use(NamedTuple):
 class ChannelLabels(fx.Interpreter):
     """Runs a graph and labels every activation with its channels; `gather_spaces` makes index spaces of them.
 
-    A model that computes other things in training than in evaluation has two graphs: the second one is run with `follow`
-    and adds its constraints to those of the first.
+    A model that computes other things in training than in evaluation has two graphs: the second one is run with
+    `follow` and adds its constraints to those of the first.
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph) -> None:

@@ -1,4 +1,4 @@
-"""Where a model's forward reads its channels as numbers or tensors of its own, past the layers that `ChannelLabels` knows.
+"""Where a model's forward reads sizes of its channels as numbers, or weights and counts of its layers.
 
 `x / x.shape[1] ** 0.5`, `y * self.conv.in_channels` and `F.conv2d(y, self.conv.weight)` compute something else, or
 nothing at all, after channels were cut. Index spaces that such code depends on are frozen.
@@ -22,8 +22,8 @@ READ = frozenset({
 """The attributes of layers and normalisations that a cut changes."""
 
 _WITHOUT_CHANNELS = {
-    "dim", "ndim", "ndimension", "dtype", "device", "layout", "element_size", "itemsize", "is_floating_point", "is_cuda",
-    "requires_grad", "is_contiguous",
+    "dim", "ndim", "ndimension", "dtype", "device", "layout", "element_size", "itemsize", "is_floating_point",
+    "is_cuda", "requires_grad", "is_contiguous",
 }  # fmt: skip
 
 Label = NDArray[np.int64]
@@ -80,7 +80,7 @@ class ChannelNumbers:
         return [label for node in nodes for label in self._told.get(node, ())]
 
     def note(self, node: fx.Node, labels: Mapping[fx.Node, Label], values: Mapping[fx.Node, Any]) -> None:
-        """Note what a node tells whose value is a number, a shape, or anything else that is no tensor.
+        """Note what a node tells whose value is a number, a shape, or anything else that is not a tensor.
 
         Args:
             node: of the graph.
@@ -93,7 +93,7 @@ class ChannelNumbers:
             self._told[node] = told
 
     def _is_free(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
-        """Whether the value is the same for any number of channels; what is not known is not."""
+        """Whether the value is the same for any number of channels; an unknown operation is taken to depend on it."""
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node):
             return False

@@ -15,8 +15,8 @@ from suite.errors import UsageError
 from suite.ledger import count_model
 from suite.memory import StepMemory, measure_step
 from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, OtherTrial, ReconfigPlan
-from suite.optimizer_state import why_not_cut
 from suite.ops import EMPTY, PlannedLayer, StepState, convert
+from suite.optimizer_state import why_not_cut
 from suite.random_keys import Keys
 from suite.ranks import Ranks, WrapperGuard
 from suite.surgery import apply_plan, find_index_spaces
@@ -42,7 +42,7 @@ class Hooks:
         hooks.finish()
 
     Where `torch.distributed` is initialised, every rank makes this object, with the same arguments, and calls the same
-    hooks: rank 0's model becomes that of all, random masks differ by rank, and the loss that the method sees is the mean.
+    hooks: rank 0's model becomes that of all, random masks differ by rank, and the method sees the mean of the losses.
 
     Args:
         model: the bare model, on its device and in its memory format; converted in place.
@@ -75,7 +75,9 @@ class Hooks:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if isinstance(model, nn.parallel.DistributedDataParallel):
-            raise UsageError("the model is wrapped in DistributedDataParallel; apply the method first, then wrap the model")
+            raise UsageError(
+                "the model is wrapped in DistributedDataParallel; apply the method first, then wrap the model"
+            )
         self.model, self.method = model, method
         self.ranks = Ranks.of_this_process()
         self.ranks.agree("the method, seed and sizes", (type(method).__name__, seed, epochs, batch_size, micro_batches))
@@ -283,8 +285,8 @@ class Hooks:
     def _refuse_uncut_state(self, optimizer: torch.optim.Optimizer) -> None:
         if self._cuts and (reason := why_not_cut(optimizer)):
             raise UsageError(
-                f"{type(self.method).__name__} reconfigures the network, and the state of {type(optimizer).__name__} cannot "
-                f"be cut with it: {reason}; take SGD, Adam or another whose state has each parameter's shape"
+                f"{type(self.method).__name__} reconfigures the network, and the state of {type(optimizer).__name__} "
+                f"cannot be cut with it: {reason}; take SGD, Adam or another whose state has each parameter's shape"
             )
 
     def _warn_of_another_batch(self) -> None:
@@ -293,8 +295,8 @@ class Hooks:
         images, self._largest_batch = self._largest_batch * self.ranks.size, 0
         if asked and 0 < images < self.ctx.batch_size:
             log.warning(
-                "epoch %d was trained with batches of %d images where the method had asked for %d: the loop has to take "
-                "hooks.ctx.batch_size images a batch, and its learning rate times hooks.reconfigurations[-1].lr_scale",
+                "epoch %d was trained with batches of %d images where the method had asked for %d: the loop has to "
+                "take hooks.ctx.batch_size images a batch, and its learning rate times hooks.reconfigurations[-1].lr_scale",
                 self.ctx.epochs_done, images, self.ctx.batch_size,
             )  # fmt: skip
 

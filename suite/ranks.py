@@ -69,7 +69,9 @@ class Ranks:
         dist.all_gather_object(values, value)
         for rank, other in enumerate(values):
             if other != values[0]:
-                raise UsageError(f"{what} must be the same on all ranks: rank 0 has {values[0]}, rank {rank} has {other}")
+                raise UsageError(
+                    f"{what} must be the same on all ranks: rank 0 has {values[0]}, rank {rank} has {other}"
+                )
 
 
 class WrapperGuard:
@@ -98,7 +100,7 @@ class WrapperGuard:
             return
         if self._stale is not None and wrapper is self._stale():
             raise UsageError(
-                "the network was reconfigured after it was wrapped in DistributedDataParallel, whose buckets have the old "
-                "shapes: wrap hooks.model in a new one after each hooks.end_epoch() that returns an IndexMap"
+                "the network was reconfigured after it was wrapped in DistributedDataParallel, whose buckets have the "
+                "old shapes: wrap hooks.model in a new one after each hooks.end_epoch() that returns an IndexMap"
             )
         self._seen = weakref.ref(wrapper)

@@ -65,7 +65,7 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
 
 
 def _followed(model: nn.Module, blank: Tensor) -> tuple[IndexSpaces, Shapes]:
-    """The index spaces of a model, whose mode is changed, and the shapes of its layers in evaluation and in training."""
+    """The index spaces of a model, whose mode is changed, and its layers' shapes in evaluation and in training."""
     labels: ChannelLabels | None = None
     graphs, reads = [], []
     try:
@@ -366,9 +366,7 @@ def _untraced(model: nn.Module, reason: str) -> IndexSpaces:
     return spaces
 
 
-def _enter_branch(
-    model: nn.Module, spaces: IndexSpaces, name: str, shapes: Shapes
-) -> None:
+def _enter_branch(model: nn.Module, spaces: IndexSpaces, name: str, shapes: Shapes) -> None:
     """Enter a residual branch as removable, or as fixed and why."""
     layers = [layer for layer in shapes if layer.startswith(name + ".")]
     outputs = spaces.outputs_of(layers[-1]) if layers else ()
@@ -386,8 +384,8 @@ def _enter_branch(
         spaces.fixed_branches[name] = f"'{padding[0]}' pads, so that dead channels before it leave no constant"
     elif not _leaves_a_constant(model, name, layers, shapes[layers[0]][0]):
         spaces.fixed_branches[name] = (
-            "dead channels inside leave no constant: what it emits then differs from place to place (behind a pooling that "
-            "pads, for instance) or with its input"
+            "dead channels inside leave no constant: what it emits then differs from place to place (behind a pooling "
+            "that pads, for instance) or with its input"
         )
     else:
         size = tuple(shapes[layers[0]][0][2:])

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 2
 TOLERANCE = 1e-3
-"""Of the largest output. Products of other shapes round differently by 1e-6; half of the channels change a size by 2."""
+"""Of the largest output. Products of other shapes round differently by 1e-6; a size changes by a factor of 2."""
 CHANGES_OUTPUTS = "cutting it changes what the model computes, or ends its forward"
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -38,8 +38,8 @@ _DROPOUTS = {
 def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[int, int, int]) -> None:
     """Cut half of all free index spaces out of a copy, and freeze those for which outputs are not the masked model's.
 
-    Outputs are compared in evaluation and in training (where normalisation uses its statistics and dropout is left out),
-    on random images, with normalisation and all-zero parameters of the copy drawn at random. The model stays as it is.
+    Outputs are compared in evaluation and in training (where normalisation uses its statistics and dropout is left
+    out), on random images, with normalisation and all-zero parameters of the copy drawn at random. The model stays as it is.
 
     Args:
         model: the bare model.

@@ -137,7 +137,7 @@ def test_prunetrain_1_the_first_step_fixes_the_coefficient(update, coefficient):
 
 
 def test_the_penalty_multiplies_the_gradient_that_comes_in():
-    model, _, hooks, _ = start()
+    _, _, hooks, _ = start()
     layers = list(lasso_layers(hooks.ctx.layers, hooks.ctx.spaces).values())
     (once,) = torch.autograd.grad(penalty(layers), layers[0].weight)
     (thrice,) = torch.autograd.grad(3 * penalty(layers), layers[0].weight)
@@ -382,7 +382,9 @@ def test_a_loop_that_keeps_its_batch_where_a_larger_one_was_asked_for_is_told(ca
     hooks.transform_batch(*batch(1))
     hooks.end_epoch()
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"epoch 3 was trained with batches of {BATCH} images where the method had asked")
+    assert record.getMessage().startswith(
+        f"epoch 3 was trained with batches of {BATCH} images where the method had asked"
+    )
 
 
 def test_a_batch_is_never_larger_than_the_data_nor_smaller_than_it_was():

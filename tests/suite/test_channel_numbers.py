@@ -1,4 +1,4 @@
-"""What a model's forward knows of its channels beside the tensors: sizes as numbers, weights it reads, paths of training."""
+"""What a model's forward depends on: sizes as numbers, weights that it reads, paths that exist in training alone."""
 
 import copy
 import math
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 def unpacked(net, x, y):
-    images, channels, rows, columns = y.shape
+    _, channels, _, _ = y.shape
     return y / channels
 
 
@@ -152,7 +152,9 @@ def test_a_forward_that_ends_when_anything_is_cut_leaves_nothing_to_cut():
 
     model = Net(asserts)
     total = sum(p.numel() for p in model.parameters())
-    with pytest.raises(ValueError, match="no channel of this model can be cut out: .*cutting it changes what the model"):
+    with pytest.raises(
+        ValueError, match=r"no channel of this model can be cut out: .*cutting it changes what the model"
+    ):
         apply(model, PruneTrain(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
 
 

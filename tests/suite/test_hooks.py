@@ -190,7 +190,11 @@ def test_a_forward_between_steps_has_the_first_slot():
 
     class Notes(Method):
         def plan(self, name, layer):
-            return OpPlan(weight_forward=lambda weight, site: (slots.append(site.slot), weight)[1]) if name == "0" else None
+            return (
+                OpPlan(weight_forward=lambda weight, site: (slots.append(site.slot), weight)[1])
+                if name == "0"
+                else None
+            )
 
     model = small_net()
     hooks = apply(model, Notes(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)

@@ -88,7 +88,9 @@ def test_state_of_another_shape_is_refused_after_the_first_step():
 
     applied = hooks(Shrinks(), lambda parameters: Rows(parameters, lr=0.1))
     applied.model(torch.randn(4, *SHAPE)).sum().backward()
-    with pytest.raises(UsageError, match=r"the state of Rows cannot be cut with it: its 'rows' has shape \(8,\) for a par"):
+    with pytest.raises(
+        UsageError, match=r"the state of Rows cannot be cut with it: its 'rows' has shape \(8,\) for a par"
+    ):
         applied.optimizer_step()
 
 

@@ -41,7 +41,9 @@ def test_ranks_keep_equal_weights_through_proximal_steps_and_a_reconfiguration(f
     assert first["estimate"] == second["estimate"] > 0
     shapes = [[tensor.shape for tensor in first[when]] for when in ("before", "after")]
     assert shapes[0] != shapes[1]
-    assert any(not torch.equal(a, b) for a, b in zip(first["before"], first["after"], strict=True) if a.shape == b.shape)
+    assert any(
+        not torch.equal(a, b) for a, b in zip(first["before"], first["after"], strict=True) if a.shape == b.shape
+    )
 
 
 def test_a_wrapper_of_the_old_shapes_is_refused(found):
@@ -52,7 +54,9 @@ def test_a_wrapper_of_the_old_shapes_is_refused(found):
 def test_what_cannot_work_on_ranks_is_one_line(found):
     for one in found:
         seeds, wrapped = one["refusals"]
-        assert seeds.startswith("the method, seed and sizes must be the same on all ranks: rank 0 has ('RandomChannels', 0,")
+        assert seeds.startswith(
+            "the method, seed and sizes must be the same on all ranks: rank 0 has ('RandomChannels', 0,"
+        )
         assert wrapped == "the model is wrapped in DistributedDataParallel; apply the method first, then wrap the model"
 
 

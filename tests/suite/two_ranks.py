@@ -31,7 +31,9 @@ def planned(method, rank, **context):
     """A net of the rank's own weights, which becomes that of rank 0, its hooks and its optimizer."""
     torch.manual_seed(rank)
     model = small_net()
-    hooks = apply(model, method, **({"input_shape": SHAPE, "num_classes": CLASSES, "epochs": 3, "batch_size": BATCH} | context))
+    hooks = apply(
+        model, method, **({"input_shape": SHAPE, "num_classes": CLASSES, "epochs": 3, "batch_size": BATCH} | context)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     hooks.attach(optimizer)
     return model, hooks, optimizer
@@ -93,7 +95,14 @@ def refusals(rank):
     except UsageError as error:
         messages.append(str(error))
     try:
-        apply(DistributedDataParallel(small_net()), RandomChannels(), input_shape=SHAPE, num_classes=CLASSES, epochs=1, batch_size=4)
+        apply(
+            DistributedDataParallel(small_net()),
+            RandomChannels(),
+            input_shape=SHAPE,
+            num_classes=CLASSES,
+            epochs=1,
+            batch_size=4,
+        )
     except UsageError as error:
         messages.append(str(error))
     return messages
