@@ -296,9 +296,11 @@ class Hooks:
         if asked and 0 < images < self.ctx.batch_size:
             log.warning(
                 "epoch %d was trained with batches of %d images where the method had asked for %d: the loop has to "
-                "take hooks.ctx.batch_size images a batch, and its learning rate times hooks.reconfigurations[-1].lr_scale",
-                self.ctx.epochs_done, images, self.ctx.batch_size,
-            )  # fmt: skip
+                "take hooks.ctx.batch_size images a batch, and the learning rate times hooks.reconfigurations[-1].lr_scale",
+                self.ctx.epochs_done,
+                images,
+                self.ctx.batch_size,
+            )
 
     def _plan_where_asked(self) -> None:
         if self.method.plan_version != self._plan_version:

@@ -39,7 +39,8 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
     """Cut half of all free index spaces out of a copy, and freeze those for which outputs are not the masked model's.
 
     Outputs are compared in evaluation and in training (where normalisation uses its statistics and dropout is left
-    out), on random images, with normalisation and all-zero parameters of the copy drawn at random. The model stays as it is.
+    out), on random images, with normalisation and all-zero parameters of the copy drawn at random. The model stays as
+    it is.
 
     Args:
         model: the bare model.

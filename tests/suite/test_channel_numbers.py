@@ -234,6 +234,21 @@ def softplus(x):
     return x - x.mean(1, keepdim=True)
 
 
+@torch.fx.wrap
+def mish(x):
+    """By its name and library a function that keeps the axes."""
+    return x.unsqueeze(2)
+
+
+mish.__module__ = "torchvision.ops"
+
+
+def test_a_function_that_changes_the_axes_is_not_understood():
+    spaces = find_index_spaces(Net(lambda net, x, y: mish(y).squeeze(2)), SHAPE)
+    assert spaces["b"].frozen
+    assert "'mish' is not understood" in spaces.not_followed
+
+
 def test_a_function_of_the_users_own_is_not_taken_for_torchs_of_the_same_name():
     spaces = find_index_spaces(Net(lambda net, x, y: softplus(y)), SHAPE)
     assert spaces["b"].frozen
