@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -80,7 +81,9 @@ class Hooks:
             )
         self.model, self.method = model, method
         self.ranks = Ranks.of_this_process()
-        self.ranks.agree("the method, seed and sizes", (type(method).__name__, seed, epochs, batch_size, micro_batches))
+        parameters = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+        sizes = (seed, epochs, batch_size, micro_batches)
+        self.ranks.agree("the method, seed and sizes", (type(method).__name__, parameters, *sizes))
         self.ranks.share(model)
         self._guard = WrapperGuard(model) if self.ranks.size > 1 else None
         self.input_shape, self.dtype = input_shape, dtype

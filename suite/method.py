@@ -264,13 +264,15 @@ class Context:
         batch_index: index of the step in its epoch.
         progress: share of the training done, in [0, 1].
         epochs: epochs of the whole training.
-        batch_size: global batch size.
+        batch_size: global batch size, over all micro-batches and ranks.
         task_loss: the step's loss without the regulariser: mean over micro-batches and ranks, detached. In
             `regularization` it is the loss of the step that is running; `None` before the first step of a process.
         network: the registered name of the network; empty where nobody said.
         preset: `smoke`, `quick` or `paper`.
         dtype: the type of the products in training: that of autocast, or float32.
-        all_reduce: sums a tensor over the ranks of the trial, and returns it.
+        rank: this process's number among those of `torch.distributed` that train the model together; 0 where there is one.
+        all_reduce: the sum of a tensor over the ranks; the tensor itself where there is one rank. All ranks have to call
+            it, in the same order.
         train_images: images of an epoch; 0 where nobody said.
         micro_batches: parts into which a batch is split; a new batch size is a multiple of them.
         others: the trials that the method's `depends_on` names, by that name; same task, network, recipe and seed.

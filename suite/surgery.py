@@ -41,7 +41,9 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
     dropout, sums and products of tensors (residual connections), concatenation and flattening. A group of a grouped
     convolution is one channel, with all its inputs and outputs. The model's own input and output are frozen, and so is
     whatever meets something else: attention, splitting, reshaping, a layer whose weight is parametrised; `not_followed`
-    says what. If the model cannot be traced at all, every space is frozen.
+    says what. If the model cannot be traced at all, every space is frozen. Frozen too are channels whose number the
+    forward computes with, and those of a weight that it reads outside of the layer. What the forward does in training
+    and what it does in evaluation are both followed.
 
     A module whose class has an attribute `residual_branch = "name"` declares that the output of its child `name` is
     only ever added to something of the same shape. Such a child is a removable branch if it is a chain of layers of

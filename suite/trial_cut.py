@@ -48,6 +48,8 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
         input_shape: (C, H, W).
     """
     free = [name for name, space in spaces.items() if not space.frozen and space.size > 1]
+    if not free:
+        return
     with probing(model), torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
         torch.manual_seed(0)  # the same verdict in every process and when a training is resumed
         drawn = _drawn(model)

@@ -1,5 +1,6 @@
 """What the documents show works as it stands there."""
 
+import os
 import re
 import subprocess
 import sys
@@ -15,11 +16,24 @@ def code_blocks(document, language="python"):
 
 
 def test_loop_of_ones_own_runs_and_is_short():
-    (code,) = code_blocks("docs/your-own-loop.md")
+    code, _ = code_blocks("docs/your-own-loop.md")
     assert len(code.split("images, labels = ", 1)[1].strip().splitlines()) <= 20
     names = {}
     exec(compile(code, "your-own-loop.md", "exec"), names)
     assert names["hooks"].ctx.step == 8
+
+
+@pytest.mark.slow
+def test_loop_of_several_processes_runs_on_two(tmp_path):
+    _, code = code_blocks("docs/your-own-loop.md")
+    (tmp_path / "loop.py").write_text(code, encoding="utf-8")
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "loop.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(start, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    left = re.findall(r"rank [01]: (\d+) parameters are left", done.stdout)
+    assert len(left) == 2
+    assert left[0] == left[1]
 
 
 @pytest.fixture(scope="module")
