@@ -299,7 +299,7 @@ class Hooks:
         if asked and 0 < images < self.ctx.batch_size:
             log.warning(
                 "epoch %d was trained with batches of %d images where the method had asked for %d: the loop has to "
-                "take hooks.ctx.batch_size images a batch, and the learning rate times hooks.reconfigurations[-1].lr_scale",
+                "take hooks.ctx.batch_size images a batch, and to follow hooks.reconfigurations[-1].lr_scale",
                 self.ctx.epochs_done,
                 images,
                 self.ctx.batch_size,

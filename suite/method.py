@@ -270,9 +270,10 @@ class Context:
         network: the registered name of the network; empty where nobody said.
         preset: `smoke`, `quick` or `paper`.
         dtype: the type of the products in training: that of autocast, or float32.
-        rank: this process's number among those of `torch.distributed` that train the model together; 0 where there is one.
-        all_reduce: the sum of a tensor over the ranks; the tensor itself where there is one rank. All ranks have to call
-            it, in the same order.
+        rank: the number of this process among those of `torch.distributed` that train the model together; 0 if there
+            is one.
+        all_reduce: the sum of a tensor over the ranks; the tensor itself where there is one rank. All ranks have to
+            call it, in the same order.
         train_images: images of an epoch; 0 where nobody said.
         micro_batches: parts into which a batch is split; a new batch size is a multiple of them.
         others: the trials that the method's `depends_on` names, by that name; same task, network, recipe and seed.

@@ -50,11 +50,12 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
     free = [name for name, space in spaces.items() if not space.frozen and space.size > 1]
     if not free:
         return
-    with probing(model), torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+    # Without cuDNN, whose products round to TF32: that error would be as large as the tolerance.
+    with probing(model), torch.no_grad(), torch.backends.cudnn.flags(enabled=False):
         torch.manual_seed(0)  # the same verdict in every process and when a training is resumed
         drawn = _drawn(model)
         first = next(model.parameters())
-        images = torch.randn(BATCH, *input_shape, device=first.device).to(first.dtype)
+        images = torch.randn(BATCH, *input_shape, device=first.device)
         _set_statistics(drawn, images)
         if not all(torch.isfinite(output).all() for output in _outputs(drawn, images)):
             log.warning("no cut was tried out: the model's outputs for random images are not finite")
@@ -76,8 +77,8 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
 
 
 def _drawn(model: nn.Module) -> nn.Module:
-    """A copy in which no parameter hides what is before it."""
-    drawn = copy.deepcopy(model)
+    """A copy in float32 in which no parameter hides what is before it."""
+    drawn = copy.deepcopy(model).float()
     for module in drawn.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(module, _NORMS):
