@@ -120,6 +120,7 @@ class Hooks:
         self._cuts = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("begin", "reconfigure"))
         if self._cuts:
             freeze_what_fails(model, self.ctx.spaces, input_shape)
+            self._say_what_is_frozen()
         method.setup(self.ctx)
         for first in method.begin(self.ctx):
             if (first.batch_size, first.lr_scale, first.restart) != (None, None, False):
@@ -284,6 +285,13 @@ class Hooks:
             self.ctx.batch_size = plan.batch_size
         self.method.on_reconfigured(index_map, self.ctx)
         return index_map
+
+    def _say_what_is_frozen(self) -> None:
+        """Warn of channels that cannot be cut although they are neither the model's input nor its output."""
+        spaces = self.ctx.spaces
+        for name, space in spaces.items():
+            if space.frozen and name != spaces.model_input and name not in spaces.model_outputs:
+                log.warning("no channel of '%s' can be cut: %s", name, space.frozen_because)
 
     def _refuse_uncut_state(self, optimizer: torch.optim.Optimizer) -> None:
         if self._cuts and (reason := why_not_cut(optimizer)):

@@ -152,11 +152,12 @@ def test_what_tracing_cannot_see_is_found_by_a_cut_on_trial(name):
     assert {"a", "c"} <= set(check(model, spaces))
 
 
-def test_a_method_that_reconfigures_tries_a_cut_before_it_is_set_up():
+def test_a_method_that_reconfigures_tries_a_cut_before_it_is_set_up(caplog):
     model = Net(HIDDEN["all parameters"])
     hooks = apply(model, PruneTrain(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
     assert hooks.ctx.spaces["b"].frozen_because == CHANGES_OUTPUTS
     assert not hooks.ctx.spaces["a"].frozen
+    assert f"no channel of 'b' can be cut: {CHANGES_OUTPUTS}" in [record.getMessage() for record in caplog.records]
 
 
 def test_a_forward_that_ends_when_anything_is_cut_leaves_nothing_to_cut():

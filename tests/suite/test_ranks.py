@@ -33,7 +33,7 @@ def test_two_ranks_draw_the_masks_of_two_micro_batches(found):
 
 def test_ranks_keep_equal_weights_through_proximal_steps_and_a_reconfiguration(found):
     first, second = (one["proximal"] for one in found)
-    for when in ("before", "after"):
+    for when in ("start", "before", "after"):
         assert all(torch.equal(a, b) for a, b in zip(first[when], second[when], strict=True))
     assert first["coefficient"] == second["coefficient"]
     assert first["loss"] == second["loss"]

@@ -64,6 +64,7 @@ def proximal(rank):
     """Parameters and losses of a training that reconfigures, and what a wrapper made before it says."""
     method = PruneTrain(update="proximal", interval=1, threshold=0.15, ratio=0.6)
     model, hooks, optimizer = planned(method, rank)
+    start = [parameter.detach().clone() for parameter in model.parameters()]
     wrapped = DistributedDataParallel(model)
     epoch(0, wrapped, hooks, optimizer, rank)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -77,6 +78,7 @@ def proximal(rank):
     again = DistributedDataParallel(model.train())
     epoch(1, again, hooks, optimizer, rank)
     return {
+        "start": start,
         "before": before,
         "after": [parameter.detach().clone() for parameter in model.parameters()],
         "coefficient": method.state_dict()["penalty_coefficient"],
