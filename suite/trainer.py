@@ -113,6 +113,7 @@ class Trainer:
             dtype=dtype,
         )
         self.ctx = self.hooks.ctx
+        self.ctx.untimed = lambda: self.clock.span("compile")
         self.optimizer = _optimizer(model, recipe)
         self.hooks.attach(self.optimizer)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
