@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.errors import UsageError, nearest
-from suite.recipe import Recipe
+from suite.recipe import ADDED, Recipe
 
 PRESETS = ("smoke", "quick", "paper")
 LARGEST_SEED = 2**31 - 1
@@ -68,6 +68,9 @@ class TrialSpec:
         determines = {name: getattr(self, name) for name in _HASHED}
         determines["model"] = {"name": self.model.partition("[")[0], "parameters": self.model_parameters}
         determines["data"] = self.data_copy["checksum"]
+        determines["recipe"] = {
+            name: value for name, value in self.recipe.items() if name not in ADDED or value != ADDED[name]
+        }
         if self.depends_on:
             determines["depends_on"] = self.depends_on
         if self.files:

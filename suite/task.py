@@ -41,7 +41,7 @@ class Batches(Protocol):
     num_samples: int
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """How many batches an epoch has; in a training split the last, smaller one is dropped."""
+        """How many batches an epoch has; in a training split without the last, smaller one if `recipe.drop_last`."""
 
     def epoch(self, epoch: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch: images (n, C, H, W) float32, normalised, channels-last, and labels (n,) int64.

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from small_training import RECIPE
 
-from suite.recipe import Recipe
+from suite.recipe import ADDED, Recipe
+from suite.spec import TrialSpec
 
 
 @pytest.mark.parametrize(
@@ -44,9 +45,23 @@ def test_learning_rate_schedules(schedule, expected):
         {"execution": "fast"},
         {"momentum": 1.0},
         {"step_factor": -1.0},
+        {"crop_padding": "white"},
     ],
 )
 def test_recipe_names_the_field_that_is_wrong(wrong):
     field = "nesterov" if "nesterov" in wrong else next(iter(wrong))
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(RECIPE, **wrong)
+
+
+def test_fields_that_came_later_name_a_trial_only_where_they_differ_from_what_was_before():
+    def digest(recipe):
+        given = {"method": "dense", "task": "t", "model": "m", "preset": "quick", "seed": 0, "device": "cpu"}
+        return TrialSpec(**given, dtype="float32", recipe=recipe, data_copy={"checksum": "0"}).hash
+
+    now = vars(RECIPE)
+    before = {name: value for name, value in now.items() if name not in ADDED}
+    assert len(before) == len(now) - 2
+    assert digest(now) == digest(before)
+    others = [{**now, "crop_padding": "black"}, {**now, "drop_last": False}, {**now, "flip": False}]
+    assert len({digest(now), *map(digest, others)}) == 4
