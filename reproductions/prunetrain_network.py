@@ -25,7 +25,7 @@ from reproductions.finished import (
     trained_model,
     with_own_trials,
 )
-from reproductions.prunetrain import IN_FEW_EPOCHS, MODELS, ONE_SEED, RECIPE, figure_part, strength
+from reproductions.prunetrain import IN_FEW_EPOCHS, MODELS, ONE_SEED, figure_part, strength
 from suite.apart import Found, run_apart
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
@@ -58,7 +58,7 @@ class Table2(Reproduction):
             model=model,
             seeds={"smoke": 1, "quick": 1, "paper": 3},
             presets=presets,
-            paper_recipe=RECIPE,
+            recipe="prunetrain",
         )
         for task, models, method, presets in (
             ("cifar10", MODELS[:1], IN_FEW_EPOCHS, ("smoke", "quick")),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
-
+from typing import Any, Final, Literal
 
 ADDED: Final = {"crop_padding": "mean", "drop_last": True}
-"""Fields that came later, each with the value by which recipes without it were trained. With that value a field is not
-part of a trial's hash, so that earlier results keep their names."""
+"""Fields that came later, each with its default, by which recipes without it were trained. A trial's spec leaves out a
+field with that value, so that earlier results keep their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +115,10 @@ class Recipe:
             raise ValueError(f"recipe.crop_padding is '{self.crop_padding}'; known: black, mean")
         if self.execution not in ("eager", "compile", "cuda_graph"):
             raise ValueError(f"recipe.execution is '{self.execution}'; known: compile, cuda_graph, eager")
+
+    def fields(self) -> dict[str, Any]:
+        """Every field by name, without those of `ADDED` that have the value there."""
+        return {name: value for name, value in vars(self).items() if name not in ADDED or value != ADDED[name]}
 
     def learning_rate_at(self, progress: float) -> float:
         """The learning rate when the share `progress` in [0, 1] of the training is done."""

@@ -25,9 +25,19 @@ class CifarResNet(nn.Module):
         block: of every stage.
         stages: planes and blocks of each; the first convolution has the planes of the first.
         in_channels, classes: of images and logits.
+        torch_weights: start from torch's own random weights instead of those that PruneTrain's networks start from,
+            N(0, 2 / (R * S * K)).
     """
 
-    def __init__(self, block: type[Block], stages: Sequence[tuple[int, int]], in_channels: int, classes: int):
+    def __init__(
+        self,
+        block: type[Block],
+        stages: Sequence[tuple[int, int]],
+        in_channels: int,
+        classes: int,
+        *,
+        torch_weights: bool = False,
+    ):
         super().__init__()
         channels = stages[0][0]
         self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
@@ -40,7 +50,7 @@ class CifarResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(channels, classes)
         for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):
+            if isinstance(layer, nn.Conv2d) and not torch_weights:
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")  # N(0, 2 / (R * S * K))
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """ClickTrain's residual networks for CIFAR: ImageNet's widths and blocks behind a 3x3 convolution.
 
-They have the names of PruneTrain's and some thirty times their weights; `_wide` tells them apart.
+They have the names of PruneTrain's and some thirty times their weights; `_wide` tells them apart. Their weights start
+as torch's own layers do, as in ClickTrain's code.
 """
 
 from __future__ import annotations
@@ -62,4 +63,5 @@ def _build(
     if min(input_shape[1:]) < SMALLEST_SIDE:
         raise ValueError(f"{name}: images are {input_shape[1]}x{input_shape[2]}; the smallest are 8x8")
     planes = [scaled(name, channels, width, PLANES[0]) for channels in PLANES]
-    return CifarResNet(block, list(zip(planes, blocks, strict=True)), input_shape[0], num_classes)
+    stages = list(zip(planes, blocks, strict=True))
+    return CifarResNet(block, stages, input_shape[0], num_classes, torch_weights=True)

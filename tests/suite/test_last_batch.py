@@ -43,7 +43,7 @@ def test_every_image_is_trained_on_and_counted_once():
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_images():
     still = dataclasses.replace(EVERY, learning_rate=0.0, epochs=1)
-    trainer, (record,), _ = fitted(Nothing, still)
+    _, (record,), _ = fitted(Nothing, still)
     fresh = small_trainer(Nothing(), still, train_images=IMAGES)
     fresh.model.train()
     losses = [

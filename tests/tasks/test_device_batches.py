@@ -82,9 +82,7 @@ def augmented_one_by_one(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.builds(
-        Augmentation, st.booleans(), st.integers(0, 4), st.integers(0, 5), st.sampled_from(["mean", "black"])
-    ),
+    st.builds(Augmentation, st.booleans(), st.integers(0, 4), st.integers(0, 5), st.sampled_from(["mean", "black"])),
     st.integers(0, 2**40),
     st.integers(0, 500),
 )

@@ -57,6 +57,19 @@ def test_clicktrains_vgg_starts_as_its_code_does() -> None:
     assert sum(isinstance(layer, nn.Dropout) for layer in model.modules()) == 2
 
 
+@pytest.mark.parametrize("name", ["resnet32_wide", "resnet50_wide"])
+def test_clicktrains_resnets_start_as_its_code_does(name: str) -> None:
+    """Its code makes torch's layers and leaves their weights as they are."""
+    torch.manual_seed(0)
+    checked = 0
+    for layer in build_model(name, CIFAR, 10).modules():
+        if isinstance(layer, nn.Conv2d) and layer.weight.numel() > 5000:
+            inputs = layer.in_channels * layer.kernel_size[0] * layer.kernel_size[1]
+            assert layer.weight.std().item() == pytest.approx((3 * inputs) ** -0.5, rel=0.05)
+            checked += 1
+    assert checked > 30
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_prunetrain_8_networks_cost_what_was_published(name: str) -> None:
     mflop, convolutions, parameters, branches = PUBLISHED[name]
