@@ -206,7 +206,10 @@ class Table1(AccuracyAndCost):
     also = (
         *(
             f"prunetrain-table1-imagenet-{what}"
-            for what in ("accuracy", "train-flops", "train-time", "inference-flops")
+            for what in (
+                *("accuracy", "accuracy-fine-tuned", "train-flops"),
+                *("train-time", "train-time-v100", "inference-flops"),
+            )
         ),
         "prunetrain-imagenet-norm-traffic-saved",
         "prunetrain-imagenet-allreduce-saved",
@@ -223,6 +226,7 @@ class Table3(AccuracyAndCost):
 
     title = "PruneTrain, Table 3: ResNet-56 on CIFAR-10"
     reference = "prunetrain-table3-accuracy"
+    also = ("prunetrain-table3-removed-layers",)
     parts = (
         Part(
             name="resnet56",
@@ -265,6 +269,10 @@ class Table4(AccuracyAndCost):
 
     title = "PruneTrain, Table 4: dynamic mini-batch adjustment"
     reference = "prunetrain-table4-cifar100-accuracy"
+    also = tuple(
+        f"prunetrain-table4-imagenet-{what}"
+        for what in ("accuracy", "time-saved", "time-saved-v100", "inference-flops")
+    )
     parts = (
         Part(
             name="cifar100",

@@ -43,8 +43,8 @@ class Table2(Reproduction):
 
     title = "PruneTrain, Table 2: inference speed"
     reference = "prunetrain-table2-cifar100-speedup"
-    also = ("prunetrain-table2-imagenet-speedup",)
-    beside = ("prunetrain-table2-cifar100-dense",)
+    also = tuple(f"prunetrain-table2-imagenet-{what}" for what in ("dense", "pruned", "speedup"))
+    beside = ("prunetrain-table2-cifar100-dense", "prunetrain-table2-cifar100-pruned")
     remarks = (
         f"Median of {REPETITIONS} passes of random images, dense and pruned in alternation, in the trials' arithmetic; "
         "weights and images are where they are computed on before. The paper has a Titan Xp and mixed precision.",
@@ -98,7 +98,9 @@ class Table2(Reproduction):
         return [
             line(f"{name}: dense, images a second", part.name, before, "measured", unit="",
                  published=key and f"{theirs}-dense/{key}", among=self.published),
-            line(f"{name}: prunetrain, images a second", part.name, after, "measured", unit=""),
+            line(f"{name}: prunetrain, images a second", part.name, after, "measured", unit="",
+                 published=(key in self.published.group(f"{theirs}-pruned").values and f"{theirs}-pruned/{key}") or "",
+                 among=self.published),
             line(f"{name}: prunetrain over dense", part.name, ratios, "measured", unit="×",
                  published=key and f"{theirs}-speedup/{key}", among=self.published),
         ]  # fmt: skip
