@@ -312,8 +312,12 @@ class ClickTrain(Method):
             key = (layer.weight.shape, geometry, size, percent)
             if key not in found and len(can) > 1:
                 images = ctx.batch_size // ctx.micro_batches
-                structure = {"percent": round(percent, 6), "pool": self._generic, "scope": self.scope}
-                structure["balance"] = self.balance
+                structure = {
+                    "percent": round(percent, 6),
+                    "pool": self._generic,
+                    "scope": self.scope,
+                    "balance": self.balance,
+                }
                 prepare = functools.partial(self._example_backends, can, layer, percent)
                 with ctx.untimed():
                     found[key] = fastest(can, prepare, layer, geometry, images, size, ctx.dtype, structure)

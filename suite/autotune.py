@@ -232,24 +232,20 @@ def _read(path: Path, key: Mapping[str, Any]) -> Choice | None:
     """The kept choice; `None` if there is none, or if it is damaged and has to be measured again."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.pop(_CHECKSUM, None) != _checksum(content):
+            raise ValueError("its checksum is wrong")
+        if content.get("format") != FORMAT or any(content.get(name) != value for name, value in key.items()):
+            raise ValueError("it answers another question")
+        timings = {name: Timing(**content["timings"][name]) for name in key["candidates"]}
+        if content["chosen"] not in timings:
+            raise ValueError("its choice is no candidate")
+        return Choice(content["chosen"], timings, content["rounds"], from_cache=True)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        return _damaged(path, str(error))
-    if not isinstance(content, dict) or content.pop(_CHECKSUM, None) != _checksum(content):
-        return _damaged(path, "its checksum is wrong")
-    if content.get("format") != FORMAT or any(content.get(name) != value for name, value in key.items()):
-        return _damaged(path, "it answers another question")
-    try:
-        timings = {name: Timing(**content["timings"][name]) for name in key["candidates"]}
-        rounds, chosen = content["rounds"], content["chosen"]
-    except (KeyError, TypeError) as error:
-        return _damaged(path, f"{type(error).__name__}: {error}")
-    return Choice(chosen, timings, rounds, from_cache=True) if chosen in timings else _damaged(path, "unknown choice")
-
-
-def _damaged(path: Path, reason: str) -> None:
-    log.warning("%s is not used (%s); the choice is measured again", path, reason)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        log.warning("%s is not used (%s); the choice is measured again", path, reason.splitlines()[0])
+        return None
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -25,8 +25,7 @@ class CifarResNet(nn.Module):
         block: of every stage.
         stages: planes and blocks of each; the first convolution has the planes of the first.
         in_channels, classes: of images and logits.
-        torch_weights: start from torch's own random weights instead of those that PruneTrain's networks start from,
-            N(0, 2 / (R * S * K)).
+        init: what convolutions start from: `fan_out`, N(0, 2 / (R * S * K)), or `torch`, its own random weights.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class CifarResNet(nn.Module):
         in_channels: int,
         classes: int,
         *,
-        torch_weights: bool = False,
+        init: str = "fan_out",
     ):
         super().__init__()
         channels = stages[0][0]
@@ -50,7 +49,7 @@ class CifarResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(channels, classes)
         for layer in self.modules():
-            if isinstance(layer, nn.Conv2d) and not torch_weights:
+            if isinstance(layer, nn.Conv2d) and init == "fan_out":
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")  # N(0, 2 / (R * S * K))
 
     def forward(self, images: Tensor) -> Tensor:
