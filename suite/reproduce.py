@@ -205,4 +205,5 @@ def _union(suites: Sequence[SuiteSpec]) -> SuiteSpec:
         models=every("models"),
         seeds=seeds,
         overrides=overrides,
+        recipe=",".join(dict.fromkeys(suite.recipe for suite in suites if suite.recipe)),
     )
