@@ -87,7 +87,7 @@ def random_splits(recipe: Recipe, steps: int, device: torch.device) -> Splits:
         normalization=NORMALIZATION,
         device=device,
         training=True,
-        augmentation=Augmentation(flip=recipe.flip, translate=recipe.translate, cutout=recipe.cutout),
+        augmentation=Augmentation(recipe.flip, recipe.translate, recipe.cutout, recipe.crop_padding),
     )
     return Splits(batches, batches)
 

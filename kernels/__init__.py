@@ -5,6 +5,7 @@ where they are not to be had. `backend_of` says which one a tensor gets, `backen
 defines the result.
 """
 
+from kernels.cpu.build import cache_folder
 from kernels.dispatch import (
     backend_of,
     backend_report,
@@ -20,6 +21,7 @@ __all__ = [
     "backend_of",
     "backend_report",
     "backends_in_use",
+    "cache_folder",
     "prepare",
     "prune_compress_24",
     "prune_nm",

@@ -45,8 +45,8 @@ def prune_nm(
         ValueError: n, m, seed, mode, rescale or the number of dimensions is out of range.
         TypeError: n, m or seed is not an integer, or the dtype is not supported.
 
-    Source: McDanel et al., Sparse Data Gradient Pruning (SDGP), Sec. III-B; the scope `sample_channel` is that of its
-    published code, `channel` that of its text.
+    Source: McDanel et al., Structured Data Gradient Pruning (SDGP), Sec. III-B; the scope `sample_channel` is that of
+    its published code, `channel` that of its text.
     """
     check(grad, n, m, mode, rescale, seed)
     number, key = split_seed(seed)

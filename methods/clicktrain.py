@@ -7,7 +7,8 @@ what differs here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ from methods.patterns import (
 )
 from methods.race import fastest
 from methods.skipping import Skipping, can_skip
+from suite.autotune import Choice
 from suite.backends import TORCH, Backend
 from suite.method import Context, Density, Method, OpPlan
 from suite.ops import PlannedConv2d
@@ -70,7 +72,8 @@ class ClickTrain(Method):
         mixup: of images, from `hard_prune` on: both parameters of the Beta distribution; 0 for none.
         backend: who multiplies by masked weights. `masked`: torch, zeros and all (code); `compact`: kernels that skip
             them; `blocks`: torch, by 2x2 convolutions of the filters that keep the same block (`scope=filter`,
-            `pool=4`); `auto`: for each layer the fastest of these, as measured once in the first epoch.
+            `pool=4`); `auto`: for each layer the one that is faster than `masked` by a margin, as measured once on
+            this machine for layers of its shape and density (`suite.autotune`).
     """
 
     source: ClassVar[str] = "Zhang et al., ClickTrain, ICS 2021"
@@ -131,6 +134,7 @@ class ClickTrain(Method):
         self._masked_from: int | None = None  # the first step whose forward has masked weights
         self._penalised = False  # in the step that is running
         self._chosen: dict[str, str] | None = None  # by layer, who multiplies by masked weights; None: not decided
+        self._choices: dict[str, dict[str, Any]] = {}  # by layer, what was measured for that
         self._backends: dict[str, Backend] = {}
 
     def setup(self, ctx: Context) -> None:
@@ -292,11 +296,11 @@ class ClickTrain(Method):
         self._decide_backends(ctx)
 
     def _decide_backends(self, ctx: Context) -> None:
-        """Who multiplies by masked weights; measured once for all layers of one shape."""
+        """Who multiplies by masked weights; decided once for all layers of one shape and density."""
         if self._chosen is not None:
             return
         self._chosen = {}
-        found: dict[Any, str] = {}
+        found: dict[Any, Choice] = {}
         for name, percent in self._percent.items():
             layer = ctx.layers[name]
             assert isinstance(layer, PlannedConv2d)
@@ -307,11 +311,19 @@ class ClickTrain(Method):
             size, geometry = layer.padded_size(*ctx.spaces.input_sizes[name]), layer.geometry
             key = (layer.weight.shape, geometry, size, percent)
             if key not in found and len(can) > 1:
-                kept = self._example(layer, percent)
-                backends = {one: self._backend(one, kept, layer) for one in can}
                 images = ctx.batch_size // ctx.micro_batches
-                found[key] = fastest(backends, kept, layer, geometry, images, size, ctx.dtype)
-            self._chosen[name] = found.get(key, MASKED)
+                structure = {
+                    "percent": round(percent, 6),
+                    "pool": self._generic,
+                    "scope": self.scope,
+                    "balance": self.balance,
+                }
+                prepare = functools.partial(self._example_backends, can, layer, percent)
+                with ctx.untimed():
+                    found[key] = fastest(can, prepare, layer, geometry, images, size, ctx.dtype, structure)
+            if key in found:
+                self._choices[name] = found[key].to_json()
+            self._chosen[name] = found[key].name if key in found else MASKED
 
     def _can_have(self, layer: PlannedConv2d) -> list[str]:
         """Who could multiply by a layer's masked weights."""
@@ -321,6 +333,12 @@ class ClickTrain(Method):
         if self.scope == "filter" and self._generic == BLOCKS and layer.kernel_size == (3, 3):
             can.append("blocks")
         return can
+
+    def _example_backends(
+        self, names: Sequence[str], layer: PlannedConv2d, percent: float
+    ) -> tuple[Tensor, dict[str, Backend]]:
+        kept = self._example(layer, percent)
+        return kept, {name: self._backend(name, kept, layer) for name in names}
 
     def _example(self, layer: nn.Conv2d, percent: float) -> Tensor:
         """Weights that might stay, as many as will."""
@@ -371,16 +389,21 @@ class ClickTrain(Method):
         return compression(self._ctx.model, shares)
 
     def record(self, ctx: Context) -> Mapping[str, Any]:
-        """The stage, and once it is decided the compression and how many kernels took each pattern."""
+        """The stage, and once it is decided the compression and how many kernels took each pattern.
+
+        The first epoch's record, of the epoch in which backends are chosen, has what was measured for that.
+        """
         done, chosen = ctx.epochs_done, self._chosen or {}
+        choices = {"choices": self._choices} if done <= 1 and self._choices else {}
         if not self._dropped:
-            return {"stage": "warm-up", "backends": chosen}
+            return {"stage": "warm-up", "backends": chosen, **choices}
         taken = torch.zeros(len(self._pool), dtype=torch.int64)
         for name, numbers in self._patterns.items():
             taken += torch.bincount(numbers[~self._dropped[name].kernels].cpu(), minlength=len(taken))
         return {
             "stage": "lasso" if done <= self.hard_prune_epoch else "masked",
             "backends": chosen,
+            **choices,
             "compression": compression(ctx.model, {name: self._share(name) for name in self._dropped}),
             "patterns": {
                 "".join("1" if kept else "0" for kept in pattern): count
@@ -397,6 +420,7 @@ class ClickTrain(Method):
             "kernels": {name: dropped.kernels for name, dropped in self._dropped.items()},
             "masked_from": self._masked_from,
             "backends": self._chosen,
+            "choices": self._choices,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -404,6 +428,7 @@ class ClickTrain(Method):
         self._pool = state["pool"]
         self._patterns = {name: numbers.long() for name, numbers in state["patterns"].items()}
         self._masked_from, self._chosen = state["masked_from"], state["backends"]
+        self._choices = dict(state["choices"])
         if "compact" in (self._chosen or {}).values() and not can_skip(self._ctx.device):
             raise ValueError(
                 "this trial's checkpoint takes kernels that skip weights, which are not to be had here; go on where "

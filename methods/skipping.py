@@ -6,11 +6,15 @@ layer's shape, on how much is left, and on the number type.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import kernels
 from kernels.cuda.tap_conv import CudaBlocked, CudaTapConvolution, available
 from kernels.tap_conv import Blocked, TapConvolution, library
 from methods.per_gradient import PerGradient
@@ -20,6 +24,18 @@ from suite.backends import Geometry
 def can_skip(device: torch.device) -> bool:
     """Whether there are kernels that skip weights on a device: where a compiler, or on CUDA CuPy, was found."""
     return available(device) if device.type == "cuda" else device.type == "cpu" and library() is not None
+
+
+@functools.cache
+def kernels_version(device: torch.device) -> str:
+    """Changes with everything that the times of masked products depend on in this code: kernels, compiler and flags."""
+    digest = hashlib.sha256()
+    for path in (*sorted(Path(kernels.__file__).parent.rglob("*")), *Path(__file__).parent.glob("*_convolutions.py")):
+        if path.suffix in (".py", ".cpp", ".h", ".cu", ".cuh"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    if device.type == "cpu" and (compiled := library()) is not None:
+        digest.update(Path(compiled._name).name.encode())  # named after its compiler and flags
+    return digest.hexdigest()[:16]
 
 
 class Skipping:

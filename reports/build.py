@@ -120,6 +120,9 @@ def _subtitle(group: TrialGroup, device: str) -> str:
     parts.append(f"device {device or 'not recorded'} (hardware id {hardware or 'not recorded'})")
     if group.key["data_copy"]:
         parts.append(f"data copy {group.key['data_copy']}")
+    sources = {clean(str(trial.spec["recipe_source"])) for trial in done if trial.spec.get("recipe_source")}
+    if sources:
+        parts.append(f"recipe of {' or '.join(sorted(sources))}")
     return ", ".join(parts) + "."
 
 

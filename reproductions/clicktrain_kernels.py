@@ -13,7 +13,7 @@ from reports.comparison import Comparison
 from reports.estimates import Missing, estimate
 from reports.model import Figure
 from reports.records import Trial
-from reproductions.clicktrain import RECIPE, SMALL
+from reproductions.clicktrain import SMALL, recipe_name
 from reproductions.finished import doubts, image_shape, line, model_file, timed_on, with_own_trials
 from reproductions.pattern_layers import CONVERSIONS, CSR, DENSE, METHODS, OURS, PRODUCTS, Seconds
 from suite.apart import Found, run_apart
@@ -39,7 +39,7 @@ PARTS = tuple(
         seeds={"smoke": 1, "quick": 1, "paper": 1},
         presets=("smoke", "quick", "paper") if network == "vgg11_click" else ("paper",),
         overrides={"epochs": 2},  # what is timed is where weights are, and not how well they work
-        paper_recipe={**RECIPE, "epochs": 2},
+        recipe=recipe_name(network),
     )
     for network in ("vgg11_click", "resnet32_wide")
 )

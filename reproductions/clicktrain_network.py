@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from reports.comparison import Comparison
 from reports.estimates import estimate
 from reports.records import Trial
-from reproductions.clicktrain import RECIPE, SMALL
+from reproductions.clicktrain import SMALL
 from reproductions.finished import classes, done, final_model, image_shape, learned_nothing, line, trained_model
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
@@ -180,7 +180,7 @@ class Figure3(Reproduction):
             model="vgg16_click",
             small_model=SMALL,
             seeds={"smoke": 1, "quick": 1, "paper": 1},
-            paper_recipe=RECIPE,
+            recipe="clicktrain",
         ),
     )
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from reports.comparison import Compared, Comparison, compare
 from reports.model import Figure
 from reports.records import Trial
-from reproductions.clicktrain import RECIPE, SMALL
+from reproductions.clicktrain import SMALL
 from reproductions.finished import done, learned_nothing, line, number, over_seeds, slower_than_dense
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
@@ -63,7 +63,7 @@ def part(name: str, title: str, compared: Sequence[Compared]) -> Part:
         small_model=SMALL,
         seeds={"smoke": 1, "quick": 1, "paper": 3},
         presets=("smoke", "quick", "paper") if name == "backends" else ("smoke", "quick"),
-        paper_recipe=RECIPE,
+        recipe="clicktrain",
         compared=tuple(compared),
     )
 
@@ -71,7 +71,7 @@ def part(name: str, title: str, compared: Sequence[Compared]) -> Part:
 def step_times(trial: Trial) -> dict[str, list[float]]:
     """Seconds of a step, one mean an epoch, by the stage that the epoch was trained in; dense has one stage, `dense`.
 
-    Without the time of reconfigurations, in which a method decides who multiplies. The first epoch, in which
+    Without the time of reconfigurations. The first epoch, in which
     everything is done for the first time, is left out where its stage has others.
     """
     found: dict[str, list[float]] = {}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from reports.comparison import Compared, Comparison
 from reports.model import Figure
 from reports.records import Trial
-from reproductions.clicktrain import RECIPE, SMALL, compression_at_the_end
+from reproductions.clicktrain import SMALL, compression_at_the_end, recipe_name
 from reproductions.finished import done, learned_nothing, point, slower_than_dense, with_own_trials
 from suite import registry
 from suite.registry import register
@@ -31,6 +31,7 @@ IMAGENET_RECIPE = {
     "weight_decay": 5e-4,
     "decay_norm_and_bias": True,
     "label_smoothing": 0.0,
+    "drop_last": False,
 }
 
 
@@ -104,7 +105,7 @@ def _stand_in(presets: tuple[str, ...]) -> Part:
         small_model=SMALL,
         presets=presets,
         seeds={"smoke": 1, "quick": 2, "paper": 3},
-        paper_recipe=RECIPE,
+        recipe="clicktrain",
         compared=(
             Compared("accuracy, stand-in, dense", "dense"),
             *(
@@ -229,7 +230,7 @@ class Figure17(Reproduction):
             small_model=TUNED if network == "vgg11_click" else "",
             seeds={"smoke": 1, "quick": 1, "paper": 3},
             presets=("smoke", "quick", "paper") if network == "vgg11_click" else ("paper",),
-            paper_recipe=RECIPE,
+            recipe=recipe_name(network),
             compared=_of_both(network),
         )
         for network in ("vgg11_click", "resnet32_wide", "resnet32")

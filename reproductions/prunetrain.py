@@ -22,26 +22,6 @@ TASKS = ("cifar10", "cifar100")
 PAPER = ("paper",)  # the preset
 # Of ResNet-32, whose weights begin larger than those of the network that `quick` is tuned for.
 IN_FEW_EPOCHS = "prunetrain[ratio=0.3,threshold=0.05]"
-EPOCHS = 182
-# Of CIFAR-100's preset `paper`; CIFAR-10's is SDGP's.
-RECIPE = {
-    "epochs": EPOCHS,
-    "batch_size": 128,
-    "eval_batch_size": 100,
-    "learning_rate": 0.1,
-    "schedule": "step",
-    "milestones": (90 / EPOCHS, 135 / EPOCHS),
-    "step_factor": 0.1,
-    "momentum": 0.9,
-    "nesterov": False,
-    "weight_decay": 5e-4,
-    "decay_norm_and_bias": True,
-    "label_smoothing": 0.0,
-    "flip": True,
-    "translate": 4,
-    "cutout": 0,
-    "flip_tta": False,
-}
 COUNTED = "By this suite's convention."
 THEIR_COUNT = (
     "By the convention of their code for both, which charges the data gradient at a layer's padded input, and that of "
@@ -79,7 +59,7 @@ def figure_part(
         task=task,
         model=model,
         small_model=SMALL,
-        paper_recipe=RECIPE,
+        recipe="prunetrain",
         **{"seeds": {"smoke": 1, "quick": 1, "paper": 3}, **fields},
     )
 
@@ -202,7 +182,7 @@ def _part(model: str, task: str, method: str = "prunetrain", name: str = "", pre
         task=task,
         model=model,
         presets=presets,
-        paper_recipe=RECIPE,
+        recipe="prunetrain",
         compared=(
             Compared(f"accuracy, {where}, dense", "dense"),
             *changed(where, method, f"{group}-accuracy/{model}"),
@@ -226,7 +206,10 @@ class Table1(AccuracyAndCost):
     also = (
         *(
             f"prunetrain-table1-imagenet-{what}"
-            for what in ("accuracy", "train-flops", "train-time", "inference-flops")
+            for what in (
+                *("accuracy", "accuracy-fine-tuned", "train-flops"),
+                *("train-time", "train-time-v100", "inference-flops"),
+            )
         ),
         "prunetrain-imagenet-norm-traffic-saved",
         "prunetrain-imagenet-allreduce-saved",
@@ -243,6 +226,7 @@ class Table3(AccuracyAndCost):
 
     title = "PruneTrain, Table 3: ResNet-56 on CIFAR-10"
     reference = "prunetrain-table3-accuracy"
+    also = ("prunetrain-table3-removed-layers",)
     parts = (
         Part(
             name="resnet56",
@@ -250,7 +234,7 @@ class Table3(AccuracyAndCost):
             methods="dense,prunetrain",
             task="cifar10",
             model="resnet56",
-            paper_recipe=RECIPE,
+            recipe="prunetrain",
             compared=(
                 *accuracy("dense", "dense", "prunetrain-table3-accuracy/dense"),
                 *changed("prunetrain", "prunetrain", "prunetrain-table3-accuracy-change/prunetrain"),
@@ -285,6 +269,10 @@ class Table4(AccuracyAndCost):
 
     title = "PruneTrain, Table 4: dynamic mini-batch adjustment"
     reference = "prunetrain-table4-cifar100-accuracy"
+    also = tuple(
+        f"prunetrain-table4-imagenet-{what}"
+        for what in ("accuracy", "time-saved", "time-saved-v100", "inference-flops")
+    )
     parts = (
         Part(
             name="cifar100",

@@ -222,6 +222,7 @@ class Figure9(Reproduction):
 
     title = "PruneTrain, Fig. 9: memory of a step, and the batch that grows"
     reference = "prunetrain-fig9-batch"
+    also = ("prunetrain-fig9a-batch",)
     remarks = ("Of the figure's two halves this is 9b, CIFAR; 9a is ResNet-50 on ImageNet.",)
     parts = tuple(
         figure_part(

@@ -25,7 +25,7 @@ from reproductions.finished import (
     trained_model,
     with_own_trials,
 )
-from reproductions.prunetrain import IN_FEW_EPOCHS, MODELS, ONE_SEED, RECIPE, figure_part, strength
+from reproductions.prunetrain import IN_FEW_EPOCHS, MODELS, ONE_SEED, figure_part, strength
 from suite.apart import Found, run_apart
 from suite.registry import register
 from suite.reproduction import Outcome, Part, Ran, Reproduction
@@ -43,8 +43,8 @@ class Table2(Reproduction):
 
     title = "PruneTrain, Table 2: inference speed"
     reference = "prunetrain-table2-cifar100-speedup"
-    also = ("prunetrain-table2-imagenet-speedup",)
-    beside = ("prunetrain-table2-cifar100-dense",)
+    also = tuple(f"prunetrain-table2-imagenet-{what}" for what in ("dense", "pruned", "speedup"))
+    beside = ("prunetrain-table2-cifar100-dense", "prunetrain-table2-cifar100-pruned")
     remarks = (
         f"Median of {REPETITIONS} passes of random images, dense and pruned in alternation, in the trials' arithmetic; "
         "weights and images are where they are computed on before. The paper has a Titan Xp and mixed precision.",
@@ -58,7 +58,7 @@ class Table2(Reproduction):
             model=model,
             seeds={"smoke": 1, "quick": 1, "paper": 3},
             presets=presets,
-            paper_recipe=RECIPE,
+            recipe="prunetrain",
         )
         for task, models, method, presets in (
             ("cifar10", MODELS[:1], IN_FEW_EPOCHS, ("smoke", "quick")),
@@ -98,7 +98,9 @@ class Table2(Reproduction):
         return [
             line(f"{name}: dense, images a second", part.name, before, "measured", unit="",
                  published=key and f"{theirs}-dense/{key}", among=self.published),
-            line(f"{name}: prunetrain, images a second", part.name, after, "measured", unit=""),
+            line(f"{name}: prunetrain, images a second", part.name, after, "measured", unit="",
+                 published=(key in self.published.group(f"{theirs}-pruned").values and f"{theirs}-pruned/{key}") or "",
+                 among=self.published),
             line(f"{name}: prunetrain over dense", part.name, ratios, "measured", unit="×",
                  published=key and f"{theirs}-speedup/{key}", among=self.published),
         ]  # fmt: skip

@@ -23,7 +23,11 @@ OPERANDS = 4
 
 
 class GraphStep(EagerStep):
-    """A step whose shapes and plans stay is captured; if one of them changes, it is captured anew."""
+    """A step whose shapes and plans stay is captured; if one of them changes, it is captured anew.
+
+    An epoch's last batch, if it is smaller than the others, runs eagerly: a graph has one shape, and to capture it
+    twice in every epoch would take longer.
+    """
 
     _graph: torch.cuda.CUDAGraph | None
     _outcome: Outcome
@@ -38,7 +42,9 @@ class GraphStep(EagerStep):
         self.forget()
 
     def is_ready(self, images: Tensor, labels: Tensor) -> bool:
-        return self._graph is not None and self._captured == self._depends_on(images, labels)
+        if self._graph is None:
+            return False
+        return self._is_smaller(images) or self._captured == self._depends_on(images, labels)
 
     def prepare(self, images: Tensor, labels: Tensor) -> None:
         self.forget()
@@ -74,6 +80,8 @@ class GraphStep(EagerStep):
 
     def gradients(self, images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
         assert self._graph is not None, "prepare() comes first"
+        if self._is_smaller(images):
+            return super().gradients(images, labels, saved)
         self._images.copy_(images)
         self._labels.copy_(labels)
         self._keys.fill(self.hooks.ctx.step)
@@ -83,6 +91,9 @@ class GraphStep(EagerStep):
         for meter, captured in self._executed:
             meter.add_all(captured)
         return self._outcome
+
+    def _is_smaller(self, images: Tensor) -> bool:
+        return len(images) < len(self._images)
 
     def peak_memory(self) -> int:
         # A graph keeps its memory from one replay to the next, and the allocator calls that reserved, not allocated.

@@ -119,6 +119,10 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
         "paper_recipe": thing.paper_recipe,
         "default_models": {preset: thing.default_model(preset) for preset in PRESETS},
         "recipes": {preset: dataclasses.asdict(thing.recipe(preset)) for preset in PRESETS},
+        "paper_recipes": {
+            name: {"source": source, **dataclasses.asdict(recipe)}
+            for name, (source, recipe) in thing.paper_recipes.items()
+        },
     }
 
 

@@ -44,6 +44,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, dataclass_transform
@@ -280,6 +281,8 @@ class Context:
         inference_flops: counts one image's inference by the network that a `ReconfigPlan` would leave.
         memory_estimate: bytes of a training step with a `ReconfigPlan` carried out, measured on a copy of the model:
             parameters, gradients, optimizer state, and what a batch of that size keeps for backward.
+        untimed: a context manager for preparation that a later trial may find done, such as measuring which kernel is
+            fastest: what runs inside is counted as compilation, not as training.
     """
 
     model: nn.Module
@@ -307,6 +310,7 @@ class Context:
     all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
     memory_estimate: Callable[[ReconfigPlan], int] = lambda plan: 0
     inference_flops: Callable[[ReconfigPlan], float] = lambda plan: 0.0
+    untimed: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def key(self, purpose: str) -> int:
         """A random key in 0 .. 2**63 - 1 for what a hook draws in this step; another for each purpose and rank.

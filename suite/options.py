@@ -31,7 +31,8 @@ DEFAULTS = {
 }
 SHORTHANDS = {"epochs": "epochs", "batch-size": "batch_size"}  # option: field of the recipe
 LISTS = ("methods", "task", "model", "seeds")  # in a TOML file they may be arrays
-TEXTS = (*LISTS, "preset", *SHORTHANDS, "device", "dtype", "data-root", "out", "only", "jobs", "engine", "timeout")
+RECIPE = ("preset", "recipe", *SHORTHANDS)
+TEXTS = (*LISTS, *RECIPE, "device", "dtype", "data-root", "out", "only", "jobs", "engine", "timeout")
 
 EXAMPLES = """\
 examples:
@@ -82,6 +83,7 @@ class RunOptions:
     task: str
     model: str
     preset: str
+    recipe: str
     seeds: tuple[int, ...]
     overrides: dict[str, Any]
     device: str
@@ -129,6 +131,9 @@ def add_run_options(parser: Parser) -> None:
         "--plugin", metavar="FILE", action="append", help="a Python file that registers methods, tasks or models"
     )
     recipe = parser.add_argument_group("recipe")
+    recipe.add_argument(
+        "--recipe", metavar="NAME", help="with --preset paper: another paper's recipe for the task (describe TASK)"
+    )
     recipe.add_argument("--epochs", metavar="N", help="the same as --set recipe.epochs=N (default: the preset's)")
     recipe.add_argument(
         "--batch-size", metavar="N", help="the same as --set recipe.batch_size=N (default: the preset's)"
@@ -207,6 +212,7 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
         task=values["task"],
         model=values.get("model", ""),
         preset=read_preset(values["preset"]) if "preset" in values else "",
+        recipe=values.get("recipe", ""),
         seeds=read_seeds(values["seeds"]) if "seeds" in values else (),
         overrides=overrides,
         device=read_device(values["device"]),

@@ -78,7 +78,8 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
     settings = []
     for name, task in tasks:
         try:
-            recipe = dataclasses.replace(task.recipe(suite.preset), **suite.overrides)
+            base, source = _recipe(task, suite)
+            recipe = dataclasses.replace(base, **suite.overrides)
         except ValueError as error:
             raise UsageError(f"task {name}: {error}") from error
         models = typed_models or [read_one(task.default_model(suite.preset), "model")]
@@ -88,22 +89,50 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
             for one in [choice, *_before(choice, name, suite.preset)]:
                 check_execution(recipe.execution, suite.device, registry.get("method", one.name), one.name)
                 _check_files(one, name, suite.preset)
-        settings.append((name, recipe, models))
+        settings.append((name, recipe, source, models))
 
     copies = {name: task.prepare(Path(suite.data_root), suite.preset) for name, task in tasks}
-    for (name, recipe, _), (_, task) in zip(settings, tasks, strict=True):
+    for (name, recipe, *_), (_, task) in zip(settings, tasks, strict=True):
         _check_fits(name, task, copies[name], recipe)
     found: dict[str, TrialSpec] = {}
-    for name, recipe, models in settings:
+    for name, recipe, source, models in settings:
         for model in models:
             for seed in suite.seeds:
                 for choice in methods:
                     trials = _trials(suite, choice, name, model, recipe, seed, dataclasses.asdict(copies[name]))
+                    trials = [dataclasses.replace(trial, recipe_source=source) for trial in trials]
                     if trials[-1].hash in found:
                         log.info("%s is %s again; it runs once", trials[-1].label, found[trials[-1].hash].label)
                     for trial in trials:
                         found.setdefault(trial.hash, trial)
     return list(found.values())
+
+
+def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
+    """The recipe before overrides, and whose it is with them; no source for the suite's own recipes.
+
+    Raises:
+        UsageError: if the task has no recipe of the name that was typed, or the preset has one of its own.
+    """
+    if suite.recipe:
+        if suite.recipe not in task.paper_recipes:
+            known = ", ".join(task.paper_recipes) or "none"
+            hint = nearest(suite.recipe, task.paper_recipes)
+            raise UsageError(
+                f"--recipe '{suite.recipe}': task {task.registered_name} has no such recipe{hint}; known: {known}"
+            )
+        if suite.preset != "paper":
+            raise UsageError(
+                f"--recipe {suite.recipe}: preset {suite.preset} has a recipe of its own; add --preset paper"
+            )
+        source, recipe = task.paper_recipes[suite.recipe]
+    elif suite.preset == "paper":
+        recipe = task.recipe(suite.preset)
+        source = next((one.source for one in task.paper_recipes.values() if one.recipe == recipe), "")
+    else:
+        source, recipe = "", task.recipe(suite.preset)
+    changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if getattr(recipe, name) != value)
+    return recipe, f"{source}; changed: {changed}" if source and changed else source
 
 
 def _before(choice: Choice, task: str, preset: str) -> list[Choice]:
@@ -195,7 +224,7 @@ def _trials(
         model=str(canonical(model, network)),
         model_parameters=resolve(network, model.typed),
         preset=suite.preset,
-        recipe={name: normal(value, declared(Recipe)[name].annotation) for name, value in vars(recipe).items()},
+        recipe={name: normal(value, declared(Recipe)[name].annotation) for name, value in recipe.fields().items()},
         seed=seed,
         device=suite.device,
         device_index=suite.device_index,

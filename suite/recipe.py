@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final, Literal
+
+ADDED: Final = {"crop_padding": "mean", "drop_last": True}
+"""Fields that came later, each with its default, by which recipes without it were trained. A trial's spec leaves out a
+field with that value, so that earlier results keep their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +17,8 @@ class Recipe:
 
     Attributes:
         epochs: passes over the training images.
-        batch_size: global batch size; the last, smaller batch of an epoch is dropped.
+        batch_size: global batch size.
+        drop_last: whether the last batch of an epoch is left out where fewer than `batch_size` images remain for it.
         eval_batch_size: images a forward pass of an evaluation.
         learning_rate: at the peak of the schedule.
         schedule: `linear`: from `lr_start` up to the peak at `peak_at`, down to `lr_end` at the end, interpolated at
@@ -35,7 +40,9 @@ class Recipe:
             0: none.
         train_images, test_images: use only the first so many of a seeded stratified order; `None`: all.
         flip: whether images are mirrored at random.
-        translate: pixels of random translation in each direction.
+        translate: pixels of random translation in each direction, which is a random crop of the padded image.
+        crop_padding: colour of the pixels that a translation leaves empty: `mean`, the mean colour of the training
+            images, or `black`, as torchvision's `RandomCrop(size, padding)` has it.
         cutout: side of a square that is overwritten by the mean colour; 0: none.
         flip_tta: whether an evaluation takes the mean of an image's logits and its mirror image's.
     """
@@ -66,6 +73,8 @@ class Recipe:
     translate: int = 0
     cutout: int = 0
     flip_tta: bool = False
+    crop_padding: Literal["mean", "black"] = "mean"
+    drop_last: bool = True
 
     def __post_init__(self) -> None:
         for name, smallest in (("epochs", 1), ("batch_size", 1), ("eval_batch_size", 1), ("micro_batches", 1)):
@@ -102,8 +111,14 @@ class Recipe:
             raise ValueError("recipe.nesterov needs a recipe.momentum above 0")
         if self.schedule not in ("linear", "cosine", "step"):
             raise ValueError(f"recipe.schedule is '{self.schedule}'; known: cosine, linear, step")
+        if self.crop_padding not in ("mean", "black"):
+            raise ValueError(f"recipe.crop_padding is '{self.crop_padding}'; known: black, mean")
         if self.execution not in ("eager", "compile", "cuda_graph"):
             raise ValueError(f"recipe.execution is '{self.execution}'; known: compile, cuda_graph, eager")
+
+    def fields(self) -> dict[str, Any]:
+        """Every field by name, without those of `ADDED` that have the value there."""
+        return {name: value for name, value in vars(self).items() if name not in ADDED or value != ADDED[name]}
 
     def learning_rate_at(self, progress: float) -> float:
         """The learning rate when the share `progress` in [0, 1] of the training is done."""

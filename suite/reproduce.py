@@ -20,7 +20,7 @@ from suite.spec import SuiteSpec, TrialSpec, canonical_json
 if TYPE_CHECKING:
     from suite.reproduction import Part, Reproduction
 
-DECIDED = ("methods", "task", "config")  # options of `run` that a reproduction leaves no room for
+DECIDED = ("methods", "task", "config", "recipe")  # options of `run` that a reproduction leaves no room for
 
 EPILOG = """\
 The trials go into an ordinary suite's folder, and the same command goes on where it stopped. Ours beside the published
@@ -161,6 +161,7 @@ def _suite(base: SuiteSpec, part: Part, options: RunOptions) -> SuiteSpec:
         methods=part.methods,
         tasks=part.task,
         models=options.model or (part.small_model if base.preset != "paper" else "") or part.model,
+        recipe=part.recipe if base.preset == "paper" else "",
         seeds=options.seeds or tuple(range(part.seeds[base.preset])),
         overrides={
             **part.overrides,
@@ -204,4 +205,5 @@ def _union(suites: Sequence[SuiteSpec]) -> SuiteSpec:
         models=every("models"),
         seeds=seeds,
         overrides=overrides,
+        recipe=",".join(dict.fromkeys(suite.recipe for suite in suites if suite.recipe)),
     )

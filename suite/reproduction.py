@@ -41,7 +41,8 @@ class Part:
         seeds: how many, by preset.
         presets: those in which the part is run unless `--parts` says otherwise.
         overrides: fields of the recipe; what the user types wins.
-        paper_recipe: fields of the recipe in preset `paper` alone, where that of the task is another paper's.
+        recipe: in preset `paper`, the paper's by its name in `Task.paper_recipes`; empty: the task's own.
+        paper_recipe: fields of the recipe in preset `paper` alone, where the task has no such recipe.
         compared: the quantities.
     """
 
@@ -54,6 +55,7 @@ class Part:
     seeds: Mapping[str, int] = field(default_factory=lambda: {"smoke": 1, "quick": 3, "paper": 3})
     presets: tuple[str, ...] = PRESETS
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str = ""
     paper_recipe: Mapping[str, Any] = field(default_factory=dict)
     compared: tuple[Compared, ...] = ()
 

@@ -55,6 +55,7 @@ def resolve(options: RunOptions) -> SuiteSpec:
         tasks=options.task,
         models=options.model,
         preset=preset,
+        recipe=options.recipe,
         seeds=options.seeds or tuple(range(PAPER_SEEDS if preset == "paper" else 1)),
         overrides=options.overrides,
         device=device,
@@ -109,6 +110,8 @@ def run_trials(
         chosen = store.choose(trials, options.only)
         for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
             log.info("%s: %s", task, note)
+        for line in recipe_lines(trials):
+            log.info("%s", line)
         if chosen:
             where = f"on {suite.device} in {suite.dtype}, into {folder}"
             log.info("%d of %d trials to run %s", len(chosen), len(trials), where)
@@ -132,6 +135,24 @@ def run_trials(
     for path in written:
         print(f"report: {path}")
     return 0 if len(ours) == len(names) and all(row["status"] == "done" for row in ours) else 1
+
+
+def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
+    """Whose recipe the trials of each task train by, and whose papers have another one for it."""
+    lines = []
+    for task, source in dict.fromkeys((trial.task, trial.recipe_source) for trial in trials if trial.recipe_source):
+        papers = registry.get("task", task).paper_recipes
+        methods = dict.fromkeys(trial.method for trial in trials if trial.task == task)
+        others = [
+            name for name in methods if name in papers and not source.startswith(papers[name].source.split(",")[0])
+        ]
+        line = f"{task}: every method trains by the recipe of {source}"
+        if others:
+            have = "the paper of {} has another" if len(others) == 1 else "the papers of {} have others"
+            choices = " or ".join(f"--recipe {name}" for name in others)
+            line += f"; {have.format(' and '.join(others))}, which {choices} chooses for all"
+        lines.append(line)
+    return lines
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> Table:

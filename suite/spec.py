@@ -32,7 +32,8 @@ class TrialSpec:
         model: as one types it, without what is default anyway: `resnet9[width=0.25]`.
         model_parameters: the values of all the model's parameters, the defaults too.
         preset: part of the hash, since hooks may read it.
-        recipe: every field of `Recipe`, after overrides.
+        recipe: `Recipe.fields`, after overrides.
+        recipe_source: the paper that the recipe is of, and what was changed in it; empty for the suite's own.
         seed: of weights, order and augmentation.
         device: the kind, `cpu` or `cuda`. device_index: which GPU, not hashed.
         dtype: `float32`, `bfloat16` or `float16`.
@@ -61,6 +62,7 @@ class TrialSpec:
     plugins: tuple[str, ...] = ()
     depends_on: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    recipe_source: str = ""
 
     @property
     def hash(self) -> str:
@@ -131,6 +133,7 @@ class SuiteSpec:
     Attributes:
         methods, tasks, models: comma lists as typed; an empty `models` means each task's own.
         preset: `smoke`, `quick` or `paper`.
+        recipe: which paper's, by its name in `Task.paper_recipes`; empty: the preset's.
         seeds: of the trials.
         overrides: fields of the recipe, already of their types.
         device, device_index, dtype: as in `TrialSpec`.
@@ -149,6 +152,7 @@ class SuiteSpec:
     dtype: str
     data_root: str
     plugins: tuple[str, ...] = ()
+    recipe: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for `suite.json`."""

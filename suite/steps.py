@@ -54,16 +54,17 @@ class EagerStep:
         """Gradients of a batch into `.grad`, scaled if there is a scaler; they are added where there are some.
 
         Args:
-            images: (N, C, H, W).
+            images: (N, C, H, W). Micro-batches differ by one image at most; there are fewer of them if N is smaller.
             labels: (N,) int64, or probabilities (N, classes).
             saved: counts what the first micro-batch keeps for backward.
         """
-        parts = self.recipe.micro_batches
+        split = self._micro_batches(images, labels)
+        parts = len(split)
         task_loss, term = torch.zeros((), device=self.device), None
-        for part, (some_images, some_labels) in enumerate(zip(images.chunk(parts), labels.chunk(parts), strict=True)):
-            self.hooks.begin_micro_batch(part, parts)
+        for part, (some_images, some_labels) in enumerate(split):
+            self.hooks.begin_micro_batch(part, self.recipe.micro_batches)
             with saved.counting() if saved and part == 0 else nullcontext():
-                loss = self.task_loss(some_images, some_labels) / parts
+                loss = self.task_loss(some_images, some_labels) / (len(images) / len(some_images))
             task_loss += loss.detach()
             if part == parts - 1:
                 term = self.hooks.regularization(task_loss)
@@ -71,6 +72,10 @@ class EagerStep:
                     loss = loss + term
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return task_loss, None if term is None else term.detach()
+
+    def _micro_batches(self, images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        parts = min(self.recipe.micro_batches, len(images))
+        return list(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True))
 
     def peak_memory(self) -> int:
         """The most bytes of a CUDA device that this process has held since the epoch's training began."""
@@ -103,25 +108,27 @@ class CompiledStep(EagerStep):
     ) -> None:
         super().__init__(hooks, recipe, dtype, scaler)
         self._backend = backend
-        self._prepared: tuple[object, ...] | None = None
+        self._prepared: set[tuple[object, ...]] = set()  # of whole batches, and of a last, smaller one
 
     def is_ready(self, images: Tensor, labels: Tensor) -> bool:
-        return self._prepared == self._depends_on(images, labels)
+        return self._depends_on(images, labels) in self._prepared
 
     def prepare(self, images: Tensor, labels: Tensor) -> None:
-        if self._prepared is None:
+        if not self._prepared:
             self.task_loss = torch.compile(  # type: ignore[method-assign]
                 super().task_loss, backend=self._backend, fullgraph=True, dynamic=False
             )
-        parts = self.recipe.micro_batches
+        by_size = {len(some_images): (some_images, some_labels) for some_images, some_labels in
+                   self._micro_batches(images, labels)}  # fmt: skip
         with undisturbed(self.hooks):
-            self.task_loss(images.chunk(parts)[0], labels.chunk(parts)[0]).backward()
-        self._prepared = self._depends_on(images, labels)
+            for some_images, some_labels in by_size.values():
+                self.task_loss(some_images, some_labels).backward()
+        self._prepared.add(self._depends_on(images, labels))
 
     def forget(self) -> None:
         # Without the reset, the graphs of earlier shapes count towards the limit behind which torch compiles no more.
         torch._dynamo.reset()
-        self._prepared = None
+        self._prepared.clear()
 
     def gradients(self, images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
         before = _graphs_made()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Batches(Protocol):
     num_samples: int
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """How many batches an epoch has; in a training split the last, smaller one is dropped."""
+        """How many batches an epoch has; in a training split without the last, smaller one if `recipe.drop_last`."""
 
     def epoch(self, epoch: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch: images (n, C, H, W) float32, normalised, channels-last, and labels (n,) int64.
@@ -60,6 +60,13 @@ class Splits:
     validation: Batches | None = None
 
 
+class PaperRecipe(NamedTuple):
+    """A recipe as a paper has it, and the paper."""
+
+    source: str
+    recipe: Recipe
+
+
 class Task:
     """Base class of every task.
 
@@ -68,6 +75,8 @@ class Task:
         num_classes, input_shape: input_shape is (C, H, W).
         source: where the data comes from.
         paper_recipe: the paper whose recipe `--preset paper` is.
+        paper_recipes: recipes of papers by name; `--recipe NAME` chooses one in preset `paper`. A recipe that is named
+            after a method is that of the method's paper.
     """
 
     registered_name: ClassVar[str] = ""
@@ -76,6 +85,7 @@ class Task:
     input_shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
     source: ClassVar[str] = ""
     paper_recipe: ClassVar[str] = ""
+    paper_recipes: ClassVar[Mapping[str, PaperRecipe]] = {}
 
     def default_model(self, preset: str) -> str:
         """The model a trial uses when none is typed, as one would type it: `resnet9[width=0.25]`."""

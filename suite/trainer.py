@@ -113,6 +113,7 @@ class Trainer:
             dtype=dtype,
         )
         self.ctx = self.hooks.ctx
+        self.ctx.untimed = lambda: self.clock.span("compile")
         self.optimizer = _optimizer(model, recipe)
         self.hooks.attach(self.optimizer)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
@@ -151,8 +152,9 @@ class Trainer:
         ctx, recipe, hooks = self.ctx, self.recipe, self.hooks
         batches = self.splits.train
         steps = batches.steps_per_epoch(ctx.batch_size)
-        loss_sum = term_sum = 0.0
+        loss_sum = term_sum = seen = 0.0
         skipped = 0
+        step_flops: dict[str, float] = {}
         scale = self.scaler.get_scale() if self.scaler else None
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -180,8 +182,11 @@ class Trainer:
             if self.scaler:
                 self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-            loss_sum += task_loss
+            share = len(images) / ctx.batch_size  # below 1 in a last, smaller batch
+            loss_sum, seen = loss_sum + task_loss * share, seen + share
             self.ledger.add_step(ctx.step - 1, len(images))
+            if share == 1 or not step_flops:
+                step_flops = dict(self.ledger.step_flops)
             self.progress.samples += len(images)
             self.on_step((done + 1 / steps) / recipe.epochs)
         if skipped == steps and not self._scale_still_falls(scale):
@@ -189,7 +194,7 @@ class Trainer:
         if self.device.type == "cuda":
             self._note_memory(self.step.peak_memory())
         return {
-            "train_loss": loss_sum / steps,
+            "train_loss": loss_sum / seen,
             "regularization": term_sum / max(steps - skipped, 1),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "batch_size": ctx.batch_size,
@@ -197,6 +202,7 @@ class Trainer:
             "backends": {name: backend_name(layer) for name, layer in ctx.layers.items()},
             "steps": steps,
             "skipped_steps": skipped,
+            "step_flops": step_flops,
             **({"loss_scale": self.scaler.get_scale()} if self.scaler else {}),
         }
 
@@ -288,7 +294,6 @@ class Trainer:
             "eval_time_s": seconds["eval"],
             "reconfigure_time_s": seconds["reconfigure"],
             "compile_time_s": seconds["compile"],
-            "step_flops": dict(ledger.step_flops),
             "train_flops": dict(ledger.train_flops),
             "params": sum(parameter.numel() for parameter in self.model.parameters()),
             "inference_flops": ledger.inference_flops(),

@@ -1,8 +1,8 @@
 """Random mirroring, translation and cutout of a whole batch, as arithmetic on the positions of its pixels.
 
 An augmented batch is one gather: for each output pixel the position is computed from which it is taken, and pixels
-outside the image or under the cutout are taken from one extra pixel that holds the mean colour. No image is padded or
-copied first.
+outside the image or under the cutout are taken from two extra pixels, of the mean colour and black. No image is padded
+or copied first.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ class Augmentation(NamedTuple):
     Attributes:
         flip: mirror with probability 1/2.
         translate: largest shift in pixels, up, down, left and right, uniform.
-        cutout: side in pixels of a square at a uniform place inside the image; 0: none.
+        cutout: side in pixels of a square at a uniform place inside the image, which gets the mean colour; 0: none.
+        crop_padding: colour of what a translation leaves empty, `mean` or `black`.
     """
 
     flip: bool = False
     translate: int = 0
     cutout: int = 0
+    crop_padding: str = "mean"
 
 
 class Draws(NamedTuple):
@@ -75,13 +77,16 @@ def draw_epoch(
 def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, augmentation: Augmentation) -> Tensor:
     """Where each pixel of the batch at positions `first .. last - 1` comes from.
 
-    The result is that of mirroring, then translating over a border of the mean colour, then cutting out, in this order.
+    The result is that of mirroring, then translating over a border of the padding's colour, then cutting out, in this
+    order.
 
     Returns:
-        (n, H, W) int64 positions among the N * H * W pixels of all images; N * H * W itself is the mean colour.
+        (n, H, W) int64 positions among the N * H * W pixels of all images; N * H * W itself is the mean colour, and the
+        position behind it is black.
     """
     images = draws.order[first:last]
-    fill = draws.order.numel() * height * width
+    mean_colour = draws.order.numel() * height * width
+    border = mean_colour + (augmentation.crop_padding == "black")
     rows = torch.arange(height, device=images.device).view(1, height)
     columns = torch.arange(width, device=images.device).view(1, width)
 
@@ -96,14 +101,14 @@ def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, 
         columns = torch.where(draws.mirrored[first:last].view(-1, 1), width - 1 - columns, columns)
     row_starts = (images.view(-1, 1) * height + rows) * width
     if rows_outside is not None and columns_outside is not None:
-        row_starts, columns = row_starts.masked_fill(rows_outside, fill), columns.masked_fill(columns_outside, fill)
+        row_starts, columns = row_starts.masked_fill(rows_outside, border), columns.masked_fill(columns_outside, border)
 
     positions = row_starts.unsqueeze(2) + columns.unsqueeze(1)
     if draws.shift is not None:
-        positions.clamp_(max=fill)
+        positions.clamp_(max=border)
     if draws.corner is not None:
         side = torch.arange(augmentation.cutout, device=images.device)
         batch = torch.arange(last - first, device=images.device).view(-1, 1, 1)
         cut_rows, cut_columns = (draws.corner[first:last, axis].view(-1, 1) + side for axis in (0, 1))
-        positions[batch, cut_rows.unsqueeze(2), cut_columns.unsqueeze(1)] = fill
+        positions[batch, cut_rows.unsqueeze(2), cut_columns.unsqueeze(1)] = mean_colour
     return positions

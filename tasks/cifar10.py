@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from suite.recipe import Recipe
 from suite.registry import register
-from suite.task import DataCopy
+from suite.task import DataCopy, PaperRecipe
 from tasks.cifar import Cifar
 from tasks.cifar10_sample import SampleFile
 from tasks.decoded import DecodedImages
+from tasks.paper_recipes import PAPER_RECIPES
 
 # Their order is that of the labels in the published archive.
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -26,6 +28,7 @@ SAMPLE_NOTE = (
     "runs, and its accuracies say nothing about methods"
 )
 
+SDGP = "SDGP (ICPR 2022, arXiv 2202.00774)"
 MODELS = {"smoke": "resnet9[width=0.25]", "quick": "resnet9[width=0.25]", "paper": "resnet9"}
 
 RECIPES = {
@@ -80,7 +83,8 @@ class CIFAR10(Cifar):
     source = (
         "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009 (cs.toronto.edu/~kriz/cifar.html)"
     )
-    paper_recipe = "SDGP (ICPR 2022, arXiv 2202.00774)"
+    paper_recipe = SDGP
+    paper_recipes: ClassVar = {"sdgp": PaperRecipe(SDGP, RECIPES["paper"]), **PAPER_RECIPES}
     dataset = "CIFAR10"
     label_key = "labels"
     mirrors = MIRRORS

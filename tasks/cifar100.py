@@ -7,6 +7,7 @@ import dataclasses
 from suite.recipe import Recipe
 from suite.registry import register
 from tasks.cifar import Cifar
+from tasks.paper_recipes import PAPER_RECIPES, PRUNETRAIN
 
 # Their order, by name, is that of the fine labels in the published archive.
 CLASSES = (
@@ -22,23 +23,6 @@ CLASSES = (
     "willow_tree", "wolf", "woman", "worm",
 )  # fmt: skip
 
-EPOCHS = 182
-# PruneTrain: batch 128, a tenth of the learning rate from epochs 91 and 136 on, crops from images padded by 4 pixels;
-# weight decay on normalisation and biases too. PyTorch's CIFAR mean and deviation, as there.
-PAPER = Recipe(
-    epochs=EPOCHS,
-    batch_size=128,
-    eval_batch_size=100,
-    learning_rate=0.1,
-    schedule="step",
-    milestones=(90 / EPOCHS, 135 / EPOCHS),
-    step_factor=0.1,
-    momentum=0.9,
-    nesterov=False,
-    weight_decay=5e-4,
-    decay_norm_and_bias=True,
-    translate=4,
-)
 # This suite's own, as short as a small residual network bears.
 QUICK = Recipe(
     epochs=10,
@@ -54,7 +38,7 @@ MODELS = dict.fromkeys(("smoke", "quick", "paper"), "resnet32")
 RECIPES = {
     "smoke": dataclasses.replace(QUICK, epochs=4, train_images=2000, test_images=1000),
     "quick": QUICK,
-    "paper": PAPER,
+    "paper": PRUNETRAIN,
 }
 
 
@@ -67,7 +51,8 @@ class CIFAR100(Cifar):
     source = (
         "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009 (cs.toronto.edu/~kriz/cifar.html)"
     )
-    paper_recipe = "PruneTrain (SC 2019)"
+    paper_recipe = PAPER_RECIPES["prunetrain"].source
+    paper_recipes = PAPER_RECIPES
     dataset = "CIFAR100"
     label_key = "fine_labels"
     classes = CLASSES

@@ -29,8 +29,8 @@ class Normalization:
 class DeviceBatches:
     """One split on one device; implements `suite.task.Batches`.
 
-    Images are stored as a matrix of pixels, (N * H * W + 1, C) uint8: channels-last without a second copy. The last row
-    is the mean colour, rounded to whole numbers, which fills what translation and cutout leave empty.
+    Images are stored as a matrix of pixels, (N * H * W + 2, C) uint8: channels-last without a second copy. The last two
+    rows are the mean colour, rounded to whole numbers, and black, which fill what cutout and translation leave empty.
 
     Attributes:
         num_samples: images in the split.
@@ -47,6 +47,7 @@ class DeviceBatches:
         training: bool,
         seed: int = 0,
         augmentation: Augmentation | None = None,
+        drop_last: bool = True,
     ) -> None:
         """Copy the images to the device.
 
@@ -55,9 +56,10 @@ class DeviceBatches:
             labels: (N,) int64.
             normalization: applied after the augmentation.
             device: where images are kept, augmented and normalised.
-            training: whether epochs are shuffled and augmented, and a last, smaller batch dropped.
+            training: whether epochs are shuffled and augmented.
             seed: the trial's seed; with the epoch's number it decides shuffling and augmentation.
             augmentation: of a training split; `None`: none.
+            drop_last: whether a training split leaves out a last batch that is smaller than the others.
 
         Raises:
             UsageError: if the cutout is larger than the image, or the translation moves it out.
@@ -70,6 +72,7 @@ class DeviceBatches:
             raise ValueError(f"labels are {tuple(labels.shape)} {labels.dtype}, not ({len(images)},) int64")
         self.num_samples, self._height, self._width, channels = images.shape
         self._training, self._seed, self._device = training, seed, device
+        self._drop_last = drop_last and training
         self._augmentation = augmentation if augmentation is not None and training else Augmentation()
         if self._augmentation.cutout > min(self._height, self._width):
             size = f"{self._height}x{self._width}"
@@ -80,9 +83,10 @@ class DeviceBatches:
 
         self.labels = labels.to(device)
         fill = torch.tensor([round(value) for value in normalization.mean], dtype=torch.uint8)
-        self._pixels = torch.empty(images[..., 0].numel() + 1, channels, dtype=torch.uint8, device=device)
-        self._pixels[:-1] = images.reshape(-1, channels).to(device)
-        self._pixels[-1] = fill.to(device)
+        self._pixels = torch.empty(images[..., 0].numel() + 2, channels, dtype=torch.uint8, device=device)
+        self._pixels[:-2] = images.reshape(-1, channels).to(device)
+        self._pixels[-2] = fill.to(device)
+        self._pixels[-1] = 0
 
         # (x - mean) / std = x * scale + offset, written out for a whole image: an innermost dimension of only three
         # channels would keep the loop over a batch from being vectorised.
@@ -96,9 +100,9 @@ class DeviceBatches:
         """How many batches an epoch has.
 
         Raises:
-            UsageError: if a training split is smaller than one batch.
+            UsageError: if a training split that drops its last, smaller batch is smaller than one batch.
         """
-        if not self._training:
+        if not self._drop_last:
             return -(-self.num_samples // batch_size)
         if self.num_samples < batch_size:
             raise UsageError(
@@ -112,11 +116,11 @@ class DeviceBatches:
 
         Yields:
             Images (n, C, H, W) float32, normalised, channels-last, and labels (n,) int64. A training split is shuffled
-            and augmented, and every batch is whole; else the images come in order, each once, and the last batch may
-            be small.
+            and augmented; another split comes in order. The last batch may be smaller than the others, unless it is
+            dropped.
 
         Raises:
-            UsageError: if a training split is smaller than one batch.
+            UsageError: as of `steps_per_epoch`.
         """
         steps = self.steps_per_epoch(batch_size)
         return self._training_epoch(epoch, batch_size, steps) if self._training else self._ordered(batch_size)
@@ -125,7 +129,7 @@ class DeviceBatches:
         size = (self._height, self._width)
         draws = draw_epoch(self._seed, epoch, self.num_samples, *size, self._augmentation, self._device)
         for first in range(0, steps * batch_size, batch_size):
-            last = first + batch_size
+            last = min(first + batch_size, self.num_samples)
             positions = source_pixels(draws, first, last, *size, self._augmentation)
             images = self._normalized(self._pixels.index_select(0, positions.flatten()))
             yield images, self.labels[draws.order[first:last]]
@@ -150,7 +154,7 @@ def make_splits(
         UsageError: if the recipe asks for more images than there are, or for a cutout larger than an image.
     """
     chosen = choose_splits(data.train_labels, data.test_labels, recipe)
-    augmentation = Augmentation(recipe.flip, recipe.translate, recipe.cutout)
+    augmentation = Augmentation(recipe.flip, recipe.translate, recipe.cutout, recipe.crop_padding)
 
     def split(images: NDArray[np.uint8], labels: NDArray[np.int64], training: bool) -> DeviceBatches:
         return DeviceBatches(
@@ -161,6 +165,7 @@ def make_splits(
             training=training,
             seed=seed,
             augmentation=augmentation,
+            drop_last=recipe.drop_last,
         )
 
     held_out = chosen.validation

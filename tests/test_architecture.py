@@ -25,6 +25,7 @@ CONTRACTS = {
         "checkpoint",
         "ops",
         "backends",
+        "autotune",
     )
 }
 # What a reproduction may know of trials and their networks: never the trainer, a method or a task.

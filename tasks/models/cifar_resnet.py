@@ -25,9 +25,18 @@ class CifarResNet(nn.Module):
         block: of every stage.
         stages: planes and blocks of each; the first convolution has the planes of the first.
         in_channels, classes: of images and logits.
+        init: what convolutions start from: `fan_out`, N(0, 2 / (R * S * K)), or `torch`, its own random weights.
     """
 
-    def __init__(self, block: type[Block], stages: Sequence[tuple[int, int]], in_channels: int, classes: int):
+    def __init__(
+        self,
+        block: type[Block],
+        stages: Sequence[tuple[int, int]],
+        in_channels: int,
+        classes: int,
+        *,
+        init: str = "fan_out",
+    ):
         super().__init__()
         channels = stages[0][0]
         self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
@@ -40,7 +49,7 @@ class CifarResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(channels, classes)
         for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):
+            if isinstance(layer, nn.Conv2d) and init == "fan_out":
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")  # N(0, 2 / (R * S * K))
 
     def forward(self, images: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ def network(name, task="cifar10"):
 class Run:
     """A short training: four epochs of three steps; warm-up, lasso, and two epochs masked."""
 
-    def __init__(self, method, model=None, task="", network="", momentum=0.9):
-        torch.manual_seed(0)
+    def __init__(self, method, model=None, task="", network="", momentum=0.9, seed=0):
+        torch.manual_seed(seed)
         self.method = method
         self.model = resnet9(width=1 / 8) if model is None else model
         self.hooks = apply(

@@ -7,8 +7,20 @@ from torch import nn
 
 from methods.dense import Dense
 from methods.skipping import can_skip
+from suite.autotune import Choice
 from suite.ops import apply
 from tasks.models.clicktrain_vgg import vgg11_click
+
+
+@pytest.fixture(autouse=True)
+def choices(monkeypatch, tmp_path):
+    """A folder of kept choices of the test's own."""
+    monkeypatch.setenv("PDT_CHOICES", str(tmp_path / "choices"))
+    return tmp_path / "choices"
+
+
+def choice(name):
+    return Choice(name, {}, rounds=0, from_cache=False)
 
 
 @pytest.fixture
@@ -42,11 +54,13 @@ def test_skipped_weights_change_nothing_but_the_work(skipping):
 def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
     asked = []
 
-    def fastest(backends, kept, layer, geometry, images, size, dtype):
+    def fastest(names, prepare, layer, geometry, images, size, dtype, structure):
+        kept, backends = prepare()
         asked.append((tuple(kept.shape), images, size))
         assert kept.float().mean() == pytest.approx(0.125, rel=0.05)
-        assert [*backends] == ["masked", "compact"]
-        return "compact" if size == (16, 16) else "masked"
+        assert names == [*backends] == ["masked", "compact"]
+        assert structure == {"percent": 71.875, "pool": 4, "scope": "kernel", "balance": "layer"}
+        return choice("compact" if size == (16, 16) else "masked")
 
     monkeypatch.setattr("methods.clicktrain.fastest", fastest)
     run = Run(stages(backend="auto"))
@@ -56,9 +70,11 @@ def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
     sizes = run.hooks.ctx.spaces.input_sizes
     expected = {name: "compact" if sizes[name] == (16, 16) else "masked" for name in run.method._percent}
     assert set(expected.values()) == {"compact", "masked"}
-    assert run.method.record(run.hooks.ctx)["backends"] == expected
+    record = run.method.record(run.hooks.ctx)
+    assert record["backends"] == {name: one["chosen"] for name, one in record["choices"].items()} == expected
     count = len(asked)
     run.epochs(2)
+    assert "choices" not in run.method.record(run.hooks.ctx)  # the first epoch's record has them
     assert len(asked) == count
     for name, chosen in expected.items():
         assert (run.hooks.ctx.layers[name].op_plan.backend is not None) is (chosen == "compact")
@@ -115,10 +131,11 @@ def test_filters_of_one_pattern_are_multiplied_as_blocks(skipping):
 def test_auto_weighs_blocks_too_where_filters_have_one_pattern(skipping, monkeypatch):
     asked = []
 
-    def fastest(backends, kept, layer, *rest):
+    def fastest(names, prepare, layer, *rest):
+        kept, backends = prepare()
         asked.append([*backends])
         backends["blocks"].forward(torch.zeros(1, kept.shape[1], 4, 4), layer.weight, None, layer.geometry)
-        return "blocks"
+        return choice("blocks")
 
     monkeypatch.setattr("methods.clicktrain.fastest", fastest)
     run = Run(stages(scope="filter", backend="auto"))
@@ -145,9 +162,9 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
     """Patterns of the method's own pool, a micro-batch, the padded size, and each share of kernels apart."""
     asked = {}
 
-    def fastest(backends, kept, layer, geometry, images, size, dtype):
-        asked[layer.name] = (kept, images, size)
-        return "masked"
+    def fastest(names, prepare, layer, geometry, images, size, dtype, structure):
+        asked[layer.name] = (prepare()[0], images, size)
+        return choice("masked")
 
     monkeypatch.setattr("methods.clicktrain.fastest", fastest)
     monkeypatch.setattr(
@@ -169,7 +186,8 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
 
 
 def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeypatch):
-    import methods.race as race
+    from methods.race import fastest
+    from suite import autotune
     from suite.backends import TorchBackend
     from suite.ops import convert
 
@@ -192,11 +210,11 @@ def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeyp
     (planned,) = convert(nn.Conv2d(3, 4, 3, padding=1, bias=False)).values()
     kept = torch.rand(4, 3, 3, 3) > 0.5
     backend, timed = Recording(), []
-    seconds = race._seconds
-    monkeypatch.setattr(race, "_seconds", lambda step, device: timed.append(len(backend.seen)) or seconds(step, device))
-    race.fastest({"one": backend}, kept, planned, planned.geometry, 2, (5, 6), torch.bfloat16)
+    monkeypatch.setattr(autotune, "_seconds", lambda step, *rest: timed.append(len(backend.seen)) or step() or 1.0)
+    given = (planned, planned.geometry, 2, (5, 6), torch.bfloat16, {"test": "operands"})
+    fastest(["one"], lambda: (kept, {"one": backend}), *given)
     assert timed[0] == 3  # all three ran once before the clock
-    assert [product for product, _, _ in backend.seen] == ["forward", "dgrad", "wgrad"] * (race.ROUNDS + 1)
+    assert [product for product, _, _ in backend.seen] == ["forward", "dgrad", "wgrad"] * (len(timed) + 1)
     assert all(dtype == torch.bfloat16 for _, dtype, _ in backend.seen)
     assert not any(weight[~kept].any() for _, _, weight in backend.seen)
 
@@ -213,23 +231,26 @@ def test_blocks_say_what_they_need(given, message):
         Run(stages(backend="blocks", **given))
 
 
-def test_the_backend_with_the_least_median_time_wins(monkeypatch):
-    import methods.race as race
-    from suite.backends import TORCH
-    from suite.ops import convert
+def test_trials_of_different_seeds_ask_the_same_and_compute_alike(skipping, choices, monkeypatch):
+    """The clock is made to prefer another backend at every look, as noise would; only the first trial looks at it."""
+    from suite import autotune
 
-    layer = nn.Conv2d(8, 8, 3, padding=1, bias=False)
-    (planned,) = convert(layer).values()
-    kept = torch.ones(8, 8, 3, 3, dtype=torch.bool)
-    for rounds, expected in (
-        ([[1.0, 2.0, 9.0], [1.0, 2.0, 0.1], [8.0, 2.0, 9.0]], "a"),
-        ([[3.0, 2.0, 9.0], [3.0, 2.0, 0.1], [8.0, 2.0, 9.0]], "b"),
-        ([[1.0, 1.0, 1.0]] * 3, "a"),
-    ):
-        clock = iter([seconds for one in rounds for seconds in one])
-        monkeypatch.setattr(race, "_seconds", lambda step, device, clock=clock: next(clock))
-        given = (kept, planned, planned.geometry, 4, (8, 8), torch.float32)
-        assert race.fastest(dict.fromkeys("abc", TORCH), *given) == expected
+    clock = iter(range(10**6))
+    monkeypatch.setattr(autotune, "_seconds", lambda step, *rest: 1.0 + (next(clock) // 100) % 7)
+    first, second = (Run(stages(backend="auto"), seed=seed) for seed in (0, 1))
+    first.epochs(3)
+    looks = next(clock)
+    kept = {path.name: path.read_text() for path in choices.glob("*.json")}
+    second.epochs(3)
+    assert next(clock) == looks + 1
+    assert {path.name: path.read_text() for path in choices.glob("*.json")} == kept
+    one, other = (run.method._chosen for run in (first, second))
+    assert one == other
+    assert all(not torch.equal(weight, second.weights()[name]) for name, weight in first.weights().items())
+    executed = [[layer.meter.take() for layer in run.hooks.planned_layers] for run in (first, second)]
+    assert executed[0] == executed[1]
+    assert not any(found["from_cache"] for found in first.method._choices.values())
+    assert all(found["from_cache"] for found in second.method._choices.values())
 
 
 def test_compact_says_where_it_cannot_be_had(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,8 @@ import pytest
 from PIL import Image
 
 from reproductions import prunetrain
-from tasks.cifar100 import CLASSES, PAPER
+from tasks.cifar10 import CIFAR10
+from tasks.cifar100 import CIFAR100, CLASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = (
@@ -22,8 +22,10 @@ SHORT = (
 )
 
 
-def test_the_recipe_is_that_of_the_task():
-    assert dataclasses.replace(PAPER, **prunetrain.RECIPE) == PAPER
+def test_every_part_trains_by_the_papers_recipe():
+    parts = [part for one in (prunetrain.Table1, prunetrain.Table3, prunetrain.Table4) for part in one.parts]
+    assert {part.recipe for part in parts if part.task == "cifar10"} == {"prunetrain"}
+    assert CIFAR10.paper_recipes["prunetrain"].recipe == CIFAR100().recipe("paper")
 
 
 def test_each_network_stands_beside_its_own_numbers():

@@ -48,7 +48,7 @@ def small_net():
 class SmallBatches:
     """Images whose class is the quadrant that is bright; shuffled by the epoch."""
 
-    def __init__(self, count, seed, shuffle=True):
+    def __init__(self, count, seed, shuffle=True, drop_last=True):
         generator = torch.Generator().manual_seed(seed)
         self.labels = torch.arange(count) % CLASSES
         self.images = 0.5 * torch.randn(count, *SHAPE, generator=generator)
@@ -56,10 +56,10 @@ class SmallBatches:
             row, column = divmod(label, 2)
             self.images[index, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += label + 1.0
         self.images = self.images.contiguous(memory_format=torch.channels_last)
-        self.num_samples, self.shuffle = count, shuffle
+        self.num_samples, self.shuffle, self.drop_last = count, shuffle, drop_last and shuffle
 
     def steps_per_epoch(self, batch_size):
-        return self.num_samples // batch_size if self.shuffle else -(-self.num_samples // batch_size)
+        return self.num_samples // batch_size if self.drop_last else -(-self.num_samples // batch_size)
 
     def epoch(self, epoch, batch_size):
         order = torch.arange(self.num_samples)
@@ -83,9 +83,10 @@ class Checkpoints(list):
 RECIPE = Recipe(epochs=3, batch_size=16, eval_batch_size=32, learning_rate=0.05, schedule="linear", lr_end=0.1)
 
 
-def small_trainer(method, recipe=RECIPE, model=None, **options):
+def small_trainer(method, recipe=RECIPE, model=None, train_images=64, **options):
     torch.manual_seed(0)
     model = (model or small_net()).to(memory_format=torch.channels_last)
-    splits = Splits(train=SmallBatches(64, seed=1), test=SmallBatches(40, seed=2, shuffle=False))
+    train = SmallBatches(train_images, seed=1, drop_last=recipe.drop_last)
+    splits = Splits(train=train, test=SmallBatches(40, seed=2, shuffle=False))
     defaults = {"input_shape": SHAPE, "num_classes": CLASSES, "seed": 0, "device": torch.device("cpu")}
     return Trainer(model, method, recipe, splits, **(defaults | options))

@@ -5,7 +5,13 @@ import dataclasses
 import pytest
 from small_training import RECIPE
 
-from suite.recipe import Recipe
+from suite.errors import UsageError
+from suite.planning import plan
+from suite.recipe import ADDED, Recipe
+from suite.run import recipe_lines
+from suite.spec import SuiteSpec
+from suite.task import PaperRecipe
+from tasks.digits import RECIPES, Digits
 
 
 @pytest.mark.parametrize(
@@ -44,9 +50,43 @@ def test_learning_rate_schedules(schedule, expected):
         {"execution": "fast"},
         {"momentum": 1.0},
         {"step_factor": -1.0},
+        {"crop_padding": "white"},
     ],
 )
 def test_recipe_names_the_field_that_is_wrong(wrong):
     field = "nesterov" if "nesterov" in wrong else next(iter(wrong))
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(RECIPE, **wrong)
+
+
+def test_a_spec_leaves_out_fields_that_came_later_where_they_are_as_before():
+    assert all(getattr(RECIPE, name) == value for name, value in ADDED.items())  # the defaults
+    assert {*RECIPE.fields()} == {*vars(RECIPE)} - {*ADDED}
+    black = dataclasses.replace(RECIPE, crop_padding="black")
+    assert black.fields() == {**RECIPE.fields(), "crop_padding": "black"}
+    assert Recipe(**RECIPE.fields()) == RECIPE
+
+
+def test_a_papers_recipe_is_chosen_by_name_and_named_in_the_trial(tmp_path, monkeypatch):
+    theirs = dataclasses.replace(RECIPES["paper"], batch_size=32, drop_last=False)
+    papers = {"ours": ("Ours (2020)", RECIPES["paper"]), "prunetrain": ("PruneTrain (2019)", theirs)}
+    monkeypatch.setattr(Digits, "paper_recipes", {name: PaperRecipe(*paper) for name, paper in papers.items()})
+    fields = {"methods": "dense,prunetrain", "tasks": "digits", "preset": "paper", "seeds": (0,), "device": "cpu"}
+    suite = SuiteSpec(**fields, dtype="float32", data_root=str(tmp_path), models="resnet9[width=0.125]")
+    assert {trial.recipe_source for trial in plan(suite)} == {"Ours (2020)"}
+    (line,) = recipe_lines(plan(suite))
+    assert line == (
+        "digits: every method trains by the recipe of Ours (2020); the paper of prunetrain has another, which "
+        "--recipe prunetrain chooses for all"
+    )
+    chosen = dataclasses.replace(suite, recipe="prunetrain", overrides={"epochs": 3, "batch_size": 32})
+    trials = plan(chosen)
+    assert {trial.recipe_source for trial in trials} == {"PruneTrain (2019); changed: epochs=3"}
+    assert {trial.recipe["drop_last"] for trial in trials} == {False}
+    assert recipe_lines(trials) == ["digits: every method trains by the recipe of PruneTrain (2019); changed: epochs=3"]
+    assert not {trial.hash for trial in trials} & {trial.hash for trial in plan(suite)}
+    with pytest.raises(UsageError, match=r"--recipe 'prunetrian': task digits has no such recipe; did you mean"):
+        plan(dataclasses.replace(suite, recipe="prunetrian"))
+    with pytest.raises(UsageError, match="preset quick has a recipe of its own; add --preset paper"):
+        plan(dataclasses.replace(suite, recipe="prunetrain", preset="quick"))
+    assert {trial.recipe_source for trial in plan(dataclasses.replace(suite, preset="quick"))} == {""}

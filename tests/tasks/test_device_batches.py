@@ -25,6 +25,7 @@ def make(
     seed: int = 0,
     augmentation: Augmentation | None = None,
     normalization: Normalization = NORMALIZATION,
+    drop_last: bool = True,
 ) -> tuple[DeviceBatches, NDArray[np.uint8], NDArray[np.int64]]:
     random = np.random.RandomState(7)
     images = random.randint(0, 256, (count, side, side + 2, len(normalization.mean))).astype(np.uint8)
@@ -37,6 +38,7 @@ def make(
         training=training,
         seed=seed,
         augmentation=augmentation,
+        drop_last=drop_last,
     )
     return batches, images, labels
 
@@ -66,7 +68,7 @@ def augmented_one_by_one(
         if draws.shift is not None:
             border = augmentation.translate
             padded = np.empty((height + 2 * border, width + 2 * border, 3), dtype=np.uint8)
-            padded[:] = FILL
+            padded[:] = FILL if augmentation.crop_padding == "mean" else 0
             padded[border : border + height, border : border + width] = image
             down, right = draws.shift[position].tolist()
             image = padded[down : down + height, right : right + width]
@@ -80,7 +82,7 @@ def augmented_one_by_one(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.builds(Augmentation, st.booleans(), st.integers(0, 4), st.integers(0, 5)),
+    st.builds(Augmentation, st.booleans(), st.integers(0, 4), st.integers(0, 5), st.sampled_from(["mean", "black"])),
     st.integers(0, 2**40),
     st.integers(0, 500),
 )
@@ -183,6 +185,27 @@ def test_training_sees_every_image_once_and_drops_the_last_smaller_batch() -> No
     assert batches.steps_per_epoch(4) == 2
     _, labels = gathered(batches, 0, 4)
     assert len(labels) == len(set(labels.tolist())) == 8
+
+
+def test_training_sees_every_image_once_with_the_last_smaller_batch() -> None:
+    augmentation = Augmentation(True, 2, 3)
+    batches, images, _ = make(11, drop_last=False, augmentation=augmentation)
+    assert batches.steps_per_epoch(4) == 3
+    assert [len(labels) for _, labels in batches.epoch(1, 4)] == [4, 4, 3]
+    got, labels = gathered(batches, 1, 4)
+    assert sorted(labels.tolist()) == list(range(11))
+    np.testing.assert_array_equal(back_to_bytes(got), augmented_one_by_one(images, 0, 1, augmentation))
+    whole, _, _ = make(11, augmentation=augmentation)
+    assert torch.equal(gathered(whole, 1, 4)[0], got[:8])  # the same images, by the same numbers
+    assert [len(labels) for _, labels in batches.epoch(0, 20)] == [11]
+
+
+def test_black_padding_is_that_of_a_crop_of_a_black_border() -> None:
+    """Black before the normalisation, as torchvision's `RandomCrop(size, padding)` of a PIL image leaves it."""
+    batches, _, _ = make(augmentation=Augmentation(translate=7, crop_padding="black"))
+    got = torch.cat([gathered(batches, epoch, 12)[0] for epoch in range(4)])
+    assert (back_to_bytes(got) == 0).all(3).mean(axis=(1, 2)).max() > 0.5
+    assert not (back_to_bytes(got) == FILL).all(3).any()
 
 
 def test_labels_stay_with_their_images() -> None:

@@ -57,6 +57,21 @@ def test_clicktrains_vgg_starts_as_its_code_does() -> None:
     assert sum(isinstance(layer, nn.Dropout) for layer in model.modules()) == 2
 
 
+@pytest.mark.parametrize("name", ["resnet32_wide", "resnet50_wide"])
+def test_clicktrains_resnets_start_as_its_code_does(name: str) -> None:
+    """Its code makes torch's layers and leaves their weights as they are."""
+    torch.manual_seed(0)
+    checked = 0
+    for init in ("torch", "fan_out"):
+        for layer in build_model(name if init == "torch" else f"{name}[init=fan_out]", CIFAR, 10).modules():
+            if isinstance(layer, nn.Conv2d) and layer.weight.numel() > 5000:
+                inputs, outputs = (n * layer.kernel_size[0] ** 2 for n in (layer.in_channels, layer.out_channels))
+                expected = (3 * inputs) ** -0.5 if init == "torch" else (2 / outputs) ** 0.5
+                assert layer.weight.std().item() == pytest.approx(expected, rel=0.05)
+                checked += 1
+    assert checked > 60
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_prunetrain_8_networks_cost_what_was_published(name: str) -> None:
     mflop, convolutions, parameters, branches = PUBLISHED[name]

@@ -1,0 +1,256 @@
+"""Which of several ways to compute the same thing is the fastest: measured once on a machine, kept on disk, and shared.
+
+A method whose arithmetic can run in several ways asks `choose`. The first way is the baseline, which another one has to
+beat by a margin. The answer is kept in a file that is named by the question and the machine, so that trials that differ
+only in their seed compute alike, whenever they run. A choice must therefore depend on nothing that differs between
+seeds: ask about shapes and densities, not about one trial's mask.
+
+The files are in `$PDT_CHOICES`, or else in `choices` in the folder of compiled kernels. To measure again, remove them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suite import files, provenance
+from suite.errors import UsageError
+from suite.spec import canonical_json
+
+log = logging.getLogger("pdt.autotune")
+
+FORMAT = 1  # of a file; raise it when the way of measuring changes
+MARGIN = 0.05
+"""By which share of its time the baseline has to be beaten, with the whole interval of the measured ratio."""
+FEWEST_ROUNDS, MOST_ROUNDS = 15, 61
+LONGEST_S = 30.0  # after the fewest rounds
+SHORTEST_SAMPLE_S = 2e-3  # faster candidates run several times in a sample
+OUTSIDE = 0.005  # probability that the median lies below the interval, and that it lies above it
+_CHECKSUM = "checksum"
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One candidate's time, from samples that were interleaved with those of the baseline.
+
+    Attributes:
+        seconds: median of one run.
+        ratio: median over rounds of its time over the baseline's in the same round.
+        low, high: 99 % interval of that median.
+    """
+
+    seconds: float
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which candidate is used, and why.
+
+    Attributes:
+        name: of the candidate.
+        timings: by candidate, the baseline first.
+        rounds: how many samples each candidate has.
+        from_cache: whether an earlier measurement on this machine was found.
+    """
+
+    name: str
+    timings: Mapping[str, Timing]
+    rounds: int
+    from_cache: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for a method's record."""
+        return {
+            "chosen": self.name,
+            "ratios": {name: [one.ratio, one.low, one.high] for name, one in self.timings.items()},
+            "rounds": self.rounds,
+            "from_cache": self.from_cache,
+        }
+
+
+def choices_folder() -> Path:
+    """The folder of kept choices: `$PDT_CHOICES`, else `choices` in the folder of compiled kernels."""
+    import kernels
+
+    chosen = os.environ.get("PDT_CHOICES")
+    return Path(chosen).expanduser() if chosen else kernels.cache_folder() / "choices"
+
+
+def choose(
+    question: Mapping[str, Any],
+    candidates: Sequence[str],
+    prepare: Callable[[], Mapping[str, Step]],
+    device: torch.device,
+) -> Choice:
+    """Choose the fastest candidate for this machine, from the kept choice if there is one.
+
+    Processes that measure on one machine wait for each other. Draws from no random generator of torch or Python.
+
+    Args:
+        question: plain data that determines the times, apart from the machine: what is computed, shapes, number type,
+            density, the version of the kernels. Trials with different seeds have to ask the same question.
+        candidates: names; the first is the baseline.
+        prepare: gives a callable for each candidate, which runs it once; called only if something has to be measured.
+        device: that the candidates run on.
+
+    Raises:
+        UsageError: if the folder of choices cannot be written.
+    """
+    key = json.loads(canonical_json({"question": question, "candidates": [*candidates], "machine": machine(device)}))
+    path = choices_folder() / f"{hashlib.sha256(canonical_json(key).encode()).hexdigest()[:24]}.json"
+    if (found := _read(path, key)) is not None:
+        return found
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.parent):
+            if (found := _read(path, key)) is not None:  # another process has measured it in the meantime
+                return found
+            files.remove_left(path.parent)
+            choice = measure(prepare(), candidates, device)
+            _write(path, key, choice)
+            return choice
+    except OSError as error:
+        raise UsageError(
+            f"measured choices cannot be kept in {path.parent} ({error.strerror or error}), and trials that measure "
+            "each for itself may compute differently; name a folder that can be written by the variable PDT_CHOICES"
+        ) from error
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What decides times apart from the question: hardware, threads, versions and number format settings."""
+    return {
+        "hardware": provenance.hardware_id(provenance._hardware(device)),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def measure(steps: Mapping[str, Step], candidates: Sequence[str], device: torch.device) -> Choice:
+    """Time the candidates in turn, in a new order each round, until the intervals decide or the time is up.
+
+    Args:
+        steps: runs each candidate once, by name.
+        candidates: names; the first is the baseline.
+        device: that they run on.
+    """
+    baseline, *others = candidates
+    repeats = {}
+    for name in candidates:
+        steps[name]()  # indices are built, libraries choose algorithms
+        once = _seconds(steps[name], 1, device)
+        repeats[name] = max(1, math.ceil(SHORTEST_SAMPLE_S / max(once, 1e-9)))
+    order, times = random.Random(0), {name: list[float]() for name in candidates}
+    began = time.monotonic()
+    for rounds in range(1, MOST_ROUNDS + 1):
+        for name in order.sample([*candidates], len(candidates)):
+            times[name].append(_seconds(steps[name], repeats[name], device))
+        if rounds < FEWEST_ROUNDS:
+            continue
+        timings = {name: _timing(times[name], times[baseline]) for name in candidates}
+        decided = all(_is_faster(timings[name]) or timings[name].low > 1 - MARGIN for name in others)
+        if decided or time.monotonic() - began > LONGEST_S:
+            break
+    return Choice(_decide(timings, candidates), timings, rounds, from_cache=False)
+
+
+def _decide(timings: Mapping[str, Timing], candidates: Sequence[str]) -> str:
+    """The fastest of those that beat the baseline by the margin, or the baseline."""
+    faster = [name for name in candidates[1:] if _is_faster(timings[name])]
+    return min(faster, key=lambda name: timings[name].ratio, default=candidates[0])
+
+
+def _is_faster(timing: Timing) -> bool:
+    return timing.high <= 1 - MARGIN
+
+
+def _timing(times: Sequence[float], baseline: Sequence[float]) -> Timing:
+    """Medians, and the order statistics that enclose the median ratio with the probability 1 - 2 * OUTSIDE."""
+    ratios = sorted(one / other for one, other in zip(times, baseline, strict=True))
+    count, below, cut = len(ratios), 0.0, 0
+    while (below := below + math.comb(count, cut) / 2**count) <= OUTSIDE:
+        cut += 1
+    low, high = ratios[max(cut - 1, 0)], ratios[min(count - cut, count - 1)]
+    return Timing(statistics.median(times), statistics.median(ratios), low, high)
+
+
+def _seconds(step: Step, repeats: int, device: torch.device) -> float:
+    """Mean seconds of one run over `repeats`."""
+    _wait(device)
+    began = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    _wait(device)
+    return (time.perf_counter() - began) / repeats
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which the kernel releases when the process ends; waits for another holder."""
+    import fcntl
+
+    with open(folder / ".lock", "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process is measuring; this one waits, so that they do not disturb each other")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: Path, key: Mapping[str, Any], choice: Choice) -> None:
+    content = {"format": FORMAT, **key, "rounds": choice.rounds, "chosen": choice.name}
+    content["timings"] = {name: vars(timing) for name, timing in choice.timings.items()}
+    files.write(path, json.dumps({**content, _CHECKSUM: _checksum(content)}, indent=1) + "\n")
+
+
+def _read(path: Path, key: Mapping[str, Any]) -> Choice | None:
+    """The kept choice; `None` if there is none, or if it is damaged and has to be measured again."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.pop(_CHECKSUM, None) != _checksum(content):
+            raise ValueError("its checksum is wrong")
+        if content.get("format") != FORMAT or any(content.get(name) != value for name, value in key.items()):
+            raise ValueError("it answers another question")
+        timings = {name: Timing(**content["timings"][name]) for name in key["candidates"]}
+        if content["chosen"] not in timings:
+            raise ValueError("its choice is no candidate")
+        return Choice(content["chosen"], timings, content["rounds"], from_cache=True)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        log.warning("%s is not used (%s); the choice is measured again", path, reason.splitlines()[0])
+        return None
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON; of content that has none (infinities), a text that equals no checksum."""
+    try:
+        return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+    except (ValueError, RecursionError, TypeError):
+        return "none"

@@ -1,0 +1,39 @@
+"""Recipes of papers that train on both CIFAR-10 and CIFAR-100, as their code has them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from suite.recipe import Recipe
+from suite.task import PaperRecipe
+
+EPOCHS = 182  # as its paper says; the launcher of its code ends after 190
+# Batch 128 with the last, smaller batch; a tenth of the learning rate from epochs 91 and 136 on, counted from 1; crops
+# from images with a black border of 4 pixels; weight decay on normalisation and biases too.
+PRUNETRAIN = Recipe(
+    epochs=EPOCHS,
+    batch_size=128,
+    eval_batch_size=100,
+    learning_rate=0.1,
+    schedule="step",
+    milestones=(90 / EPOCHS, 135 / EPOCHS),
+    step_factor=0.1,
+    momentum=0.9,
+    nesterov=False,
+    weight_decay=5e-4,
+    decay_norm_and_bias=True,
+    translate=4,
+    crop_padding="black",
+    drop_last=False,
+)
+CLICKTRAIN_EPOCHS = 190
+CLICKTRAIN = dataclasses.replace(
+    PRUNETRAIN, epochs=CLICKTRAIN_EPOCHS, milestones=(55 / CLICKTRAIN_EPOCHS, 131 / CLICKTRAIN_EPOCHS)
+)
+CLICKTRAIN_RESNET = dataclasses.replace(CLICKTRAIN, milestones=(55 / CLICKTRAIN_EPOCHS, 130 / CLICKTRAIN_EPOCHS))
+
+PAPER_RECIPES = {
+    "prunetrain": PaperRecipe("PruneTrain (SC 2019)", PRUNETRAIN),
+    "clicktrain": PaperRecipe("ClickTrain (ICS 2021), its VGGs", CLICKTRAIN),
+    "clicktrain_resnet": PaperRecipe("ClickTrain (ICS 2021), its ResNets", CLICKTRAIN_RESNET),
+}

@@ -1,0 +1,191 @@
+"""The choice of the fastest way to compute: the margin, the file that keeps it, damage to it, and the lock."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from suite import autotune
+from suite.errors import UsageError
+
+CPU = torch.device("cpu")
+NAMES = ("base", "other", "third")
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("PDT_CHOICES", str(tmp_path / "choices"))
+    return tmp_path / "choices"
+
+
+def times(monkeypatch: pytest.MonkeyPatch, by_name: dict[str, list[float]]) -> list[str]:
+    """Give each candidate these seconds in turn; returns the names in the order of the samples."""
+    asked: list[str] = []
+    steps = {name: (lambda: None) for name in by_name}
+
+    def seconds(step, repeats, device):
+        name = next(name for name in steps if steps[name] is step)
+        asked.append(name)
+        several = by_name[name]
+        return several[asked.count(name) % len(several)]
+
+    monkeypatch.setattr(autotune, "_seconds", seconds)
+    monkeypatch.setattr(sys.modules[__name__], "prepare", lambda: steps)
+    return asked
+
+
+def prepare():
+    raise AssertionError("nothing had to be measured")
+
+
+def ask(question=None, names=NAMES):
+    return autotune.choose(question or {"what": "test"}, names, lambda: prepare(), CPU)
+
+
+def test_the_baseline_is_left_only_for_what_beats_it_by_the_margin_in_its_whole_interval(monkeypatch, folder):
+    for number, (other, third, chosen) in enumerate(
+        (
+            ([0.9], [0.8], "third"),
+            ([0.9], [1.0], "other"),
+            ([0.96], [0.97], "base"),  # faster, by less than the margin
+            ([0.5, 1.5], [2.0], "base"),  # half of the time faster
+            ([0.9] * 9 + [5.0], [1.0], "other"),  # few rounds were disturbed
+        )
+    ):
+        times(monkeypatch, {"base": [1.0], "other": other, "third": third})
+        assert ask({"number": number}).name == chosen, (other, third)
+
+
+def test_rounds_are_interleaved_in_changing_order_and_end_when_it_is_decided(monkeypatch):
+    asked = times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
+    choice = ask()
+    assert choice.rounds == autotune.FEWEST_ROUNDS
+    rounds = [tuple(asked[first : first + 3]) for first in range(3, len(asked), 3)]  # behind one look at each
+    assert len(rounds) == choice.rounds
+    assert all(sorted(one) == sorted(NAMES) for one in rounds)
+    assert len(set(rounds)) > 2
+    times(monkeypatch, {"base": [1.0], "other": [0.93, 0.97], "third": [2.0]})
+    assert ask({"what": "too close"}).rounds == autotune.MOST_ROUNDS
+
+
+def test_the_interval_encloses_the_median_ratio_of_paired_samples():
+    ratios = [1 + number / 100 for number in range(15)]
+    found = autotune._timing([2 * ratio for ratio in ratios], [2.0] * 15)
+    assert (found.seconds, found.ratio) == (pytest.approx(2.14), pytest.approx(1.07))
+    # Fewer than 3 of 15 fair coins show heads with probability 0.0037, fewer than 4 with 0.0176.
+    assert (found.low, found.high) == (pytest.approx(1.02), pytest.approx(1.12))
+
+
+def test_a_choice_is_kept_for_the_question_and_the_machine_alone(monkeypatch, folder):
+    times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
+    measured = ask()
+    assert not measured.from_cache
+    times(monkeypatch, {"base": [1.0], "other": [2.0], "third": [2.0]})
+    again = ask()
+    assert again.from_cache
+    assert (again.name, again.timings, again.rounds) == (measured.name, measured.timings, measured.rounds)
+    assert ask({"what": "another"}).name == "base"
+    assert ask(names=("other", "base", "third")).name == "base"
+    machine = autotune.machine(CPU)
+    monkeypatch.setattr(autotune, "machine", lambda device: {**machine, "threads": 99})
+    assert ask().name == "base"
+    assert len(list(folder.glob("*.json"))) == 4
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"chosen": "other"', '"chosen": "third"'),
+        lambda text: json.dumps(["other"]),
+        lambda text: "[" * 100_000,
+        lambda text: b"\xff\xfe" * 10,
+        lambda text: signed(text, chosen="nobody"),
+        lambda text: signed(text, timings={}),
+        lambda text: signed(text, format=0),
+        lambda text: signed(text, question={"what": "another"}),
+        lambda text: text.replace('"rounds": 15', '"rounds": NaN'),
+    ],
+)
+def test_a_damaged_file_is_measured_again(monkeypatch, folder, caplog, damage):
+    times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
+    expected = ask()
+    (path,) = folder.glob("*.json")
+    whole = path.read_text()
+    damaged = damage(whole)
+    path.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
+    found = ask()
+    assert (found.name, found.from_cache) == (expected.name, False)
+    assert "is measured again" in caplog.text
+    assert path.read_text() == whole
+    assert ask().from_cache
+
+
+def signed(text: str, **changed: object) -> str:
+    """The file with other content and the right checksum for it."""
+    content = {**json.loads(text), **changed}
+    del content["checksum"]
+    return json.dumps({**content, "checksum": autotune._checksum(content)})
+
+
+def test_a_folder_that_cannot_be_written_is_refused_with_one_line(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PDT_CHOICES", str(tmp_path / "file" / "choices"))
+    with pytest.raises(UsageError, match=r"cannot be kept in .*name a folder that can be written by .* PDT_CHOICES"):
+        ask()
+
+
+HOLDER = """
+import sys, time
+from suite import autotune
+from pathlib import Path
+folder = Path(sys.argv[1])
+with autotune._locked(folder):
+    (folder / "held").touch()
+    time.sleep(0.5)
+    (folder / "released").touch()
+"""
+
+
+def test_processes_measure_one_after_the_other(monkeypatch, folder):
+    folder.mkdir()
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], cwd=Path(__file__).parents[2])
+    try:
+        while not (folder / "held").exists():
+            assert holder.poll() is None
+            time.sleep(0.01)
+        times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
+        seconds = autotune._seconds
+
+        def after_the_holder(*given):
+            assert (folder / "released").exists(), "measured while another process was measuring"
+            return seconds(*given)
+
+        monkeypatch.setattr(autotune, "_seconds", after_the_holder)
+        assert ask().name == "other"
+    finally:
+        holder.wait()
+
+
+def test_what_another_process_measured_during_the_wait_is_taken(monkeypatch, folder):
+    times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
+    ask()
+    (path,) = folder.glob("*.json")
+    text = path.read_text()
+    path.unlink()
+    locked = autotune._locked
+
+    def meanwhile(where):
+        path.write_text(text)
+        return locked(where)
+
+    monkeypatch.setattr(autotune, "_locked", meanwhile)
+    monkeypatch.setattr(sys.modules[__name__], "prepare", lambda: pytest.fail("measured again"))
+    assert ask().from_cache
