@@ -43,7 +43,8 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
     whatever meets something else: attention, splitting, reshaping, a layer whose weight is parametrised; `not_followed`
     says what. If the model cannot be traced at all, every space is frozen. Frozen too are channels whose number the
     forward computes with, and those of a weight that it reads outside of the layer. What the forward does in training
-    and what it does in evaluation are both followed.
+    and what it does in evaluation are both followed. What Python computes out of sight of the trace is not found here;
+    `suite.trial_cut` finds it by a cut.
 
     A module whose class has an attribute `residual_branch = "name"` declares that the output of its child `name` is
     only ever added to something of the same shape. Such a child is a removable branch if it is a chain of layers of
