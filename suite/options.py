@@ -18,6 +18,7 @@ from suite.errors import UsageError, nearest
 from suite.planning import read_names, read_override
 from suite.spec import read_preset, read_seeds
 from suite.store import ONLY, Store
+from suite.typed import read_bytes, read_path
 
 DEFAULTS = {
     "methods": "dense,sdgp,prunetrain",
@@ -30,6 +31,7 @@ DEFAULTS = {
     "engine": "local",
 }
 SHORTHANDS = {"epochs": "epochs", "batch-size": "batch_size"}  # option: field of the recipe
+MOST_JOBS = 1000
 LISTS = ("methods", "task", "model", "seeds")  # in a TOML file they may be arrays
 RECIPE = ("preset", "recipe", *SHORTHANDS)
 TEXTS = (*LISTS, *RECIPE, "device", "dtype", "data-root", "out", "only", "jobs", "engine", "timeout")
@@ -48,11 +50,31 @@ def door() -> str:
     return "python run_suite.py" if Path(sys.argv[0]).name == "run_suite.py" else "pdt"
 
 
+class _StoreOnce(argparse.Action):
+    """Stores an option's value and refuses a second one, in whose favour argparse would forget the first."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        assert isinstance(parser, Parser)
+        if option is not None and self.dest in parser.given:
+            hint = "; a list has commas and no spaces" if self.dest in LISTS else ""
+            parser.error(f"{option} is given twice{hint}")
+        parser.given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse, whose errors are `UsageError`s and name the nearest option."""
+    """argparse, whose errors are `UsageError`s and name the nearest option.
+
+    Attributes:
+        given: the options and arguments that were read; an option with one value is read once.
+    """
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **keywords)
+        self.given: set[str] = set()
+        self.register("action", None, _StoreOnce)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
@@ -61,8 +83,13 @@ class Parser(argparse.ArgumentParser):
         """Parse everything.
 
         Raises:
-            UsageError: if something is left over.
+            UsageError: if something is left over, or an option is given more often than it can be.
         """
+        for text in arguments:
+            # argparse takes `--` for the end of the options even here, and stores an empty list.
+            if text.startswith("--") and text.endswith("=--"):
+                raise UsageError(f"{text.removesuffix('=--')} '--': expected one argument")
+        self.given.clear()
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
             # The dashes are left out of the comparison, or every two options would be alike.
@@ -185,18 +212,21 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
     """
     typed = {name: getattr(namespace, name.replace("-", "_")) for name in (*TEXTS, "plugin", "set")}
     typed = {name: value for name, value in typed.items() if value is not None}
-    config = read_config(Path(namespace.config)) if namespace.config is not None else {}
+    config = {}
+    if namespace.config is not None:
+        read_path(namespace.config, "--config")
+        config = read_config(Path(namespace.config).expanduser())
     values = {**DEFAULTS, **({"data-root": os.environ["PDT_DATA"]} if os.environ.get("PDT_DATA") else {})}
     values |= {name: value for name, value in (config | typed).items() if name in TEXTS}
     overrides = _overrides(config) | _overrides(typed)
 
-    data_root = Path(values["data-root"]).expanduser().absolute()
+    data_root = read_path(values["data-root"], "--data-root")
     if next(path for path in (data_root, *data_root.parents) if path.exists()).is_file():
         raise UsageError(f"--data-root {values['data-root']}: is a file, not a folder")
-    out = Path(values["out"]).expanduser().absolute() if "out" in values else None
+    out = read_path(values["out"], "--out") if "out" in values else None
     if out is not None:
         Store(out).check()
-    plugins = tuple(Path(path).expanduser().absolute() for path in typed.get("plugin", config.get("plugin", ())))
+    plugins = tuple(read_path(path, "--plugin") for path in typed.get("plugin", config.get("plugin", ())))
     for path in plugins:
         registry.load_plugin(path)
     read_names(values["methods"], "method", "--methods")
@@ -236,11 +266,11 @@ def read_config(path: Path) -> dict[str, Any]:
         UsageError: if it cannot be read, has a key that is no option, or a value of the wrong kind.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}") from error
+        content = tomllib.loads(read_bytes(path, "--config").decode())
     except ValueError as error:
         raise UsageError(f"--config {path}: {error}") from error
+    except RecursionError:
+        raise UsageError(f"--config {path}: is nested too deeply") from None
     found: dict[str, Any] = {}
     for key, value in content.items():
         name, where = key.replace("_", "-"), f"--config {path}: {key}"
@@ -300,8 +330,9 @@ def _overrides(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _count(option: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--{option} '{text}': expected an integer from 1")
+    # The length first: Python converts no text of more than 4,300 digits.
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MOST_JOBS:
+        raise UsageError(f"--{option} '{text}': expected an integer from 1 to {MOST_JOBS}")
     return int(text)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 REQUIRED = inspect.Parameter.empty
+MOST_CHOICES = 10_000  # of a grid
 CONTEXT = ("num_classes", "input_shape", "in_channels")
 """Arguments of a model that the task gives; they cannot be typed."""
 
@@ -74,6 +75,8 @@ def choices(request: Request, thing: Any) -> list[Choice]:
                 grid.append([(key, convert(value, parameter.annotation, key)) for value in request.alternatives[key]])
             except UsageError as error:
                 raise UsageError(f"{request.text}: {error}") from None
+    if (size := math.prod(map(len, grid))) > MOST_CHOICES:
+        raise UsageError(f"{request.text}: a grid of {size:,}; the largest is {MOST_CHOICES:,}")
     return [Choice(request.name, dict(combination)) for combination in itertools.product(*grid)]
 
 
@@ -117,7 +120,10 @@ def _annotation(thing: Any, name: str, annotation: Any) -> Any:
     else:
         if inspect.isclass(thing):
             namespace = thing.__init__.__globals__
-    return eval(annotation, namespace)  # the text of an annotation in a file that was imported already
+    try:
+        return eval(annotation, namespace)  # the text of an annotation in a file that was imported already
+    except NameError as error:
+        raise UsageError(f"{thing.__name__}: the type of parameter '{name}' is not known where it is: {error}") from error
 
 
 def convert(text: str, annotation: Any, name: str) -> Any:
@@ -161,7 +167,8 @@ def _convert(text: str, annotation: Any) -> Any:
             raise ValueError(text)
         return lowered == "true"
     if annotation is int:
-        if not re.fullmatch(r"[+-]?[0-9]+", text):
+        # 64 bits are what torch, numpy and Parquet take; Python would fail at 4,300 digits.
+        if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not -(2**63) <= int(text) < 2**63:
             raise ValueError(text)
         return int(text)
     if annotation is float:
@@ -175,7 +182,7 @@ def _convert(text: str, annotation: Any) -> Any:
         return None
     if annotation is str:
         return text
-    raise TypeError(f"a parameter of type {annotation} cannot be typed on a command line")
+    raise UsageError(f"a parameter of type {type_name(annotation)} cannot be typed")
 
 
 def allowed(annotation: Any) -> str:
@@ -188,7 +195,7 @@ def allowed(annotation: Any) -> str:
     if origin is tuple:
         return "a list in parentheses, like (0.5,0.75)" if float in arguments else "a list in parentheses, like (1,2)"
     words = {
-        int: "an integer",
+        int: "an integer of at most 64 bits",
         float: "a number",
         bool: "true, false",
         str: "text",
@@ -254,28 +261,58 @@ def canonical(choice: Choice, thing: Any) -> Choice:
 
 
 def build_method(name: str, parameters: Mapping[str, Any], label: str = "") -> Any:
-    """An instance of a registered method. A constructor's `ValueError` is the user's: `sdgp[n=5,m=4]: n is 5; ...`."""
+    """An instance of a registered method.
+
+    Raises:
+        UsageError: for the constructor's `ValueError`, which is the user's: `sdgp[n=5,m=4]: n is 5; ...`; and for all
+            that the constructor of a plugin's method raises.
+    """
     thing = registry.get("method", name)
+    values = resolve(thing, parameters)
     try:
-        return thing(**resolve(thing, parameters))
-    except ValueError as error:
-        raise UsageError(f"{label or name}: {error}") from error
+        return thing(**values)
+    except Exception as error:
+        if message := _refusal(error, "method", name):
+            raise UsageError(f"{label or name}: {message}") from error
+        raise
 
 
 def build_model(text: str, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     """The network that `text` (`resnet9[width=0.25]`) names, for images (C, H, W) of a task.
 
     A registered model takes from the task those of `num_classes`, `input_shape` and `in_channels` that it declares.
+
+    Raises:
+        UsageError: if the text names none, or its function refuses the parameters, needs more memory than there is, or
+            returns something else than a model with parameters; for a plugin's model, for all that its function raises.
     """
+    from torch import nn
+
     choice = read_one(text, "model")
     thing = registry.get("model", choice.name)
     given = {"num_classes": num_classes, "input_shape": input_shape, "in_channels": input_shape[0]}
     accepted = inspect.signature(thing).parameters
     try:
-        return thing(**choice.typed, **{name: value for name, value in given.items() if name in accepted})
-    except ValueError as error:
-        raise UsageError(f"{choice}: {error}") from error
-    except RuntimeError as error:
-        if "allocate" not in str(error):  # how torch says that the CPU's memory does not suffice
-            raise
-        raise UsageError(f"{choice}: does not fit into memory") from error
+        model = thing(**choice.typed, **{name: value for name, value in given.items() if name in accepted})
+    except Exception as error:
+        if message := _refusal(error, "model", choice.name):
+            raise UsageError(f"{choice}: {message}") from error
+        raise
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{choice}: its function returned {type(model).__name__}, not a torch.nn.Module")
+    if not any(True for _ in model.parameters()):
+        raise UsageError(f"{choice}: the model has no parameters to train")
+    return model
+
+
+def _refusal(error: Exception, kind: str, name: str) -> str:
+    """What a failed constructor says to the user; empty for a programming error of the project's own."""
+    if isinstance(error, (ValueError, UsageError)):
+        return str(error)
+    # How torch says that the CPU's memory does not suffice, and that a size does not fit into 64 bits.
+    if isinstance(error, (MemoryError, OverflowError)) or "allocate" in str(error) or "verflow" in str(error):
+        return "does not fit into memory"
+    if registry.is_own(kind, name):
+        return ""
+    place = registry.fault_in_plugin(error)
+    return f"its constructor raises {type(error).__name__}: {error}" + (f" ({place})" if place else "")

@@ -23,8 +23,10 @@ from suite.parameters import (
     read_one,
     resolve,
 )
+from suite.plugin_files import defining_files
 from suite.recipe import Recipe
 from suite.spec import SuiteSpec, TrialSpec, checksum
+from suite.typed import read_path
 
 log = logging.getLogger(__name__)
 
@@ -159,12 +161,8 @@ def _check_files(choice: Choice, task: str, preset: str) -> None:
     """
     method = build_method(choice.name, _parameters(choice, task, preset), str(choice))
     for name, path in method.files().items():
-        if not _place(path).is_file():
-            raise UsageError(f"{choice}: {name} is '{_place(path)}': no such file")
-
-
-def _place(path: str) -> Path:
-    return Path(path).expanduser().absolute()
+        if not (place := read_path(path, f"{choice}: {name} is")).is_file():
+            raise UsageError(f"{choice}: {name} is '{place}': no such file")
 
 
 def _named(text: str) -> Choice:
@@ -210,7 +208,7 @@ def _trials(
     before: list[TrialSpec] = []
     depends_on = {}
     method = build_method(choice.name, parameters, str(choice))
-    paths = {name: _place(path) for name, path in method.files().items()}
+    paths = {name: read_path(path, f"{choice}: {name} is") for name, path in method.files().items()}
     files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
     for text in method.depends_on():
         before += _trials(suite, _named(text), task, model, recipe, seed, data_copy)
@@ -233,5 +231,6 @@ def _trials(
         plugins=suite.plugins,
         depends_on=depends_on,
         files=files,
+        defined_by=defining_files(method=choice.name, task=task, model=model.name),
     )
     return [*before, trial]

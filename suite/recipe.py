@@ -10,6 +10,9 @@ ADDED: Final = {"crop_padding": "mean", "drop_last": True}
 """Fields that came later, each with its default, by which recipes without it were trained. A trial's spec leaves out a
 field with that value, so that earlier results keep their names."""
 
+MOST_EPOCHS = 100_000
+LARGEST_SPLIT_SEED = 2**32 - 1  # of the frozen generator that draws the splits
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -80,6 +83,8 @@ class Recipe:
         for name, smallest in (("epochs", 1), ("batch_size", 1), ("eval_batch_size", 1), ("micro_batches", 1)):
             if getattr(self, name) < smallest:
                 raise ValueError(f"recipe.{name} is {getattr(self, name)}; the smallest is {smallest}")
+        if self.epochs > MOST_EPOCHS:
+            raise ValueError(f"recipe.epochs is {self.epochs}; the largest is {MOST_EPOCHS}")
         for name in ("train_images", "test_images"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"recipe.{name} is {getattr(self, name)}; the smallest is 1")
@@ -105,8 +110,8 @@ class Recipe:
             raise ValueError(
                 f"recipe.batch_size {self.batch_size} is no multiple of micro_batches {self.micro_batches}"
             )
-        if self.split_seed < 0:
-            raise ValueError(f"recipe.split_seed is {self.split_seed}; it must not be negative")
+        if not 0 <= self.split_seed <= LARGEST_SPLIT_SEED:
+            raise ValueError(f"recipe.split_seed is {self.split_seed}; it lies in 0 .. {LARGEST_SPLIT_SEED}")
         if self.nesterov and not self.momentum:
             raise ValueError("recipe.nesterov needs a recipe.momentum above 0")
         if self.schedule not in ("linear", "cosine", "step"):

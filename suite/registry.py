@@ -19,7 +19,10 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
+import re
 import sys
+import traceback
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from suite.errors import UsageError, nearest
+from suite.typed import read_bytes, read_path
 
 KINDS = ("method", "task", "model", "engine", "reproduction")
 PACKAGES = {
@@ -42,6 +46,13 @@ ENTRY_POINTS = {
     "model": "pdt.models",
     "reproduction": "pdt.reproductions",
 }
+CONTRACTS = {
+    "method": ("suite.method", "Method"),
+    "task": ("suite.task", "Task"),
+    "reproduction": ("suite.reproduction", "Reproduction"),
+}
+"""The base class of each kind that has one; imported with the first thing of the kind."""
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a registered thing: it is typed, and is part of the names of folders
 
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 
@@ -58,6 +69,7 @@ class Entry:
 
 _objects: dict[tuple[str, str], Any] = {}
 _plugin_entries: dict[tuple[str, str], Entry] = {}
+_plugin_sources: dict[str, bytes] = {}  # what was run, by a plugin's path: its file may be edited since
 
 
 def register(kind: str, name: str) -> Callable[[Registered], Registered]:
@@ -105,7 +117,8 @@ def get(kind: str, name: str) -> Any:
     """The registered class or function.
 
     Raises:
-        UsageError: if nothing of that name is registered; the line names the nearest name that is.
+        UsageError: if nothing of that name is registered; the line names the nearest name that is. If what is
+            registered does not have the base class of its kind.
     """
     if (kind, name) not in _objects:
         entry = entries(kind).get(name)
@@ -119,7 +132,38 @@ def get(kind: str, name: str) -> Any:
             _objects.setdefault((kind, name), thing)
         else:
             importlib.import_module(entry.origin)
-    return _objects[kind, name]
+    thing = _objects[kind, name]
+    if kind in CONTRACTS:
+        module_name, base = CONTRACTS[kind]
+        contract = getattr(importlib.import_module(module_name), base)
+        if not (inspect.isclass(thing) and issubclass(thing, contract)):
+            raise UsageError(f"{kind} '{name}' of {_where(kind, name)} does not derive from {module_name}.{base}")
+    return thing
+
+
+def is_own(kind: str, name: str) -> bool:
+    """Whether a thing is the project's own; else a plugin file or an installed package registers it."""
+    return name in _own(kind)
+
+
+def plugin_source(path: str) -> bytes | None:
+    """What a plugin's file held when it was run; `None` for another file."""
+    return _plugin_sources.get(path)
+
+
+def fault_in_plugin(error: BaseException) -> str:
+    """The innermost line of a plugin that an exception passed through: `FILE, line 3, in setup`; empty if none.
+
+    What a plugin's own code raises is for its author to mend and no error of this program.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    found = [frame for frame in frames if frame.filename in _plugin_sources]
+    return f"{found[-1].filename}, line {found[-1].lineno}, in {found[-1].name}" if found else ""
+
+
+def _where(kind: str, name: str) -> str:
+    entry = entries(kind).get(name)
+    return entry.origin if entry is not None else "this program"
 
 
 def load_plugin(path: str | Path) -> list[Entry]:
@@ -128,20 +172,24 @@ def load_plugin(path: str | Path) -> list[Entry]:
     Raises:
         UsageError: if the file is missing, raises while it runs, registers nothing, or takes a name that is held.
     """
-    path = Path(path).resolve()
-    if not path.is_file():
-        raise UsageError(f"--plugin {path}: no such file")
+    path = read_path(str(path), "--plugin").resolve()
+    source = read_bytes(path, "--plugin")
     # Two plugins may have the same file name in different folders.
     module_name = f"pdt_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if module_name in sys.modules:
         return [entry for entry in _plugin_entries.values() if entry.origin == str(path)]
     try:
-        found = _read(path, str(path))
-    except (OSError, ValueError, SyntaxError) as error:  # bytes that are no text, and null bytes, are a ValueError
-        raise UsageError(f"--plugin {path}: is not a Python file: {error}") from error
+        text = source.decode()
+        found = _read(path, str(path), text)
+        code = compile(text, str(path), "exec")
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        # Bytes that are no text, and null bytes, are a ValueError; a MemoryError says that brackets nest too deeply.
+        raise UsageError(f"--plugin {path}: is not a Python file: {error or type(error).__name__}") from error
     if not found:
         raise UsageError(f"--plugin {path}: registers nothing; put @register('method', 'name') above a class")
     for entry in found:
+        if _NAME.fullmatch(entry.name) is None:
+            raise UsageError(f"--plugin {path}: '{entry.name}' is no name; it has 1 to 64 letters, digits, '_' or '-'")
         if entry.name in entries(entry.kind):
             raise UsageError(f"--plugin {path}: {entry.kind} '{entry.name}' exists already; give it another name")
     # Run from its text: an import would leave a __pycache__ in the user's folder, whose name may not end in .py either.
@@ -149,11 +197,18 @@ def load_plugin(path: str | Path) -> list[Entry]:
     module.__file__ = str(path)
     sys.modules[module_name] = module
     try:
-        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
+        exec(code, vars(module))
+        missing = [entry for entry in found if (entry.kind, entry.name) not in _objects]
+        if missing:
+            raise UsageError(f"{missing[0].kind} '{missing[0].name}' is not registered; take suite.registry.register")
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise UsageError(f"--plugin {path}: {type(error).__name__}: {error}") from error
+        for entry in found:
+            _objects.pop((entry.kind, entry.name), None)
+        said = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"--plugin {path}: {said}") from error
     _plugin_entries.update({(entry.kind, entry.name): entry for entry in found})
+    _plugin_sources[str(path)] = source
     return found
 
 
@@ -167,7 +222,8 @@ def _own(kind: str) -> dict[str, Entry]:
         for folder in specification.submodule_search_locations:
             for path in sorted(Path(folder).glob("*.py")):
                 module = package if path.stem == "__init__" else f"{package}.{path.stem}"
-                found.update({entry.name: entry for entry in _read(path, module) if entry.kind == kind})
+                text = path.read_text(encoding="utf-8")
+                found.update({entry.name: entry for entry in _read(path, module, text) if entry.kind == kind})
     return found
 
 
@@ -182,9 +238,9 @@ def _installed(kind: str) -> dict[str, Entry]:
     }
 
 
-def _read(path: Path, origin: str) -> list[Entry]:
-    """The entries that a file's `@register(kind, name)` decorators make, read without running it."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+def _read(path: Path, origin: str, text: str) -> list[Entry]:
+    """The entries that the `@register(kind, name)` decorators of a file's text make, read without running it."""
+    tree = ast.parse(text, str(path))
     found = []
     for node in tree.body:
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from suite.errors import UsageError, nearest
+from suite.plugin_files import check_defining_files, digests
 from suite.recipe import Recipe
 
 PRESETS = ("smoke", "quick", "paper")
 LARGEST_SEED = 2**31 - 1
+MOST_SEEDS = 10_000
 
 # What determines a trial's result. A field that is not here may differ between two runs of one trial.
 _HASHED = ("method", "parameters", "method_version", "task", "preset", "recipe", "seed", "device", "dtype", "processes")
@@ -42,6 +44,8 @@ class TrialSpec:
         plugins: absolute paths of plugin files to load first; not hashed.
         depends_on: the trials that have to be done before, by method as typed: their trial ids.
         files: by parameter that names a file, the SHA-256 of its content; hashed in place of the path.
+        defined_by: the files outside the project that define the trial's method, task and model, by these kinds
+            (`suite.plugin_files`): path, SHA-256, and the same of modules next to it; the checksums are hashed.
     """
 
     method: str
@@ -63,6 +67,7 @@ class TrialSpec:
     depends_on: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     recipe_source: str = ""
+    defined_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def hash(self) -> str:
@@ -74,6 +79,8 @@ class TrialSpec:
             determines["depends_on"] = self.depends_on
         if self.files:
             determines["parameters"] = {**self.parameters, **self.files}
+        if self.defined_by:
+            determines["defined_by"] = digests(self.defined_by)
         return hashlib.sha256(canonical_json(determines).encode()).hexdigest()
 
     @property
@@ -89,11 +96,12 @@ class TrialSpec:
         return f"{self.method}[{self.variant}]" if self.variant else self.method
 
     def check_files(self) -> None:
-        """See that the files which parameters name are those that the trial is named for.
+        """See that the files which parameters name, and those of plugins, are those that the trial is named for.
 
         Raises:
             UsageError: for the first that is gone, or has another content.
         """
+        check_defining_files(self.defined_by, method=self.method, task=self.task, model=self.model.partition("[")[0])
         for name, digest in self.files.items():
             if checksum(Path(self.parameters[name]), name) != digest:
                 raise UsageError(f"{name}: {self.parameters[name]} is another file than when this trial was planned")
@@ -198,15 +206,17 @@ def read_seeds(text: str) -> tuple[int, ...]:
     hint = "type a count (3), a list (0,1,7), or one seed with a comma (7,)"
     if not re.fullmatch(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*,?\s*", text):
         raise UsageError(f"--seeds '{text}': {hint}")
+    parts = [part.strip().lstrip("0") or "0" for part in text.split(",") if part.strip()]
+    too_long = any(len(part) > len(str(LARGEST_SEED)) for part in parts)  # Python converts no more than 4,300 digits
     if "," not in text:
-        if not 1 <= int(text) <= 10_000:
-            raise UsageError(f"--seeds {text}: a count is from 1 to 10000; {hint}")
+        if too_long or not 1 <= int(text) <= MOST_SEEDS:
+            raise UsageError(f"--seeds {text}: a count is from 1 to {MOST_SEEDS}; {hint}")
         return tuple(range(int(text)))
-    seeds = tuple(int(part) for part in text.split(",") if part.strip())
+    if too_long or max(map(int, parts)) > LARGEST_SEED:
+        raise UsageError(f"--seeds '{text}': the largest seed is {LARGEST_SEED}")
+    seeds = tuple(map(int, parts))
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"--seeds '{text}': a seed comes twice")
-    if max(seeds) > LARGEST_SEED:
-        raise UsageError(f"--seeds '{text}': the largest seed is {LARGEST_SEED}")
     return seeds
 
 

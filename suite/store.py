@@ -114,12 +114,16 @@ class Store:
         """Hold the folder, made if need be. The kernel lets go of the lock when this process ends, however it ends.
 
         Raises:
-            UsageError: if another process holds it.
+            UsageError: if another process holds it, or the folder cannot be made.
         """
         fcntl = _fcntl()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        # Python's files are closed in child processes, so that no trial keeps the lock of a killed command.
-        with open(self.folder / ".lock", "a+", encoding="ascii") as file:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # Python's files are closed in child processes, so that no trial keeps the lock of a killed command.
+            lock = open(self.folder / ".lock", "a+", encoding="ascii")  # noqa: SIM115  # closed by `with` below
+        except OSError as error:  # a system's own folders refuse what their permissions allow
+            raise UsageError(f"--out {self.folder}: cannot be made: {error.strerror or error}") from error
+        with lock as file:
             for patience in (1.0, 0.0):  # `report` looks at the lock by holding it for a moment
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,6 +9,7 @@ from suite import registry
 from suite.errors import UsageError
 from suite.options import Parser, door
 from suite.planning import read_names
+from suite.typed import read_path
 
 
 def check(arguments: Sequence[str]) -> int:
@@ -36,7 +37,9 @@ def report(arguments: Sequence[str]) -> int:
     """Rebuild the table and the report of a suite's folder."""
     parser = Parser(prog=f"{door()} report", description="Make results.csv and the report of a suite's folder again.")
     parser.add_argument("folder", metavar="DIR", help="what --out named")
-    folder = Path(parser.read(arguments).folder).expanduser()
+    typed = parser.read(arguments).folder
+    read_path(typed, "report")
+    folder = Path(typed).expanduser()
     if not (folder / "suite.json").is_file():
         raise UsageError(f"report {folder}: no suite's folder; it has no suite.json")
 

@@ -3,10 +3,10 @@
 import sys
 
 import pytest
-from toy_suite import CHILD, GOOD, TOY
+from toy_suite import CHILD, TOY, forget_plugins, good
 
 import reports
-from suite import cli, registry
+from suite import cli
 from suite.engines import local
 
 
@@ -22,13 +22,11 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def forget_toys(monkeypatch):
-    """Takes out of the registry what a test's plugin put there."""
-    monkeypatch.setattr(registry, "_objects", dict(registry._objects))
-    monkeypatch.setattr(registry, "_plugin_entries", dict(registry._plugin_entries))
+def forget_toys():
+    """Takes out of the registry what a test's plugins put there."""
+    forget_plugins()
     yield
-    for name in [name for name in sys.modules if name.startswith("pdt_plugin_toy_")]:
-        del sys.modules[name]
+    forget_plugins()
 
 
 @pytest.fixture
@@ -42,4 +40,4 @@ def suite(folder, monkeypatch, forget_toys):
         return [path / "report.html"]
 
     monkeypatch.setattr(reports, "write_report", write_report)
-    return lambda *arguments: cli.main([*GOOD, *arguments])
+    return lambda *arguments: cli.main(good(*arguments))

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from toy_suite import GOOD, assert_one_line, listing, pdt
+from toy_suite import assert_one_line, good, listing, pdt
 
 from suite import cli
 from suite.options import read_config, read_run_options
@@ -74,11 +74,11 @@ WRONG = [
     (["--epochs", "-1"], "--epochs -1"),
     (["--methods", "dense[n=2"], "never closed"),
     (["--plugin", "raises.py", "--methods", "dense"], "RuntimeError: line one line two"),
-    ([*GOOD, "--out", "toy.py"], "is a file"),
-    ([*GOOD, "--out", "."], "no suite.json"),
-    ([*GOOD, "--methods", "toy_method[n=5]"], "toy_method[n=5]: n is 5; the largest is 4"),
-    ([*GOOD, "--device", "cpu", "--dtype", "float16"], "on the CPU type bfloat16, float32 or auto"),
-    ([*GOOD, "--device", "cpu", "--set", "recipe.execution=cuda_graph"], "no CUDA graphs on 'cpu'"),
+    (good("--out", "toy.py"), "is a file"),
+    (good("--out", "."), "no suite.json"),
+    (good("--methods", "toy_method[n=5]"), "toy_method[n=5]: n is 5; the largest is 4"),
+    (good("--device", "cpu", "--dtype", "float16"), "on the CPU type bfloat16, float32 or auto"),
+    (good("--device", "cpu", "--set", "recipe.execution=cuda_graph"), "no CUDA graphs on 'cpu'"),
 ]
 
 

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_suite import GOOD, ROOT, TOY, listing, starts
+from toy_suite import GOOD, ROOT, TOY, assert_one_line, listing, starts
 
-from suite import cli
+from suite import cli, planning
 
 
 def test_a_run_from_command_to_report(suite, folder, capsys):
@@ -107,10 +107,17 @@ def test_ctrl_c_gives_130_and_the_same_command_goes_on(suite, folder):
     assert suite("--out", "out") == 0
 
 
-def test_a_programming_error_keeps_its_traceback(suite, folder):
-    (folder / "toy.py").write_text(TOY.replace('return DataCopy("original"', 'return undefined("original"'))
+def test_a_programming_error_keeps_its_traceback(suite, monkeypatch):
+    monkeypatch.setattr(planning, "_check_fits", lambda *arguments: undefined)  # noqa: F821
     with pytest.raises(NameError):
         suite()
+
+
+def test_what_a_plugins_code_raises_is_one_line_that_names_its_own(suite, folder, capsys):
+    (folder / "toy.py").write_text(TOY.replace('return DataCopy("original"', 'return undefined("original"'))
+    number = 1 + (folder / "toy.py").read_text().split("undefined(")[0].count("\n")
+    assert suite() == 2
+    assert_one_line(capsys.readouterr().err, f"toy.py, line {number}, in prepare: NameError: name 'undefined' is not")
 
 
 def test_a_polite_kill_ends_as_an_interruption(folder):

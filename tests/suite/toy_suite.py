@@ -5,6 +5,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from suite import registry
+
 ROOT = Path(__file__).resolve().parents[2]
 
 TOY = textwrap.dedent(
@@ -77,6 +79,29 @@ TOY = textwrap.dedent(
     """
 )
 GOOD = ["--plugin", "toy.py", "--methods", "toy_method", "--task", "toy_task", "--device", "cpu", "--preset", "smoke"]
+
+
+def good(*arguments):
+    """The command line of `GOOD` with other options; one of those in `GOOD` takes the place of it."""
+    pairs = list(zip(GOOD[::2], GOOD[1::2], strict=True))
+    kept = [pair for pair in pairs if pair[0] == "--plugin" or pair[0] not in arguments]
+    return [*(text for pair in kept for text in pair), *arguments]
+
+
+
+def forget_plugins(*kept):
+    """Take out of the registry and of Python what plugins put there, but for the names in `kept`."""
+    gone = [key for key in registry._plugin_entries if key[1] not in kept]
+    origins = {registry._plugin_entries[key].origin for key in gone}
+    for key in gone:
+        registry._objects.pop(key, None)
+        del registry._plugin_entries[key]
+    for origin in origins:
+        registry._plugin_sources.pop(origin, None)
+    modules = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    for name in [name for name, file in modules.items() if name.startswith("pdt_plugin_") and file in origins]:
+        del sys.modules[name]
+
 
 # Ends each trial as its method's parameter n says, without training.
 CHILD = textwrap.dedent(
