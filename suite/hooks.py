@@ -52,6 +52,9 @@ class Hooks:
         num_classes, epochs, batch_size, seed, task, network, preset, train_images, micro_batches, others: what the
             context tells the method.
         dtype: the type of autocast in training; `torch.float32` for none.
+        device: of the training, if it is not that of the model: a command is checked on the CPU.
+        rehearsal: nothing will be trained: `setup` runs and the layers are converted, but what the method depends on
+            need not be there, and `begin` does not run. Layers are planned where `begin` is the base class's.
 
     Raises:
         UsageError: if the model is wrapped already, or the ranks of `torch.distributed` are given different arguments.
@@ -74,6 +77,8 @@ class Hooks:
         micro_batches: int = 1,
         others: Mapping[str, OtherTrial] | None = None,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        rehearsal: bool = False,
     ) -> None:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             raise UsageError(
@@ -99,7 +104,7 @@ class Hooks:
             spaces=find_index_spaces(model, input_shape),
             num_classes=num_classes,
             seed=seed,
-            device=next(model.parameters()).device,
+            device=device or next(model.parameters()).device,
             task=task,
             network=network,
             preset=preset,
@@ -114,7 +119,7 @@ class Hooks:
             memory_estimate=self._memory_estimate,
             inference_flops=self._inference_flops,
         )
-        for name in method.depends_on():
+        for name in () if rehearsal else method.depends_on():
             if name not in self.ctx.others:
                 raise UsageError(f"{type(method).__name__} depends on a trial of '{name}', which others= has to name")
         self._cuts = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("begin", "reconfigure"))
@@ -122,13 +127,14 @@ class Hooks:
             freeze_what_fails(model, self.ctx.spaces, input_shape)
             self._say_what_is_frozen()
         method.setup(self.ctx)
-        for first in method.begin(self.ctx):
+        for first in () if rehearsal else method.begin(self.ctx):
             if (first.batch_size, first.lr_scale, first.restart) != (None, None, False):
                 raise ValueError(f"{type(method).__name__}.begin changes more than the network")
             apply_plan(model, first, self.ctx.spaces, None)
             self.reconfigurations.append(first)
         self.ctx.layers = convert(model, self._step_state)
-        self._plan_all()
+        if not rehearsal or type(method).begin is Method.begin:
+            self._plan_all()
 
     @property
     def planned_layers(self) -> list[PlannedLayer]:

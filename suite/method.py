@@ -379,10 +379,21 @@ class Method:
         return {}
 
     def setup(self, ctx: Context) -> None:
-        """Once, on the bare model on its device; before optimizer, compilation and DDP."""
+        """Once, on the bare model on its device; before optimizer, compilation and DDP.
+
+        It also runs before the first trial of a command, on a copy of the model on the CPU, to see that method, model
+        and task fit (`suite.rehearsal`). There `ctx.others` is empty and `ctx.train_images` 0, while `ctx.device` is
+        that of the training. What takes long, or needs the device or another trial, belongs into `begin`.
+
+        Raises:
+            ValueError: one line that says why the method cannot train this model; or a `UsageError`.
+        """
 
     def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
-        """After `setup`: changes of the network before it is trained. What is counted as dense is what was before."""
+        """After `setup`, in a trial alone: changes of the network before it is trained.
+
+        Here `ctx.others` is filled; kernels are compiled here. What is counted as dense is the network before.
+        """
         return ()
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:

@@ -96,14 +96,20 @@ def run_trials(
 
     Returns:
         The exit status, as of `run`.
+
+    Raises:
+        UsageError: if a method cannot train a model on a task; then nothing is written.
     """
     from reports import write_report
     from suite.devices import available_cores, competition
     from suite.provenance import collect, without_home
+    from suite.rehearsal import rehearse
     from suite.results import write_results
 
     store, console = _store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
+    # What was ever started was rehearsed then.
+    rehearse(trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists())
     with store.lock():
         provenance = collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
         store.add_command(suite, without_home(shlex.join(sys.argv)), provenance)
