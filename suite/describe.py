@@ -130,7 +130,7 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
     """Size and cost of a network, for a task's images or those that it is made for."""
     from suite.conventions import CONVENTIONS
     from suite.ledger import count_layers, count_model
-    from suite.parameters import build_model, canonical, declared, read_one, resolve, type_name
+    from suite.parameters import build_model, canonical, check_model_size, declared, read_one, resolve, type_name
 
     choice = read_one(text, "model")
     thing = registry.get("model", choice.name)
@@ -141,6 +141,7 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
     if task:
         described = registry.get("task", task)
         shape, classes = described.input_shape, described.num_classes
+    check_model_size(text, shape, classes)
     model = build_model(text, shape, classes)
     values, texts = resolve(thing, choice.typed), parameter_texts(thing)
     return {

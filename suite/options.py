@@ -292,8 +292,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _assignments(value: Any, where: str, prefix: str = "") -> list[str]:
     """`{recipe = {epochs = 3}}` as `["recipe.epochs=3"]`."""
-    if not isinstance(value, dict):
-        raise UsageError(f"{where} must be a table: [set.recipe]")
+    if not isinstance(value, dict) or prefix.count(".") > 1:
+        raise UsageError(f"{where} must be a table of one table: [set.recipe]")
     found = []
     for key, item in value.items():
         if isinstance(item, dict):

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import math
+import os
 import re
 import sys
 import types
@@ -246,7 +247,7 @@ def resolve(thing: Any, *layers: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: parameter.default for name, parameter in known.items() if parameter.default is not REQUIRED}
     for layer in layers:
         if unknown := set(layer) - set(known):
-            raise TypeError(f"{thing} has no parameter {', '.join(sorted(unknown))}")
+            raise UsageError(f"{thing.__name__} has no parameter {', '.join(sorted(map(str, unknown)))}")
         values |= layer
     return {name: normal(values[name], known[name].annotation) for name in known if name in values}
 
@@ -270,11 +271,21 @@ def build_method(name: str, parameters: Mapping[str, Any], label: str = "") -> A
     thing = registry.get("method", name)
     values = resolve(thing, parameters)
     try:
-        return thing(**values)
+        method = thing(**values)
     except Exception as error:
         if message := _refusal(error, "method", name):
             raise UsageError(f"{label or name}: {message}") from error
         raise
+    depends_on, files = method.depends_on(), method.files()
+    if not (isinstance(depends_on, (tuple, list)) and all(map(_is_text, depends_on))):
+        raise UsageError(f"{label or name}: depends_on() returned {depends_on!r}, not a tuple of methods as typed")
+    if not (isinstance(files, Mapping) and set(files) <= set(values) and all(map(_is_text, files.values()))):
+        raise UsageError(f"{label or name}: files() returned {files!r}, not paths by parameters of the method")
+    return method
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def build_model(text: str, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
@@ -303,6 +314,41 @@ def build_model(text: str, input_shape: tuple[int, int, int], num_classes: int) 
     if not any(True for _ in model.parameters()):
         raise UsageError(f"{choice}: the model has no parameters to train")
     return model
+
+
+def check_model_size(text: str, input_shape: tuple[int, int, int], num_classes: int) -> None:
+    """Refuse a network whose weights alone are larger than this machine's memory, before they are drawn.
+
+    The kernel would end the command without a word otherwise. A network that cannot be built without memory (on torch's
+    device `meta`) is left to `build_model`.
+
+    Raises:
+        UsageError: with both sizes.
+    """
+    choice = read_one(text, "model")
+    known = declared(registry.get("model", choice.name))
+    larger = (
+        isinstance(value, (int, float)) and isinstance(known[key].default, (int, float)) and value > known[key].default
+        for key, value in choice.typed.items()
+    )
+    if not any(larger):
+        return  # a network as it comes, or a smaller one; the first use of `meta` takes seconds
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    with torch.device("meta"):
+        try:
+            model = build_model(text, input_shape, num_classes)
+        except Exception:  # `build_model` says what is wrong, where the network is built for good
+            return
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters() if not is_lazy(tensor))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        gib = 2**30
+        raise UsageError(
+            f"{choice}: does not fit into memory: its weights have {size / gib:,.0f} GiB, this machine has "
+            f"{memory / gib:,.0f}"
+        )
 
 
 def _refusal(error: Exception, kind: str, name: str) -> str:

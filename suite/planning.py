@@ -16,6 +16,7 @@ from suite.parameters import (
     build_method,
     build_model,
     canonical,
+    check_model_size,
     choices,
     convert,
     declared,
@@ -86,6 +87,7 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
             raise UsageError(f"task {name}: {error}") from error
         models = typed_models or [read_one(task.default_model(suite.preset), "model")]
         for model in models:
+            check_model_size(str(model), task.input_shape, task.num_classes)
             build_model(str(model), task.input_shape, task.num_classes)
         for choice in methods:
             for one in [choice, *_before(choice, name, suite.preset)]:

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from suite.errors import UsageError
 from suite.recipe import Recipe
 
 
@@ -89,11 +90,11 @@ class Task:
 
     def default_model(self, preset: str) -> str:
         """The model a trial uses when none is typed, as one would type it: `resnet9[width=0.25]`."""
-        raise NotImplementedError
+        raise self._lacks("default_model")
 
     def recipe(self, preset: str) -> Recipe:
         """The recipe of `smoke`, `quick` or `paper`."""
-        raise NotImplementedError
+        raise self._lacks("recipe")
 
     def prepare(self, data_root: Path, preset: str) -> DataCopy:
         """Find the data (or fetch it), decode it into a checksummed cache once, and say which copy it is.
@@ -101,8 +102,11 @@ class Task:
         Raises:
             suite.errors.MissingData: one line with the folder looked in, the option, and what needs no download.
         """
-        raise NotImplementedError
+        raise self._lacks("prepare")
 
     def load(self, copy: DataCopy, recipe: Recipe, seed: int, device: torch.device) -> Splits:
         """Put the splits on the device. The seed decides shuffling and augmentation, never which image is in which."""
-        raise NotImplementedError
+        raise self._lacks("load")
+
+    def _lacks(self, method: str) -> UsageError:
+        return UsageError(f"task {self.registered_name}: {type(self).__name__} does not define {method}()")

@@ -152,7 +152,7 @@ def test_resolve_overlays_in_order_and_normalises():
     assert isinstance(values["ratio"], float)
     assert values["milestones"] == (1.0, 2.0)
     assert isinstance(values["milestones"][0], float)
-    with pytest.raises(TypeError, match="no parameter rato"):
+    with pytest.raises(UsageError, match="no parameter rato"):
         resolve(Toy, {"rato": 1})
 
 
