@@ -75,7 +75,10 @@ class Cifar(Task):
         data_root = data_root.expanduser()
         if data_root.exists() and not data_root.is_dir():
             raise UsageError(f"--data-root {data_root}: is not a folder")
-        source = self._find(data_root) or self._fetch(data_root)
+        try:
+            source = self._find(data_root) or self._fetch(data_root)
+        except OSError as error:  # a folder on the way may not be entered
+            raise UsageError(f"{error.filename or data_root}: cannot be read: {error.strerror or error}") from error
         cached = decode_once(self.registered_name, source, data_root)
         note = NOTES[source.kind].format(title=self.title) + self._incomplete(source)
         return DataCopy(source.kind, cached.checksum, str(cached.path), note)

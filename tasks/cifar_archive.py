@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import stat
+import struct
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -19,7 +21,8 @@ from tasks.decoded import DecodedImages
 from tasks.progress import progress
 
 # What reading a compressed archive that is cut short or altered may raise.
-DAMAGE = (OSError, tarfile.TarError, EOFError, zlib.error)
+DAMAGE = (OSError, tarfile.TarError, EOFError, zlib.error, struct.error, ValueError, OverflowError)
+MOST_BYTES = 1 << 28  # of a batch; those of CIFAR-100 have 150 MB
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,14 @@ class CifarArchive:
         batches = [self.path / name for name, _ in self._published.train + self._published.test]
         for path in batches if self.path.is_dir() else [self.path]:
             try:
-                stat = path.stat()
+                found = path.stat()
             except OSError as error:
                 raise self._unusable(path.name, error.strerror or str(error)) from error
-            digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may never end
+                raise self._unusable(path.name, "it is not a regular file")
+            if path != self.path and found.st_size > MOST_BYTES:
+                raise self._unusable(path.name, f"it has more than {MOST_BYTES:,} bytes")
+            digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
     def decode(self) -> DecodedImages:
@@ -137,7 +144,9 @@ def find_archive(data_root: Path, published: PublishedArchive) -> CifarArchive |
 
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:
-    file = archive.extractfile(name)
-    if file is None:
-        raise KeyError(f"{name} is no file")
+    member = archive.getmember(name)
+    if not member.isreg() or member.size > MOST_BYTES:  # a link may lead to itself
+        raise KeyError(f"{name} is no file of a possible size")
+    file = archive.extractfile(member)
+    assert file is not None, "a regular member has content"
     return file.read()

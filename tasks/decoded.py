@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suite import files
 
-# What numpy and zipfile raise for a file that is cut short, altered or foreign; RuntimeError where a changed bit says
-# that the file is encrypted or packed in an unknown way.
-DAMAGE = (OSError, ValueError, KeyError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile)
+LARGEST = 1 << 36  # bytes of a file of decoded images, far above that of any task
 
 
 class DamagedFile(Exception):
@@ -34,6 +35,16 @@ class DecodedImages:
     train_labels: NDArray[np.int64]
     test_images: NDArray[np.uint8]
     test_labels: NDArray[np.int64]
+
+    def fault(self) -> str:
+        """What is wrong with the arrays' types and shapes; empty if nothing is."""
+        for split in ("train", "test"):
+            images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
+            if images.dtype != np.uint8 or images.ndim != 4 or not len(images):
+                return f"{split}_images are {images.shape} {images.dtype}, not (N, H, W, C) uint8"
+            if labels.dtype != np.int64 or labels.shape != images.shape[:1] or labels.min() < 0:
+                return f"{split}_labels are {labels.shape} {labels.dtype}, not ({len(images)},) int64 from 0"
+        return ""
 
     def checksum(self) -> str:
         """SHA-256, in hex, of shapes, pixels and labels (little-endian), in the order of the attributes."""
@@ -73,14 +84,11 @@ def load_decoded(path: Path) -> tuple[DecodedImages, str]:
         FileNotFoundError: if there is no such file.
         DamagedFile: if it does not hold what it held when it was written.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            data = DecodedImages(**{field.name: file[field.name] for field in fields(DecodedImages)})
-            recorded = str(file["checksum"])
-    except FileNotFoundError:
-        raise
-    except DAMAGE as error:
-        raise DamagedFile(f"{path}: {type(error).__name__}: {error}") from error
+    with _opened(path) as file:
+        data = DecodedImages(**{field.name: file[field.name] for field in fields(DecodedImages)})
+        recorded = str(file["checksum"])
+        if fault := data.fault():
+            raise ValueError(fault)
     if data.checksum() != recorded:
         raise DamagedFile(f"{path}: its images do not have the checksum that it records")
     return data, recorded
@@ -88,10 +96,20 @@ def load_decoded(path: Path) -> tuple[DecodedImages, str]:
 
 def read_fingerprint(path: Path) -> str:
     """The fingerprint of the source that `path` was decoded from; raises as `load_decoded` does."""
+    with _opened(path) as file:
+        return str(file["fingerprint"])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The arrays of a file. A pipe or a device, from which a read may never end, is no such file."""
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
+            raise ValueError("not a regular file of a possible size")
         with np.load(path, allow_pickle=False) as file:
-            return str(file["fingerprint"])
+            yield file
     except FileNotFoundError:
         raise
-    except DAMAGE as error:
+    except Exception as error:  # zipfile, zlib and numpy each have their own words for a damaged file
         raise DamagedFile(f"{path}: {type(error).__name__}: {error}") from error

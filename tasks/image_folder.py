@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
+import struct
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ SPLITS = ("train", "test")
 JPEG = (".jpg", ".jpeg")
 SUFFIXES = (*JPEG, ".png")
 CHUNK = 256
+MOST_BYTES = 1 << 24  # of an image of a few pixels, with whatever else its file holds
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,9 @@ class ImageFolder:
         digest = hashlib.sha256()
         for split, files in self.files.items():
             for file in files:
-                digest.update(f"{split} {os.path.relpath(file.path, self.path)} {file.stamp}\n".encode())
+                # Names are bytes, and not always UTF-8.
+                name = os.fsencode(os.path.relpath(file.path, self.path))
+                digest.update(b"%s %s %s\n" % (split.encode(), name, str(file.stamp).encode()))
         return digest.hexdigest()
 
     def decode(self) -> DecodedImages:
@@ -107,8 +113,12 @@ def _listed(folder: Path, classes: tuple[str, ...]) -> list[ImageFile]:
             if not found:
                 raise UsageError(f"{folder / name}: no image; files end in {', '.join(SUFFIXES)}")
             for entry in sorted(found, key=lambda entry: entry.name):
-                stat = entry.stat()
-                files.append(ImageFile(entry.path, label, (stat.st_size, stat.st_mtime_ns)))
+                found_stat = entry.stat()
+                if not stat.S_ISREG(found_stat.st_mode):
+                    raise UsageError(f"{entry.path}: is not a regular file")
+                if found_stat.st_size > MOST_BYTES:
+                    raise UsageError(f"{entry.path}: is larger than {MOST_BYTES:,} bytes, which no such image is")
+                files.append(ImageFile(entry.path, label, (found_stat.st_size, found_stat.st_mtime_ns)))
         return files
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
@@ -125,11 +135,11 @@ def _decoded(path: str, side: int) -> NDArray[np.uint8]:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"))
-    # Pillow reports damage by these three, depending on the format and the place of the damage.
-    except (OSError, SyntaxError, ValueError) as error:
+        # PNG and JPEG alone, as the names say; and the size is looked at before a pixel is decoded.
+        with Image.open(path, formats=("PNG", "JPEG")) as image:
+            if image.size != (side, side):
+                raise UsageError(f"{path}: the image is {image.width}x{image.height}, not {side}x{side}")
+            return np.asarray(image.convert("RGB"))
+    # Pillow reports damage by these, depending on the format and the place of the damage.
+    except (OSError, SyntaxError, ValueError, zlib.error, struct.error, Image.DecompressionBombError) as error:
         raise UsageError(f"{path}: cannot be read as an image: {error}") from error
-    if pixels.shape != (side, side, 3):
-        raise UsageError(f"{path}: the image is {pixels.shape[1]}x{pixels.shape[0]}, not {side}x{side}")
-    return pixels
