@@ -18,7 +18,7 @@ from suite.spec import PRESETS
 
 DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # of a model that has none of its own
 TEXT_WIDTH = 96
-DESCRIBED = ("method", "task", "model")
+DESCRIBED = ("method", "task", "model", "reproduction")
 
 
 def list_all(arguments: Sequence[str]) -> int:
@@ -48,9 +48,13 @@ def list_all(arguments: Sequence[str]) -> int:
 
 
 def describe(arguments: Sequence[str]) -> int:
-    """Print what is known of one method, task or model."""
-    parser = Parser(prog=f"{door()} describe", description="Describe a method, a task or a model.")
-    parser.add_argument("name", metavar="NAME", help="a name of `pdt list`; a model's parameters in brackets")
+    """Print what is known of one method, task, model, reproduction or preset."""
+    parser = Parser(
+        prog=f"{door()} describe", description="Describe a method, a task, a model, a reproduction or a preset."
+    )
+    parser.add_argument(
+        "name", metavar="NAME", help="a name of `pdt list`, a model's parameters in brackets; or smoke, quick, paper"
+    )
     parser.add_argument(
         "--task", metavar="TASK", default="", help="the task that gives a model its input, a method its defaults"
     )
@@ -62,12 +66,18 @@ def describe(arguments: Sequence[str]) -> int:
     if namespace.task:
         read_names(namespace.task, "task", "--task")
     name = namespace.name.partition("[")[0]
-    kinds = [kind for kind in DESCRIBED if name in registry.names(kind)]
+    kinds = [kind for kind in DESCRIBED if name in registry.names(kind)] + ["preset"] * (name in PRESETS)
     if not kinds:
-        every = [known for kind in DESCRIBED for known in registry.names(kind)]
+        every = [*PRESETS, *(known for kind in DESCRIBED for known in registry.names(kind))]
         raise UsageError(f"nothing is called '{name}'{nearest(name, every)}")
-    functions = {"method": describe_method, "task": describe_task, "model": describe_model}
-    found = functions[kinds[0]](namespace.name, namespace.task)
+    if kinds[0] in ("reproduction", "preset"):
+        from suite.describe_runs import describe_preset, describe_reproduction, plain_name
+
+        whole = describe_preset if kinds[0] == "preset" else describe_reproduction
+        found = whole(plain_name(namespace.name, kinds[0]), namespace.task)
+    else:
+        functions = {"method": describe_method, "task": describe_task, "model": describe_model}
+        found = functions[kinds[0]](namespace.name, namespace.task)
     if len(kinds) > 1:
         found["note"] = f"'{name}' is also the name of a {kinds[1]}; this is the {kinds[0]}"
     print(json.dumps(found, indent=2) if namespace.json else as_text(found))
@@ -177,7 +187,7 @@ def as_text(found: dict[str, Any]) -> str:
             if any("(" in _parameter(item) for item in found["parameters"]):
                 lines.append(f"in parentheses: what a preset of task {value} has of its own (--task: another task's)")
         elif isinstance(value, dict):
-            lines.append(f"{key}:")
+            lines.append(f"{key}:" if value else f"{key}: none")
             lines += _block(value)
         else:
             lines.append(f"{key}: {_line(value)}")
@@ -190,7 +200,7 @@ def _block(named: dict[str, Any]) -> list[str]:
     before = ""
     for name, value in named.items():
         text = _line(value)
-        if before and isinstance(value, dict):
+        if before and isinstance(value, dict) and value.keys() == named[before].keys():
             differing = {key: item for key, item in value.items() if item != named[before][key]}
             if len(differing) < len(value) / 4:
                 text = f"as {before}" + (f", but {_line(differing)}" if differing else "")
@@ -213,7 +223,9 @@ def _line(value: Any) -> str:
     from suite.parameters import show
 
     if isinstance(value, dict):
-        return ", ".join(f"{key} {show(item)}" for key, item in value.items())
+        return ", ".join(
+            f"{key} ({_line(item)})" if isinstance(item, dict) else f"{key} {show(item)}" for key, item in value.items()
+        )
     if isinstance(value, list):
         return "x".join(str(item) for item in value)
     return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)

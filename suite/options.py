@@ -132,7 +132,7 @@ def run_parser() -> Parser:
         description="Compare ways of pruning during training: accuracy, FLOPs and time, measured.\n\n"
         f"other verbs ({door()} VERB --help):\n"
         "  list             methods, tasks, models, engines and reproductions\n"
-        "  describe NAME    a method, task or model: its parameters, size or recipes\n"
+        "  describe NAME    a method, task, model, reproduction or preset: parameters, size, recipes or parts\n"
         "  check METHOD     hold a method to its contract\n"
         "  report DIR       make the report of a suite's folder again\n"
         "  reproduce NAME   a paper's table or figure, ours beside the published numbers",

@@ -124,7 +124,9 @@ def _annotation(thing: Any, name: str, annotation: Any) -> Any:
     try:
         return eval(annotation, namespace)  # the text of an annotation in a file that was imported already
     except NameError as error:
-        raise UsageError(f"{thing.__name__}: the type of parameter '{name}' is not known where it is: {error}") from error
+        raise UsageError(
+            f"{thing.__name__}: the type of parameter '{name}' is not known where it is: {error}"
+        ) from error
 
 
 def convert(text: str, annotation: Any, name: str) -> Any:

@@ -1,7 +1,7 @@
 """Method, model and task tried together before the first trial trains: what cannot run is refused in one line.
 
-Each combination is begun once, on the CPU and without data: the network is built, sees one blank batch, and the method's
-`setup` runs on it. No method is named here; a method refuses a network by an error that its `setup` raises.
+Each combination is begun once, on the CPU and without data: the network is built, sees one blank batch, and the
+method's `setup` runs on it. No method is named here; a method refuses a network by an error that its `setup` raises.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _begin(trial: TrialSpec, task: Any, model: nn.Module) -> None:
             preset=trial.preset,
             micro_batches=recipe.micro_batches,
             dtype=getattr(torch, trial.dtype),
-            device=torch.device(trial.device, trial.device_index) if trial.device == "cuda" else None,
+            device=torch.device(trial.device, trial.device_index or 0) if trial.device == "cuda" else None,
             rehearsal=True,
         )
     except (UsageError, ValueError) as error:

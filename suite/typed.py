@@ -29,7 +29,9 @@ def read_path(text: str, option: str) -> Path:
         path = Path(text).expanduser().absolute()
     except RuntimeError:  # what pathlib raises for ~NAME where there is no such user
         user = Path(text).parts[0]
-        hint = f"no user is called '{user[1:]}'; ./{user} is a folder of that name" if user != "~" else "HOME is not set"
+        hint = (
+            f"no user is called '{user[1:]}'; ./{user} is a folder of that name" if user != "~" else "HOME is not set"
+        )
         raise UsageError(f"{option} '{text}': {hint}") from None
     except OSError as error:
         raise UsageError(f"{option} '{text}': {error.strerror or error}") from error

@@ -25,7 +25,9 @@ from suite.engines.local import LocalEngine
 
 SEED = 23
 MANY, SAMPLE = 400, 60
-LONGEST_MESSAGE = 2500  # characters of the one line; three words may be cut to 110 each, and a path has up to 255 a name
+LONGEST_MESSAGE = (
+    2500  # characters of the one line; three words may be cut to 110 each, and a path has up to 255 a name
+)
 
 PLUGINS = {
     "toy.py": TOY,
@@ -71,7 +73,8 @@ PLUGINS = {
         """,
     "unregistered.py": "def register(*names): return lambda thing: thing\n@register('method', 'x')\ndef f(): pass\n",
     "broken.py": "def broken(:\n",
-    "exits.py": "from suite.registry import register\n@register('model', 'exits')\ndef f(): pass\nraise SystemExit(3)\n",
+    "exits.py": "from suite.registry import register\n@register('model',
+      'exits')\ndef f(): pass\nraise SystemExit(3)\n",
     "deep.py": "x = " + "(" * 5000 + ")" * 5000,
     "long_name.py": f"from suite.registry import register\n@register('model', '{'n' * 300}')\ndef f(): pass\n",
 }
@@ -87,13 +90,19 @@ CONFIGS = {
 }
 DIGITS = "9" * 5000
 TEXTS = [
-    *("", " ", "--", "-", "-1", "0", "1", "3", "0,1", "7,", ",", "1,,2", "x", "x" * 300, "x" * 70000, DIGITS, f"{DIGITS},"),
-    *("18446744073709551616", "9223372036854775807", "1e300", "-1e300", "nan", "inf", "1_0", "١٢", "999999999999", "0x10"),
+    *("", " ", "--", "-", "-1", "0", "1", "3", "0,1", "7,", ",", "1,,2", "x", "x" * 300, "x" * 70000, DIGITS,
+      f"{DIGITS},"),
+    *("18446744073709551616", "9223372036854775807", "1e300", "-1e300", "nan", "inf", "1_0", "١٢",
+      "999999999999", "0x10"),
     *("~", "~nouser", "~nouser/x", ".", "..", "/", "/proc/x", "/proc/self/mem", "/dev/full", "/dev/null", "/dev/zero"),
-    *("/sys/x", "loop", "loop/x", "pipe", "empty", "toy.py", "toy.py/x", "a/b/c", "x" * 300 + "/y", "/".join(["x"] * 3000)),
-    *("[", "]", "a[", "a[b", "a[b]", "a[=]", "a[b=1", "a[b=1,b=2]", "a[b=|]", "a[[b=1]]", "(" * 3000, "a[" * 3000, "a\nb"),
-    *("\x00", "\udcff", "é", "💥", "toy_method", "toy_task", "toy_model", "dense", "digits", "resnet9", "all", "missing"),
-    *("smoke", "cpu", "auto", "cuda:999", "float16", "bfloat16", "local", "recipe.epochs=2", "recipe.epochs", "recipe.="),
+    *("/sys/x", "loop", "loop/x", "pipe", "empty", "toy.py", "toy.py/x", "a/b/c", "x" * 300 + "/y",
+      "/".join(["x"] * 3000)),
+    *("[", "]", "a[", "a[b", "a[b]", "a[=]", "a[b=1", "a[b=1,b=2]", "a[b=|]", "a[[b=1]]", "(" * 3000,
+      "a[" * 3000, "a\nb"),
+    *("\x00", "\udcff", "é", "💥", "toy_method", "toy_task", "toy_model", "dense", "digits", "resnet9", "all",
+      "missing"),
+    *("smoke", "cpu", "auto", "cuda:999", "float16", "bfloat16", "local", "recipe.epochs=2", "recipe.epochs",
+      "recipe.="),
     *(f"recipe.{field}={value}" for field in ("epochs", "split_seed", "batch_size", "translate", "validation_images")
       for value in ("18446744073709551616", "-1", DIGITS, "4294967296", "1e300", "99999999999")),
     *(f"recipe.milestones={value}" for value in ("(0.5", "0.5,", "(0.5,x)", "()", "((((0.5))))", "(nan)")),
@@ -107,7 +116,18 @@ TEXTS = [
 ]  # fmt: skip
 FITTING = {
     "--plugin": [*PLUGINS, "absent.py", "pipe", "loop", "/dev/zero", "empty", "x" * 300, "good.toml"],
-    "--config": [*CONFIGS, "absent.toml", "/dev/full", "/dev/zero", "pipe", "loop", "empty", "x" * 300, "huge.toml", "."],
+    "--config": [
+        *CONFIGS,
+        "absent.toml",
+        "/dev/full",
+        "/dev/zero",
+        "pipe",
+        "loop",
+        "empty",
+        "x" * 300,
+        "huge.toml",
+        ".",
+    ],
     "--methods": [text for text in TEXTS if "[" in text or text.startswith(("raising", "no_", "odd", "not_", "toy"))],
     "--model": [text for text in TEXTS if "[" in text or text.endswith("_model")],
     "--set": [text for text in TEXTS if text.startswith("recipe")],
@@ -115,7 +135,18 @@ FITTING = {
     "--data-root": [text for text in TEXTS if text.startswith(("/", "~", "loop", "pipe", "toy", "x"))],
 }
 OPTIONS = (
-    *("--methods", "--task", "--model", "--preset", "--seeds", "--plugin", "--epochs", "--batch-size", "--set", "--device"),
+    *(
+        "--methods",
+        "--task",
+        "--model",
+        "--preset",
+        "--seeds",
+        "--plugin",
+        "--epochs",
+        "--batch-size",
+        "--set",
+        "--device",
+    ),
     *("--dtype", "--data-root", "--out", "--only", "--jobs", "--engine", "--timeout", "--config"),
 )
 # What the issue of this harness was: each of these was a traceback, endless, or accepted.
@@ -131,8 +162,10 @@ NAMED = [
     *(["--plugin", "raising.py", "--methods", name] for name in ("raising", "raising_setup", "raising_files")),
     *(["--plugin", "raising.py", "--methods", name] for name in ("not_quite", "odd_type[n=3]")),
     *(["--plugin", "raising.py", *more] for more in (("--model", "raising_model"), ("--task", "raising_task"))),
-    *(["--plugin", name] for name in ("unregistered.py", "broken.py", "exits.py", "deep.py", "long_name.py", "/dev/zero")),
-    *(["--config", name] for name in ("/dev/full", "/dev/zero", "pipe", "huge.toml", "deep.toml", "dotted.toml", "loop")),
+    *(["--plugin", name] for name in ("unregistered.py", "broken.py", "exits.py", "deep.py", "long_name.py",
+      "/dev/zero")),
+    *(["--config", name] for name in ("/dev/full", "/dev/zero", "pipe", "huge.toml", "deep.toml",
+      "dotted.toml", "loop")),
     *(["--methods", "dense", "--methods", "sdgp"], ["--seeds", "1", "--seeds", "2"], ["--out", "a", "--out=b"]),
     *(["--out", "\udcff"], ["--methods", "dense\x00"], ["--methods", f"ssl[from_trained={'x' * 300}]"]),
 ]  # fmt: skip
@@ -140,9 +173,11 @@ VERBS = [
     *(["describe", name, "--plugin", "raising.py"] for name in ("raising", "odd_type", "not_quite", "raising_model")),
     *(["describe", name, "--plugin", "no_method.py"] for name in ("no_method", "no_method[x=1]")),
     *([verb, text] for verb in ("describe", "check", "report", "reproduce") for text in ("~nouser", "x" * 300, DIGITS)),
-    *([verb, text] for verb in ("describe", "check", "report", "reproduce") for text in ("", "--", "/proc/x", "loop", "\x00")),
+    *([verb, text] for verb in ("describe", "check", "report", "reproduce") for text in ("", "--", "/proc/x",
+      "loop", "\x00")),
     *(["check", name, "--plugin", "raising.py"] for name in ("raising", "not_quite")),
-    *(["check", "no_method", "--plugin", "no_method.py"], ["describe", "resnet9[width=1e300]"], ["report", "/dev/full"]),
+    *(["check", "no_method", "--plugin", "no_method.py"], ["describe", "resnet9[width=1e300]"], ["report",
+      "/dev/full"]),
     *(["describe", "resnet9", "--task", text] for text in ("x", "", "no_task", "digits,digits", "digits[a=1]")),
     *(["list", text] for text in ("x", "--x", "--json=1", "--plugin", "--plugin=loop")),
     *(["describe", "dense", "--task", "digits", "--task", "cifar10"], ["--help"], ["--"], ["-x"], ["verb"], []),
@@ -154,9 +189,20 @@ VERBS = [
 
 def base(arguments):
     """A short and sound command, with other options in the place of its own."""
-    sound = {"--plugin": "toy.py", "--methods": "toy_method", "--task": "toy_task", "--device": "cpu", "--preset": "smoke"}
+    sound = {
+        "--plugin": "toy.py",
+        "--methods": "toy_method",
+        "--task": "toy_task",
+        "--device": "cpu",
+        "--preset": "smoke",
+    }
     typed = {text.partition("=")[0] for text in arguments}
-    kept = [text for option, value in sound.items() if option == "--plugin" or option not in typed for text in (option, value)]
+    kept = [
+        text
+        for option, value in sound.items()
+        if option == "--plugin" or option not in typed
+        for text in (option, value)
+    ]
     return [*kept, *arguments]
 
 

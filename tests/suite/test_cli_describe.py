@@ -7,7 +7,7 @@ import sys
 
 from toy_suite import ROOT, pdt
 
-from suite import cli
+from suite import cli, registry
 
 
 def test_list_imports_no_torch(folder):
@@ -76,3 +76,36 @@ def test_a_recipe_is_told_by_what_it_changes(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "  paper    as quick, but epochs 40" in lines
     assert max(map(len, lines)) <= 120
+
+
+def test_describe_a_reproduction(capsys):
+    assert cli.main(["describe", "sdgp-table1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["name"]) == ("reproduction", "sdgp-table1")
+    assert found["command"].endswith("reproduce sdgp-table1")
+    assert found["parts"]["columns"]["task"] == "cifar10"
+    assert found["parts"]["columns"]["seeds"] == {"smoke": 1, "quick": 3, "paper": 3}
+    assert "sdgp-table1-cifar10-resnet9" in found["published"]
+    assert cli.main(["describe", "sdgp-table1"]) == 0
+    assert "seeds (smoke 1, quick 3, paper 3)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_reproduction_can_be_described(capsys):
+    for name in registry.names("reproduction"):
+        assert cli.main(["describe", name]) == 0
+        assert f"reproduce {name}" in capsys.readouterr().out
+
+
+def test_describe_a_preset(folder, capsys, forget_toys):
+    assert cli.main(["describe", "quick", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["seeds"]) == ("preset", 1)
+    assert found["recipes"]["digits"]["epochs"] == 10
+    assert found["recipes"]["digits"]["model"] == "resnet9[width=0.125]"
+    assert found["methods on cifar10"]["prunetrain"]["interval"] == 1
+    assert cli.main(["describe", "paper", "--task", "toy_task", "--plugin", "toy.py"]) == 0
+    text = capsys.readouterr().out
+    assert "seeds: 3" in text
+    assert "toy_task model toy_model[width=2], epochs 3" in " ".join(text.split())
+    assert cli.main(["describe", "quick[n=1]"]) == 2
+    assert "a preset takes no parameters; name 'quick'" in capsys.readouterr().err

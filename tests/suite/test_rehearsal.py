@@ -104,7 +104,11 @@ CASES = [
     ("clicktrain[warmup=0.9,hard_prune=0.95]", "resnet9[width=0.125]", "so that these ascend and one epoch is left"),
     ("ssl[from_trained=dense]", "toy_branching", "ssl[from_trained=dense] cannot train toy_branching"),
     ("scratch[of=prunetrain]", "toy_branching", "prunetrain cannot train toy_branching"),  # what it depends on
-    ("dense", "toy_nothing", "toy_nothing on task digits: its forward returns a NoneType for 2 images, not 2x10 logits"),
+    (
+        "dense",
+        "toy_nothing",
+        "toy_nothing on task digits: its forward returns a NoneType for 2 images, not 2x10 logits",
+    ),
     ("dense", "toy_wide", "its forward returns 2x11 for 2 images, not 2x10 logits"),
     ("dense", "toy_large", "its forward fails on images of 1x16x16: RuntimeError: "),
     ("dense", "toy_none", "toy_none: its function returned NoneType, not a torch.nn.Module"),
@@ -125,7 +129,14 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(networ
 
 
 def planned(**changes):
-    fields = {"tasks": "digits", "preset": "smoke", "device": "cpu", "dtype": "float32", "data_root": "", "seeds": (0, 1)}
+    fields = {
+        "tasks": "digits",
+        "preset": "smoke",
+        "device": "cpu",
+        "dtype": "float32",
+        "data_root": "",
+        "seeds": (0, 1),
+    }
     return plan(SuiteSpec(**(fields | changes)))
 
 
@@ -138,7 +149,9 @@ def test_each_combination_is_begun_once_and_all_that_the_suite_brings_fit(monkey
 
 
 def test_a_training_on_another_device_is_rehearsed_on_the_cpu():
-    trials = [dataclasses.replace(trial, device="cuda") for trial in planned(methods="prunetrain[dynamic_batch=device]")]
+    trials = [
+        dataclasses.replace(trial, device="cuda") for trial in planned(methods="prunetrain[dynamic_batch=device]")
+    ]
     rehearse(trials)
 
 

@@ -88,7 +88,6 @@ def good(*arguments):
     return [*(text for pair in kept for text in pair), *arguments]
 
 
-
 def forget_plugins(*kept):
     """Take out of the registry and of Python what plugins put there, but for the names in `kept`."""
     gone = [key for key in registry._plugin_entries if key[1] not in kept]
