@@ -73,8 +73,7 @@ PLUGINS = {
         """,
     "unregistered.py": "def register(*names): return lambda thing: thing\n@register('method', 'x')\ndef f(): pass\n",
     "broken.py": "def broken(:\n",
-    "exits.py": "from suite.registry import register\n@register('model',
-      'exits')\ndef f(): pass\nraise SystemExit(3)\n",
+    "exits.py": "from suite.registry import register\n@register('model', 'exits')\ndef f(): pass\nexit(3)\n",
     "deep.py": "x = " + "(" * 5000 + ")" * 5000,
     "long_name.py": f"from suite.registry import register\n@register('model', '{'n' * 300}')\ndef f(): pass\n",
 }

@@ -22,7 +22,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 
-from conftest import SmallArchive, write_image_folder
+from small_copies import SmallArchive, write_image_folder
 
 from suite.errors import UsageError
 from tasks import cifar
