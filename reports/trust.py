@@ -73,7 +73,7 @@ def command_lines(suite: Mapping[str, Any]) -> list[str]:
 def rerun_command(line: str, folder: Path) -> str:
     """The command of a recorded line for this folder and for the trials that ended without being done.
 
-    A line whose quotes are not balanced is kept as it is, with the options added: the last of two options wins.
+    A line whose quotes are not balanced is kept as it is, with the options added.
     """
     try:
         words = shlex.split(line)

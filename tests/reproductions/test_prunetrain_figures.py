@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import xml.etree.ElementTree as ElementTree
 
@@ -30,6 +31,7 @@ NAMES = tuple(
 pytestmark = pytest.mark.timeout(600)  # the first waits for a dozen trials
 SHAPE = (3, 32, 32)
 MODEL = "resnet9[width=0.25]"  # of which the thresholds of `smoke` cut something
+OPTIONS = [MODEL if before == "--model" else option for before, option in itertools.pairwise(("", *SHORT))]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def folder(tmp_path_factory):
     """A folder in which all of them ran."""
     folder = tmp_path_factory.mktemp("figures")
     for name in NAMES:
-        assert cli.main(["reproduce", name, *SHORT, "--model", MODEL, "--out", str(folder / "out")]) == 0
+        assert cli.main(["reproduce", name, *OPTIONS, "--out", str(folder / "out")]) == 0
     return folder / "out"
 
 
