@@ -6,14 +6,13 @@ Source: McDanel, Dinh, Magallanes, "Accelerating DNN Training with Structured Da
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 import kernels
-from suite.method import Context, Density, Method, OpPlan, ReconfigPlan, Site
+from suite.method import Context, Density, Method, OpPlan, Site
 from suite.registry import register
 
 RGB = 3
@@ -71,17 +70,16 @@ class SDGP(Method):
             linear = any(isinstance(layer, nn.Linear) for layer in ctx.layers.values())
             hint = "; layers=all prunes its linear layers" if linear and self.layers == "conv" else ""
             raise ValueError(f"no layer of this model is pruned: no convolution reads more than {RGB} channels{hint}")
-
-    def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
-        """Compile what the layers' shapes need, before the clock of training runs; the network stays as it is."""
+        if ctx.rehearsal:
+            return
         shapes = [
             (1, channels, 1, self._positions[name]) if isinstance(layer, nn.Conv2d) else (1, channels)
             for name, layer in ctx.layers.items()
             if (channels := self._pruned_channels(layer))
         ]
         rule = self._transform
+        # Compiled before the clock of training runs.
         kernels.prepare(shapes, ctx.device, rule.n, rule.m, rule.mode, rule.rescale)
-        return ()
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
         self._channels.pop(name, None)

@@ -114,6 +114,7 @@ class Hooks:
             train_images=train_images,
             micro_batches=micro_batches,
             others=others or {},
+            rehearsal=rehearsal,
             rank=self.ranks.rank,
             all_reduce=self.ranks.all_reduce,
             memory_estimate=self._memory_estimate,

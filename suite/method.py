@@ -278,6 +278,7 @@ class Context:
         train_images: images of an epoch; 0 where nobody said.
         micro_batches: parts into which a batch is split; a new batch size is a multiple of them.
         others: the trials that the method's `depends_on` names, by that name; same task, network, recipe and seed.
+        rehearsal: a command is checked before its first trial, on a copy of the model; nothing will be trained.
         inference_flops: counts one image's inference by the network that a `ReconfigPlan` would leave.
         memory_estimate: bytes of a training step with a `ReconfigPlan` carried out, measured on a copy of the model:
             parameters, gradients, optimizer state, and what a batch of that size keeps for backward.
@@ -300,6 +301,7 @@ class Context:
     train_images: int = 0
     micro_batches: int = 1
     others: Mapping[str, OtherTrial] = field(default_factory=dict)
+    rehearsal: bool = False
     optimizer: torch.optim.Optimizer | None = None
     rank: int = 0
     step: int = 0
@@ -382,8 +384,9 @@ class Method:
         """Once, on the bare model on its device; before optimizer, compilation and DDP.
 
         It also runs before the first trial of a command, on a copy of the model on the CPU, to see that method, model
-        and task fit (`suite.rehearsal`). There `ctx.others` is empty and `ctx.train_images` 0, while `ctx.device` is
-        that of the training. What takes long, or needs the device or another trial, belongs into `begin`.
+        and task fit (`suite.rehearsal`). There `ctx.others` is empty, while `ctx.device` is that of the
+        training. What needs another trial belongs into `begin`; what takes long is left out where
+        `ctx.rehearsal` says so.
 
         Raises:
             ValueError: one line that says why the method cannot train this model; or a `UsageError`.
@@ -392,7 +395,7 @@ class Method:
     def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
         """After `setup`, in a trial alone: changes of the network before it is trained.
 
-        Here `ctx.others` is filled; kernels are compiled here. What is counted as dense is the network before.
+        Here `ctx.others` is filled. What is counted as dense is the network before.
         """
         return ()
 

@@ -1,6 +1,6 @@
 """Method, model and task tried together before the first trial trains: what cannot run is refused in one line.
 
-Each combination is begun once, on the CPU and without data: the network is built, sees one blank batch, and the
+Each combination is begun once, on the CPU and without training: the network is built, sees one blank batch, and the
 method's `setup` runs on it. No method is named here; a method refuses a network by an error that its `setup` raises.
 """
 
@@ -18,6 +18,7 @@ from suite.errors import UsageError
 from suite.hooks import Hooks
 from suite.parameters import build_method, build_model
 from suite.spec import TrialSpec, canonical_json
+from suite.task import DataCopy
 
 BLANK_IMAGES = 2
 
@@ -36,13 +37,18 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
         what = (trial.method, trial.parameters, trial.model, trial.task, trial.recipe, trial.preset, trial.dtype)
         distinct.setdefault(canonical_json([*what, trial.device]), trial)
     network: tuple[tuple[str, str], nn.Module] | None = None
+    images: dict[str, int] = {}  # of an epoch, by task and recipe
     for trial in sorted(distinct.values(), key=lambda trial: (trial.task, trial.model)):
         task = registry.get("task", trial.task)()
         if network is None or network[0] != (trial.task, trial.model):
             model = build_model(trial.model, task.input_shape, task.num_classes)
             _check_outputs(model, trial, task)
             network = (trial.task, trial.model), model
-        _begin(trial, task, copy.deepcopy(network[1]))
+        data = canonical_json([trial.task, trial.recipe, trial.data_copy])
+        if data not in images:
+            splits = task.load(DataCopy(**trial.data_copy), trial.make_recipe(), trial.seed, torch.device("cpu"))
+            images[data] = splits.train.num_samples
+        _begin(trial, task, copy.deepcopy(network[1]), images[data])
 
 
 def _check_outputs(model: nn.Module, trial: TrialSpec, task: Any) -> None:
@@ -69,7 +75,7 @@ def _check_outputs(model: nn.Module, trial: TrialSpec, task: Any) -> None:
     model.train()
 
 
-def _begin(trial: TrialSpec, task: Any, model: nn.Module) -> None:
+def _begin(trial: TrialSpec, task: Any, model: nn.Module, train_images: int) -> None:
     recipe = trial.make_recipe()
     try:
         Hooks(
@@ -83,6 +89,7 @@ def _begin(trial: TrialSpec, task: Any, model: nn.Module) -> None:
             task=trial.task,
             network=trial.model.partition("[")[0],
             preset=trial.preset,
+            train_images=train_images,
             micro_batches=recipe.micro_batches,
             dtype=getattr(torch, trial.dtype),
             device=torch.device(trial.device, trial.device_index or 0) if trial.device == "cuda" else None,
