@@ -86,7 +86,7 @@ def test_two_processes_build_at_once_without_openmp_and_a_damaged_library_is_bui
     script = compiler_script(
         tmp_path,
         'case "$*" in *-fopenmp*) echo "error: no OpenMP" >&2; exit 1;; esac\n'
-        f'[ -f {tmp_path}/whole.so ] && [ $# -gt 1 ] && {{ for made; do :; done; exec cp {tmp_path}/whole.so "$made"; }}\n'
+        f'[ -f {tmp_path}/whole.so ] && [ $# -gt 1 ] && {{ for to; do :; done; exec cp {tmp_path}/whole.so "$to"; }}\n'
         'exec $real "$@" -O0',
     )
     cache = tmp_path / "cache"
