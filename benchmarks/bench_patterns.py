@@ -12,13 +12,14 @@ In one run, in alternation (all three where none is named; on CUDA `layers` alon
     steps        a training step after hard pruning of vgg11_click[width=0.5], masked weights skipped or multiplied;
                  the lasso's step over a dense one; the time of a dense step in bfloat16; and of vgg11_click too, with
                  one pattern a filter, layers as blocks over layers multiplied with their zeros
+
+With --json each number is in the file as soon as it is measured, and the same command goes on with those that are not.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import platform
 from collections import Counter
@@ -28,6 +29,7 @@ from typing import Any
 
 import torch
 from bench_step import Setting, random_splits, trainer_steps
+from kept import Kept, OtherRunError, kept
 from pairs import Ratio, interleaved_ratio, ratio_of, run_as_a_trial_does
 from stopwatch import Watch, watch_of
 from torch import Tensor, nn
@@ -181,18 +183,20 @@ def alternating(first: Product, second: Product, pairs: int, watch: Watch) -> Ra
     return ratio_of(ours, theirs)
 
 
-def measure_layers(pairs: int, found: dict[str, Any], device: torch.device = CPU) -> None:
+def measure_layers(pairs: int, found: Kept, device: torch.device = CPU) -> None:
     """Every shape and product; then all of them together, each as often as it occurs."""
     for name, (dtype, tf32) in COMPARED[device.type].items():
         print(f"-- {name}")
-        compare_layers(pairs, found if device.type == "cpu" else found.setdefault(name, {}), device, dtype, tf32)
+        compare_layers(pairs, found if device.type == "cpu" else found.part(name), device, dtype, tf32)
 
 
-def compare_layers(pairs: int, found: dict[str, Any], device: torch.device, dtype: torch.dtype, tf32: bool) -> None:
+def compare_layers(pairs: int, found: Kept, device: torch.device, dtype: torch.dtype, tf32: bool) -> None:
     """All shapes in one type."""
-    ours = dense = 0.0
     watch = watch_of(device)
     for shape, count in pruned_shapes().items():
+        if str(shape) in found:
+            print(f"{shape!s:42} x{count:2}  measured before")
+            continue
         last, contiguous = (Operands.of(shape, device, dtype, layout) for layout in LAYOUTS)
         mine_each = skipping_products(shape, last)
         theirs_each = [dense_products(shape, given, tf32) for given in (last, contiguous)]
@@ -201,21 +205,26 @@ def compare_layers(pairs: int, found: dict[str, Any], device: torch.device, dtyp
             with_each = [alternating(mine_each[number], side[number], pairs, watch) for side in theirs_each]
             whole[product] = min(with_each, key=lambda ratio: ratio.second_s)
         mine, theirs = (sum(getattr(one, side) for one in whole.values()) for side in ("first_s", "second_s"))
-        ours, dense = ours + count * mine, dense + count * theirs
         print(f"{shape!s:42} x{count:2}  " + "; ".join(f"{name} {ratio}" for name, ratio in whole.items())
               + f"; together {theirs / mine:.2f} times as fast")  # fmt: skip
         found[str(shape)] = {
             "count": count, "times_as_fast": theirs / mine,
             **{name: dataclasses.asdict(ratio) for name, ratio in whole.items()},
         }  # fmt: skip
+    ours, dense = (
+        sum(one["count"] * one[product][side] for name, one in found.items() if name != NETWORK for product in PRODUCTS)
+        for side in ("first_s", "second_s")
+    )
     print(f"all pruned convolutions of {NETWORK}: {1e3 * ours:.2f} ms against {1e3 * dense:.2f} ms, "
           f"{dense / ours:.2f} times as fast")  # fmt: skip
     found[NETWORK] = {"ours_s": ours, "dense_s": dense, "times_as_fast": dense / ours}
 
 
-def measure_conversion(pairs: int, found: dict[str, Any]) -> None:
+def measure_conversion(pairs: int, found: Kept) -> None:
     """The compact form against torch's generic one, for every shape."""
     for shape in pruned_shapes():
+        if str(shape) in found:
+            continue
         known, anew = conversions(shape, pairs)
         print(f"{shape!s:42} to_sparse_csr / compact form: {known}; with index and lists made anew {anew}")
         found[str(shape)] = {"known": dataclasses.asdict(known), "anew": dataclasses.asdict(anew)}
@@ -230,7 +239,7 @@ def conversions(shape: Shape, pairs: int) -> tuple[Ratio, Ratio]:
     return interleaved_ratio(theirs, known, pairs), interleaved_ratio(theirs, anew, pairs)
 
 
-def measure_steps(pairs: int, found: dict[str, Any]) -> None:
+def measure_steps(pairs: int, found: Kept) -> None:
     """Steps of the trainer: masked from the first on, under the lasso from the first on, and dense."""
     recipe = Recipe(epochs=190, batch_size=BATCH, learning_rate=0.01, schedule="step", weight_decay=5e-4, translate=4)
 
@@ -241,6 +250,8 @@ def measure_steps(pairs: int, found: dict[str, Any]) -> None:
         return trainer_steps(setting, method=ClickTrain(ratios=STEP_RATIOS, warmup=0.0, mixup=0.0, **given))
 
     def compare(name: str, first: Callable[[], None], second: Callable[[], None]) -> None:
+        if name in found:
+            return
         ratio = interleaved_ratio(first, second, pairs)
         each = [1e3 * seconds / STEPS for seconds in (ratio.first_s, ratio.second_s)]
         print(f"a step of {name:72} {ratio}  ({each[0]:.0f} and {each[1]:.0f} ms)")
@@ -288,11 +299,10 @@ def main() -> None:
     threads = torch.get_num_threads()
     print(f"torch {torch.__version__}, {threads} threads, batch {BATCH}; load {os.getloadavg()[0]:.2f}")
     print(f"{chosen.pairs} pairs; ratio: least, median [95 %]")
-    found: dict[str, Any] = {}
+    found = kept_numbers(parser, chosen.json, {"threads": threads, "pairs": chosen.pairs})
     measures = {"layers": measure_layers, "conversion": measure_conversion, "steps": measure_steps}
     for part in chosen.parts or PARTS:
-        measures[part](chosen.pairs, found.setdefault(part, {}))
-    write(chosen.json, {"threads": threads, "pairs": chosen.pairs}, found)
+        measures[part](chosen.pairs, found.part(part))
 
 
 def measure_on_cuda(parser: argparse.ArgumentParser, chosen: argparse.Namespace, device: torch.device) -> None:
@@ -306,16 +316,16 @@ def measure_on_cuda(parser: argparse.ArgumentParser, chosen: argparse.Namespace,
     name = torch.cuda.get_device_name(device)
     print(f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, {name}, batch {BATCH}")
     print(f"{chosen.pairs} pairs; ratio: least, median [95 %]")
-    found: dict[str, Any] = {}
-    measure_layers(chosen.pairs, found.setdefault("layers", {}), device)
-    write(chosen.json, {"device": name, "cudnn": torch.backends.cudnn.version(), "pairs": chosen.pairs}, found)
+    facts = {"device": name, "cudnn": torch.backends.cudnn.version(), "pairs": chosen.pairs}
+    measure_layers(chosen.pairs, kept_numbers(parser, chosen.json, facts).part("layers"), device)
 
 
-def write(path: Path | None, facts: dict[str, Any], found: dict[str, Any]) -> None:
-    """Leave the numbers as JSON, where they are wanted."""
-    if path:
-        whole = {"torch": torch.__version__, "machine": platform.machine(), **facts, "found": found}
-        path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+def kept_numbers(parser: argparse.ArgumentParser, path: Path | None, facts: dict[str, Any]) -> Kept:
+    """The numbers that the file has of this run."""
+    try:
+        return kept(path, {"torch": torch.__version__, "machine": platform.machine(), **facts}, "found")
+    except OtherRunError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ In one run each, in alternation, on random images of CIFAR-10's shape at batch 1
     gating    the same dead channels cut by the union and by gates: FLOPs, outputs, and a step of each
 
 `steps` draws how much of each space of channels is left, around one share for all, by a fixed seed; with --model-file
-it takes what a trial's `model.pt` was left with. `surgery` is on the CPU.
+it takes what a trial's `model.pt` was left with. `surgery` is on the CPU. With --json each number is in the file as
+soon as it is measured, and the same command goes on with those that are not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
 import os
 import platform
 import time
@@ -31,7 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 from bench_step import CLASSES, SHAPE, Setting, device_clock, random_splits, trainer_steps
-from pairs import Ratio, interleaved_ratio, run_as_a_trial_does
+from kept import OtherRunError, kept
+from pairs import interleaved_ratio, run_as_a_trial_does
 from torch import nn
 
 from methods.prunetrain import PruneTrain
@@ -153,21 +154,28 @@ def measure_steps(
 ) -> None:
     """Steps of a network cut by each plan, over a dense one; the plan that saves most time is profiled."""
     dense, now = trainer_steps(setting), device_clock(setting.device)
-    ratios: dict[str, Ratio] = {}
+    medians: dict[str, float] = {}
     for label, plan in plans.items():
+        name = f"{setting.model}, {label}"
+        if name in found:
+            print(f"{name:34} measured before")
+            medians[label] = found[name]["median"]
+            continue
         share = training_share(setting, plan)
-        ratio = ratios[label] = interleaved_ratio(trainer_steps(setting, method=cut(plan)), dense, pairs, now)
+        ratio = interleaved_ratio(trainer_steps(setting, method=cut(plan)), dense, pairs, now)
         saved = (1 - ratio.median) / (1 - share)
         whole = setting.new_model()
         left, dense_flops = (count_model(one, SHAPE)["inference_flops"] for one in (smaller(whole, plan), whole))
         inference = left / dense_flops
-        name = f"{setting.model}, {label}"
         print(
             f"{name:34} FLOPs: inference {inference:.3f}, step {share:.3f}; time {ratio}; "
             f"saves {saved:.2f} of what its FLOPs do"
         )
         found[name] = {**dataclasses.asdict(ratio), "inference_flops": inference, "step_flops": share, "saved": saved}
-    best = min(ratios, key=lambda label: ratios[label].median)
+        medians[label] = ratio.median
+    if f"{setting.model}, profile" in found:
+        return
+    best = min(medians, key=lambda label: medians[label])
     print(f"\n{setting.model}: where the time of a step goes, milliseconds (profile of {STEPS} steps; {best})")
     cut_steps = trainer_steps(setting, method=cut(plans[best]))
     before, after = (profile(steps, setting.device) for steps in (dense, cut_steps))
@@ -198,15 +206,19 @@ def profile(run: Callable[[], None], device: torch.device) -> dict[str, float]:
 
 def measure_lasso(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
     """A step with the penalty over one without."""
+    name = f"{setting.model}: prunetrain (nothing removed) / dense"
+    if name in found:
+        return
     steps = trainer_steps(setting, method=PruneTrain()), trainer_steps(setting)
     ratio = interleaved_ratio(*steps, pairs, device_clock(setting.device))
-    name = f"{setting.model}: prunetrain (nothing removed) / dense"
     print(f"{name:50} {ratio}")
     found[name] = dataclasses.asdict(ratio)
 
 
 def measure_surgery(name: str, found: dict[str, Any]) -> None:
     """One reconfiguration that halves every space, with momentum; the least of three."""
+    if f"surgery, {name}" in found:
+        return
     shape = (3, 224, 224)
     seconds = []
     for _ in range(3):
@@ -255,6 +267,8 @@ def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
           f"{100 * extra:.1f} % of dense's more (the paper: 1 to 6 %)")  # fmt: skip
     dense, now = trainer_steps(setting), device_clock(setting.device)
     for label, gating in (("union", False), ("gated", True)):
+        if f"{setting.model}: {label} / dense" in found:
+            continue
         ratio = interleaved_ratio(trainer_steps(setting, method=cut([plans[gating]])), dense, pairs, now)
         print(f"  {label:6} / dense, a step: {ratio}")
         found[f"{setting.model}: {label} / dense"] = {
@@ -304,7 +318,12 @@ def main() -> None:
         parser.error(str(error))
     device = torch.device(kind, index) if kind == "cuda" else CPU
     where = torch.cuda.get_device_name(device) if kind == "cuda" else f"{torch.get_num_threads()} threads"
-    parts, found = chosen.parts or PARTS, {}
+    parts = chosen.parts or PARTS
+    facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
+    try:
+        found = kept(chosen.json, {**facts, "device": where, "dtype": str(dtype), "pairs": chosen.pairs}, "found")
+    except OtherRunError as error:
+        parser.error(str(error))
     print(f"torch {torch.__version__}, {where}, {dtype}, batch {BATCH}; load {os.getloadavg()[0]:.2f}")
     print(f"{chosen.pairs} pairs; ratio: least, median [95 %]")
     try:
@@ -326,10 +345,6 @@ def main() -> None:
             measure_gating(setting_of("resnet32", dtype, device), chosen.pairs, found)
     except UsageError as error:
         parser.error(str(error))
-    if chosen.json:
-        facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-        content = {**facts, "device": where, "dtype": str(dtype), "pairs": chosen.pairs, "found": found}
-        chosen.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ In one run, in alternation:
 Executions are those of `recipe.execution`: on a GPU all that a method allows, on a CPU eager unless others are typed.
 Steps are those of `--preset quick` on CIFAR-10 (of `paper` on a GPU): its model, batch and arithmetic (float16 on a
 GPU), on random images of the same shape. A GPU's times are those of its own clock (events), waiting for Python too.
+
+With --json each ratio is in the file as soon as it is measured, and the same command goes on with those that are not.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
 import os
 import platform
 import time
@@ -28,7 +29,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from pairs import Ratio, interleaved_ratio, run_as_a_trial_does
+from kept import OtherRunError, kept
+from pairs import interleaved_ratio, run_as_a_trial_does
 from torch import Tensor, nn
 
 import kernels
@@ -257,15 +259,30 @@ def main() -> None:
     now = device_clock(device)
 
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    print(kernels.backend_report())
+    facts = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "device": where if device.type == "cuda" else "cpu",
+        "dtype": str(setting.dtype),
+        "pairs": chosen.pairs,
+    }
+    try:
+        found = kept(chosen.json, facts, "ratios")
+    except OtherRunError as error:
+        parser.error(str(error))
+    print(kernels.backend_report(device))
     print(f"torch {torch.__version__}, {where}, {setting.dtype}, {setting.model}, batch {recipe.batch_size}")
     print(f"load {os.getloadavg()[0]:.2f}; {chosen.pairs} pairs; ratio: least, median [95 %]; median milliseconds")
-    found: dict[str, Ratio] = {}
 
     def compare(name: str, first: Callable[[], None], second: Callable[[], None], repeated: int = 1) -> None:
-        ratio = found[name] = interleaved_ratio(first, second, chosen.pairs, now)
+        if name in found:
+            print(f"{name:58} measured before")
+            return
+        ratio = interleaved_ratio(first, second, chosen.pairs, now)
         milliseconds = f"{1e3 * ratio.first_s / repeated:8.2f} / {1e3 * ratio.second_s / repeated:8.2f}"
         print(f"{name:58} {ratio}  {milliseconds}", flush=True)
+        found[name] = dataclasses.asdict(ratio)
 
     eager = trainer_steps(setting, "eager")
     compare("trainer / by hand, dense", eager, steps_by_hand(setting), setting.steps)
@@ -282,17 +299,6 @@ def main() -> None:
                 compare(f"{execution}: {label} / eager dense", pruned, eager, setting.steps)
     for label, (layer, side) in convolutions(setting.new_model()).items():
         compare(f"planned / torch, {label}", *op_pair(layer, side, setting))
-    if chosen.json:
-        content = {
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "machine": platform.machine(),
-            "device": where if device.type == "cuda" else "cpu",
-            "dtype": str(setting.dtype),
-            "pairs": chosen.pairs,
-            "ratios": {name: dataclasses.asdict(ratio) for name, ratio in found.items()},
-        }
-        chosen.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

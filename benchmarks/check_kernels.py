@@ -1,6 +1,6 @@
 """Every way of pruning once, on small gradients, against the oracle: short enough for compute-sanitizer to watch.
 
-    compute-sanitizer --tool memcheck python benchmarks/check_kernels.py --device cuda
+    compute-sanitizer --tool memcheck python benchmarks/check_kernels.py --device cuda --few
 
 The oracle runs on the CPU, so that the kernels are nearly all that runs on the GPU. Exit status 1 if a result is wrong,
 or is not of the device's compiled kernels.
@@ -24,6 +24,7 @@ from suite.errors import UsageError
 # Whole groups and short last ones, whole vectors and tails, one block of threads and several, channels-last and rows.
 SHAPES = ((3, 64, 5, 7), (2, 20, 3, 3), (1, 3, 1, 1), (70, 96), (2, 256, 9, 11))
 GROUPS = ((1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (2, 8), (3, 7))
+FEW_SHAPES, FEW_GROUPS = SHAPES[:4], ((2, 4), (8, 16), (3, 7))
 # Relative: sums in another order, and at most one rounding of a 16-bit result.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
@@ -32,15 +33,18 @@ def main() -> int:
     """Read the command line, and print what was wrong and how many were checked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    parser.add_argument("--few", action="store_true", help="fewer shapes and n:m: for a tool that is slow")
+    chosen = parser.parse_args()
     try:
-        device = torch.device(*resolve_device(parser.parse_args().device))
+        device = torch.device(*resolve_device(chosen.device))
     except UsageError as error:
         print(f"check_kernels: error: {error}", file=sys.stderr)
         return 2
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors with NaN
     torch.manual_seed(0)
     checked, wrong, backends = 0, [], set()
-    cases = itertools.product(SHAPES, TOLERANCES, GROUPS, MODES.items())
+    shapes, groups = (FEW_SHAPES, FEW_GROUPS) if chosen.few else (SHAPES, GROUPS)
+    cases = itertools.product(shapes, TOLERANCES, groups, MODES.items())
     for shape, dtype, (n, m), (name, (mode, rescale)) in cases:
         grad = torch.randn(shape).to(dtype)
         if grad.dim() == 4:

@@ -1,6 +1,7 @@
 """What `on_gpu.sh` asks of the machine that it runs on.
 
-python benchmarks/machine_facts.py --missing      names of modules that are not there, on one line
+python benchmarks/machine_facts.py --line         the commit, and what is missing of modules and tools, on one line
+python benchmarks/machine_facts.py --tool NAME    where a tool of the CUDA toolkit is; its name where it is not found
 python benchmarks/machine_facts.py FILE           GPU, driver, versions and commit as JSON; status 2 without a GPU
 """
 
@@ -15,19 +16,28 @@ from pathlib import Path
 
 MODULES = (
     *("torch", "torchvision", "numpy", "scipy", "pandas", "matplotlib", "seaborn", "pyarrow", "jinja2", "rich"),
-    *("sklearn", "psutil", "pytest", "pytest_timeout", "hypothesis", "pytest_benchmark", "cupy"),
+    *("sklearn", "psutil", "pytest", "pytest_timeout", "xdist", "hypothesis", "pytest_benchmark", "cupy"),
 )
 TOOLS = ("nvcc", "compute-sanitizer")
 CUDA_TOOLS = Path("/usr/local/cuda/bin")
 
 
 def missing() -> list[str]:
-    """The modules of `MODULES` that cannot be imported, by looking for them and no more."""
-    return [name for name in MODULES if importlib.util.find_spec(name) is None]
+    """The modules and tools that are not there, by looking for them and no more."""
+    modules = [name for name in MODULES if importlib.util.find_spec(name) is None]
+    return modules + [name for name in TOOLS if tool(name) is None]
+
+
+def commit() -> str:
+    """The first 12 digits of the commit, with `-changed` where there are uncommitted changes; or `unknown`."""
+    from suite.provenance import ROOT, _git
+
+    found = _git(ROOT)
+    return found["commit"][:12] + ("-changed" if found["dirty"] else "") if found else "unknown"
 
 
 def tool(name: str) -> str | None:
-    """Where a tool of the CUDA toolkit lies: on the PATH, or where the toolkit is installed by default."""
+    """Where a tool of the CUDA toolkit is: on the PATH, or where the toolkit is installed by default."""
     return shutil.which(name) or shutil.which(name, path=str(CUDA_TOOLS))
 
 
@@ -42,13 +52,25 @@ def version(name: str) -> str:
 
 
 def main() -> int:
-    """Do the one or the other."""
-    if len(sys.argv) != 2:
-        print("machine_facts: error: expected --missing, or a file to write", file=sys.stderr)
+    """Do one of them."""
+    match sys.argv[1:]:
+        case ["--line"]:
+            print(commit(), *missing())
+            return 0
+        case ["--tool", name]:
+            print(tool(name) or name)
+            return 0
+        case [name] if not name.startswith("-"):
+            return write(Path(name))
+    print("machine_facts: error: expected --line, --tool NAME, or a file to write", file=sys.stderr)
+    return 2
+
+
+def write(path: Path) -> int:
+    """Write what is known of the machine; exit status 2 where torch is missing, or sees no GPU."""
+    if "torch" in missing():
+        print(f"machine_facts: error: {sys.executable} has no torch", file=sys.stderr)
         return 2
-    if sys.argv[1] == "--missing":
-        print(" ".join(missing()))
-        return 0
     import torch
 
     from suite.provenance import collect
@@ -56,9 +78,9 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(f"machine_facts: error: torch {torch.__version__} sees no CUDA GPU", file=sys.stderr)
         return 2
-    facts = {**collect("cuda"), "missing_modules": missing(), "tools": {name: version(name) for name in TOOLS}}
-    Path(sys.argv[1]).parent.mkdir(parents=True, exist_ok=True)
-    Path(sys.argv[1]).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    facts = {**collect("cuda"), "missing": missing(), "tools": {name: version(name) for name in TOOLS}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Times of single calls on a device, copies to hold them against, and the clock that pytest-benchmark reads.
 
-On CUDA a call is timed by device events, with the L2 cache overwritten before it. The device is kept waiting until the
+On CUDA a call is timed by device events, with other memory read into the L2 cache before it: what is written there
+instead would have to be written back to memory in the time of the call. The device is kept waiting until the
 call is enqueued, so that what Python takes to launch it is not in the time; a call that itself waits for the device
 cannot be enqueued ahead, and its waiting is. On the CPU a call is timed by `perf_counter`.
 """
@@ -64,15 +65,14 @@ class CudaWatch:
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
         self._device = device
-        self._flush = torch.empty(2 * max(properties.L2_cache_size, 2**20), dtype=torch.uint8, device=device)
-        self._turn = 0
+        self._other = torch.zeros(max(properties.L2_cache_size, 2**20) // 2, device=device)  # twice the cache
+        self._sum = torch.zeros((), device=device)
         self._enqueuing_s = SHORTEST_WAIT_S
 
     def time(self, function: Callable[[], object]) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._turn += 1
         with torch.cuda.device(self._device):
-            self._flush.fill_(self._turn % 255 + 1)
+            torch.sum(self._other, dim=0, out=self._sum)
             # The device waits for twice as long as launches took of late: calls of several kinds take turns.
             wait_s = min(max(2 * self._enqueuing_s, SHORTEST_WAIT_S), LONGEST_WAIT_S)
             torch.cuda._sleep(int(wait_s * CYCLES_PER_S))

@@ -5,7 +5,7 @@ where they are not to be had. `backend_of` says which one a tensor gets, `backen
 defines the result.
 """
 
-from kernels.cpu.build import cache_folder
+from kernels.cache import folder as cache_folder
 from kernels.dispatch import (
     backend_of,
     backend_report,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
@@ -25,6 +26,8 @@ FLAG_PREFIXES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "LD_PRELOAD"),
 )
 ROOT = Path(__file__).resolve().parents[1]
+COMMIT_FILE = ".commit.json"
+"""Says what `git_facts` would, in a copy of a checkout without its `.git`; `benchmarks/carry.py` writes it."""
 
 
 def collect(device: torch.device | str) -> dict[str, Any]:
@@ -131,9 +134,21 @@ def _cpu_model() -> str:
 
 
 def _git(root: Path) -> dict[str, Any]:
-    """Commit of the checkout that this package runs from, and whether it was changed; empty outside a checkout."""
-    if not (root / ".git").exists():
+    """Commit of the checkout that this package runs from, and whether it was changed; empty outside a checkout.
+
+    A copy of a checkout without its `.git` has them in a file.
+    """
+    if (root / ".git").exists():
+        return git_facts(root)
+    try:
+        found = json.loads((root / COMMIT_FILE).read_text(encoding="utf-8"))
+        return {"commit": str(found["commit"]), "dirty": bool(found["dirty"])}
+    except (OSError, ValueError, TypeError, KeyError):  # no such file, or another program's
         return {}
+
+
+def git_facts(root: Path) -> dict[str, Any]:
+    """As `_git`, by asking git; empty where that fails."""
     commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
     if not commit:
         return {}

@@ -33,10 +33,14 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ:
         return  # a worker, which reads this file too, and would start workers of its own
-    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.getoption("markexpr") == ALL_FAST
-    chosen = any(map(config.getoption, ("keyword", "deselect", "lf", "collectonly")))
-    looked_at = config.getoption("usepdb") or config.getoption("capture") == "no"
-    can = config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses") is None
+
+    def option(name: str) -> object:
+        return config.getoption(name, None)  # `-p no:NAME` takes a plugin's options away
+
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and option("markexpr") == ALL_FAST
+    chosen = any(map(option, ("keyword", "deselect", "lf", "collectonly")))
+    looked_at = option("usepdb") or option("capture") == "no"
+    can = config.pluginmanager.hasplugin("xdist") and option("numprocesses") is None
     if whole and can and not (chosen or looked_at):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if cores > 1:

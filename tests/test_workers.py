@@ -19,7 +19,19 @@ markers = ["slow: takes minutes"]
 """
 
 
-@pytest.mark.parametrize(("arguments", "workers"), [((), True), (("-k", "one"), False), (("-n", "0"), False)])
+WITHOUT = ("cacheprovider", "xdist", "debugging", "capture", "timeout")  # the plugins whose options are asked for
+
+
+@pytest.mark.parametrize(
+    ("arguments", "workers"),
+    [
+        ((), True),
+        (("-k", "one"), False),
+        (("-n", "0"), False),
+        (("-p", "no:cacheprovider"), True),
+        (tuple(f"-pno:{name}" for name in WITHOUT), False),
+    ],
+)
 def test_only_the_whole_suite_gets_workers_and_these_get_none(tmp_path, arguments, workers):
     (tmp_path / "pyproject.toml").write_text(SETTINGS)
     tests = tmp_path / "tests"

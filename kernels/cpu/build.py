@@ -1,7 +1,8 @@
 """Compiles the CPU kernels with the machine's own compiler, each source once, into a cache.
 
 The library's name holds a hash of everything that determines it, so a change of source, compiler, flags or processor
-makes a new one and never reuses an old one. Processes that build at the same time do not disturb each other.
+makes a new one and never reuses an old one. A library is used only where its size and checksum are those with which it
+was stored. Processes that build at the same time do not disturb each other.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from kernels import cache
+from kernels.cpu import bounded
 
 KERNELS = Path(__file__).resolve().parent.parent
 INCLUDE_FOLDERS = (KERNELS / "include", KERNELS / "cpu")
@@ -25,7 +27,8 @@ COMPILERS = ("c++", "g++", "clang++")
 BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 # Tried in this order: a compiler may lack OpenMP (Apple's clang) or -march=native.
 OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
-TIME_LIMIT_S = 300
+TIME_LIMIT_S = 300.0
+VERSION_LIMIT_S = 60.0
 
 
 class BuildError(Exception):
@@ -47,12 +50,6 @@ class Build:
     refused: str = ""
 
 
-def cache_folder() -> Path:
-    """Gives the folder of compiled kernels: $PDT_CACHE, else ~/.cache/pdt-kernels."""
-    chosen = os.environ.get("PDT_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "pdt-kernels"
-
-
 def build(name: str) -> Build:
     """Finds the compiled kernel in the cache, or compiles it there.
 
@@ -60,7 +57,7 @@ def build(name: str) -> Build:
         name: of the source in `kernels/cpu`, without its ending.
 
     Raises:
-        BuildError: no compiler, a failing compile, or a cache that cannot be written.
+        BuildError: no compiler, a failing compile, a compile that takes too long, or a cache that cannot be written.
     """
     compiler = find_compiler()
     version = _compiler_version(compiler)
@@ -70,7 +67,7 @@ def build(name: str) -> Build:
     ]
     first_error = ""
     for candidate in candidates:
-        error = "" if candidate.library.exists() else _compile(name, compiler, candidate)
+        error = "" if cache.find(candidate.library) is not None else _compile(name, compiler, candidate)
         if not error:
             return dataclasses.replace(candidate, refused=first_error)
         first_error = first_error or error
@@ -104,12 +101,12 @@ def find_compiler() -> list[str]:
 def _compiler_version(compiler: list[str]) -> str:
     name = shlex.join(compiler)
     try:
-        result = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        result = bounded.run([*compiler, "--version"], VERSION_LIMIT_S)
+    except OSError as error:
         raise BuildError(f"{name} --version failed: {error}") from error
-    if result.returncode != 0:
-        raise BuildError(f"{name} --version failed: {_first_line(result.stderr)}")
-    return _first_line(result.stdout)
+    if result.status != 0:
+        raise BuildError(f"{name} --version failed: {_first_line(result.errors)}")
+    return _first_line(result.output)
 
 
 def _source(name: str) -> Path:
@@ -130,7 +127,7 @@ def _library_path(name: str, compiler: list[str], version: str, flags: tuple[str
         digest.update(part.encode() + b"\0")
     for path in sorted([_source(name), *(header for folder in INCLUDE_FOLDERS for header in folder.glob("*.h"))]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return cache_folder() / f"{name}-{digest.hexdigest()[:20]}.so"
+    return cache.folder() / f"{name}-{digest.hexdigest()[:20]}.so"
 
 
 def _processor() -> Iterator[str]:
@@ -165,32 +162,20 @@ def _compile(source: str, compiler: list[str], target: Build) -> str:
     """Compiles to a temporary file and moves it into place; returns the error's first line, empty on success."""
     runtime = _torch_openmp() if "-fopenmp" in target.flags else None
     includes = [f"-I{folder}" for folder in INCLUDE_FOLDERS]
+    objects = [str(_source(source)), *([str(runtime)] if runtime else [])]
     try:
-        target.library.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.library.parent, prefix=".building-", suffix=".so")
+        with cache.building(target.library) as made:
+            result = bounded.run([*compiler, *target.flags, *includes, *objects, "-o", str(made)], TIME_LIMIT_S)
+            if result.status != 0:
+                return _error_line(result.errors) or f"exit status {result.status}"
+            made.chmod(0o755)
+            cache.store(made, target.library)
+            return ""
+    except TimeoutError as error:
+        # Fewer flags would not make a compiler that hangs, or a machine that is overloaded, any faster.
+        raise BuildError(f"{error} while it compiled {_source(source).name}") from None
     except OSError as error:
         raise BuildError(f"the cache {target.library.parent} cannot be written ({error.strerror})") from error
-    os.close(handle)
-    try:
-        command = [
-            *compiler,
-            *target.flags,
-            *includes,
-            str(_source(source)),
-            *([str(runtime)] if runtime else []),
-            "-o",
-            name,
-        ]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
-        if result.returncode != 0:
-            return _error_line(result.stderr) or f"exit status {result.returncode}"
-        Path(name).chmod(0o755)
-        Path(name).replace(target.library)
-        return ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _first_line(text: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels import cache
 from kernels.cpu.build import Build, BuildError, build
 
 log = logging.getLogger("pdt.kernels")
@@ -103,7 +104,7 @@ def _absent(reason: str) -> Loaded:
 def open_library(name: str) -> tuple[ctypes.CDLL, Build]:
     """Builds a source where it has to be, and opens it.
 
-    A library that does not open (a disk that filled up, another C library) is compiled anew, once.
+    A library that does not open (another C library, an OpenMP runtime that has gone) is compiled once more.
 
     Args:
         name: of the source in `kernels/cpu`, without its ending.
@@ -116,7 +117,7 @@ def open_library(name: str) -> tuple[ctypes.CDLL, Build]:
         return ctypes.CDLL(str(built.library)), built
     except OSError as error:
         try:
-            built.library.unlink(missing_ok=True)
+            cache.forget(built.library)
         except OSError:
             raise BuildError(f"the compiled library cannot be loaded: {error}") from error
         built = build(name)

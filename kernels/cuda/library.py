@@ -1,7 +1,6 @@
-"""Compiles the CUDA kernels through CuPy and launches them on torch's current stream.
+"""Loads the CUDA kernels through CuPy and launches them on torch's current stream.
 
-CuPy compiles at a kernel's first use, in less than a second, and its newer versions keep the result on disk
-($CUPY_CACHE_DIR, else ~/.cupy/kernel_cache), keyed by the whole source text, the options and the architecture. Launches
+A kernel is compiled at its first use, in less than a second, and kept on disk (`kernels.cuda.compiler`). Launches
 allocate through torch, never wait for the device, and read the key of random masks from device memory where they are
 given a tensor: they may be captured in a CUDA graph once each kernel has run.
 """
@@ -19,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.cuda.compiler import architecture, cubin
 from kernels.cuda.plan import PRUNING, Launch, Shape, plan_compress, plan_prune
-from kernels.cuda.source import OPTIONS, source
 
 log = logging.getLogger("pdt.kernels")
 
@@ -56,10 +55,10 @@ def load() -> Loaded:
     try:
         _compiled(cupy, PRUNING, "pdt::finish_channels", torch.cuda.current_device())
     except Exception as error:  # CuPy's compile and driver errors have no common base; the reason is reported
-        return _absent(f"CuPy {cupy.__version__} cannot compile: {_line(error)}")
-    major, minor = torch.cuda.get_device_capability()
+        return _absent(f"CuPy {cupy.__version__} cannot compile or load a kernel: {_line(error)}")
     compiler = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
-    description = f"prune_nm: CUDA kernels (CuPy {cupy.__version__}; NVRTC {compiler}; sm_{major}{minor})"
+    target = architecture(torch.cuda.get_device_capability())
+    description = f"prune_nm: CUDA kernels (CuPy {cupy.__version__}; NVRTC {compiler}; {target})"
     log.info(description)
     return Loaded(cupy, description)
 
@@ -119,11 +118,23 @@ def carry_out(launch: Launch, tensors: dict[str, Tensor], seed: int = 0, key: Te
     if launch.seeded:
         values += [np.uint64(0 if key is None else key.data_ptr()), np.uint64(seed)]
     kernel = _compiled(cupy, launch.source, launch.kernel, device)
-    stream = _stream(cupy, torch.cuda.current_stream(device).cuda_stream, device)
-    with cupy.cuda.Device(device), stream:
-        if launch.shared_bytes > STATIC_SHARED_BYTES:
-            kernel.max_dynamic_shared_size_bytes = launch.shared_bytes  # of the current device's function
-        kernel((launch.blocks, 1, 1), (*launch.threads, 1), tuple(values), shared_mem=launch.shared_bytes)
+    # A stream belongs to the device that is current when CuPy first sees it, and a kernel starts on the current one.
+    with cupy.cuda.Device(device):
+        stream = _stream(cupy, torch.cuda.current_stream(device).cuda_stream, device)
+        if launch.shared_bytes > kernel.shared_bytes:
+            kernel.raw.max_dynamic_shared_size_bytes = kernel.shared_bytes = launch.shared_bytes
+        with stream:
+            kernel.raw((launch.blocks, 1, 1), (*launch.threads, 1), tuple(values), shared_mem=launch.shared_bytes)
+
+
+@dataclass
+class _Kernel:
+    """A loaded kernel, and the dynamic shared memory that a block may have; a captured graph relies on that: it only
+    ever grows.
+    """
+
+    raw: Any
+    shared_bytes: int = STATIC_SHARED_BYTES
 
 
 class _TorchStream:
@@ -136,20 +147,20 @@ class _TorchStream:
         return 0, self._pointer  # version of the protocol, address
 
 
-@functools.lru_cache(maxsize=256)
+@functools.cache  # torch has a few dozen streams; CuPy's view of one, where it is dropped, may destroy the stream
 def _stream(cupy: ModuleType, pointer: int, device: int) -> Any:
-    """CuPy's view of a stream; older versions of CuPy have another name for it."""
+    """CuPy's view of a stream of the current device; older versions of CuPy have another name for it."""
     if hasattr(cupy.cuda.Stream, "from_external"):
         return cupy.cuda.Stream.from_external(_TorchStream(pointer))
     return cupy.cuda.ExternalStream(pointer, device)
 
 
 @functools.cache
-def _compiled(cupy: ModuleType, file: str, kernel: str, device: int) -> Any:
+def _compiled(cupy: ModuleType, file: str, kernel: str, device: int) -> _Kernel:
     """One module for each kernel: a trial needs a handful of the thousands that the templates allow."""
+    found = cubin(cupy.cuda.nvrtc, file, kernel, architecture(torch.cuda.get_device_capability(device)))
     with cupy.cuda.Device(device):
-        module = cupy.RawModule(code=source(file), options=OPTIONS, name_expressions=(kernel,))
-        return module.get_function(kernel)
+        return _Kernel(cupy.RawModule(path=str(found.path)).get_function(found.function))
 
 
 def _line(error: Exception) -> str:

@@ -1,14 +1,14 @@
-"""The benchmark programs in processes of their own, and `on_gpu.sh` with a `python3` that only notes its calls."""
+"""The benchmark programs in processes of their own."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import kernel_results
 import pytest
 import torch
 
@@ -33,7 +33,8 @@ def bench(*options, **variables):
 def kernel_json(tmp_path_factory):
     pytest.importorskip("pytest_benchmark")
     path = tmp_path_factory.mktemp("bench") / "kernels.json"
-    done = bench("--quick", "--batch-size", "3", "--benchmark-json", path)
+    kept = path.with_name("kept.json")
+    done = bench("--quick", "--batch-size", "3", "--benchmark-json", path, "--json", kept)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout  # printed after the program started itself again
     return path
@@ -59,6 +60,34 @@ def test_kernel_benchmarks_leave_what_a_reader_needs(kernel_json):
     settings = content["kernel_benchmarks"]["provenance"]["settings"]["environment"]
     assert settings["MALLOC_MMAP_THRESHOLD_"] == str(2**32)  # as a trial has it
     assert "node" not in content["machine_info"]
+
+
+def test_kept_cases_are_those_of_pytest_benchmark_and_are_not_measured_again(kernel_json, tmp_path):
+    path, whole = tmp_path / "kept.json", json.loads(kernel_json.with_name("kept.json").read_text())
+    names = [one["name"] for one in whole["benchmarks"]]
+    both = zip(whole["benchmarks"], json.loads(kernel_json.read_text())["benchmarks"], strict=True)
+    for ours, theirs in both:
+        assert ours["extra_info"] == theirs["extra_info"]
+        assert ours["stats"]["median"] == theirs["stats"]["median"]
+
+    path.write_text(
+        json.dumps({**whole, "benchmarks": whole["benchmarks"][::2]})
+    )  # as a run leaves it that was cut off
+    options = ("--quick", "--batch-size", "3", "--json", path)
+    done = bench(*options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    assert "2 deselected" in done.stdout
+    again = json.loads(path.read_text())["benchmarks"]
+    assert again[:2] == whole["benchmarks"][::2]
+    assert [one["name"] for one in again] == [names[0], names[2], names[1]]
+    (run,) = kernel_results.read([path])
+    assert len(run.rows) == 3
+    done = bench(*options)
+    assert (done.returncode, "3 deselected" in done.stdout) == (0, True), done.stdout
+    done = bench(*options, "--rounds", "4")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: {path} holds numbers of another run (rounds: 5, now 4); name another file\n" in done.stderr
 
 
 def test_kernel_tables_reads_them(kernel_json, tmp_path):
@@ -117,98 +146,3 @@ def test_patterns_are_not_measured_on_a_device_that_is_not_there():
     done = run(sys.executable, "benchmarks/bench_patterns.py", "layers", "--device", "cuda")
     assert done.returncode == 2
     assert "error: --device cuda: torch" in done.stderr.splitlines()[-1]
-
-
-@pytest.fixture
-def on_gpu(tmp_path):
-    """Runs the script where `python3` writes down what it is asked, and answers as on a machine with a GPU."""
-    if shutil.which("bash") is None:
-        pytest.skip("no bash")
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    called = tmp_path / "called"
-    python = tools / "python3"
-    python.write_text(
-        f'#!/bin/sh\necho "$*" >> {called}\n'
-        'case "$*" in\n'
-        '  *--missing) echo "$LACKING";;\n'
-        '  *machine_facts.py*) [ -z "$NO_GPU" ] || { echo "no GPU" >&2; exit 2; };;\n'
-        "  *$BREAKS*) exit 1;;\n"
-        "esac\n"
-    )
-    sanitizer = tools / "compute-sanitizer"
-    sanitizer.write_text('#!/bin/sh\nwhile [ "$1" != python3 ]; do shift; done\nexec "$@"\n')
-    for tool in (python, sanitizer):
-        tool.chmod(0o755)
-
-    def start(*stages, breaks="nothing at all", **variables):
-        called.unlink(missing_ok=True)
-        path = f"{tools}{os.pathsep}{os.environ['PATH']}"
-        out = tmp_path / "out"
-        done = run("bash", "benchmarks/on_gpu.sh", out, *stages, PATH=path, BREAKS=breaks, **variables)
-        lines = called.read_text().splitlines() if called.exists() else []
-        return done, [line for line in lines if "machine_facts" not in line and "kernel_tables" not in line]
-
-    return start
-
-
-def test_on_gpu_runs_all_in_order_and_goes_on_where_it_was_cut_off(on_gpu):
-    done, called = on_gpu(breaks="bench_step")
-    assert done.returncode == 1
-    assert "not done: steps" in done.stdout
-    assert called[0] == "benchmarks/check_kernels.py --device cuda"
-    assert [line.split("--shapes ")[1].split()[0] for line in called if "bench_kernels" in line] == [
-        *("large", "large", "resnet9", "resnet18,resnet50")
-    ]
-    order = (
-        "check_kernels",
-        "-m gpu",
-        "bench_kernels",
-        "test_cuda_tap_conv.py",
-        "bench_step",
-        "bench_patterns.py layers --device cuda",
-        "bench_pruned",
-        "--preset smoke",
-        "--preset quick --seeds",
-        "reproduce",
-        "resnet50_cifar",
-        "vgg11_click",
-    )
-    places = [next(index for index, line in enumerate(called) if part in line) for part in order]
-    assert places == sorted(places)
-
-    done, called = on_gpu()
-    assert done.returncode == 0
-    assert called == [next(line for line in called if "bench_step" in line)]
-    assert "all done: tests kernels sanitizer steps patterns pruned suites" in done.stdout
-
-
-def test_on_gpu_does_not_call_done_what_the_sanitizer_did_not_see(on_gpu, tmp_path):
-    if shutil.which("compute-sanitizer") or Path("/usr/local/cuda/bin/compute-sanitizer").exists():
-        pytest.skip("compute-sanitizer is installed")
-    (tmp_path / "tools" / "compute-sanitizer").unlink()
-    done, _ = on_gpu("sanitizer", "steps")
-    assert done.returncode == 1
-    assert "not done: sanitizer" in done.stdout
-
-
-def test_on_gpu_runs_the_stages_asked_for(on_gpu):
-    done, called = on_gpu("steps")
-    assert done.returncode == 0
-    assert [line.split()[0] for line in called] == ["benchmarks/bench_step.py"]
-
-
-def test_on_gpu_names_missing_modules_and_leaves_out_what_needs_them(on_gpu):
-    done, called = on_gpu("tests", "kernels", "steps", LACKING="hypothesis pytest_benchmark")
-    assert done.returncode == 1
-    assert "missing modules: hypothesis pytest_benchmark; steps that need them are left out\n" in done.stdout
-    assert [line.split()[0] for line in called] == ["benchmarks/bench_step.py"]
-
-
-def test_on_gpu_refuses_what_it_does_not_know_and_machines_without_a_gpu(on_gpu, tmp_path):
-    done, called = on_gpu("stepz")
-    assert (done.returncode, called) == (2, [])
-    assert "no stage is called 'stepz'; known: tests kernels sanitizer steps patterns pruned suites" in done.stderr
-    done, called = on_gpu(NO_GPU="1")
-    assert (done.returncode, called) == (2, [])
-    assert not (tmp_path / "out").exists()

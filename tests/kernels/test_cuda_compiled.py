@@ -1,4 +1,4 @@
-"""Every CUDA kernel is compiled for sm_80 and sm_90, and what the compiler made of it is looked at."""
+"""Every CUDA kernel is compiled for sm_80 and sm_90a, and what the compiler made of it is looked at."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import nvrtc_binding as binding
 import pytest
 import tap_kernels
 
 from kernels.cuda import plan as plans
 from kernels.cuda import tap_plan
+from kernels.cuda.compiler import CompileError, architecture, compile_cubin, cubin
 from kernels.cuda.plan import Shape
 from kernels.cuda.source import FOLDERS, OPTIONS, inlined, source
-
-nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC comes with torch's CUDA builds, and is not here")
 
 GROUPS = ((1, 2), (2, 4), (4, 8), (2, 16), (8, 16), (16, 32))
 # A multiprocessor has 65,536 registers: at 64 a thread it holds half of its 2,048 threads, enough to keep memory busy.
@@ -36,27 +36,9 @@ def kernels_of(n: int, m: int) -> list[str]:
     return list(found)
 
 
-def _buffer(size: int) -> bytes:
-    """Bytes for NVRTC to write into. Never a single one: Python has each single byte once, for all who use it."""
-    return bytes(size + 2)
-
-
-def compile_cubin(kernels: list[str], architecture: str, file: str = plans.PRUNING) -> bytes:
-    """Compiles as CuPy does: the same text, the same options."""
-    error, program = nvrtc.nvrtcCreateProgram(source(file).encode(), file.encode(), 0, [], [])
-    assert not int(error)
-    for kernel in kernels:
-        nvrtc.nvrtcAddNameExpression(program, kernel.encode())
-    options = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={architecture}")]
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = _buffer(size)
-    nvrtc.nvrtcGetProgramLog(program, log)
-    assert not int(error), log.decode()[:2000]
-    _, size = nvrtc.nvrtcGetCUBINSize(program)
-    cubin = _buffer(size)
-    nvrtc.nvrtcGetCUBIN(program, cubin)
-    return cubin[:size]
+def compiled_cubin(kernels: list[str], target: str, file: str = plans.PRUNING, options=OPTIONS) -> bytes:
+    """Compiles as a program does that launches them."""
+    return compile_cubin(binding, file, kernels, target, options)[0]
 
 
 def tool(name: str) -> str:
@@ -91,15 +73,95 @@ def instructions(cubin: Path) -> dict[str, list[str]]:
 
 
 # Turing has no instruction for bf16; the kernels still run there.
-COMPILED = [*itertools.product(["sm_90"], GROUPS), *itertools.product(["sm_80"], GROUPS[1:]), ("sm_75", (2, 4))]
+COMPILED = [*itertools.product(["sm_90a"], GROUPS), *itertools.product(["sm_80"], GROUPS[1:]), ("sm_75", (2, 4))]
 
 
 @pytest.fixture(scope="module", params=COMPILED, ids=str)
 def compiled(request, tmp_path_factory):
     architecture, (n, m) = request.param
     path = tmp_path_factory.mktemp("cubin") / "kernels.cubin"
-    path.write_bytes(compile_cubin(kernels_of(n, m), architecture))
+    path.write_bytes(compiled_cubin(kernels_of(n, m), architecture))
     return m, path
+
+
+def ptx(file: str, kernels: list[str], options=OPTIONS) -> str:
+    """What NVRTC makes of kernels before machine code: there, each instruction says whether it flushes."""
+    program = binding.createProgram(source(file), file, (), ())
+    for kernel in kernels:
+        binding.addNameExpression(program, kernel)
+    binding.compileProgram(program, (*options, "--gpu-architecture=compute_90a"))
+    return binding.getPTX(program)
+
+
+@pytest.mark.parametrize("file", [plans.PRUNING, tap_plan.SOURCE])
+def test_no_kernel_flushes_subnormal_numbers(file):
+    kernels = {
+        plans.PRUNING: lambda: kernels_of(2, 4) + kernels_of(3, 7),
+        tap_plan.SOURCE: lambda: [name for dtype in plans.FORMATS for name in tap_kernels.kernels_of(dtype, (1,))],
+    }[file]()
+    text = ptx(file, kernels)
+    assert re.search(r"\b(add|fma)\.\S*f32", text)
+    assert re.findall(r"\S+\.ftz\S*", text) == []
+    assert re.findall(r"\S+\.approx\S*", text) == []
+    # The option that CuPy adds to whatever it compiles.
+    assert ".ftz" in ptx(file, kernels[:9], (*OPTIONS, "-ftz=true"))
+
+
+def test_a_kernel_is_compiled_once_and_kept_for_its_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("PDT_CACHE", str(tmp_path))
+    kernel = "pdt::finish_channels"
+    found = cubin(binding, plans.PRUNING, kernel, "sm_90a")
+    assert re.fullmatch(r"finish_channels-sm_90a-[0-9a-f]{20}\.cubin", found.path.name)
+    assert found.function in instructions(found.path)
+    assert found.function != kernel
+    whole = found.path.read_bytes()
+    found.path.write_bytes(whole[:400])
+    assert cubin(binding, plans.PRUNING, kernel, "sm_90a") == found
+    assert found.path.read_bytes() == whole
+    compiled = []
+    monkeypatch.setattr(binding, "compileProgram", lambda program, options: compiled.append(options))
+    assert cubin(binding, plans.PRUNING, kernel, "sm_90a") == found
+    assert not compiled
+    with pytest.raises(binding.NVRTCError):  # of a program that was not compiled
+        cubin(binding, plans.PRUNING, kernel, "sm_80")
+    assert len(compiled) == 1
+
+
+def test_what_does_not_compile_is_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("PDT_CACHE", str(tmp_path))
+    with pytest.raises(CompileError, match=r"^prune_nm.cu for sm_90a: .*error.*no_such_kernel[^\n]*$"):
+        cubin(binding, plans.PRUNING, "pdt::no_such_kernel", "sm_90a")
+    with pytest.raises(CompileError, match=r"^prune_nm.cu for sm_12: [^\n]*gpu-architecture[^\n]*$"):
+        cubin(binding, plans.PRUNING, "pdt::finish_channels", "sm_12")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_byte_that_a_binding_drops_is_put_back(monkeypatch):
+    """CuPy drops the last one; a file without it is no whole ELF file."""
+    whole, get = compiled_cubin(["pdt::finish_channels"], "sm_90a"), binding.getCUBIN
+    monkeypatch.setattr(binding, "getCUBIN", lambda program: get(program)[:-1])
+    assert compiled_cubin(["pdt::finish_channels"], "sm_90a") == whole
+    monkeypatch.setattr(binding, "getCUBIN", lambda program: get(program)[:-2])
+    with pytest.raises(CompileError, match=f"NVRTC gave {len(whole) - 2} bytes of a cubin of {len(whole)}$"):
+        compiled_cubin(["pdt::finish_channels"], "sm_90a")
+
+
+def test_each_device_has_an_architecture_of_its_own():
+    assert [architecture(one) for one in ((7, 5), (8, 0), (9, 0), (12, 1))] == ["sm_75", "sm_80", "sm_90a", "sm_121a"]
+
+
+def test_cupy_compiles_the_same_code(tmp_path):
+    cupy_nvrtc = pytest.importorskip("cupy").cuda.nvrtc
+    if cupy_nvrtc.getVersion() != binding.getVersion():
+        pytest.skip("CuPy has another NVRTC")
+    of_taps = tap_kernels.kernels_of("float32")[0]
+    for file, kernel in ((plans.PRUNING, "pdt::finish_channels"), (tap_plan.SOURCE, of_taps)):
+        found = []
+        for one in (binding, cupy_nvrtc):
+            content, functions = compile_cubin(one, file, (kernel,), "sm_90a")
+            (tmp_path / "cubin").write_bytes(content)  # some bytes that are not code differ from time to time
+            found.append((len(content), functions, instructions(tmp_path / "cubin")))
+        assert found[0] == found[1]
 
 
 def may_spill(name: str, m: int) -> bool:
@@ -155,18 +217,18 @@ def test_memory_and_not_arithmetic_bounds_the_kernels_without_rescaling(compiled
 
 @pytest.mark.parametrize(("n", "m"), [(2, 3), (5, 7), (5, 24), (31, 32)])
 def test_other_group_sizes_compile(n, m):
-    assert compile_cubin(kernels_of(n, m), "sm_90")
+    assert compiled_cubin(kernels_of(n, m), "sm_90a")
 
 
 @pytest.mark.parametrize(
     ("architecture", "dtype"),
-    [*itertools.product(["sm_90"], plans.FORMATS), ("sm_80", "float32"), ("sm_75", "bfloat16")],
+    [*itertools.product(["sm_90a"], plans.FORMATS), ("sm_80", "float32"), ("sm_75", "bfloat16")],
 )
 def test_convolutions_that_skip_weights_keep_their_sums_in_registers(architecture, dtype, tmp_path):
-    steps = (0, 1, 2) if architecture == "sm_90" else (1,)
+    steps = (0, 1, 2) if architecture == "sm_90a" else (1,)
     kernels = tap_kernels.kernels_of(dtype, steps)
     path = tmp_path / "kernels.cubin"
-    path.write_bytes(compile_cubin(kernels, architecture, tap_plan.SOURCE))
+    path.write_bytes(compiled_cubin(kernels, architecture, tap_plan.SOURCE))
     used = resources(path)
     assert len(used) == len(kernels)
     for name, usage in used.items():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
+
+from kernels import cache as cache_module
+from kernels.cpu import build
 
 PRUNE = """
 import logging, sys
@@ -76,10 +81,13 @@ def test_the_kernel_can_be_turned_off(start_python):
 
 
 @needs_compiler
-def test_two_processes_build_at_once_without_openmp_and_a_broken_library_is_built_anew(start_python, tmp_path):
+def test_two_processes_build_at_once_without_openmp_and_a_damaged_library_is_built_again(start_python, tmp_path):
     # -O0 makes the compile short; refusing -fopenmp makes the build fall back to one thread.
     script = compiler_script(
-        tmp_path, 'case "$*" in *-fopenmp*) echo "error: no OpenMP" >&2; exit 1;; esac\nexec $real "$@" -O0'
+        tmp_path,
+        'case "$*" in *-fopenmp*) echo "error: no OpenMP" >&2; exit 1;; esac\n'
+        f'[ -f {tmp_path}/whole.so ] && [ $# -gt 1 ] && {{ for to; do :; done; exec cp {tmp_path}/whole.so "$to"; }}\n'
+        'exec $real "$@" -O0',
     )
     cache = tmp_path / "cache"
     for process in [start_python(PRUNE, CXX=script, PDT_CACHE=str(cache), PDT_CPU_KERNEL=None) for _ in range(2)]:
@@ -89,11 +97,108 @@ def test_two_processes_build_at_once_without_openmp_and_a_broken_library_is_buil
         assert backend == "cpu"
         assert "one thread: the compiler has no OpenMP" in report
     assert "-march=native alone, and slower, because error: no OpenMP" in errors
-    (library,) = cache.iterdir()
+    library, note = sorted(cache.iterdir())
+    assert note.name == f"{library.name}.json"
 
-    library.write_bytes(b"not a library")
-    output, errors = start_python(PRUNE, CXX=script, PDT_CACHE=str(cache), PDT_CPU_KERNEL=None).communicate(timeout=120)
-    assert output.splitlines()[0] == "cpu", errors
+    # From now on a compile is a copy.
+    whole = library.read_bytes()
+    (tmp_path / "whole.so").write_bytes(whole)
+    damages = (
+        lambda: library.write_bytes(whole[:4000]),  # mapped and read, this kills the process with SIGBUS
+        # Whole, by its note, and still no library: it is found out when it is opened.
+        lambda: cache_module.store(write(tmp_path / "made", b"x" * 5000), library),
+    )
+    for damage in damages:
+        damage()
+        process = start_python(PRUNE, CXX=script, PDT_CACHE=str(cache), PDT_CPU_KERNEL=None)
+        output, errors = process.communicate(timeout=120)
+        assert (process.returncode, output.split()[:1]) == (0, ["cpu"]), errors
+        assert library.read_bytes() == whole
+        assert sorted(cache.iterdir()) == [library, note]
+
+
+def test_a_file_that_is_not_what_was_stored_is_not_taken(tmp_path):
+    path, note = tmp_path / "cache" / "k.so", tmp_path / "cache" / "k.so.json"
+    assert cache_module.find(path) is None
+    for damage in (
+        lambda: path.write_bytes(b"kern"),
+        lambda: path.write_bytes(b"kernel "),
+        lambda: path.write_bytes(b"Kernel"),
+        lambda: path.unlink(),
+        lambda: note.unlink(),
+        lambda: note.write_text("["),
+        lambda: note.write_text("[1]"),
+        lambda: note.write_text('{"bytes": 6, "sha256": []}'),
+        lambda: note.write_text(note.read_text().replace("{}", "3")),
+    ):
+        with cache_module.building(path) as made:
+            made.write_bytes(b"kernel")
+            cache_module.store(made, path)
+        assert cache_module.find(path) == {}
+        damage()
+        assert cache_module.find(path) is None
+    cache_module.forget(path)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_what_is_stored_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    steps, fsync, replace = [], os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (steps.append("fsync"), fsync(file)))
+    monkeypatch.setattr(Path, "replace", lambda path, to: (steps.append(to.name), replace(path, to)))
+    cache_module.store(write(tmp_path / "made", b"kernel"), tmp_path / "k.so", function="f")
+    assert steps == ["fsync", "k.so", "fsync", "k.so.json", "fsync"]
+    assert cache_module.find(tmp_path / "k.so") == {"function": "f"}
+
+
+def write(path, content):
+    path.write_bytes(content)
+    return path
+
+
+# The driver starts passes, as g++ starts cc1plus; each leaves its process id.
+HANGS = """[ "$1" = --version ] && exec $real --version
+echo run >> runs
+sh -c 'echo $$ >> pids; exec sleep 60' &
+wait"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
+def test_a_compiler_that_hangs_is_stopped_with_all_it_started_and_not_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", compiler_script(tmp_path, HANGS))
+    monkeypatch.setenv("PDT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "TIME_LIMIT_S", 0.6)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(build.BuildError, match=r"compiler was stopped after 0.6 s while it compiled prune_nm.cpp$"):
+        build.build("prune_nm")
+    assert (tmp_path / "runs").read_text() == "run\n"
+    (pid,) = (tmp_path / "pids").read_text().split()
+    assert ended(pid)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
+def test_a_compiler_ends_with_the_process_that_started_it(tmp_path, start_python):
+    script = compiler_script(tmp_path, HANGS.replace("runs", f"{tmp_path}/runs").replace("pids", f"{tmp_path}/pids"))
+    process = start_python(PRUNE, CXX=script, PDT_CACHE=str(tmp_path / "cache"), PDT_CPU_KERNEL=None)
+    pids = tmp_path / "pids"
+    wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
+    process.kill()
+    process.communicate()
+    assert ended(pids.read_text().strip())
+
+
+def ended(pid: str) -> bool:
+    """Whether a process ends within some seconds; one that is dead and not reaped has ended."""
+    status = Path(f"/proc/{pid}/status")
+    return wait_for(lambda: not status.exists() or "State:\tZ" in status.read_text())
+
+
+def wait_for(condition) -> bool:
+    for _ in range(600):
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 @needs_compiler

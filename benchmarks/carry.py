@@ -1,0 +1,60 @@
+"""Puts beside the checkout what a rented machine needs that is in no checkout, for `benchmarks/on_gpu.sh`.
+
+    python benchmarks/carry.py [--data-root FOLDER]
+
+Writes `.commit.json`, the commit of this checkout, and `data/cifar10.tar.gz`, the images of the data root (its folder
+`cifar10`, or the published archive as it is). git ignores both. The second is not made again where it is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = ("cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz")
+LIMIT_BYTES = 64 * 2**20  # of all that travels to such a machine
+
+
+def main() -> int:
+    """Write both, and say how much travels."""
+    sys.path.insert(0, str(ROOT))
+    from suite.provenance import COMMIT_FILE, git_facts
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-root", type=Path, default=os.environ.get("PDT_DATA"), help="of CIFAR-10 (PDT_DATA)")
+    chosen = parser.parse_args()
+    facts = git_facts(ROOT)
+    if not facts:
+        parser.error(f"{ROOT} is not a git checkout, or git is not installed")
+    (ROOT / COMMIT_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    print(f"{COMMIT_FILE}: {facts['commit'][:12]}{' with uncommitted changes' if facts['dirty'] else ''}")
+    carried = ROOT / "data" / "cifar10.tar.gz"
+    if not carried.exists():
+        if chosen.data_root is None:
+            parser.error("no data root: name one by --data-root or PDT_DATA")
+        found = next((chosen.data_root / name for name in NAMES if (chosen.data_root / name).exists()), None)
+        if found is None:
+            parser.error(f"--data-root {chosen.data_root}: holds none of {', '.join(NAMES)}")
+        carried.parent.mkdir(exist_ok=True)
+        made = carried.with_name(f".{carried.name}.part")
+        with tarfile.open(made, "w:gz") as tar:
+            tar.add(found, arcname=found.name)
+        made.replace(carried)
+    tracked = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True)
+    sizes = [path.stat().st_size for name in tracked.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+    whole = sum(sizes) + carried.stat().st_size
+    print(f"data/cifar10.tar.gz: {carried.stat().st_size / 2**20:.1f} MiB; with the checkout {whole / 2**20:.1f} MiB")
+    if whole > LIMIT_BYTES:
+        print(f"carry: error: more than {LIMIT_BYTES / 2**20:.0f} MiB", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
