@@ -17,6 +17,7 @@ ISA limits: `--isa AVX2` lets oneDNN use no wider instructions than that (its ON
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -37,7 +38,7 @@ from typing import Any
 from product_cases import DTYPES, GROUPINGS, KERNELS, LAYOUTS, LIMITS, STRIDES, THREADS, Case, all_cases, errors_of
 
 TOGETHER = 33  # cases in one process
-SECONDS_TOGETHER, SECONDS_ALONE = 60.0, 20.0
+SECONDS_TOGETHER, SECONDS_ALONE = 120.0, 30.0
 ALONE = 3  # times that each case runs alone where a process failed and no case did alone
 SAVE_EVERY = 5.0  # seconds
 
@@ -71,11 +72,8 @@ class Worker:
 
 def work(through_suite: bool) -> None:
     """What a worker does: lists of cases come by stdin, a line each; the answers go to stdout."""
-    import torch  # once: the processes that are forked have it. None of its threads has started yet.
-
-    import suite.ops
-
-    assert torch is not None and suite.ops is not None
+    # Imported once: the processes that are forked have it. None of torch's threads has started yet.
+    importlib.import_module("suite.ops")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no answer
     for line in sys.stdin:
@@ -134,6 +132,8 @@ def examine(worker: Worker, cases: Sequence[Case]) -> list[tuple[Case, str, dict
         alone = [_alone(worker, case, times) for case in cases]
         if any(text for _, text, _ in alone):
             return alone
+    if ended == "hung":  # every case came to its end by itself: this machine is busy
+        return alone
     together = ended or "wrong"
     return [(case, f"{together} with others, not alone", error) for case, _, error in alone]
 
@@ -170,6 +170,8 @@ def table(rows: dict[tuple[Any, ...], dict[str, Any]]) -> str:
         f"{'largest error':>13}  failed"
     ]
     for kind, members in kinds.items():
+        if not any(found["cases"] for found in members.values()):
+            continue
         parts = [[*members.items()]]
         if any(found["failed"] for found in members.values()):
             parts = [[item] for item in members.items()]
@@ -226,6 +228,8 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *_python_path()])
+        # Threads that wait for each other without taking a core: a busy machine would seem to hang.
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if options.isa:
             environment["ONEDNN_MAX_CPU_ISA"] = options.isa
         if options.guard:
