@@ -12,6 +12,7 @@ from typing import Any
 KERNELS, STRIDES = (1, 3, 5), (1, 2, 3)
 LAYOUTS, DTYPES, THREADS = ("channels-last", "contiguous"), ("float32", "bfloat16"), (1, 2)
 CHANNELS = 33
+SIDES = (7, 20)  # of the images, the smallest and the largest
 GROUPINGS = ("1", "2", "3", "each")  # `each`: as many groups as input channels
 # The largest error of an element, over the root mean square of the product, that is rounding. A product that has a
 # wrong element is wrong by about 1.
@@ -82,6 +83,7 @@ def all_cases(
     threads: tuple[int, ...],
     per_count: int,
     seed: int,
+    sides: tuple[int, int] = SIDES,
 ) -> list[list[Case]]:
     """The cases, one list for each row of the table. The same arguments give the same cases."""
     rows = []
@@ -92,7 +94,7 @@ def all_cases(
         for given, made in channel_pairs(grouping, per_count, draw):
             # With fewer than 16 images and one thread torch multiplies 1x1 convolutions of stride 1 itself.
             batch = 16 if kernel == 1 else draw.choice((2, 3, 4))
-            side = draw.randint(7, 20)
+            side = draw.randint(*sides)
             cases.append(Case(kernel, stride, grouping, layout, dtype, count, given, made, side, batch, seed))
         rows.append(cases)
     return rows

@@ -35,7 +35,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from product_cases import DTYPES, GROUPINGS, KERNELS, LAYOUTS, LIMITS, STRIDES, THREADS, Case, all_cases, errors_of
+from product_cases import (
+    DTYPES,
+    GROUPINGS,
+    KERNELS,
+    LAYOUTS,
+    LIMITS,
+    SIDES,
+    STRIDES,
+    THREADS,
+    Case,
+    all_cases,
+    errors_of,
+)
 
 TOGETHER = 33  # cases in one process
 SECONDS_TOGETHER, SECONDS_ALONE = 120.0, 30.0
@@ -219,7 +231,7 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
     """Examine the cases until they or the minutes are at an end; what was found, by row, and whether all of it was."""
     rows = all_cases(
         options.kernels, options.strides, options.groups, options.layouts, options.dtypes, options.threads,
-        options.pairs, options.seed,
+        options.pairs, options.seed, tuple(options.sides),
     )  # fmt: skip
     counts: dict[tuple[Any, ...], dict[str, Any]] = {}
     until = time.monotonic() + 60 * options.minutes
@@ -315,6 +327,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the channels that are drawn and of the operands")
     parser.add_argument("--minutes", type=float, default=1e6, help="examine no new case after so long")
     parser.add_argument("--json", type=Path, help="where to write what was found")
+    parser.add_argument("--sides", type=int, nargs=2, default=SIDES, help="smallest and largest side of the images")
     parser.add_argument("--quick", action="store_true", help="1x1 and 3x3, strides 1 and 2, one count of outputs each")
     for name, known in (
         *(("kernels", KERNELS), ("strides", STRIDES), ("groups", GROUPINGS)),
