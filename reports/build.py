@@ -12,7 +12,7 @@ from reports.model import BASELINE, SMOKE, Group, Report
 from reports.multipliers import multipliers
 from reports.records import Records, clean
 from reports.rows import TrialGroup, group_trials, label, method_rows, repeated_seeds
-from reports.steadiness import competing_programs, resumed, unsteady_times
+from reports.steadiness import competing_programs, resumed, slow_products, unsteady_times
 from reports.tables import flops_table, trade_table
 from reports.trade_figures import trade_figures
 from reports.trust import flatten, problems, trust
@@ -80,6 +80,7 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
         remarks=(
             *_smoke(key["preset"]),
             *disturbances,
+            *slow_products(group.trials),
             *resumed(group.trials),
             *repeated_seeds(group),
             *multipliers(rows),

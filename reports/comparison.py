@@ -12,7 +12,7 @@ from reports.numbers import scaled
 from reports.published import Group, Published, kind_of
 from reports.records import Trial
 from reports.rows import by_seed, seed_of
-from reports.steadiness import competing_programs, resumed, unsteady_times
+from reports.steadiness import competing_programs, resumed, slow_products, unsteady_times
 
 Against = Literal["", "difference", "ratio", "saving"]
 TIMES = ("_time_s", "_per_s")  # how columns end that depend on the machine
@@ -144,7 +144,7 @@ def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) ->
     """What speaks against the trials' measured times, where a quantity is made of one: lines for the reader."""
     if not any(one.column.endswith(TIMES) for one in compared):
         return []
-    return [*competing_programs(trials), *unsteady_times(trials), *resumed(trials)]
+    return [*competing_programs(trials), *unsteady_times(trials), *slow_products(trials), *resumed(trials)]
 
 
 def published_alone(group: Group) -> tuple[Comparison, ...]:

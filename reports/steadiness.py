@@ -43,6 +43,22 @@ def competing_programs(trials: Sequence[Trial]) -> list[str]:
     ]
 
 
+def slow_products(trials: Sequence[Trial]) -> list[str]:
+    """One line that names the layers of which a reference implementation of oneDNN computed a product."""
+    slow: dict[str, list[str]] = {}
+    for trial in trials:
+        found = trial.provenance.get("onednn_fallbacks")
+        if trial.done and isinstance(found, list) and found:
+            slow.setdefault(clean("; ".join(map(str, found))), []).append(trial.name)
+    if not slow:
+        return []
+    pieces = "; ".join(f"{products} (in {', '.join(names)})" for products, names in slow.items())
+    return [
+        "oneDNN, the library that multiplies on the CPU, had no fast implementation for some layers and fell back to "
+        f"its reference, which is many times slower: {pieces}. Times of these trials are not those of the method."
+    ]
+
+
 def resumed(trials: Sequence[Trial]) -> list[str]:
     """One line that names the trials whose times are sums over several attempts, and what changed between these."""
     pieces = []

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-SPANS = ("train", "eval", "reconfigure", "compile", "io")
+SPANS = ("train", "eval", "reconfigure", "compile", "check", "io")
 
 
 class Clock:

@@ -23,6 +23,7 @@ from suite.ledger import count_model, weight_density
 from suite.method import Compact, Density, Method, OtherTrial, ReconfigPlan, Site
 from suite.ops import PlannedLayer
 from suite.parameters import build_method, build_model, resolve
+from suite.product_check import ProductCheck, WrongProduct
 from suite.random_keys import random_key
 from suite.recipe import Recipe
 from suite.surgery import apply_plan, find_index_spaces
@@ -172,6 +173,18 @@ def resumes(subject: Subject) -> str:
     return f"from each of {len(checkpoints)} epochs"
 
 
+def products_are_right(subject: Subject) -> str:
+    """The products of each layer agree with float64, as the network begins and as it ends, in both number formats."""
+    layers = 0
+    for trainer in (subject.trainer(), subject.undisturbed[0]):
+        for dtype in (torch.float32, torch.bfloat16):
+            try:
+                layers += ProductCheck(dtype, trainer.device).check(trainer.ctx.layers, trainer.ledger.current)
+            except WrongProduct as wrong:
+                raise Broken(str(wrong)) from wrong
+    return f"{layers} layers at the start and at the end, in float32 and bfloat16"
+
+
 def leaves_the_rest_alone(subject: Subject) -> str:
     """Planning an initialised model keeps its weights; layers left alone compute what torch's own do, bit for bit."""
     bare = subject.begun().eval()
@@ -318,6 +331,7 @@ def copies(subject: Subject) -> str:
 CONTRACTS: tuple[Callable[[Subject], str], ...] = (
     trains,
     resumes,
+    products_are_right,
     leaves_the_rest_alone,
     transforms_are_pure,
     replays,

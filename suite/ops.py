@@ -1,9 +1,10 @@
 """The one planned convolution and linear op: separate operands for output, data gradient and weight gradient.
 
 A layer is converted in place to a subclass of torch's own, with the same parameter objects and state-dict names. With
-an empty plan it *is* torch's layer, bit for bit. With a plan, one autograd function computes data gradient and weight
-gradient by separate calls, so that a method may give each of them its own copy of the output gradient: what no
-backward hook can express.
+an empty plan it *is* torch's layer, bit for bit; but for 1x1 convolutions with a stride on the CPU, whose sums may be
+rounded differently (`suite.pointwise`). With a plan, one autograd function computes data gradient and weight gradient
+by separate calls, so that a method may give each of them its own copy of the output gradient: what no backward hook
+can express.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from suite import pointwise
 from suite.backends import TORCH, Geometry
 from suite.errors import UsageError
 from suite.method import Density, Method, OpPlan, Site
@@ -118,13 +120,17 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
     """`nn.Conv2d` whose three products follow an `OpPlan`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.planned:
+        sampled = pointwise.is_sampled(self.weight, self.stride)  # type: ignore[arg-type]
+        if not self.planned and not (sampled and input.ndim in (3, 4)):
             return super().forward(input)
         activation = input if input.ndim == 4 else input.unsqueeze(0)
         mode, padding = self._padded_before()
         if mode:
             activation = F.pad(activation, padding, mode)
-        out = _run(self, activation, self.weight, self.bias)
+        if self.planned:
+            out = _run(self, activation, self.weight, self.bias)
+        else:
+            out = TORCH.forward(activation, self.weight, self.bias, self.geometry)
         return out if input.ndim == 4 else out.squeeze(0)
 
     @property

@@ -108,6 +108,8 @@ def _hardware(device: torch.device) -> dict[str, Any]:
 def _software() -> dict[str, Any]:
     import torch
 
+    from suite import onednn
+
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -115,6 +117,7 @@ def _software() -> dict[str, Any]:
         "compiler": _output(*shlex.split(os.environ.get("CXX") or "c++"), "--version").partition("\n")[0],
         "cuda": torch.version.cuda or "",
         "cudnn": str(torch.backends.cudnn.version() or "") if torch.version.cuda else "",
+        **onednn.facts(),
     }
     for name in PACKAGES:
         try:

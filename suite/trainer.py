@@ -19,6 +19,7 @@ from suite.ledger import Ledger, count_layers, weight_density
 from suite.memory import SavedTensors, held_bytes
 from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.ops import backend_name
+from suite.product_check import ProductCheck
 from suite.recipe import Recipe
 from suite.steps import CompiledStep, EagerStep
 from suite.task import Batches, Splits
@@ -119,14 +120,17 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = _step(self.hooks, recipe, dtype, self.scaler, compile_backend)
         self.ledger = Ledger(model, self.ctx.layers, method, input_shape, dense)
+        self.products = ProductCheck(dtype, device)
 
     def fit(self) -> None:
         """Train from where the trainer stands to the last epoch.
 
         Raises:
             Diverged: if the loss is no longer a number.
+            WrongProduct: if a library computes a product of a layer wrong.
         """
         while self._epochs_left():
+            self._check_products()
             with self.clock.span("train"):
                 record = self.train_epoch()
             self.ctx.progress = (self.ctx.epochs_done + 1 - self.progress.first_epoch) / self.recipe.epochs
@@ -252,6 +256,12 @@ class Trainer:
         self.ledger.recount(self.ctx.epochs_done)
         self.step.forget()
         self.progress.memory_is_counted = False
+        self._check_products()
+
+    def _check_products(self) -> None:
+        """Check the products of layers whose geometry or backend is new, outside the time of training."""
+        with self.clock.span("check"):
+            self.products.check(self.ctx.layers, self.ledger.current)
 
     def _epochs_left(self) -> int:
         return self.recipe.epochs - (self.ctx.epochs_done - self.progress.first_epoch)

@@ -111,6 +111,8 @@ class Trial:
             trainer.fit()
         finally:
             result.update(self._result(trainer))
+            if device.type == "cpu":
+                provenance["onednn_fallbacks"] = self._fallbacks(trainer)
         checkpoint.save_model(
             self.folder / "model.pt",
             trainer.model,
@@ -119,6 +121,13 @@ class Trial:
             input_shape=task.input_shape,
             reconfigurations=trainer.hooks.reconfigurations,
         )
+
+    def _fallbacks(self, trainer: Any) -> list[str] | str:
+        """Products that a reference implementation of oneDNN computes in the last network; each is a warning too."""
+        found: list[str] | str = trainer.products.fallbacks()
+        for product in found if isinstance(found, list) else []:
+            log.warning("oneDNN has no fast implementation for %s: trust no time as that of a tuned kernel", product)
+        return found or "none"
 
     def _others(self) -> dict[str, Any]:
         """What became of the trials that this one depends on, by the method as it names them.

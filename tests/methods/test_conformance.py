@@ -58,6 +58,14 @@ class Boasts(TorchBackend):
         return 2.0
 
 
+class Halves(TorchBackend):
+    """A backend whose weight gradient is half of what it should be."""
+
+    def wgrad(self, *operands):
+        grad, bias = super().wgrad(*operands)
+        return grad / 2, bias
+
+
 class Counts:
     """A transform whose result depends on how often it was called."""
 
@@ -86,6 +94,7 @@ FAULTS = {
             or ([p.grad.mul_(1 + self.n / 10) for p in ctx.model.parameters()] and None)
         )
     ),
+    "products_are_right": broken(plan=lambda self, name, layer: OpPlan(backend=Halves())),
     "never_grows": broken(plan=lambda self, name, layer: OpPlan(backend=Boasts())),
     "final_model_stands_alone": broken(density=lambda self, name, step: Density(0.5, 0.5, 1.0)),
     "copies": broken(plan=lambda self, name, layer: OpPlan(weight_forward=Counts())),

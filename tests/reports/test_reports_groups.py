@@ -151,6 +151,21 @@ def test_competing_programs_and_interruptions_are_said_where_times_are(suite: An
     assert f"{second.name} after epoch 2 and 4; torch was 2.11 until epoch 2" in interrupted
 
 
+def test_layers_that_onednn_multiplies_slowly_are_named(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"), seeds=1)
+    folder = suite.write()
+    dense, sdgp = sorted((folder / "trials").iterdir())
+    for trial, found in ((dense, ["conv1 wgrad: ref:any", "conv2 dgrad: ref:any"]), (sdgp, "not recorded: no libc")):
+        record = json.loads((trial / "trial.json").read_text())
+        record["provenance"]["onednn_fallbacks"] = found
+        (trial / "trial.json").write_text(json.dumps(record))
+    report = build(read(folder))
+    (remark,) = report.groups[0].remarks
+    assert f"conv1 wgrad: ref:any; conv2 dgrad: ref:any (in {dense.name})" in remark
+    differing = next(table for table in report.trust.tables if table.name == "differences")
+    assert any("not recorded: no libc" in cell.text for row in differing.rows for cell in row)
+
+
 def _doubted(group: Any) -> list[str]:
     """The columns whose notes say that they are not to be trusted: a table is copied without the remarks above it."""
     return [column.title for column in group.trade_table.columns if "Not to be trusted" in column.note]

@@ -1,0 +1,357 @@
+"""Search for wrong products of torch's convolutions on this CPU, in processes that may crash or hang.
+
+    python benchmarks/search_products.py [--through suite] [--isa AVX2] [--guard] [--minutes 20] [--json FILE] ...
+
+Output, data gradient, weight gradient and bias gradient of each case are compared with float64: kernels 1, 3 and 5;
+strides 1 to 3; 1 to 33 input and output channels; groups; both memory layouts; float32 and bfloat16; 1 and 2 threads.
+Cases run in forked processes, some in one; where one crashes, hangs or is wrong, each of its cases runs alone. The
+table has a row a kind of convolution, with the input channels of the cases that failed; the file, which is rewritten
+as the search goes, has every failed case.
+
+Memory that a library overwrites often shows nowhere. With `--guard` (Linux, a C compiler) each large allocation ends
+at a page that cannot be accessed: writing past it ends the process at once.
+
+ISA limits: `--isa AVX2` lets oneDNN use no wider instructions than that (its ONEDNN_MAX_CPU_ISA).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from product_cases import (
+    DTYPES,
+    GROUPINGS,
+    KERNELS,
+    LAYOUTS,
+    LIMITS,
+    SIDES,
+    STRIDES,
+    THREADS,
+    Case,
+    all_cases,
+    errors_of,
+)
+
+TOGETHER = 33  # cases in one process
+SECONDS_TOGETHER, SECONDS_ALONE = 120.0, 30.0
+ALONE = 3  # times that each case runs alone where a process failed and no case did alone
+SAVE_EVERY = 5.0  # seconds
+
+
+class Worker:
+    """A process that has imported torch and forks a process for each list of cases."""
+
+    def __init__(self, environment: dict[str, str], through_suite: bool) -> None:
+        command = [sys.executable, __file__, "--worker", *(["--through", "suite"] if through_suite else [])]
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, cases: Sequence[Case], seconds: float) -> tuple[list[dict[str, float]], str]:
+        """The errors of the cases that were finished, in order, and how the process ended: empty, or in words."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps({"cases": [asdict(case) for case in cases], "seconds": seconds}), file=self._process.stdin)
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"search_products: error: the worker ended with status {self._process.wait()}")
+        answer = json.loads(line)
+        return answer["errors"], answer["ended"]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def work(through_suite: bool) -> None:
+    """What a worker does: lists of cases come by stdin, a line each; the answers go to stdout."""
+    # Imported once: the processes that are forked have it. None of torch's threads has started yet.
+    importlib.import_module("suite.ops")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints is no answer
+    for line in sys.stdin:
+        asked = json.loads(line)
+        found = _forked([Case(**case) for case in asked["cases"]], asked["seconds"], through_suite)
+        print(json.dumps(dict(zip(("errors", "ended"), found, strict=True))), file=answers, flush=True)
+
+
+def _forked(cases: list[Case], seconds: float, through_suite: bool) -> tuple[list[dict[str, float]], str]:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reading)
+            for case in cases:
+                os.write(writing, (json.dumps(errors_of(case, through_suite)) + "\n").encode())
+            status = 0
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)
+    os.close(writing)
+    text, until, hung = b"", time.monotonic() + seconds, False
+    while True:
+        left = until - time.monotonic()
+        if left <= 0 or not select.select([reading], [], [], left)[0]:
+            hung = True
+            os.kill(child, signal.SIGKILL)
+            break
+        part = os.read(reading, 65536)
+        if not part:
+            break
+        text += part
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    ended = "hung" if hung else f"crashed, signal {-code}" if code < 0 else f"failed, status {code}" if code else ""
+    return [json.loads(line) for line in text.decode().splitlines(keepends=True) if line.endswith("\n")], ended
+
+
+def outcome(case: Case, errors: dict[str, float]) -> str:
+    """Empty where all products are right; else which is wrong, and by how much."""
+    wrong = {name: error for name, error in errors.items() if not error <= LIMITS[case.dtype]}
+    return ", ".join(f"{name} wrong by {error:.2g}" for name, error in wrong.items())
+
+
+def examine(worker: Worker, cases: Sequence[Case]) -> list[tuple[Case, str, dict[str, float]]]:
+    """Each case with its outcome, empty where it is right, and its errors."""
+    errors, ended = worker.run(cases, SECONDS_TOGETHER)
+    if not ended:
+        found = [(case, outcome(case, error), error) for case, error in zip(cases, errors, strict=True)]
+        if not any(text for _, text, _ in found):
+            return found
+    for times in (1, ALONE):
+        alone = [_alone(worker, case, times) for case in cases]
+        if any(text for _, text, _ in alone):
+            return alone
+    if ended == "hung":  # every case came to its end by itself: this machine is busy
+        return alone
+    together = ended or "wrong"
+    return [(case, f"{together} with others, not alone", error) for case, _, error in alone]
+
+
+def _alone(worker: Worker, case: Case, times: int) -> tuple[Case, str, dict[str, float]]:
+    errors: list[dict[str, float]] = []
+    for _ in range(times):
+        errors, ended = worker.run([case], SECONDS_ALONE)
+        text = ended or outcome(case, errors[0])
+        if text:
+            return case, text, errors[0] if errors else {}
+    return case, "", errors[0]
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`1-7, 9` of 1, 2, ..., 7 and 9."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+
+def table(rows: dict[tuple[Any, ...], dict[str, Any]]) -> str:
+    """A line a row; kinds of which no case failed in any layout and with any number of threads are one line."""
+    kinds: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, Any]]] = {}
+    for row, found in rows.items():
+        kernel, stride, grouping, layout, dtype, threads = row
+        kinds.setdefault((kernel, stride, grouping, dtype), {})[layout, threads] = found
+    lines = [
+        f"{'kernel':6} {'stride':6} {'groups':6} {'dtype':8} {'layout':24} {'threads':7} {'cases':>5} {'right':>5}  "
+        f"{'largest error':>13}  failed"
+    ]
+    for kind, members in kinds.items():
+        if not any(found["cases"] for found in members.values()):
+            continue
+        parts = [[*members.items()]]
+        if any(found["failed"] for found in members.values()):
+            parts = [[item] for item in members.items()]
+        for part in parts:
+            lines.append(" ".join(f"{value!s:{width}}" for value, width in zip(kind, (6, 6, 6, 8), strict=True)))
+            lines[-1] += " " + _line(part)
+    return "\n".join(lines)
+
+
+def _line(members: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> str:
+    """What follows kernel, stride, groups and type: of rows that differ in layout and threads."""
+    failed = [one for _, found in members for one in found["failed"]]
+    layouts = " ".join(dict.fromkeys(layout for (layout, _), _ in members))
+    threads = " ".join(dict.fromkeys(str(count) for (_, count), _ in members))
+    cases = sum(found["cases"] for _, found in members)
+    largest = max(found["largest_error"] for _, found in members)
+    text = "-"
+    if failed:
+        counts = Counter(one["outcome"].partition(" by ")[0] for one in failed)
+        text = "; ".join(f"{outcome}: {count}" for outcome, count in counts.most_common())
+        text += f" (in {ranges([one['in_channels'] for one in failed])}; "
+        text += f"out {ranges([one['out_channels'] for one in failed])})"
+    return f"{layouts:24} {threads:7} {cases:>5} {cases - len(failed):>5}  {largest:13.2g}  {text}"
+
+
+def guard_library(folder: Path) -> Path:
+    """Compile `guard_pages.c` into a folder.
+
+    Raises:
+        SystemExit: if there is no C compiler, or it fails; one line that says so.
+    """
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    if shutil.which(compiler[0]) is None:
+        raise SystemExit(f"search_products: error: --guard needs a C compiler, and {compiler[0]} is not found")
+    library, source = folder / "guard_pages.so", Path(__file__).with_name("guard_pages.c")
+    done = subprocess.run(
+        [*compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"search_products: error: {compiler[0]}: {done.stderr.strip().splitlines()[-1]}")
+    return library
+
+
+def search(options: argparse.Namespace) -> dict[str, Any]:
+    """Examine the cases until they or the minutes are at an end; what was found, by row, and whether all of it was."""
+    rows = all_cases(
+        options.kernels, options.strides, options.groups, options.layouts, options.dtypes, options.threads,
+        options.pairs, options.seed, tuple(options.sides),
+    )  # fmt: skip
+    counts: dict[tuple[Any, ...], dict[str, Any]] = {}
+    until = time.monotonic() + 60 * options.minutes
+    began = saved = time.monotonic()
+    ended = "all cases were examined"
+    with tempfile.TemporaryDirectory() as folder:
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *_python_path()])
+        # Threads that wait for each other without taking a core: a busy machine would seem to hang.
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if options.isa:
+            environment["ONEDNN_MAX_CPU_ISA"] = options.isa
+        if options.guard:
+            environment["LD_PRELOAD"] = str(guard_library(Path(folder)))
+        facts = {"command_line": shlex.join(sys.argv), **_facts(environment)}
+        worker = Worker(environment, options.through == "suite")
+
+        def found(state: str) -> dict[str, Any]:
+            return {
+                **facts,
+                "options": {key: value for key, value in vars(options).items() if key not in ("json", "worker")},
+                "limits": LIMITS,
+                "state": state,
+                "seconds": round(time.monotonic() - began, 1),
+                "rows": [
+                    {**dict(zip(("kernel", "stride", "groups", "layout", "dtype", "threads"), row, strict=True)), **one}
+                    for row, one in counts.items()
+                ],
+            }
+
+        counts |= {cases[0].row: {"cases": 0, "largest_error": 0.0, "failed": []} for cases in rows}
+        parts = [cases[first : first + TOGETHER] for cases in rows for first in range(0, len(cases), TOGETHER)]
+        random.Random(options.seed).shuffle(parts)  # a search that is cut short has looked at something of everything
+        for part in parts:
+            if time.monotonic() > until:
+                ended = f"stopped after {options.minutes:g} minutes"
+                break
+            for case, text, errors in examine(worker, part):
+                row = counts[case.row]
+                row["cases"] += 1
+                if text:
+                    row["failed"].append({**asdict(case), "outcome": text})
+                else:
+                    row["largest_error"] = max(row["largest_error"], *errors.values())
+            if options.json and time.monotonic() - saved > SAVE_EVERY:
+                _save(options.json, found("not finished"))
+                saved = time.monotonic()
+        worker.close()
+    result = found(ended)
+    if options.json:
+        _save(options.json, result)
+    print(f"{facts['versions']}; through {options.through}{'; guard pages' if options.guard else ''}")
+    print(table(counts))
+    failed = sum(len(row["failed"]) for row in counts.values())
+    cases_run, of = sum(row["cases"] for row in counts.values()), sum(map(len, rows))
+    print(f"{cases_run} of {of} cases, {failed} failed; {ended}; {result['seconds']:.0f} s")
+    return result
+
+
+def _python_path() -> list[str]:
+    return [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+
+
+def _facts(environment: dict[str, str]) -> dict[str, Any]:
+    """Versions, instruction set and machine, as a process with this environment sees them."""
+    code = (
+        "import json, torch; from suite.provenance import collect; facts = collect('cpu'); s = facts['software'];"
+        "print(json.dumps({'versions': f\"torch {s['torch']}, oneDNN {s['onednn']}, {s['onednn_isa']}\","
+        "'provenance': {k: facts[k] for k in ('hardware', 'software', 'settings', 'git', 'time_utc')}}))"
+    )
+    plain = {name: value for name, value in environment.items() if name != "LD_PRELOAD"}
+    done = subprocess.run([sys.executable, "-c", code], env=plain, capture_output=True, text=True, check=True)
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts
+
+
+def _save(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    other = path.with_name(f".{path.name}.part")
+    other.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    other.replace(path)
+
+
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="search_products", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--through", choices=("torch", "suite"), default="torch", help="torch's layers, or the suite's")
+    parser.add_argument("--isa", default="", help="a value for ONEDNN_MAX_CPU_ISA, for example AVX2 or AVX512_CORE")
+    parser.add_argument("--guard", action="store_true", help="end each large allocation at a closed page")
+    parser.add_argument(
+        "--pairs", type=int, default=3, help="output channel counts for each input channel count; 0: all"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the channels that are drawn and of the operands")
+    parser.add_argument("--minutes", type=float, default=1e6, help="examine no new case after so long")
+    parser.add_argument("--json", type=Path, help="where to write what was found")
+    parser.add_argument("--sides", type=int, nargs=2, default=SIDES, help="smallest and largest side of the images")
+    parser.add_argument("--quick", action="store_true", help="1x1 and 3x3, strides 1 and 2, one count of outputs each")
+    for name, known in (
+        *(("kernels", KERNELS), ("strides", STRIDES), ("groups", GROUPINGS)),
+        *(("layouts", LAYOUTS), ("dtypes", DTYPES), ("threads", THREADS)),
+    ):
+        kind = type(known[0])
+        parser.add_argument(f"--{name}", type=kind, nargs="+", choices=known, default=known, help="only these")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.pairs = 1
+        options.kernels = tuple(kernel for kernel in options.kernels if kernel < 5)
+        options.strides = tuple(stride for stride in options.strides if stride < 3)
+    return options
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 if no case failed, else 1."""
+    options = read_options(arguments)
+    if options.worker:
+        work(options.through == "suite")
+        return 0
+    return 1 if any(row["failed"] for row in search(options)["rows"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""oneDNN, the library behind torch's convolutions on the CPU: its version, its instruction set, and what it ran.
+
+oneDNN says which implementation it takes in its verbose output alone, which goes to the process's standard output.
+`listening` turns that output on for a moment and reads it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+NOT_RECORDED = "not recorded"
+_HEADER = re.compile(r"^(?:one)?dnnl?_verbose,(?:v\d+,)?info,(?P<fact>.*)$", re.MULTILINE)
+_EXECUTED = re.compile(r"^(?:one)?dnnl?_verbose,(?:v\d+,)?(?:primitive,)?exec(?:ute)?,cpu,(?P<what>.*)$", re.MULTILINE)
+_isa = ""  # as oneDNN said it, once a process
+
+
+class Heard:
+    """What oneDNN said while it was listened to.
+
+    Attributes:
+        text: its lines; `None` where it could not be listened to, and `reason` says why.
+    """
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+        self.reason = ""
+
+    def implementations(self) -> list[tuple[str, str]]:
+        """(primitive, implementation) of everything that multiplied, in order, without changes of layout."""
+        found = [match["what"].split(",")[:2] for match in _EXECUTED.finditer(self.text or "")]
+        return [(kind, name) for kind, name in found if kind != "reorder"]
+
+    def summary(self) -> str:
+        """The implementations that multiplied, without repetitions; `torch` where oneDNN was not called."""
+        if self.text is None:
+            return NOT_RECORDED
+        return " ".join(dict.fromkeys(name for _, name in self.implementations())) or "torch"
+
+
+@contextmanager
+def listening() -> Iterator[Heard]:
+    """Collect oneDNN's verbose output of what runs inside. The standard output of the process is away meanwhile."""
+    global _isa
+    heard = Heard()
+    try:
+        sys.stdout.flush()
+        libc = ctypes.CDLL(None)
+        libc.fflush(None)
+        before = os.dup(1)
+    except (OSError, ValueError, AttributeError) as error:  # a process without standard output, or without a libc
+        heard.reason = f"{type(error).__name__}: {error}"
+        yield heard
+        return
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):  # type: ignore[no-untyped-call]
+                yield heard
+        finally:
+            libc.fflush(None)
+            os.dup2(before, 1)
+            os.close(before)
+            file.seek(0)
+            heard.text = file.read().decode(errors="replace")
+            for match in _HEADER.finditer(heard.text):
+                if match["fact"].startswith("cpu,isa:"):
+                    _isa = match["fact"].removeprefix("cpu,isa:")
+
+
+def is_reference(implementation: str) -> bool:
+    """Whether one of the implementations of a `Heard.summary` is a reference: plain loops, many times slower."""
+    return any(name.startswith("ref") for name in implementation.split())
+
+
+def version() -> str:
+    """oneDNN's version and commit, as torch was built with it."""
+    found = re.search(r"MKL-DNN v(\S+) \(Git Hash (\w+)\)", torch.__config__.show())
+    return f"{found[1]} ({found[2][:12]})" if found else NOT_RECORDED
+
+
+def instruction_set() -> str:
+    """The widest instruction set that oneDNN uses in this process, in its own words.
+
+    oneDNN says it once a process, at the first thing that it does while it is verbose; a small convolution makes it.
+    """
+    if not _isa and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        with torch.no_grad(), listening():
+            # Large enough that torch hands it to oneDNN with any number of threads.
+            torch.nn.functional.conv2d(torch.zeros(16, 16, 16, 16), torch.zeros(16, 16, 3, 3))
+    return _isa or NOT_RECORDED
+
+
+def facts() -> dict[str, str]:
+    """Version and instruction set, for the record."""
+    return {"onednn": version(), "onednn_isa": instruction_set()}

@@ -1,0 +1,94 @@
+"""Trains resnet32 by PruneTrain with every shortcut cut to some channels; for a process that a crash may end.
+
+python cut_shortcuts.py COUNT... DTYPE
+
+Prints, for each count, the channels of the shortcuts and the largest error of their weight gradients against float64.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "suite"))
+from small_training import CLASSES, SmallBatches
+
+from methods.prunetrain import PruneTrain
+from suite.parameters import build_model
+from suite.recipe import Recipe
+from suite.task import Splits
+from suite.trainer import Trainer
+
+SHAPE = (3, 32, 32)
+RECIPE = Recipe(epochs=3, batch_size=32, eval_batch_size=32, learning_rate=0.05, schedule="linear", lr_end=0.1)
+
+
+class CutShortcuts(PruneTrain):
+    """PruneTrain that takes so many channels of each node for alive, whatever their weights are."""
+
+    count = 1
+
+    def _channels_that_stay(self, space, ctx):
+        stays = torch.ones(space.size, dtype=torch.bool)
+        if not space.may_be_empty:
+            stays[self.count :] = False
+        return stays, torch.zeros_like(stays)
+
+
+class LargerBatches(SmallBatches):
+    def __init__(self, count, seed, shuffle=True):
+        super().__init__(count, seed, shuffle)
+        self.images = F.interpolate(self.images, SHAPE[1:]).contiguous(memory_format=torch.channels_last)
+
+
+def watch(name, layer, dtype, errors):
+    """Compare each weight gradient of a layer with that of its actual operands in float64."""
+    held = {}
+
+    def forward(layer, inputs, output):
+        if output.requires_grad:
+            held["input"] = inputs[0].detach().to(dtype).double()
+            output.register_hook(lambda grad: held.__setitem__("grad", grad.to(dtype).double()))
+
+    def backward(weight):
+        used = weight.detach().to(dtype).double()
+        right = torch.ops.aten.convolution_backward(
+            held["grad"], held["input"], used, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), 1,
+            (False, True, False),
+        )[1]  # fmt: skip
+        error = (weight.grad.double() - right).norm() / right.norm().clamp_min(1e-30)
+        errors[name] = max(errors.get(name, 0.0), float(error.nan_to_num(nan=9e9)))
+
+    layer.register_forward_hook(forward)
+    layer.weight.register_post_accumulate_grad_hook(backward)
+
+
+def train(count, dtype):
+    torch.manual_seed(0)
+    model = build_model("resnet32[width=1.125]", SHAPE, CLASSES).to(memory_format=torch.channels_last)
+    method = CutShortcuts(update="proximal", interval=1)
+    method.count = count
+    splits = Splits(train=LargerBatches(64, seed=1), test=LargerBatches(32, seed=2, shuffle=False))
+    trainer = Trainer(
+        model, method, RECIPE, splits, input_shape=SHAPE, num_classes=CLASSES, seed=0, device=torch.device("cpu"),
+        dtype=dtype,
+    )  # fmt: skip
+    shortcuts = {name: layer for name, layer in trainer.ctx.layers.items() if "downsample" in name}
+    errors = {}
+
+    def rewatch(record):
+        if trainer.ctx.epochs_done == 1:  # the parameters are others after the cut
+            for name, layer in shortcuts.items():
+                watch(name, layer, dtype, errors)
+
+    trainer.on_epoch = rewatch
+    trainer.fit()
+    channels = [layer.weight.shape[:2] for layer in shortcuts.values()]
+    return {"count": count, "channels": channels, "epochs": trainer.ctx.epochs_done, "errors": errors}
+
+
+if __name__ == "__main__":
+    for count in sys.argv[1:-1]:
+        print(json.dumps(train(int(count), getattr(torch, sys.argv[-1]))), flush=True)

@@ -1,0 +1,45 @@
+"""PruneTrain with few channels left in the shortcuts: it trains to the end, and the weight gradients are right."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMITS = {"float32": 1e-4, "bfloat16": 2e-2}
+
+
+def train(counts, dtype, threads, isa):
+    """In a process of its own, which oneDNN may crash; `isa` bounds the instructions that it may use."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    limit = {"ONEDNN_MAX_CPU_ISA": isa} if isa else {}
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("cut_shortcuts.py"), *map(str, counts), dtype],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), **limit},
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["count"] for one in found] == list(counts)
+    for one in found:
+        assert one["channels"] == [[one["count"]] * 2] * 2
+        assert one["epochs"] == 3
+        assert len(one["errors"]) == 2
+        assert max(one["errors"].values()) < LIMITS[dtype], one
+
+
+# With one thread and AVX2 oneDNN's own kernel crashes at 4 input channels.
+@pytest.mark.parametrize(("counts", "dtype", "isa"), [((4,), "float32", "AVX2"), ((5, 16), "bfloat16", "")])
+def test_trains_with_few_channels_in_each_shortcut(counts, dtype, isa):
+    train(counts, dtype, 1, isa)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["AVX2", ""])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_trains_with_1_to_17_channels_in_each_shortcut(dtype, threads, isa):
+    train(range(1, 18), dtype, threads, isa)
