@@ -256,7 +256,8 @@ class Context:
 
     Attributes:
         model: the bare model (no DDP, not compiled).
-        layers: its convolution and linear layers by name; after `setup` they are `PlannedConv2d` / `PlannedLinear`.
+        layers: the layers that can be planned, by name: each `nn.Conv2d` and `nn.Linear` (no subclass) that the model
+            calls in training or in evaluation. After `setup` the same objects are `PlannedConv2d` / `PlannedLinear`.
         spaces: its index spaces: which dimensions of which tensors share channels (`suite.surgery`); their
             `removable_branches` are the residual branches that may be taken out.
         optimizer: `None` in `setup`, which runs before there is one.
@@ -415,7 +416,11 @@ class Method:
         """Renumber what the method remembers of the model's tensors; also called when a resumed trial replays."""
 
     def density(self, name: str, step: int) -> Density:
-        """What the layer's operands would let a kernel skip; feeds the *effective* FLOPs alone."""
+        """What the operands of the step that is running would let a kernel skip; feeds the *effective* FLOPs alone.
+
+        Asked for with the gradients of step `step` computed and none of the hooks after them called: a mask that those
+        change belongs to the next step.
+        """
         return Density()
 
     def overhead(self, name: str, samples: int) -> float:
