@@ -95,7 +95,7 @@ class PlannedLayer:
     masked: bool
     handle: int
     weight: Tensor  # this and what follows of torch's layer
-    bias: Tensor | None
+    bias: Any
     training: bool
     _forward_pre_hooks: dict[int, Any]
 
