@@ -75,6 +75,7 @@ def masked(model, names):
     return found.eval()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("padded", [False, True])
 def test_masks_reach_the_inference_fast_path_of_encoder_layers(padded):
     torch.manual_seed(0)
