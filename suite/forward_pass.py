@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from suite.errors import UsageError
+from suite.probing import probing
 
 LAYERS = (nn.Conv2d, nn.Linear)
 """The classes whose products the ledger counts by their shapes."""
@@ -210,8 +211,8 @@ def run_blank(
     """Run blank images through a model and watch it.
 
     Args:
-        model: its mode and the random numbers of torch are as before afterwards. Its normalisation statistics are so
-            in evaluation mode; give a copy for training mode.
+        model: its mode, buffers and random numbers are as before afterwards. What planned layers executed is metered
+            in training mode; give a copy for it.
         input_shape: (C, H, W).
         images: how many.
         training: the mode in which it runs.
@@ -224,17 +225,13 @@ def run_blank(
         for name, layer in model.named_modules():
             if isinstance(layer, LAYERS):
                 handles.append(layer.register_forward_hook(_handing_over(name, on_layer), with_kwargs=True))
-    was_training = {module: module.training for module in model.modules()}
     try:
-        model.train(training)
-        devices = [first.device] if first.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), torch.enable_grad(), watch.watching():
+        with probing(model), torch.enable_grad(), watch.watching():
+            model.train(training)
             model(torch.zeros(images, *input_shape, device=first.device, dtype=first.dtype))
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in was_training.items():
-            module.training = mode
     return watch
 
 
