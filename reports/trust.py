@@ -18,8 +18,10 @@ _NOT_FACTS = ("method", "variant", "parameters", "seed", "hash", "trial_id", "so
 MEANING = (
     "Measured: a clock or a counter on this hardware, in these runs. Training time has pruning, regulariser and "
     "reconfiguration inside, and evaluation, input, output and compilation outside.",
-    "Counted: exact, from shapes and masks. One multiply-add is 2 FLOPs; convolution and linear layers, padding "
-    "counted; the first layer has no data gradient; a method's own arithmetic is overhead and in no count of training.",
+    "Counted: exact, from shapes and masks. One multiply-add is 2 FLOPs; two-dimensional convolutions with their "
+    "padding, linear layers, and the two products of scaled dot-product attention; the first layer has no data "
+    "gradient; a method's own arithmetic is overhead and in no count of training. What else a network multiplies is "
+    "not counted, and is named here.",
     "FLOPs have four counts: of the original dense net, of the current shapes, effective (current times density: what "
     "would be left on hardware that skips) and executed (what the kernels really did; where a method lets the clock "
     "choose who multiplies, what else the machine did has a part in that).",
@@ -126,7 +128,19 @@ def trust(records: Records) -> Trust:
     if more:
         rows = tuple((Cell(key, code=True), Cell(value)) for key, value in more.items())
         tables.append(Table("suite", "The suite's own record, where it says more", facts, rows))
-    return Trust(MEANING, tuple(command_lines(records.suite)), records.source, tuple(tables))
+    meaning = (*MEANING[:2], *_not_counted(records.trials), *MEANING[2:])
+    return Trust(meaning, tuple(command_lines(records.suite)), records.source, tuple(tables))
+
+
+def _not_counted(trials: Sequence[Trial]) -> list[str]:
+    """For each network whose FLOPs leave something out, a line that names it."""
+    found: dict[str, str] = {}
+    for trial in trials:
+        named = trial.provenance.get("not_counted")
+        if isinstance(named, list) and named:
+            operations = "; ".join(clean(_text(operation)) for operation in named)
+            found[trial.text("model") or trial.name] = f"{operations}."
+    return [f"Not counted in any FLOPs of {clean(model)}: {operations}" for model, operations in found.items()]
 
 
 def _trial_table(trials: Sequence[Trial]) -> Table:

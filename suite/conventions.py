@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from suite.ledger import LayerCost
+from suite.ledger import PRODUCTS, LayerCost
 
 # Rows and columns that PruneTrain's code adds to a convolution's input before it counts the data gradient, by kernel.
 PRUNETRAIN_PADDING = {1: 0, 3: 2, 7: 3}
@@ -34,6 +34,9 @@ def prunetrain(costs: Iterable[LayerCost]) -> dict[str, float]:
     for cost in costs:
         inference += 2 * cost.macs
         weights += cost.params
+        if cost.kind == "attention":  # which its code does not know; as this suite counts it
+            training += sum(cost.flops(product) for product in PRODUCTS)
+            continue
         if cost.kind == "linear":
             training += 3 * 2 * cost.macs
             continue

@@ -139,7 +139,7 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
 def describe_model(text: str, task: str) -> dict[str, Any]:
     """Size and cost of a network, for a task's images or those that it is made for."""
     from suite.conventions import CONVENTIONS
-    from suite.ledger import count_layers, count_model
+    from suite.ledger import count, count_model
     from suite.parameters import build_model, canonical, check_model_size, declared, read_one, resolve, type_name
 
     choice = read_one(text, "model")
@@ -153,15 +153,17 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
         shape, classes = described.input_shape, described.num_classes
     check_model_size(text, shape, classes)
     model = build_model(text, shape, classes)
+    counts = count(model, shape)
     values, texts = resolve(thing, choice.typed), parameter_texts(thing)
     return {
         "name": str(canonical(choice, thing)),
         "kind": "model",
         "summary": _summary(thing),
         **count_model(model, shape),
+        "not_counted": list(counts.not_counted),
         "input_shape": list(shape),
         "classes": classes,
-        "conventions": {name: count(count_layers(model, shape).values()) for name, count in CONVENTIONS.items()},
+        "conventions": {name: convention(counts.layers.values()) for name, convention in CONVENTIONS.items()},
         "parameters": [
             {
                 "name": name,
@@ -186,6 +188,8 @@ def as_text(found: dict[str, Any]) -> str:
         elif key == "presets_of_task":
             if any("(" in _parameter(item) for item in found["parameters"]):
                 lines.append(f"in parentheses: what a preset of task {value} has of its own (--task: another task's)")
+        elif key == "not_counted":
+            lines += [f"not counted: {item}" for item in value]
         elif isinstance(value, dict):
             lines.append(f"{key}:" if value else f"{key}: none")
             lines += _block(value)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from suite.forward_pass import first_input
 from suite.index_spaces import IndexSpace, IndexSpaces, Slice
 
 GATHER, SCATTER = "gather_index", "scatter_index"  # buffers of a gated layer
@@ -70,7 +71,7 @@ def put_gates(model: nn.Module, space: IndexSpace) -> None:
         layer = model.get_submodule(name)
         layer.register_buffer(GATHER, _all_channels(layer, 1))
         setattr(layer, FROM, layer.weight.shape[1])  # type: ignore[union-attr, index]
-        layer.register_forward_pre_hook(_gather)
+        layer.register_forward_pre_hook(_gather, with_kwargs=True)
     for name in space.producers:
         layer = model.get_submodule(name)
         layer.register_buffer(SCATTER, _all_channels(layer, 0))
@@ -92,11 +93,13 @@ def _all_channels(layer: nn.Module, axis: int) -> Tensor:
     return torch.arange(weight.shape[axis], device=weight.device)
 
 
-def _gather(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    given, index = inputs[0], getattr(layer, GATHER)
+def _gather(
+    layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    given, index = first_input(args, kwargs), getattr(layer, GATHER)
     if _is_channels_last(given):  # index_select along axis 1 would give the other memory format
-        return (given.permute(0, 2, 3, 1).index_select(3, index).permute(0, 3, 1, 2), *inputs[1:])
-    return (given.index_select(1, index), *inputs[1:])
+        return (given.permute(0, 2, 3, 1).index_select(3, index).permute(0, 3, 1, 2),), {}
+    return (given.index_select(1, index),), {}
 
 
 def _scatter(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

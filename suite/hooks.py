@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from suite.errors import UsageError
+from suite.forward_pass import first_parameter, survey
 from suite.ledger import count_model
 from suite.memory import StepMemory, measure_step
 from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, OtherTrial, ReconfigPlan
-from suite.ops import EMPTY, PlannedLayer, StepState, convert
+from suite.ops import EMPTY, PlannedLayer, StepState, convert, keep_nested_tensors_off, plannable
 from suite.optimizer_state import why_not_cut
 from suite.random_keys import Keys
 from suite.ranks import Ranks, WrapperGuard
@@ -98,13 +99,17 @@ class Hooks:
         self._largest_batch = 0  # images of this rank, in the epoch that runs
         self._first_slot = self.ranks.rank * micro_batches
         self._step_state = StepState(seed=seed, slot=self._first_slot)
+        self._uses = survey(model, input_shape)
+        layers, self.not_planned = plannable(model, self._uses.ran)
+        for name, reason in self.not_planned.items():
+            log.warning("layer '%s' is not planned and is in no method's ctx.layers: %s", name, reason)
         self.ctx = Context(
             model=model,
-            layers={name: layer for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))},
+            layers=layers,
             spaces=find_index_spaces(model, input_shape),
             num_classes=num_classes,
             seed=seed,
-            device=device or next(model.parameters()).device,
+            device=device or first_parameter(model).device,
             task=task,
             network=network,
             preset=preset,
@@ -120,6 +125,10 @@ class Hooks:
             memory_estimate=self._memory_estimate,
             inference_flops=self._inference_flops,
         )
+        for name in layers:  # what runs in training alone has a size too
+            given, output = self._uses.shapes[name]
+            self.ctx.spaces.positions.setdefault(name, output[2:].numel())
+            self.ctx.spaces.input_sizes.setdefault(name, tuple(given[2:]))
         for name in () if rehearsal else method.depends_on():
             if name not in self.ctx.others:
                 raise UsageError(f"{type(method).__name__} depends on a trial of '{name}', which others= has to name")
@@ -133,7 +142,7 @@ class Hooks:
                 raise ValueError(f"{type(method).__name__}.begin changes more than the network")
             apply_plan(model, first, self.ctx.spaces, None)
             self.reconfigurations.append(first)
-        self.ctx.layers = convert(model, self._step_state)
+        self.ctx.layers = convert(model, self._step_state, self._uses.ran)
         if not rehearsal or type(method).begin is Method.begin:
             self._plan_all()
 
@@ -336,6 +345,26 @@ class Hooks:
                     f"{type(self.method).__name__}.plan returned a {type(plan).__name__} for '{name}', not an OpPlan"
                 )
             layer.op_plan = plan or EMPTY
+            if not layer.op_plan.empty:
+                self._check_readers(name, layer.op_plan)
+        keep_nested_tensors_off(self.model)
+
+    def _check_readers(self, name: str, plan: OpPlan) -> None:
+        """Refuse a plan for a layer whose weight the model also reads where no plan is followed.
+
+        Raises:
+            UsageError: that names the layer and who reads its weight.
+        """
+        readers = self._uses.readers.get(name, frozenset())
+        if plan.weight_forward is None and plan.backend is None:
+            # Two layers that share a weight follow a plan of their gradients each.
+            readers -= self.ctx.layers.keys()
+        if readers:
+            whose = " and ".join(f"'{reader}'" if reader else "the model's own forward" for reader in sorted(readers))
+            raise UsageError(
+                f"{type(self.method).__name__} plans layer '{name}', whose weight is also read by {whose}, past the "
+                "plan; call the layer itself there, give it a weight of its own, or leave it out of the plan"
+            )
 
     def _memory_estimate(self, plan: ReconfigPlan) -> int:
         """Bytes of a training step with `plan` carried out: measured on a copy of the model that it was carried out on.

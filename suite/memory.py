@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from suite.forward_pass import first_parameter
+
 
 class SavedTensors:
     """Counts the bytes that autograd keeps for backward, each storage once, without parameters and buffers."""
@@ -63,7 +65,7 @@ def measure_step(model: nn.Module, input_shape: tuple[int, int, int], dtype: tor
         images: about how many a step has; the CPU, on which all is counted exactly, takes fewer.
     """
     model.train()
-    if next(model.parameters()).device.type == "cuda":
+    if first_parameter(model).device.type == "cuda":
         few, many = max(1, images // 2), max(2, images)
         _peak(model, few, input_shape, dtype)  # finds libraries cold
         less, more = (_peak(model, count, input_shape, dtype) for count in (few, many))
@@ -85,7 +87,7 @@ def _kept(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtyp
 
 
 def _peak(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> int:
-    device = next(model.parameters()).device
+    device = first_parameter(model).device
     model.zero_grad(set_to_none=True)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -97,7 +99,7 @@ def _peak(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtyp
 
 def _loss(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
     """A loss of blank images, by the steps of training."""
-    device = next(model.parameters()).device
+    device = first_parameter(model).device
     blank = torch.zeros(images, *input_shape, device=device).contiguous(memory_format=torch.channels_last)
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         logits = model(blank)

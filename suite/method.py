@@ -164,7 +164,12 @@ _EMPTY_PLAN = OpPlan()
 
 
 class Density(NamedTuple):
-    """The share of each product's multiply-adds that its non-zero operands need, each in [0, 1]."""
+    """The share of each product's multiply-adds whose operands are both not zero, each in [0, 1].
+
+    Zeros that a method makes count, in weights and in output gradients, and those of the data do not. Of the weight
+    gradient, what belongs to weights that are masked again after the step need not be computed. `suite.density_check`
+    compares it with the operands.
+    """
 
     forward: float = 1.0
     dgrad: float = 1.0
@@ -256,7 +261,8 @@ class Context:
 
     Attributes:
         model: the bare model (no DDP, not compiled).
-        layers: its convolution and linear layers by name; after `setup` they are `PlannedConv2d` / `PlannedLinear`.
+        layers: the layers that can be planned, by name: each `nn.Conv2d` and `nn.Linear` (no subclass) that the model
+            calls in training or in evaluation. After `setup` the same objects are `PlannedConv2d` / `PlannedLinear`.
         spaces: its index spaces: which dimensions of which tensors share channels (`suite.surgery`); their
             `removable_branches` are the residual branches that may be taken out.
         optimizer: `None` in `setup`, which runs before there is one.
@@ -429,7 +435,11 @@ class Method:
         """Renumber what the method remembers of the model's tensors; also called when a resumed trial replays."""
 
     def density(self, name: str, step: int) -> Density:
-        """What the layer's operands would let a kernel skip; feeds the *effective* FLOPs alone."""
+        """What the operands of the step that is running would let a kernel skip; feeds the *effective* FLOPs alone.
+
+        Asked for with the gradients of step `step` computed and none of the hooks after them called: a mask that those
+        change belongs to the next step.
+        """
         return Density()
 
     def overhead(self, name: str, samples: int) -> float:

@@ -9,6 +9,7 @@ can express.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,13 @@ class ExecutedMeter:
         return Density(**means)
 
 
+_PLAN_IS_FOLLOWED = -1  # torch numbers its own hooks from 0
+
+
+def _follow_plan(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Change nothing; that this hook is there is what counts."""
+
+
 class PlannedLayer:
     """What `PlannedConv2d` and `PlannedLinear` have in common; set by `convert`.
 
@@ -88,8 +96,10 @@ class PlannedLayer:
     planned: bool
     masked: bool
     handle: int
-    weight: Tensor  # this and the next of torch's layer
+    weight: Tensor  # this and what follows of torch's layer
+    bias: Any
     training: bool
+    _forward_pre_hooks: dict[int, Any]
 
     @property
     def op_plan(self) -> OpPlan:
@@ -98,6 +108,12 @@ class PlannedLayer:
     @op_plan.setter
     def op_plan(self, plan: OpPlan) -> None:
         self._op_plan, self.planned, self.masked = plan, not plan.empty, plan.weight_forward is not None
+        # Modules of torch that compute several layers as one operation, from their weights (the inference fast path of
+        # nn.TransformerEncoderLayer), do so only while none of these has a hook.
+        if self.planned:
+            self._forward_pre_hooks[_PLAN_IS_FOLLOWED] = _follow_plan
+        else:
+            self._forward_pre_hooks.pop(_PLAN_IS_FOLLOWED, None)
 
     @property
     def geometry(self) -> Geometry:
@@ -111,6 +127,11 @@ class PlannedLayer:
         with torch.autocast(weight.device.type, enabled=False):
             return transform(weight, Site(self.name, "weight_forward", state.step, state.slot, state.seed))
 
+    def _types_agree(self, activation: Tensor) -> bool:
+        """Whether torch multiplies these types; where it does not, its own layer raises what it raises."""
+        operands = [activation, self.weight] if self.bias is None else [activation, self.weight, self.bias]
+        return len({_type_in_product(operand) for operand in operands}) == 1
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]
         self.handle = number(self)  # a copy is another layer
@@ -120,8 +141,8 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
     """`nn.Conv2d` whose three products follow an `OpPlan`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        sampled = pointwise.is_sampled(self.weight, self.stride)  # type: ignore[arg-type]
-        if not self.planned and not (sampled and input.ndim in (3, 4)):
+        sampled = pointwise.is_sampled(self.weight, self.stride) and input.ndim in (3, 4)  # type: ignore[arg-type]
+        if not (self.planned or sampled) or not self._types_agree(input):
             return super().forward(input)
         activation = input if input.ndim == 4 else input.unsqueeze(0)
         mode, padding = self._padded_before()
@@ -160,7 +181,7 @@ class PlannedLinear(PlannedLayer, nn.Linear):
     """`nn.Linear` whose three products follow an `OpPlan`. Leading dimensions are flattened to rows."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.planned:
+        if not self.planned or not self._types_agree(input):
             return super().forward(input)
         out = _run(self, input.reshape(-1, input.shape[-1]), self.weight, self.bias)
         return out.reshape(*input.shape[:-1], self.out_features)
@@ -174,34 +195,55 @@ EMPTY = OpPlan()
 _PLANNED = {nn.Conv2d: PlannedConv2d, nn.Linear: PlannedLinear}
 
 
-def convert(model: nn.Module, step_state: StepState | None = None) -> dict[str, nn.Module]:
-    """Convert every `nn.Conv2d` and `nn.Linear` of a bare model in place, with empty plans.
+def plannable(model: nn.Module, ran: Collection[str] | None = None) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The layers of a model that can be planned, and those that cannot, with the reason; by name, in the model's order.
 
-    The layer objects, their parameters and the state dict's names stay. Subclasses are left alone: their forward is not
-    torch's (the output projection of `nn.MultiheadAttention`, for one, is never called).
+    Subclasses of `nn.Conv2d` and `nn.Linear` cannot: their forward is not torch's (the output projection of
+    `nn.MultiheadAttention`, for example, is never called).
 
-    Returns:
-        The planned layers by name, in the model's order.
+    Args:
+        model: bare, or converted already.
+        ran: names of the modules whose forward runs; the others cannot be planned. `None`: all of them run.
 
     Raises:
         UsageError: for a layer with a parametrisation (`weight_norm`), whose weight is not a parameter; it is named.
     """
-    state = step_state or StepState()
     layers: dict[str, nn.Module] = {}
+    others: dict[str, str] = {}
     for name, layer in model.named_modules():
         if not isinstance(layer, (nn.Conv2d, nn.Linear)):
             continue
         if parametrize.is_parametrized(layer) or "weight" not in layer._parameters:
             raise UsageError(f"layer '{name}' has a parametrised weight, which cannot be planned; remove it first")
-        planned = _PLANNED.get(type(layer))
-        if planned is not None:
-            layer.__class__ = planned
-        elif not isinstance(layer, PlannedLayer):
-            continue
+        if type(layer) not in _PLANNED and not isinstance(layer, PlannedLayer):
+            others[name] = f"a {type(layer).__name__}, whose forward need not be that of its base class"
+        elif ran is not None and name not in ran:
+            others[name] = "the model never calls it"
+        else:
+            layers[name] = layer
+    return layers, others
+
+
+def convert(
+    model: nn.Module, step_state: StepState | None = None, ran: Collection[str] | None = None
+) -> dict[str, nn.Module]:
+    """Convert every layer of a bare model that can be planned (`plannable`) in place, with empty plans.
+
+    The layer objects, their parameters and the state dict's names stay.
+
+    Returns:
+        The planned layers by name, in the model's order.
+
+    Raises:
+        UsageError: as `plannable`.
+    """
+    state = step_state or StepState()
+    layers, _ = plannable(model, ran)
+    for name, layer in layers.items():
+        layer.__class__ = _PLANNED.get(type(layer), type(layer))
         assert isinstance(layer, PlannedLayer)  # which the type checker cannot see after the change of class
         layer.name, layer.op_plan, layer.step_state, layer.meter = name, EMPTY, state, ExecutedMeter()
         layer.handle = number(layer)
-        layers[name] = layer  # type: ignore[assignment]
     return layers
 
 
@@ -209,6 +251,18 @@ def backend_name(layer: nn.Module) -> str:
     """Who multiplies in a layer, by its plan: `torch` where the plan says nothing, and in what is no planned layer."""
     backend = layer.op_plan.backend if isinstance(layer, PlannedLayer) else None
     return (backend or TORCH).name
+
+
+def keep_nested_tensors_off(model: nn.Module) -> None:
+    """Let no `nn.TransformerEncoder` hand nested tensors to layers that follow a plan, which only fast paths take.
+
+    What it computes stays the same, but for places that a padding mask covers.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and any(
+            isinstance(layer, PlannedLayer) and layer.planned for layer in module.modules()
+        ):
+            module.use_nested_tensor = False
 
 
 def restore(model: nn.Module) -> nn.Module:
@@ -243,9 +297,14 @@ def apply(model: nn.Module, method: Method, **context: Any) -> Hooks:
 
 def _run(layer: PlannedConv2d | PlannedLinear, activation: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Cast under autocast as torch would, then call the planned op."""
-    device = activation.device.type
-    if torch.is_autocast_enabled(device) and activation.is_floating_point() and activation.dtype != torch.float64:
-        # The activation is cast outside the function, so that its cast copy is what is kept; the weight inside, so
-        # that the parameter is kept and no copy of it.
-        activation = activation.to(torch.get_autocast_dtype(device))
-    return planned_op(activation, weight, bias, layer)
+    # The activation is cast outside the function, so that its cast copy is what is kept; the weight inside, so that the
+    # parameter is kept and no copy of it.
+    return planned_op(activation.to(_type_in_product(activation)), weight, bias, layer)
+
+
+def _type_in_product(operand: Tensor) -> torch.dtype:
+    """The type that an operand has in a product: autocast casts floating-point numbers, those of float64 excepted."""
+    device = operand.device.type
+    if torch.is_autocast_enabled(device) and operand.is_floating_point() and operand.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return operand.dtype

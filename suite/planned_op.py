@@ -15,9 +15,9 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from suite.backends import TORCH, Backend, Geometry
+from suite.errors import UsageError
 from suite.method import Compact, Operand, OpPlan, Site
 
 if TYPE_CHECKING:
@@ -43,7 +43,16 @@ def planned_op(activation: Tensor, weight: Tensor, bias: Tensor | None, layer: P
     if torch.compiler.is_compiling():
         out: Tensor = _forward_op(activation, weight, bias, layer.handle, layer.masked)[0]
         return out
+    if torch._C._are_functorch_transforms_active():
+        raise _refusal(layer, "the transforms of torch.func (grad, vmap, jvp and those made of them)")
     return _PlannedOp.apply(activation, weight, bias, layer)  # type: ignore[no-any-return]
+
+
+def _refusal(layer: PlannedLayer, what: str) -> UsageError:
+    return UsageError(
+        f"layer '{layer.name}' follows a method's plan, which does not support {what}; use the model without a plan "
+        "there (method 'dense', or after training has finished)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +107,20 @@ class _PlannedOp(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        # Only a backward that is to be differentiated itself runs with gradients enabled. What torch says where such a
+        # gradient is used later names neither layer nor reason, or it is silently zero.
+        if torch.is_grad_enabled():
+            raise _refusal(ctx.call.layer, "a second backward through its gradients (create_graph=True)")
         activation, weight = ctx.saved_tensors
         if activation is None:
             activation = _empty_like(ctx.activation_like)
         gradients = _gradients(ctx.call, grad, activation, weight, ctx.needs_input_grad[:3])
         return (*_in_types_of(ctx, gradients), None)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise _refusal(ctx.call.layer, "forward-mode differentiation")
 
 
 def _multiply(call: _Call, activation: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:

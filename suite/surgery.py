@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from suite.channel_labels import ChannelLabels, gather_spaces, trace
 from suite.errors import nearest
+from suite.forward_pass import first_input, first_parameter
 from suite.gates import GATED, gated_spaces, input_channels, put_gates, why_not_gated
 from suite.index_spaces import Branch, ChannelConstant, IndexSpace, IndexSpaces, Slice
 from suite.method import IndexMap, ReconfigPlan
@@ -54,7 +55,7 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
         model: the bare model; its mode, weights and statistics are left as they are.
         input_shape: (C, H, W).
     """
-    first = next(model.parameters())
+    first = first_parameter(model)
     blank = torch.zeros(2, *input_shape, device=first.device, dtype=first.dtype)
     with probing(model), torch.no_grad():
         spaces, shapes = _followed(model, blank)
@@ -427,13 +428,12 @@ def _layer_shapes(model: nn.Module) -> Iterator[Shapes]:
     """Notes shapes of input and output of every layer that runs inside, by name, in the order in which they run."""
     shapes: Shapes = {}
 
-    def note(name: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        shapes[name] = (inputs[0].shape, output.shape)
+    def note(name: str, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
+        shapes[name] = (first_input(args, kwargs).shape, output.shape)
 
     handles = [
         layer.register_forward_hook(
-            lambda layer, inputs, named, output, name=name: note(name, (*inputs, *named.values()), output),
-            with_kwargs=True,
+            lambda layer, args, kwargs, output, name=name: note(name, args, kwargs, output), with_kwargs=True
         )
         for name, layer in model.named_modules()
         if isinstance(layer, (nn.Conv2d, nn.Linear))

@@ -15,7 +15,7 @@ from suite.clock import Clock
 from suite.cuda_graph import GraphStep
 from suite.devices import check_execution
 from suite.hooks import Hooks
-from suite.ledger import Ledger, count_layers, weight_density
+from suite.ledger import Ledger, count, weight_density
 from suite.memory import SavedTensors, held_bytes
 from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.ops import backend_name
@@ -96,7 +96,8 @@ class Trainer:
         self.clock = Clock(device)
         self.progress = Progress()
         self.dense_params = sum(parameter.numel() for parameter in model.parameters())
-        dense = count_layers(model, input_shape)  # before a method changes the network
+        counts = count(model, input_shape)  # before a method changes the network
+        self.not_counted = counts.not_counted
         self.hooks = Hooks(
             model,
             method,
@@ -119,7 +120,7 @@ class Trainer:
         self.hooks.attach(self.optimizer)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = _step(self.hooks, recipe, dtype, self.scaler, compile_backend)
-        self.ledger = Ledger(model, self.ctx.layers, method, input_shape, dense)
+        self.ledger = Ledger(model, self.ctx.layers, method, input_shape, counts.layers)
         self.products = ProductCheck(dtype, device)
 
     def fit(self) -> None:
@@ -176,6 +177,7 @@ class Trainer:
             for name, value in (("loss", task_loss), ("regularization", term)):
                 if not math.isfinite(value):
                     raise Diverged(f"the {name} is {value} in epoch {ctx.epochs_done + 1}, step {ctx.step + 1}")
+            self.ledger.add_step(ctx.step, len(images))  # before a hook changes the masks that were multiplied with
             if norm is not None:
                 self._clip(norm)
                 hooks.optimizer_step()
@@ -188,9 +190,9 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             share = len(images) / ctx.batch_size  # below 1 in a last, smaller batch
             loss_sum, seen = loss_sum + task_loss * share, seen + share
-            self.ledger.add_step(ctx.step - 1, len(images))
             if share == 1 or not step_flops:
                 step_flops = dict(self.ledger.step_flops)
+            self.ledger.add_overhead(len(images))
             self.progress.samples += len(images)
             self.on_step((done + 1 / steps) / recipe.epochs)
         if skipped == steps and not self._scale_still_falls(scale):

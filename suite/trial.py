@@ -102,6 +102,10 @@ class Trial:
             on_checkpoint=lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
             on_step=lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
         )
+        if trainer.not_counted:
+            provenance["not_counted"] = list(trainer.not_counted)
+        if unplanned := trainer.hooks.not_planned:
+            provenance["not_planned"] = [f"{name}: {reason}" for name, reason in unplanned.items()]
         provenance["pruning"] = kernels.backends_in_use()
         self._resume(trainer, provenance)
         if provenance["pruning"]:

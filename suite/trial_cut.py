@@ -54,7 +54,7 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
     with probing(model), torch.no_grad(), torch.backends.cudnn.flags(enabled=False):
         torch.manual_seed(0)  # the same verdict in every process and when a training is resumed
         drawn = _drawn(model)
-        first = next(model.parameters())
+        first = first_parameter(model)
         images = torch.randn(BATCH, *input_shape, device=first.device)
         _set_statistics(drawn, images)
         if not all(torch.isfinite(output).all() for output in _outputs(drawn, images)):

@@ -1,12 +1,14 @@
 """Every registered method keeps every contract; a new one is held to them by being registered."""
 
 import functools
+import re
 
 import pytest
+import torch
 
 from suite import registry
 from suite.backends import TorchBackend
-from suite.conformance import CONTRACTS, Subject, check
+from suite.conformance import CONTRACTS, Broken, Subject, check, density_is_true
 from suite.method import Density, Method, OpPlan
 
 VARIANTS = {
@@ -117,6 +119,80 @@ def test_a_step_that_draws_by_a_number_of_python_is_not_to_be_replayed(monkeypat
     result = next(result for result in check("faulty") if result.name == "replays")
     assert not result.passed
     assert "site.kernel_seed" in result.message
+
+
+def mask_odd(weight, site):
+    return weight * (torch.arange(weight.numel()).view_as(weight) % 2)
+
+
+def drop_half(grad, site):
+    kept = torch.rand(grad.shape[:2], generator=site.generator()) < 0.5
+    return grad * kept.view(*kept.shape, *[1] * (grad.ndim - 2))
+
+
+class Late(Method):
+    """Masks from the third epoch on, and states that it did so from the second."""
+
+    def plan(self, name, layer):
+        return OpPlan(weight_forward=mask_odd) if self.plan_version else None
+
+    def on_epoch_end(self, ctx):
+        self.plan_version = int(ctx.epochs_done >= 2)
+
+    def density(self, name, step):
+        return Density(0.5, 0.5, 1.0) if step >= 8 else Density()
+
+
+WRONG_DENSITIES = {
+    "no gradient of masked weights": (
+        broken(
+            plan=lambda self, name, layer: OpPlan(weight_forward=mask_odd),
+            density=lambda self, name, step: Density(0.5, 0.0, 0.0),
+        ),
+        "'prep.conv', step 0: the operands of the weight gradient need 1.0000 of its multiply-adds, but density states",
+    ),
+    "too little of the data gradient": (
+        broken(
+            plan=lambda self, name, layer: OpPlan(weight_forward=mask_odd),
+            density=lambda self, name, step: Density(0.5, 0.25, 1.0),
+        ),
+        "the operands of the data gradient need 0.5000",
+    ),
+    "a mask that begins later than stated": (Late, "step 8: the operands of the forward need 1.0000"),
+    "a share that is random": (
+        broken(
+            plan=lambda self, name, layer: OpPlan(grad_dgrad=drop_half),
+            density=lambda self, name, step: Density(dgrad=0.4),
+        ),
+        "of the data gradient need",
+    ),
+    "no number": (broken(density=lambda self, name, step: Density(1.5)), "is Density(forward=1.5"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_DENSITIES)
+def test_a_wrong_density_is_found_in_whichever_step_and_product(case, monkeypatch):
+    faulty, message = WRONG_DENSITIES[case]
+    monkeypatch.setitem(registry._objects, ("method", "faulty"), faulty)
+    with pytest.raises(Broken, match=re.escape(message)):
+        density_is_true(Subject("faulty"))
+
+
+RIGHT_DENSITIES = {
+    "both operands of the data gradient": broken(
+        plan=lambda self, name, layer: OpPlan(weight_forward=mask_odd, grad_dgrad=drop_half),
+        density=lambda self, name, step: Density(0.5, 0.25, 1.0),
+    ),
+    "from when the mask begins": type(
+        "OnTime", (Late,), {"density": lambda self, name, step: Density(*((0.5, 0.5, 1) if step >= 16 else (1, 1, 1)))}
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT_DENSITIES)
+def test_a_right_density_passes_random_or_not(case, monkeypatch):
+    monkeypatch.setitem(registry._objects, ("method", "faulty"), RIGHT_DENSITIES[case])
+    assert "32 steps" in density_is_true(Subject("faulty"))
 
 
 @pytest.mark.parametrize("contract", FAULTS)

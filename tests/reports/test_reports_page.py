@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import html.parser
+import json
 import os
 import re
 import shlex
@@ -324,6 +325,24 @@ def test_text_of_records_is_escaped(suite: Any) -> None:
     for path in (folder / "figures").iterdir():
         ElementTree.fromstring(path.read_text(encoding="utf-8"))
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", path.name) for path in (folder / "figures").iterdir())
+
+
+def test_what_no_flops_count_is_named_and_escaped(suite: Any, without_figures: None) -> None:
+    suite.add_all(("dense",), seeds=1)
+    folder = suite.write()
+    record = next(folder.glob("trials/*/trial.json"))
+    held = json.loads(record.read_text(encoding="utf-8"))
+    held["provenance"]["not_counted"] = ["mm in 'attn' (3,072 multiply-adds an image)", EVIL, 7]
+    record.write_text(json.dumps(held), encoding="utf-8")
+    write_report(folder)
+    line = f"Not counted in any FLOPs of resnet9[width=0.25]: mm in 'attn' (3,072 multiply-adds an image); {EVIL}; 7."
+    page = parse(folder / "report.html")
+    assert line in page.text
+    assert [tag for tag, _ in page.elements].count("script") == 1
+    assert (
+        "<script"
+        not in (folder / "report.md").read_text(encoding="utf-8").partition("Not counted")[2].partition("\n")[0]
+    )
 
 
 def test_markdown_renders_escaped_text_as_it_was() -> None:

@@ -65,6 +65,28 @@ def test_describe_a_model(capsys):
     assert model["inference_flops"] == 2 * model["macs"] > 2 * model["params"] > 0
 
 
+def test_describe_names_what_the_flops_leave_out(folder, capsys, forget_toys):
+    (folder / "mixes.py").write_text(
+        "from torch import nn\n"
+        "from suite.registry import register\n"
+        "class Mixes(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.line, self.head = nn.Conv1d(3, 8, 1), nn.Linear(8, classes)\n"
+        "    def forward(self, x):\n"
+        "        return self.head(self.line(x.flatten(2)).mean(2))\n"
+        "@register('model', 'toy_mixes')\n"
+        "def toy_mixes(num_classes=10):\n"
+        '    """A convolution of one dimension."""\n'
+        "    return Mixes(num_classes)\n"
+    )
+    line = "convolution in 'line' (24,576 multiply-adds an image)"
+    assert cli.main(["describe", "toy_mixes", "--json", "--plugin", "mixes.py"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_counted"] == [line]
+    assert cli.main(["describe", "toy_mixes", "--plugin", "mixes.py"]) == 0
+    assert f"not counted: {line}" in capsys.readouterr().out.splitlines()
+
+
 def test_a_closed_pipe_is_no_error():
     command = f"{sys.executable} {ROOT / 'run_suite.py'} list --json | head -c 1"
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)

@@ -1,6 +1,7 @@
 """The planned op against torch's own layers, and every operand of a plan."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -360,3 +361,52 @@ def test_backward_belongs_to_the_micro_batch_of_its_forward():
     for output in outputs:
         output.backward()
     assert seen == [(3, 0), (4, 1)]
+
+
+@pytest.mark.parametrize("case", ["conv3x3", "linear"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_mixed_types_are_taken_or_refused_as_torch_does(case, dtype, autocast):
+    make, shape = LAYERS[case]
+    layer, inputs = make(), torch.ones(shape, dtype=dtype)
+    planned = planned_copy(layer, OpPlan(grad_dgrad=identity))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        try:
+            expected = layer(inputs)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                planned(inputs)
+        else:
+            assert autocast
+            assert torch.equal(planned(inputs), expected)
+
+
+def double_backward(layer, inputs):
+    (grad,) = torch.autograd.grad(layer(inputs).square().sum(), inputs, create_graph=True)
+    grad.square().sum().backward()
+
+
+def forward_mode(layer, inputs):
+    with torch.autograd.forward_ad.dual_level():
+        layer(torch.autograd.forward_ad.make_dual(inputs.detach(), inputs.detach()))
+
+
+TRANSFORMS = {
+    "torch.func.grad": lambda layer, inputs: torch.func.grad(lambda x: layer(x).sum())(inputs),
+    "torch.func.vmap": lambda layer, inputs: torch.func.vmap(layer)(inputs),
+    "torch.func.jvp": lambda layer, inputs: torch.func.jvp(layer, (inputs,), (inputs,)),
+    "hvp": lambda layer, inputs: torch.autograd.functional.hvp(lambda x: layer(x).square().sum(), inputs, inputs),
+    "double backward": double_backward,
+    "forward mode": forward_mode,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_what_differentiates_a_planned_layer_in_another_way_is_refused_by_name(transform):
+    inputs = torch.randn(3, 8, requires_grad=True)
+    planned = planned_copy(nn.Linear(8, 4), OpPlan(grad_dgrad=identity))
+    with pytest.raises(UsageError, match="layer '0' follows a method's plan, which does not support"):
+        TRANSFORMS[transform](planned, inputs)
+    planned.op_plan = EMPTY
+    TRANSFORMS[transform](planned, inputs)
