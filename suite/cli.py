@@ -15,7 +15,7 @@ from typing import Any
 
 from suite.errors import UsageError, nearest
 
-VERBS = ("run", "list", "describe", "check", "report", "reproduce")
+VERBS = ("run", "list", "describe", "check", "report", "export", "reproduce")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +62,10 @@ def _function(verb: str) -> Callable[[Sequence[str]], int]:
         from suite import describe
 
         return describe.list_all if verb == "list" else describe.describe
+    if verb == "export":
+        from suite.export import export
+
+        return export
     if verb == "reproduce":
         from suite.reproduce import reproduce
 
