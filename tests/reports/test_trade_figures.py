@@ -42,9 +42,9 @@ def disturb(folder, method):
 
 
 def crosses(axes):
-    """The places that are crossed out, and the colours and widths that make them seen."""
-    return sorted(tuple(place) for drawn in axes.collections if len(drawn.get_offsets()) for place in drawn.get_offsets()
-                  if drawn.get_zorder() == 4)  # fmt: skip
+    """The places that are crossed out."""
+    drawn = [collection for collection in axes.collections if collection.get_zorder() == 4]
+    return sorted(tuple(place) for collection in drawn for place in collection.get_offsets())
 
 
 def test_a_disturbed_time_is_crossed_out_in_the_figure_itself(suite, drawn):
