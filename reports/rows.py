@@ -130,7 +130,7 @@ def _row(name: str, colour: int, trials: Sequence[Trial], dense: Sequence[Trial]
         inference_effective_ratio=_own_ratio(done, "inference_flops_effective", "inference_flops_dense"),
         params_ratio=_own_ratio(done, "params", "params_dense"),
         time_is_disturbed=own_doubt,
-        ratio_is_disturbed=own_doubt or dense_doubt,
+        ratio_is_disturbed=not is_baseline and (own_doubt or dense_doubt),  # dense over dense is 1 whatever happened
     )
 
 

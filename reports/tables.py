@@ -27,7 +27,7 @@ def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
         slug: the group's, for the table's name.
         device: of the group; it decides whether peak memory was measured or counted.
     """
-    doubt = f" {MEANING}" if any(row.ratio_is_disturbed for row in rows) else ""
+    doubt = f" {MEANING}" if any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows) else ""
     memory: tuple[Kind, str] = ("counted", "Bytes of saved tensors, parameters, gradients and optimizer state.")
     if device.startswith("cuda"):
         memory = ("measured", "The allocator's maximum.")

@@ -169,7 +169,7 @@ def test_competing_programs_and_interruptions_are_said_where_times_are(suite: An
     group = build(read(folder)).groups[0]
     assert _doubted(group) == ["Training time", "Training time", "Realised saving of time"]
     (row,) = group.trade_table.rows
-    assert [cell.text.endswith("(disturbed)") for cell in row[4:6]] == [True, True]
+    assert [cell.text.endswith("(disturbed)") for cell in row[4:6]] == [True, False]  # dense over dense is 1 anyway
     assert "(disturbed: not to be trusted)" in group.headlines[0].text
     assert not any("disturbed" in text for text in (quiet.headlines[0].text, quiet.trade_table.rows[0][4].text))
     busy, interrupted = group.remarks
@@ -177,6 +177,17 @@ def test_competing_programs_and_interruptions_are_said_where_times_are(suite: An
     assert f"in {first.name}): trust no time" in busy
     assert interrupted.startswith("One trial was interrupted and went on later")
     assert f"{second.name} after epoch 2 and 4; torch was 2.11 until epoch 2" in interrupted
+
+
+def test_a_disturbed_dense_trial_makes_every_ratio_to_it_doubtful(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"))
+    folder = suite.write()
+    path = min(folder.glob("trials/dense-*/trial.json"))
+    path.write_text(path.read_text().replace('"hardware": {', '"busy_cores": 1.9, "hardware": {'))
+    (group,) = build(read(folder)).groups
+    sdgp = group.trade_table.rows[1]
+    assert [cell.text.endswith("(disturbed)") for cell in sdgp[4:7]] == [False, True, True]
+    assert "× dense" in group.headlines[1].text.partition(" (disturbed: not to be trusted)")[0]
 
 
 def _doubted(group: Any) -> list[str]:
