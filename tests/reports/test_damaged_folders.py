@@ -8,18 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_full
-from damage import damage
+from random_edits import damage
 
 from reports import write_report
 from reports.build import build
 from reports.records import read
 from suite.errors import UsageError
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_full(tmp_path_factory.mktemp("made")).folder
 
 
 def report_of(made: Path, folder: Path, seed: int) -> str:
