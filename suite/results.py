@@ -45,7 +45,7 @@ def row(folder: Path, record: Mapping[str, Any], earlier: Mapping[str, Any] | No
         earlier: the trial's row of the table as it is. Of a damaged record it keeps the numbers, which exist nowhere
             else any more; the status says that they do not count.
     """
-    outcome = {"trial_id": folder.name, "status": record["status"], "message": record.get("message", "")}
+    outcome = {"trial_id": folder.name, "status": record["status"], "message": str(record.get("message", ""))}
     if record["status"] == RUNNING:
         outcome |= {"status": "error", "message": "did not end: the command that ran it is gone"}
     found = {**(earlier or dict.fromkeys(COLUMNS)), **outcome}
@@ -141,6 +141,8 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
         UsageError: if the file cannot be read as a table of results. Rewriting it would lose what it holds.
     """
     path = folder / "results.csv"
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder, and the table of results is to be there; move it away")
     if not path.is_file():
         return {}
     try:

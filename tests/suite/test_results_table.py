@@ -147,6 +147,16 @@ def test_a_record_that_is_nested_too_deeply_and_a_folder_that_is_no_utf8_stop_no
     assert len(table(store)) == 4
 
 
+def test_a_message_that_is_no_text_and_a_folder_in_the_table_s_place(store, capsys):
+    path = store.trial_folder(spec(0).trial_id) / "trial.json"
+    path.write_text(path.read_text().replace('"message": ""', '"message": 0.5'))
+    assert len(write_results(store)) == 3
+    (store.folder / "results.csv").unlink()
+    (store.folder / "results.csv").mkdir()
+    assert cli.main(["report", str(store.folder)]) == 2
+    assert "results.csv: is a folder" in capsys.readouterr().err
+
+
 def test_report_needs_something_to_report(tmp_path, capsys):
     (tmp_path / "trials").mkdir()
     assert cli.main(["report", str(tmp_path)]) == 2
