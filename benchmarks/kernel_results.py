@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.errors import UsageError
+from suite.versions import minor_version
 
 FORMAT = 1  # of `kernel_benchmarks`
 KEY = "kernel_benchmarks"
@@ -115,7 +116,7 @@ def read(paths: Sequence[Path]) -> list[Run]:
     runs = [read_file(path) for path in paths]
     seen: dict[tuple[Any, ...], Path] = {}
     for run in runs:
-        if run.provenance["hardware_id"] != runs[0].provenance["hardware_id"]:
+        if _machine(run.provenance) != _machine(runs[0].provenance):
             raise UsageError(f"{run.path} is of other hardware than {runs[0].path}: their times are never put together")
         for row in run.rows:
             if row.case in seen:
@@ -123,6 +124,13 @@ def read(paths: Sequence[Path]) -> list[Run]:
                 raise UsageError(f"{run.path}: {row.size} {row.dtype} {row.n}:{row.m} {row.pruning} stands {where}")
             seen[row.case] = run.path
     return runs
+
+
+def _machine(provenance: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What times that are put together have in common; a fact that a file does not have is `None`."""
+    hardware, software = provenance.get("hardware") or {}, provenance.get("software") or {}
+    threads = None if hardware.get("device") == "cuda" else hardware.get("threads")
+    return provenance["hardware_id"], threads, minor_version(str(software.get("torch") or ""))
 
 
 def read_file(path: Path) -> Run:

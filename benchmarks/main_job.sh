@@ -6,6 +6,4 @@ set -euo pipefail
 destination=${1:?name the folder under results/ that keeps the figures}
 out=runs/main-job
 python run_suite.py --methods "dense,sdgp[mode=rescaled|magnitude],prunetrain" --task cifar10 --preset quick --seeds 3 --out "$out"
-mkdir -p "$destination"
-rm -rf "$destination/figures"
-cp -r "$out"/{suite.json,results.csv,report.md,figures} "$destination"
+python run_suite.py export "$out" "$destination"

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from reports.course_figures import course_figures
 from reports.headline import headlines
+from reports.lacks import kept_line, lacks
 from reports.model import BASELINE, SMOKE, Group, Report
 from reports.multipliers import multipliers
-from reports.records import Records, clean
+from reports.records import Records
 from reports.rows import TrialGroup, group_trials, label, method_rows, repeated_seeds
 from reports.steadiness import competing_programs, resumed, slow_products, unsteady_times
 from reports.tables import flops_table, trade_table
 from reports.trade_figures import trade_figures
+from reports.trial_files import clean
 from reports.trust import flatten, problems, trust
 
 
-def build(records: Records) -> Report:
-    """Make the whole report, figures drawn, out of what a folder holds."""
+def build(records: Records, figures: Collection[str] = ()) -> Report:
+    """Make the whole report, figures drawn, out of what a folder holds.
+
+    Args:
+        records: of the folder.
+        figures: names of the files that an earlier report has drawn. Those that cannot be drawn again, because trials
+            have no epochs.jsonl any more, are named in what the report lacks.
+    """
     groups, apart = group_trials(records.trials)
     colours = _colours([label(trial) for trial in records.trials])
     slugs = _slugs(groups)
@@ -36,7 +44,18 @@ def build(records: Records) -> Report:
     ):
         if several:
             summary += f" {len(several)} trials {why} and stand in the list of what went wrong alone."
-    return Report(f"Pruning during training: {tasks}", summary, drawn, problems(records), trust(records))
+    title = f"Pruning during training: {tasks}"
+    kept: tuple[str, ...] = ()
+    if any(trial.done and "epochs.jsonl" in trial.absent for trial in records.trials):
+        own = {f"{figure.name}.svg" for group in drawn for figure in (*group.trade_figures, *group.course_figures)}
+        kept = tuple(sorted(set(figures) - own))
+    lacking = (*lacks(records), *kept_line([_without_slug(name, slugs) for name in kept]))
+    return Report(title, summary, lacking, drawn, problems(records), trust(records), kept)
+
+
+def _without_slug(name: str, slugs: Sequence[str]) -> str:
+    """The file's name without its group's, where there is one group: `loss-epochs.svg`."""
+    return name.removeprefix(f"{slugs[0]}-") if len(slugs) == 1 else name
 
 
 def _colours(labels: Sequence[str]) -> dict[str, int]:
@@ -58,10 +77,11 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
         setting += f", {execution}"
     # What else tells this group from one with the same title must be in the title too.
     twins = [other for other in groups if other is not group and all(other.key[k] == key[k] for k in _TITLED)]
-    if any(other.key["hardware_id"] != key["hardware_id"] for other in twins):
-        title += f" · hardware {key['hardware_id'] or 'not recorded'}"
-        setting += f", hardware {key['hardware_id'] or 'not recorded'}"
-    if any(other.key["recipe"] != key["recipe"] for other in twins):
+    for name, words in _MACHINE.items():
+        if any(other.key[name] != key[name] for other in twins):
+            title += f" · {words} {key[name] or 'not recorded'}"
+            setting += f", {words} {key[name] or 'not recorded'}"
+    if any(other.key[name] != key[name] for other in twins for name in ("recipe", "epochs", "batch_size")):
         differences = _recipe_differences(group, twins)
         title += f" · {differences}"
         setting += f", {differences}"
@@ -85,7 +105,7 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
             *repeated_seeds(group),
             *multipliers(rows),
         ),
-        trade_table=trade_table(rows, slug, device, disturbed=bool(disturbances)) if any_done else None,
+        trade_table=trade_table(rows, slug, device) if any_done else None,
         flops_table=flops_table(rows, slug) if any_done else None,
         trade_figures=tuple(trade),
         course_figures=tuple(course),
@@ -99,6 +119,7 @@ def _smoke(preset: str) -> tuple[str, ...]:
     )
 
 
+_MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch"}
 _TITLED = ("task", "data_copy", "model", "preset", "dtype")
 
 
@@ -117,8 +138,12 @@ def _subtitle(group: TrialGroup, device: str) -> str:
             parts.append(f"{' or '.join(texts)} {one if texts == ['1'] else several}")
         elif texts:
             parts.append(f"{one if len(texts) == 1 else several} {' or '.join(texts)}")
-    hardware = group.key["hardware_id"]
-    parts.append(f"device {device or 'not recorded'} (hardware id {hardware or 'not recorded'})")
+    hardware = [f"hardware id {group.key['hardware_id'] or 'not recorded'}"]
+    if group.key["threads"]:
+        hardware.append(f"threads {group.key['threads']}")
+    parts.append(f"device {device or 'not recorded'} ({', '.join(hardware)})")
+    if group.key["torch"]:
+        parts.append(f"torch {group.key['torch']}")
     if group.key["data_copy"]:
         parts.append(f"data copy {group.key['data_copy']}")
     sources = {clean(str(trial.spec["recipe_source"])) for trial in done if trial.spec.get("recipe_source")}
@@ -135,7 +160,9 @@ def _data_note(group: TrialGroup) -> str:
 def _recipe_differences(group: TrialGroup, twins: Sequence[TrialGroup]) -> str:
     """The fields of the recipe in which a group differs from its twins: `epochs=5, batch_size=128`."""
     if not group.key["recipe"]:
-        return "recipe not recorded"
+        known = ("epochs", "batch_size")
+        differing = [key for key in known if any(other.key[key] != group.key[key] for other in twins)]
+        return ", ".join(("recipe not recorded", *(f"{key}={group.key[key]}" for key in differing if group.key[key])))
     own, *others = ({} if not one.key["recipe"] else flatten(json.loads(one.key["recipe"])) for one in (group, *twins))
     differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
     return "recipe " + ", ".join(f"{key}={own[key]}" for key in differing[:4])

@@ -11,12 +11,14 @@ from reports.model import BASELINE
 from reports.numbers import scaled
 from reports.published import Group, Published, kind_of
 from reports.records import Trial
-from reports.rows import by_seed, seed_of
-from reports.steadiness import competing_programs, resumed, slow_products, unsteady_times
+from reports.rows import by_seed, column_text, seed_of
+from reports.steadiness import competing_programs, is_disturbed, resumed, slow_products, unsteady_times
 
 Against = Literal["", "difference", "ratio", "saving"]
 TIMES = ("_time_s", "_per_s")  # how columns end that depend on the machine
-SETTING = ("hardware_id", "device", "dtype", "execution")  # of two trials whose times may be compared
+# Of two trials whose times may be compared, the machine first.
+SETTING = ("hardware_id", "threads", "torch", "device", "dtype", "execution")
+_MACHINE = 3
 _INEXACT = 1e-9  # published numbers are decimals, whose differences are not exact in binary
 
 
@@ -68,6 +70,7 @@ class Comparison:
             a difference that of both.
         is_difference: whether it is a difference to dense, which transfers between settings better than an absolute.
         note: what a reader must know of this one.
+        disturbed: whether ours is made of a measured time that its trials' records speak against.
     """
 
     quantity: str
@@ -81,6 +84,7 @@ class Comparison:
     rounding: float = 0.0
     is_difference: bool = False
     note: str = ""
+    disturbed: bool = False
 
     @property
     def difference(self) -> float | None:
@@ -198,7 +202,15 @@ def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]],
         rounding,
         one.against == "difference",
         one.note,
+        _is_disturbed(one, trials),
     )
+
+
+def _is_disturbed(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> bool:
+    if not one.column.endswith(TIMES):
+        return False
+    labels = (one.method, BASELINE) if one.against else (one.method,)
+    return any(is_disturbed(trial) for label in labels for trial in trials.get(label, ()))
 
 
 def _key(name: str) -> str:
@@ -214,7 +226,10 @@ def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:
             return Missing("ran on several machines or in several formats, whose times have no mean")
         if one.against and _paired_trials(done, dense, ())[0]:
             on_same_hardware = bool(_paired_trials(done, dense, SETTING[:1])[0])
+            on_same_machine = bool(_paired_trials(done, dense, SETTING[:_MACHINE])[0])
             done, dense = _paired_trials(done, dense, SETTING)
+            if not done and on_same_hardware and not on_same_machine:
+                return Missing("dense ran with another number of threads or version of torch")
             if not done:
                 return Missing(
                     f"dense ran {'in another format or execution' if on_same_hardware else 'on other hardware'}"
@@ -234,7 +249,7 @@ def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:
 
 
 def _setting(trial: Trial) -> tuple[str, ...]:
-    return tuple(trial.text(name) for name in SETTING)
+    return tuple(column_text(trial, name) for name in SETTING)
 
 
 def _paired_trials(
@@ -243,7 +258,7 @@ def _paired_trials(
     """The trials of ours that have a dense one of their seed with `equal` columns, and those dense ones."""
 
     def key(trial: Trial) -> tuple[object, ...]:
-        return seed_of(trial), *(trial.text(name) for name in equal)
+        return seed_of(trial), *(column_text(trial, name) for name in equal)
 
     both = set(map(key, ours)) & set(map(key, dense))
     return [trial for trial in ours if key(trial) in both], [trial for trial in dense if key(trial) in both]

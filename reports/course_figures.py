@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.figure
-import numpy as np
 import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
@@ -17,7 +16,11 @@ from reports import numbers, svg
 from reports.heat_map import shape_figures
 from reports.labels import name_lines
 from reports.model import Figure, MethodRow
+from reports.steadiness import MARK, is_disturbed
 from reports.trade_figures import SIZE
+from reports.trial_files import finite
+
+_DOTTED = (0, (1, 1.5))
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ def _epoch_frame(rows: Sequence[MethodRow]) -> pd.DataFrame:
         for trial in row.done:
             for record in trial.epochs:
                 records.append({"method": row.label, "colour": row.colour, "trial": trial.name, **_epoch(record)})
+                records[-1]["disturbed"] = is_disturbed(trial)
     return pd.DataFrame(records)
 
 
@@ -65,11 +69,7 @@ def _epoch(record: Mapping[str, Any]) -> dict[str, float | None]:
     wanted = {name: record.get(name) for name in ("test_accuracy", "train_loss", "train_time_s")}
     wanted |= {f"step_{kind}": flops.get(kind) for kind in ("executed", "effective")}
     # A loss may be written as text ("NaN") or be infinite: neither can be drawn.
-    plain = {
-        name: float(value) if isinstance(value, (int, float)) and np.isfinite(value) else None
-        for name, value in wanted.items()
-    }
-    return {"epoch": record["epoch"], **plain}
+    return {"epoch": record["epoch"], **{name: finite(value) for name, value in wanted.items()}}
 
 
 def _draw_accuracy(axes: Axes, records: pd.DataFrame) -> str:
@@ -115,7 +115,8 @@ def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame) -> str:
     for label, own in frame.groupby("method", sort=False):
         index = int(own["colour"].iloc[0])
         for _, trial in own.groupby("trial", sort=False):
-            axes.plot(trial["x"], trial["y"], color=svg.colour(index), linewidth=0.7, alpha=0.5)
+            dashes = _DOTTED if trial["disturbed"].any() else "-"
+            axes.plot(trial["x"], trial["y"], color=svg.colour(index), linewidth=0.7, alpha=0.5, linestyle=dashes)
         mean = own.groupby("epoch")[["x", "y"]].mean()
         axes.plot(
             mean["x"],
@@ -125,9 +126,11 @@ def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame) -> str:
             markersize=4.5,
             markeredgewidth=0,
             markevery=_every(own),
+            linestyle=_DOTTED if own["disturbed"].any() else "-",
         )
         ends.append((str(label), index, float(mean["x"].iloc[-1]), float(mean["y"].iloc[-1])))
-    axes.set(xlabel=f"Training time, measured ({unit})", ylabel="Test accuracy (%)")
+    doubt = f"; dotted: {MARK}, not to be trusted" if frame["disturbed"].any() else ""
+    axes.set(xlabel=f"Training time, measured ({unit}){doubt}", ylabel="Test accuracy (%)")
     return name_lines(axes, frame, ends, "%")
 
 
@@ -175,7 +178,7 @@ _DRAWINGS = (
     _Drawing(
         "accuracy-seconds",
         "Test accuracy over measured training time",
-        "Thin: one trial. Thick: mean over seeds of time and accuracy, epoch by epoch.",
+        "Thin: one trial. Thick: mean over seeds of time and accuracy, epoch by epoch. Dotted: with a disturbed time.",
         ("test_accuracy", "train_time_s"),
         _draw_accuracy_over_time,
     ),

@@ -4,7 +4,8 @@
 2. Accuracy: where the 95 % interval of the paired difference to dense covers 0, "not told apart from dense"; else so
    many points "above" or "below". One seed has no interval, and the sentence says so before any number.
 3. Training time: the mean of the paired ratios; where its interval covers 1, "not told apart"; else "longer" or
-   "shorter". A time so short that not even the effective FLOPs explain it is said to be that.
+   "shorter". A time so short that not even the effective FLOPs explain it is said to be that, and one that records
+   speak against is marked as disturbed where it stands.
 4. Training FLOPs: "executed" only of what kernels really did. What could be skipped and was not (executed less
    effective) stands in the conditional: a saving that hardware did not make is never a verb in the past tense.
 5. The final model: inference FLOPs of its shapes, and what its zeros would let hardware skip.
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from reports.estimates import Estimate, Missing, Quantity
 from reports.model import Headline, MethodRow
 from reports.numbers import decimals_for_verdict, duration_interval, interval, percent, ratio, scaled
+from reports.steadiness import MARK
 
 _NEGLIGIBLE = 0.005
 # How much shorter than its effective FLOPs a training may be before something else must be in its time.
@@ -43,7 +45,7 @@ def sentence(row: MethodRow, setting: str) -> str:
     seeds = "1 seed, no interval" if row.seeds == 1 else f"{row.seeds} seeds"
     head = f"on {setting}, {seeds}" + (f" ({failed}, which no number here includes)" if failed else "")
     if row.is_baseline:
-        clauses = [_own_accuracy(row.accuracy), _own_time(row.train_time), "what others are compared with"]
+        clauses = [_own_accuracy(row.accuracy), _own_time(row), "what others are compared with"]
     else:
         clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_before(row)]
     return f"{head}: {'; '.join(clauses)}."
@@ -65,10 +67,14 @@ def _own_accuracy(accuracy: Quantity) -> str:
     return f"accuracy {percent(accuracy)} %"
 
 
-def _own_time(time: Quantity) -> str:
-    if isinstance(time, Missing):
+def _own_time(row: MethodRow) -> str:
+    if isinstance(row.train_time, Missing):
         return "training time was not measured"
-    return f"measured training time {duration_interval(time)}"
+    return f"measured training time {duration_interval(row.train_time)}" + _doubt(row.time_is_disturbed)
+
+
+def _doubt(disturbed: bool) -> str:
+    return f" ({MARK}: not to be trusted)" if disturbed else ""
 
 
 def _accuracy(row: MethodRow) -> str:
@@ -91,15 +97,17 @@ def _accuracy(row: MethodRow) -> str:
 def _time(row: MethodRow) -> str:
     times = row.time_ratio
     if isinstance(times, Missing):
-        return f"{_own_time(row.train_time)}, not compared with dense ({times.reason})"
+        return f"{_own_time(row)}, not compared with dense ({times.reason})"
+    doubt = _doubt(row.ratio_is_disturbed)
     if times.half_width is None:
         text = f"measured training time {ratio(times)} × dense" + _fewer_pairs(row, times, "on 1 seed, no interval")
-        return text + _unexplained(row, times)
+        return text + _unexplained(row, times) + doubt
     if times.covers(1):
-        return f"measured training time not told apart from dense ({ratio(times)} × dense)" + _fewer_pairs(row, times)
+        text = f"measured training time not told apart from dense ({ratio(times)} × dense)"
+        return text + _fewer_pairs(row, times) + doubt
     word = "longer" if times.mean > 1 else "shorter"
     text = f"measured training time {ratio(times)} × dense, {word}"
-    return text + _fewer_pairs(row, times) + _unexplained(row, times)
+    return text + _fewer_pairs(row, times) + _unexplained(row, times) + doubt
 
 
 def _unexplained(row: MethodRow, times: Estimate) -> str:

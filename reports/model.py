@@ -134,13 +134,20 @@ class Trust:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything the report says, in its order."""
+    """Everything the report says, in its order.
+
+    Attributes:
+        lacks: a line for each thing that could not be said.
+        kept: files of figures that an earlier report drew and that cannot be drawn again: they are not removed.
+    """
 
     title: str
     summary: str
+    lacks: tuple[str, ...]
     groups: tuple[Group, ...]
     problems: Problems | None
     trust: Trust
+    kept: tuple[str, ...] = ()
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -156,7 +163,8 @@ class MethodRow:
     """A method with its parameters, in one group: what its seeds say together.
 
     Times are compared with the dense trials of the same seeds; counted numbers with the dense net of the trial itself
-    (`train_flops_dense`, `params_dense`, ...), which is there even where no dense trial was run.
+    (`train_flops_dense`, `params_dense`, ...), which is there even where no dense trial was run. A time is disturbed
+    where the records of one of its trials say so (`reports.steadiness`); a ratio of times also where those of dense do.
     """
 
     label: str
@@ -172,6 +180,8 @@ class MethodRow:
     inference_ratio: Quantity = NOT_MEASURED
     inference_effective_ratio: Quantity = NOT_MEASURED
     params_ratio: Quantity = NOT_MEASURED
+    time_is_disturbed: bool = False
+    ratio_is_disturbed: bool = False
 
     @property
     def done(self) -> tuple[Trial, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from reports.model import MethodRow
-from reports.records import Trial, clean
+from reports.records import Trial
 from reports.rows import seed_of
+from reports.trial_files import clean
 
 _DENSE = "torch"
 _MOST_NAMES = 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import re
@@ -13,20 +14,28 @@ from typing import Any
 
 import pandas as pd
 
+from reports.trial_files import clean, finite, read_epochs, read_layers, read_object, without_others
+from suite import packed
 from suite.errors import UsageError
+from suite.versions import minor_version
 
 TEXT_COLUMNS = (
     "trial_id", "method", "variant", "task", "model", "preset", "status", "message", "device", "hardware_id", "dtype",
-    "data_copy", "parameters", "execution",
+    "data_copy", "parameters", "execution", "torch",
 )  # fmt: skip
 NUMBER_COLUMNS = (
     "seed", "batch_size", "epochs", "test_accuracy", "test_loss", "val_accuracy", "best_epoch_accuracy", "train_time_s",
     "eval_time_s", "reconfigure_time_s", "wall_time_s", "samples_per_s", "inference_images_per_s", "train_flops_dense",
     "train_flops_current", "train_flops_effective", "train_flops_executed", "inference_flops_dense", "inference_flops",
     "inference_flops_effective", "params_dense", "params", "nonzero_params", "peak_memory_bytes", "peak_rss_bytes",
-    "energy_j", "allreduce_bytes", "modelled_train_time_s", "target_accuracy", "time_to_target_s",
+    "compile_time_s", "threads",
 )  # fmt: skip
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
+RECORDS = ("trial.json", f"trial.json{packed.SUFFIX}")
+FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # of a trial, that a report is made from
+_NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
+_SPEC_OBJECTS = ("recipe", "parameters", "model_parameters", "data_copy", "depends_on", "files")
+_PROVENANCE_OBJECTS = ("hardware", "software", "settings", "git", "method")
+_ACCURACIES = ("test_accuracy", "val_accuracy", "best_epoch_accuracy")
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,8 @@ class Trial:
         spec, provenance: of `trial.json`; empty where that is missing.
         epochs: the records of `epochs.jsonl`, in order.
         layers: the rows of `layers.csv`; no rows where that is missing.
-        damage: one line for each file that cannot be read.
+        damage: one line for each file that cannot be read, and for each value that its column cannot have.
+        absent: those of `FILES` that are not there.
     """
 
     texts: Mapping[str, str]
@@ -48,6 +58,7 @@ class Trial:
     epochs: tuple[Mapping[str, Any], ...] = ()
     layers: pd.DataFrame = field(default_factory=pd.DataFrame)
     damage: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -95,25 +106,26 @@ def read(folder: Path) -> Records:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
     damage: list[str] = []
-    suite = _json(folder / "suite.json", damage)
+    suite = read_object(folder / "suite.json", damage, ("spec", "provenance"))
     table = folder / "results.csv"
     if table.is_file():
-        digest = hashlib.sha256(table.read_bytes()).hexdigest()
-        source = f"results.csv (SHA-256 {digest[:8]})"
-        trials = [_trial(folder / "trials" / Path(row["trial_id"]).name, row) for row in _rows(table)]
+        content = table.read_bytes()
+        source = f"results.csv (SHA-256 {hashlib.sha256(content).hexdigest()[:8]})"
+        trials = [_trial(folder / "trials", row["trial_id"], row) for row in _rows(table, content)]
     else:
         source = "the trials' trial.json (results.csv is absent)"
-        trials = [_trial(path.parent, None) for path in sorted(folder.glob("trials/*/trial.json"))]
+        paths = sorted(path.parent.name for path in folder.glob("trials/*/trial.json*") if path.name in RECORDS)
+        trials = [_trial(folder / "trials", name, None) for name in dict.fromkeys(paths)]
     if not trials:
         raise UsageError(f"{folder}: has no results to report: neither rows in results.csv nor trials/*/trial.json")
     return Records(folder, tuple(trials), suite, source, tuple(damage))
 
 
-def _rows(table: Path) -> list[dict[str, str]]:
+def _rows(table: Path, content: bytes) -> list[dict[str, str]]:
     # Everything is read as text: a hardware id such as 12e45678 is no number, a method may be called "NA".
     try:
-        frame = pd.read_csv(table, dtype=str, keep_default_na=False)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        frame = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False, index_col=False)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError) as error:
         raise UsageError(f"{table}: cannot be read as CSV: {error}") from error
     missing = [column for column in ("trial_id", "method", "status") if column not in frame]
     if missing:
@@ -121,28 +133,42 @@ def _rows(table: Path) -> list[dict[str, str]]:
     return [{str(key): str(value) for key, value in row.items()} for row in frame.to_dict("records")]
 
 
-def _trial(folder: Path, row: Mapping[str, Any] | None) -> Trial:
+def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
     damage: list[str] = []
-    record = _json(folder / "trial.json", damage)
-    spec, provenance = _mapping(record.get("spec")), _mapping(record.get("provenance"))
+    # An id that is not the name of a folder (a table may hold anything) has no files; `..` would leave the suite's.
+    is_name = bool(_NAME.fullmatch(name)) and name not in (".", "..")
+    folder = trials / (name if is_name else "\0")
+    record = read_object(folder / "trial.json", damage, ("spec", "provenance", "result"))
+    spec = without_others(record.get("spec") or {}, _SPEC_OBJECTS, "the spec in trial.json", damage)
+    provenance = without_others(
+        record.get("provenance") or {}, _PROVENANCE_OBJECTS, "the provenance in trial.json", damage
+    )
     if row is None:
-        row = {**_mapping(record.get("result")), "status": record.get("status"), "message": record.get("message")}
-        row |= {"trial_id": folder.name}
+        row = {**(record.get("result") or {}), "status": record.get("status"), "message": record.get("message")}
+        row |= {"trial_id": name}
         if damage:
             row |= {"status": "error", "message": "damaged record"}
     # A trial that failed before it had a result still has a name, a seed, a task: its spec knows them.
-    known = {**_from_spec(spec), "hardware_id": provenance.get("hardware_id")}
+    known = {**_from_spec(spec), **_from_provenance(provenance)}
     row = {**known, **{key: value for key, value in row.items() if value not in ("", None)}}
     texts = {column: clean(str(row[column])) for column in TEXT_COLUMNS if row.get(column) not in ("", None)}
-    found = {column: _number(row.get(column), column, folder.name) for column in NUMBER_COLUMNS}
-    numbers = {column: value for column, value in found.items() if value is not None}
-    epochs = _epochs(folder / "epochs.jsonl", damage)
-    return Trial(texts, numbers, spec, provenance, epochs, _layers(folder / "layers.csv", damage), tuple(damage))
+    numbers = {}
+    for column in NUMBER_COLUMNS:
+        value = row.get(column)
+        number = _number(value, column)
+        if number is not None:
+            numbers[column] = number
+        elif value not in ("", None) and not _is_nan(value):
+            damage.append(clean(f"{column} is {str(value)[:40]!r}, which it cannot be"))
+    epochs = read_epochs(folder / "epochs.jsonl", damage)
+    layers = read_layers(folder / "layers.csv", damage)
+    absent = tuple(file for file in FILES if packed.held(folder / file) is None)
+    return Trial(texts, numbers, spec, provenance, epochs, layers, tuple(damage), absent)
 
 
 def _from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     names = ("method", "variant", "task", "model", "preset", "seed", "device", "dtype")
-    recipe, copy = _mapping(spec.get("recipe")), _mapping(spec.get("data_copy"))
+    recipe, copy = spec.get("recipe") or {}, spec.get("data_copy") or {}
     found = {name: spec.get(name) for name in names}
     found |= {name: recipe.get(name) for name in ("batch_size", "epochs", "execution")}
     if copy:
@@ -152,62 +178,33 @@ def _from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def clean(text: str) -> str:
-    """Text that may stand in XML: control characters become U+FFFD."""
-    return _CONTROL.sub("\ufffd", text)
+def _from_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    hardware, software = provenance.get("hardware") or {}, provenance.get("software") or {}
+    return {
+        "hardware_id": provenance.get("hardware_id"),
+        "threads": hardware.get("threads"),
+        "torch": minor_version(str(software.get("torch") or "")),
+    }
 
 
-def _number(value: Any, column: str, trial: str) -> float | None:
-    if value is None or value == "":
+def _number(value: Any, column: str) -> float | None:
+    """A value of a column of numbers; `None` where it has none, or one that the column cannot have."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    number = finite(value)
+    if number is None or number < 0:
         return None
+    if (column in _ACCURACIES and number > 1) or (column in ("seed", "epochs", "threads") and number % 1):
+        return None
+    return number
+
+
+def _is_nan(value: Any) -> bool:
+    """Whether a value says by NaN that nothing was measured."""
     try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"trial {trial}: {column} is '{value}', which is no number") from error
-    return number if math.isfinite(number) else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _json(path: Path, damage: list[str]) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        damage.append(f"{path.name} is damaged: {error}")
-        return {}
-    if not isinstance(value, dict):
-        damage.append(f"{path.name} is damaged: it holds no JSON object")
-        return {}
-    return value
-
-
-def _epochs(path: Path, damage: list[str]) -> tuple[Mapping[str, Any], ...]:
-    records = []
-    if path.is_file():
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                damage.append(f"{path.name}, line {number} is damaged: {error}")
-                continue
-            if isinstance(record, dict) and isinstance(record.get("epoch"), int):
-                records.append(record)
-            else:
-                damage.append(f"{path.name}, line {number} is no record of an epoch")
-    return tuple(records)
-
-
-def _layers(path: Path, damage: list[str]) -> pd.DataFrame:
-    if not path.is_file():
-        return pd.DataFrame()
-    try:
-        return pd.read_csv(path)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        damage.append(f"{path.name} is damaged: {error}")
-        return pd.DataFrame()
+        return not isinstance(value, bool) and math.isnan(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return False

@@ -13,8 +13,10 @@ from reports.comparison import Comparison, conditions_in_words
 from reports.estimates import Missing
 from reports.model import Cell, Column, Figure, Table, dash
 from reports.published import MEASURED, Group, kind_of
-from reports.records import Trial, clean
+from reports.records import Trial
 from reports.rows import label
+from reports.steadiness import MARK, MEANING, marked
+from reports.trial_files import clean
 from suite import files
 
 COLUMNS = (
@@ -110,10 +112,14 @@ def to_csv(comparisons: Sequence[Comparison]) -> str:
             "published_kind": one.published_kind,
             "seeds": one.ours.count if not isinstance(one.ours, Missing) else None,
             "part": one.part,
-            "note": "; ".join(filter(None, (one.ours.reason if isinstance(one.ours, Missing) else "", one.note))),
+            "note": "; ".join(filter(None, (_about_ours(one), one.note))),
         }
         writer.writerow({key: "" if value is None else _plain(value) for key, value in row.items()})
     return text.getvalue()
+
+
+def _about_ours(one: Comparison) -> str:
+    return one.ours.reason if isinstance(one.ours, Missing) else MARK if one.disturbed else ""
 
 
 def _plain(value: object) -> object:
@@ -253,7 +259,8 @@ def _our_cell(one: Comparison) -> Cell:
         return dash(one.ours.reason)
     signed = one.is_difference and one.unit == "points"
     decimals = 2 if one.unit else 0 if abs(one.ours.mean) >= 100 else 3
-    return Cell(_in_unit(numbers.interval(one.ours, decimals, sign=signed), one.unit), value=one.ours.mean)
+    text = _in_unit(numbers.interval(one.ours, decimals, sign=signed), one.unit)
+    return Cell(marked(text, one.disturbed), MEANING if one.disturbed else "", one.ours.mean)
 
 
 def _in_unit(text: str, unit: str) -> str:

@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from reports.estimates import Estimate, Missing, Quantity, estimate, paired
 from reports.model import BASELINE, MethodRow, mean_of
 from reports.records import Trial
+from reports.steadiness import is_disturbed
 
-KEY = ("task", "data_copy", "model", "hardware_id", "dtype", "preset", "recipe")
+# What trials that are ranked together have in common. Their times must be comparable, hence hardware, threads and the
+# minor version of torch. The last three are part of the recipe, and known where only the table is left.
+KEY = (
+    *("task", "data_copy", "model", "hardware_id", "threads", "torch", "dtype", "preset", "recipe"),
+    *("epochs", "batch_size", "execution"),
+)
 FLOPS = ("dense", "current", "effective", "executed")
 
 
@@ -36,39 +42,48 @@ def recipe(trial: Trial) -> str:
 def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]]:
     """Trials by key, in the order of the table.
 
-    A trial that failed may not know its whole key (the hardware, say). It joins the one group that it does not
-    contradict; where several would do it is returned apart, and where none would, it makes its own.
+    A trial may not know its whole key: it failed before it knew its hardware, or only its row in the table is left,
+    which has no recipe. What is unknown contradicts nothing: such a trial joins the one group that it does not
+    contradict. Where several would do, or none, a trial that is done makes its own group; a failed one is returned
+    apart in the first case.
 
     Returns:
         The groups, and the failed trials that belong to no one group.
     """
+    trials = list(trials)
+    apart = [trial for trial in trials if not trial.text("method")]  # a damaged record does not even know its method
+    named = [(_key(trial), trial) for trial in trials if trial.text("method")]
+    # Those that know most come first, so that the others find the groups that there are.
+    order = sorted(named, key=lambda pair: (not pair[1].done, sum(not part for part in pair[0])))
     found: dict[tuple[str, ...], list[Trial]] = {}
-    failed: list[Trial] = []
-    apart: list[Trial] = []
-    for trial in trials:
-        if not trial.text("method"):
-            # A damaged record does not even know its method.
-            apart.append(trial)
-        elif trial.done:
-            found.setdefault(_key(trial), []).append(trial)
-        else:
-            failed.append(trial)
-    done_keys = list(found)
-    for trial in failed:
-        own = _key(trial)
-        fits = [
-            key for key in done_keys if all(not mine or mine == theirs for mine, theirs in zip(own, key, strict=True))
-        ]
-        if len(fits) > 1:
+    for own, trial in order:
+        fits = [own] if own in found else [key for key in found if not _contradict(own, key)]
+        if len(fits) > 1 and not trial.done:
             apart.append(trial)
         else:
-            found.setdefault(fits[0] if fits else own, []).append(trial)
-    groups = [TrialGroup(dict(zip(KEY, key, strict=True)), tuple(members)) for key, members in found.items()]
-    return groups, apart
+            found.setdefault(fits[0] if len(fits) == 1 else own, []).append(trial)
+    places = {id(trial): place for place, trial in enumerate(trials)}
+    groups = [
+        TrialGroup(dict(zip(KEY, key, strict=True)), tuple(sorted(members, key=lambda trial: places[id(trial)])))
+        for key, members in found.items()
+    ]
+    # In the order of the first trial that is done, or else of the first.
+    groups.sort(key=lambda group: min((not trial.done, places[id(trial)]) for trial in group.trials))
+    return groups, sorted(apart, key=lambda trial: places[id(trial)])
+
+
+def _contradict(one: Sequence[str], other: Sequence[str]) -> bool:
+    return any(mine and theirs and mine != theirs for mine, theirs in zip(one, other, strict=True))
 
 
 def _key(trial: Trial) -> tuple[str, ...]:
-    return tuple(recipe(trial) if name == "recipe" else trial.text(name) for name in KEY)
+    return tuple(recipe(trial) if name == "recipe" else column_text(trial, name) for name in KEY)
+
+
+def column_text(trial: Trial, name: str) -> str:
+    """A column as text, whether it holds a text or a number."""
+    value = trial.number(name)
+    return trial.text(name) if value is None else f"{value:g}"
 
 
 def method_rows(group: TrialGroup, colours: Mapping[str, int]) -> list[MethodRow]:
@@ -98,6 +113,7 @@ def _row(name: str, colour: int, trials: Sequence[Trial], dense: Sequence[Trial]
             return Missing(no_baseline)
         return paired(by_seed(done, column), by_seed(dense_done, column), combine, _not_measured(column))
 
+    own_doubt, dense_doubt = (any(map(is_disturbed, several)) for several in (done, dense_done))
     difference = Missing("dense itself is what the others are compared with")
     return MethodRow(
         label=name,
@@ -113,6 +129,8 @@ def _row(name: str, colour: int, trials: Sequence[Trial], dense: Sequence[Trial]
         inference_ratio=_own_ratio(done, "inference_flops", "inference_flops_dense"),
         inference_effective_ratio=_own_ratio(done, "inference_flops_effective", "inference_flops_dense"),
         params_ratio=_own_ratio(done, "params", "params_dense"),
+        time_is_disturbed=own_doubt,
+        ratio_is_disturbed=not is_baseline and (own_doubt or dense_doubt),  # dense over dense is 1 whatever happened
     )
 
 

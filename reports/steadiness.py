@@ -6,12 +6,28 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from reports.records import Trial, clean
+from reports.records import Trial
+from reports.trial_files import clean, finite
 
 # Epochs of one shape do equal work. On an idle machine their times differ by a few percent.
 _UNSTEADY = 1.5
 # Threads wait for each other: one core that another program takes holds up all.
 _BUSY = 0.5
+
+
+# What a time is marked with wherever it is shown, and what that means.
+MARK = "disturbed"
+MEANING = "Disturbed: something other than the method had a part in this time (see the remarks). Do not trust it."
+
+
+def is_disturbed(trial: Trial) -> bool:
+    """Whether something that was recorded speaks against a trial's times. Nothing recorded is not a proof."""
+    return trial.done and (_spread(trial) > _UNSTEADY or _busy_share(trial) >= _BUSY)
+
+
+def marked(text: str, disturbed: bool) -> str:
+    """A time as it is shown: `6 min 12 s (disturbed)` where it is not to be trusted."""
+    return f"{text} ({MARK})" if disturbed else text
 
 
 def unsteady_times(trials: Sequence[Trial]) -> list[str]:
@@ -83,10 +99,10 @@ def _attempts(trial: Trial) -> list[Mapping[str, Any]]:
 def _busy_share(trial: Trial) -> float:
     """Cores that were at work before the trial, or an attempt at it, began, over those that it computes with."""
     hardware = trial.provenance.get("hardware")
-    threads = hardware.get("threads") if isinstance(hardware, Mapping) else None
-    loads = [record.get("busy_cores") for record in (trial.provenance, *_attempts(trial))]
-    known = [float(load) for load in loads if isinstance(load, (int, float))]
-    return max(known) / threads if known and isinstance(threads, int) and threads > 0 else 0.0
+    threads = finite(hardware.get("threads")) if isinstance(hardware, Mapping) else None
+    loads = [finite(record.get("busy_cores")) for record in (trial.provenance, *_attempts(trial))]
+    known = [load for load in loads if load is not None]
+    return max(known) / threads if known and threads is not None and threads >= 1 else 0.0
 
 
 def _spread(trial: Trial) -> float:

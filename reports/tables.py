@@ -9,26 +9,25 @@ from reports.estimates import Estimate, Missing, Quantity, estimate
 from reports.model import Cell, Column, Kind, MethodRow, Table, dash, quantity_cell
 from reports.records import Trial
 from reports.rows import by_seed
+from reports.steadiness import MEANING, marked
 
 _INTERVAL = "± is the half-width of the 95 % t-interval over seeds."
 _ONE_SEED = "From one seed: no interval, and no telling what chance did; --seeds 3 gives one."
-_DISTURBED = "Not to be trusted here: the remarks above say what disturbed these times."
 _SKIPS = (
     "Assumes hardware that skips every multiply-add the method's sparsity makes superfluous; "
     "what was multiplied here is the executed column."
 )
 
 
-def trade_table(rows: Sequence[MethodRow], slug: str, device: str, *, disturbed: bool = False) -> Table:
+def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
     """How sure, and at what cost: a row a method, in the order of `rows`.
 
     Args:
         rows: of one group, ranked.
         slug: the group's, for the table's name.
         device: of the group; it decides whether peak memory was measured or counted.
-        disturbed: whether something else than the methods had a part in the times; the columns of times then say so.
     """
-    doubt = f" {_DISTURBED}" if disturbed else ""
+    doubt = f" {MEANING}" if any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows) else ""
     memory: tuple[Kind, str] = ("counted", "Bytes of saved tensors, parameters, gradients and optimizer state.")
     if device.startswith("cuda"):
         memory = ("measured", "The allocator's maximum.")
@@ -41,7 +40,7 @@ def trade_table(rows: Sequence[MethodRow], slug: str, device: str, *, disturbed:
             "Training time",
             "",
             "measured",
-            f"Mean over seeds; pruning, regulariser and reconfiguration are inside.{doubt}",
+            f"Mean over seeds; input, pruning, regulariser and reconfiguration are inside.{doubt}",
         ),
         Column("Training time", "× dense", "measured", f"Mean of the ratios, paired by seed.{doubt}"),
         Column("Realised saving of time", "%", "measured", _realised_note(rows) + doubt),
@@ -59,6 +58,8 @@ def trade_table(rows: Sequence[MethodRow], slug: str, device: str, *, disturbed:
     )
     body = tuple(_trade_row(row) for row in rows)
     caption = "Dense first, then by best measured trade of accuracy against training time, by means, told apart or not."
+    if doubt:
+        caption += " Disturbed times take part in this order: do not trust it either."
     return Table(f"{slug}-trade", caption, columns, body, pinned=sum(row.is_baseline for row in rows))
 
 
@@ -79,9 +80,9 @@ def _trade_row(row: MethodRow) -> tuple[Cell, ...]:
             expected,
             lambda value: numbers.interval(numbers.scaled(value, 100), 2, sign=True, reference=0),
         ),
-        _cell(row.train_time, expected, numbers.duration_interval),
-        _cell(row.time_ratio, expected, numbers.ratio),
-        _cell(_saving(row.time_ratio), expected, _whole_percent)
+        _cell(row.train_time, expected, lambda value: marked(numbers.duration_interval(value), row.time_is_disturbed)),
+        _cell(row.time_ratio, expected, lambda value: marked(numbers.ratio(value), row.ratio_is_disturbed)),
+        _cell(_saving(row.time_ratio), expected, lambda value: marked(_whole_percent(value), row.ratio_is_disturbed))
         if not row.is_baseline
         else dash("Dense saves nothing."),
         _cell(_saving(row.flops_ratio["effective"]), expected, lambda value: _whole_percent(value, exact=True)),
@@ -101,7 +102,6 @@ def flops_table(rows: Sequence[MethodRow], slug: str) -> Table:
         Column("Training FLOPs, current shapes", "", "counted", "Of the shapes that existed at each step."),
         Column("Training FLOPs, effective", "", "counted, assumes hardware that skips", _SKIPS),
         Column("Training FLOPs, executed", "", "counted", "What the kernels really did."),
-        Column("Modelled training time", "", "modelled", "As if the data gradient's skipped share took no time."),
         Column("Inference FLOPs", "", "counted", "Of the final model's shapes, one image."),
         Column(
             "Inference FLOPs, effective",
@@ -112,15 +112,13 @@ def flops_table(rows: Sequence[MethodRow], slug: str) -> Table:
         Column("Parameters", "", "counted"),
         Column("Parameters not 0", "", "counted"),
     )
-    modelled = any(trial.number("modelled_train_time_s") is not None for row in rows for trial in row.done)
-    keep = [index for index, column in enumerate(columns) if modelled or column.kind != "modelled"]
     body = [_flops_row(row) for row in rows]
     caption = "What was counted, means over seeds; one multiply-add is 2 FLOPs. No method is ranked by these numbers."
     return Table(
         f"{slug}-flops",
         caption,
-        tuple(columns[index] for index in keep),
-        tuple(tuple(cells[index] for index in keep) for cells in body),
+        columns,
+        tuple(body),
         pinned=sum(row.is_baseline for row in rows),
     )
 
@@ -133,7 +131,6 @@ def _flops_row(row: MethodRow) -> tuple[Cell, ...]:
     return (
         Cell(row.label, code=True, colour=row.colour),
         *(counted(f"train_flops_{kind}", "FLOPs") for kind in ("dense", "current", "effective", "executed")),
-        _cell(_column(row.done, "modelled_train_time_s"), row.seeds, numbers.duration_interval),
         counted("inference_flops", "FLOPs"),
         counted("inference_flops_effective", "FLOPs"),
         counted("params", ""),

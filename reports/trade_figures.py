@@ -12,12 +12,14 @@ from reports import numbers, svg
 from reports.estimates import Estimate, estimate
 from reports.labels import legend
 from reports.model import Figure, MethodRow
+from reports.steadiness import MARK, is_disturbed, marked
 
 SIZE = (5.6, 3.7)
 _CAPTION = (
     "Small: one trial. Large and hollow: the mean over seeds, with its 95 % interval in both directions where there "
     "are two seeds or more. Up and left is better."
 )
+CROSSED = "Crossed out: a disturbed time, or a mean with one in it; do not trust where it is on this axis."
 _SKIPS = "Effective assumes hardware that skips; where it is less than executed, this is no measured saving."
 
 
@@ -35,11 +37,13 @@ def trade_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
         if points.empty:
             missing.append(f"{title}: not drawn, since no trial that is done has both numbers.")
         else:
-            figures.append(_scatter(points, f"{slug}-{name}", title, caption, f"{axis} ({unit})", unit))
+            doubt = f"; ×: {MARK}, not to be trusted" if points["disturbed"].any() else ""
+            figures.append(_scatter(points, f"{slug}-{name}", title, caption, f"{axis} ({unit}){doubt}", unit))
 
     divisor, unit = numbers.time_scale(_largest(rows, "train_time_s"))
     title = "Accuracy against measured training time"
-    draw("accuracy-time", "train_time_s", divisor, unit, "Training time, measured", title, _CAPTION)
+    doubt = f" {CROSSED}" if any(row.time_is_disturbed for row in rows) else ""
+    draw("accuracy-time", "train_time_s", divisor, unit, "Training time, measured", title, f"{_CAPTION}{doubt}")
     divisor, prefix = numbers.si_scale(_largest(rows, "train_flops_effective"))
     title, axis = "Accuracy against effective training FLOPs", "Effective training FLOPs, counted, assumes skipping"
     caption = f"{_CAPTION} {_SKIPS}"
@@ -65,6 +69,7 @@ def _points(rows: Sequence[MethodRow], column: str, scale: float) -> pd.DataFram
                         "seed": trial.number("seed"),
                         "x": x / scale,
                         "accuracy": 100 * accuracy,
+                        "disturbed": column.endswith("_time_s") and is_disturbed(trial),
                     }
                 )
     return pd.DataFrame(points)
@@ -117,7 +122,11 @@ def _scatter(points: pd.DataFrame, name: str, title: str, caption: str, axis: st
                 markeredgewidth=1.7,
                 zorder=3,
             )
-            alts.append(f"{label}: {y.mean:.2f} % at {x.mean:.3g} {unit}")
+            doubtful = own[own["disturbed"]]
+            if len(doubtful):
+                for xs, ys, size in ((doubtful["x"], doubtful["accuracy"], 30), ([x.mean], [y.mean], 130)):
+                    axes.scatter(xs, ys, s=size, marker="x", color=svg.INK, linewidth=1.1, zorder=4)
+            alts.append(marked(f"{label}: {y.mean:.2f} % at {x.mean:.3g} {unit}", bool(len(doubtful))))
         axes.set(xlabel=axis, ylabel="Test accuracy, measured (%)")
         axes.margins(0.14)
         # An interval of few seeds may reach where no accuracy and no time can be.

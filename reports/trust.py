@@ -10,14 +10,17 @@ from typing import Any
 
 from reports import numbers
 from reports.model import Cell, Column, Problems, Table, Trust, dash
-from reports.records import Records, Trial, clean
+from reports.records import Records, Trial
 from reports.rows import label
+from reports.steadiness import is_disturbed, marked
+from reports.trial_files import clean
 
 # What is in a record and in no table of facts: it names the trial, or is shown elsewhere.
 _NOT_FACTS = ("method", "variant", "parameters", "seed", "hash", "trial_id", "source", "command_line", "commands")
 MEANING = (
-    "Measured: a clock or a counter on this hardware, in these runs. Training time has pruning, regulariser and "
-    "reconfiguration inside, and evaluation, input, output and compilation outside.",
+    "Measured: a clock or a counter on this hardware, in these runs. Training time is that of the "
+    "training loop: the input pipeline, pruning, regulariser and reconfigurations are inside; evaluation, checkpoints, "
+    "start-up and compilation are outside.",
     "Counted: exact, from shapes and masks. One multiply-add is 2 FLOPs; two-dimensional convolutions with their "
     "padding, linear layers, and the two products of scaled dot-product attention; the first layer has no data "
     "gradient; a method's own arithmetic is overhead and in no count of training. What else a network multiplies is "
@@ -67,7 +70,8 @@ def problems(records: Records) -> Problems | None:
 
 def command_lines(suite: Mapping[str, Any]) -> list[str]:
     """The distinct command lines that worked in the folder, the oldest first."""
-    entries = [entry for entry in suite.get("commands") or () if isinstance(entry, Mapping)]
+    commands = suite.get("commands")
+    entries = [entry for entry in commands if isinstance(entry, Mapping)] if isinstance(commands, list) else []
     lines = [entry.get("command_line") for entry in (*entries, suite)]
     return list(dict.fromkeys(clean(line) for line in lines if isinstance(line, str) and line.strip()))
 
@@ -169,7 +173,7 @@ def _trial_row(trial: Trial) -> tuple[Cell, ...]:
         Cell(trial.text("status") or "without a status"),
         missing if seed is None else Cell(f"{seed:.0f}", value=seed),
         missing if accuracy is None else Cell(f"{100 * accuracy:.2f}", value=accuracy),
-        missing if time is None else Cell(numbers.duration(time), value=time),
+        missing if time is None else Cell(marked(numbers.duration(time), is_disturbed(trial)), value=time),
         *(Cell(text, code=True) if text else missing for text in (trial.text("data_copy"), trial.text("hardware_id"))),
     )
 

@@ -12,14 +12,16 @@ from suite import files
 
 def write_report(folder: Path) -> list[Path]:
     """See `reports.write_report`."""
-    report = build(read(folder))
+    # Names of ours begin with a group's slug.
+    earlier = {path.name for path in (folder / "figures").glob("g-*.svg")}
+    report = build(read(folder), earlier)
     figures = [(folder / "figures" / f"{figure.name}.svg", figure.standalone) for figure in report.figures]
     texts = [(folder / "report.html", html.render(report)), (folder / "report.md", markdown.render(report)), *figures]
     # The figures first: a Markdown file never refers to one that is not there yet.
     (folder / "figures").mkdir(exist_ok=True)
     for path, text in reversed(texts):
         files.write(path, text)
-    # Figures of an earlier report, whose methods may have other colours now. Names of ours begin with a group's slug.
-    for path in set((folder / "figures").glob("g-*.svg")) - {path for path, _ in figures}:
-        path.unlink()
+    # Figures of an earlier report, whose methods may have other colours now; those it names as kept stay.
+    for name in earlier - {path.name for path, _ in figures} - set(report.kept):
+        (folder / "figures" / name).unlink()
     return [path for path, _ in texts]

@@ -17,7 +17,7 @@ from typing import Any
 from suite import registry
 from suite.errors import UsageError, nearest
 
-VERBS = ("run", "list", "describe", "check", "report", "reproduce")
+VERBS = ("run", "list", "describe", "check", "report", "export", "reproduce")
 LONGEST_WORD = 300  # characters of a message's word that are shown whole; more than any file's name
 
 
@@ -95,6 +95,10 @@ def _function(verb: str) -> Callable[[Sequence[str]], int]:
         from suite import describe
 
         return describe.list_all if verb == "list" else describe.describe
+    if verb == "export":
+        from suite.export import export
+
+        return export
     if verb == "reproduce":
         from suite.reproduce import reproduce
 

@@ -13,13 +13,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from suite.cpu import CPUINFO, read_cpu
 from suite.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from suite.method import Method
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, Arm: as the kernel spells them
 
 
 def read_device(text: str) -> str:
@@ -100,18 +100,12 @@ def check_execution(execution: str, kind: str, method: type[Method], name: str =
             )
 
 
-def has_bfloat16_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def has_bfloat16_cpu(cpuinfo: Path = CPUINFO) -> bool:
     """Whether this CPU multiplies bfloat16 itself (AVX512_BF16, AMX, Arm BF16).
 
     Read from the kernel: torch has no public question for it, and its private ones differ between versions.
     """
-    if not cpuinfo.is_file():
-        return False
-    for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip().lower() in ("flags", "features"):
-            return bool(_BFLOAT16_FLAGS & set(value.split()))
-    return False
+    return read_cpu(cpuinfo).bfloat16
 
 
 def busy_cores(seconds: float = 0.3) -> float:

@@ -135,6 +135,7 @@ def run_parser() -> Parser:
         "  describe NAME    a method, task, model, reproduction or preset: parameters, size, recipes or parts\n"
         "  check METHOD     hold a method to its contract\n"
         "  report DIR       make the report of a suite's folder again\n"
+        "  export DIR DEST  copy what a report is built from, compressed, without models and logs\n"
         "  reproduce NAME   a paper's table or figure, ours beside the published numbers",
         epilog=EXAMPLES.format(door=door()),
     )

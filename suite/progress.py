@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -112,9 +113,17 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def epoch_line(trial: TrialSpec, record: dict[str, Any]) -> str:
-    """One epoch in one line; what the record does not have is left out."""
-    parts = [trial.trial_id, f"epoch {record.get('epoch', '?')}/{trial.recipe.get('epochs', '?')}"]
+def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> str:
+    """One epoch in one line; what the record does not have is left out.
+
+    Args:
+        trial: whose epoch it is.
+        record: of the epoch.
+        before: the record of an earlier epoch, where one was seen: what remains is told by the epochs since.
+    """
+    left = record.get("epochs_left")
+    total = record.get("epoch", 0) + left if isinstance(left, int) else trial.recipe.get("epochs", "?")
+    parts = [trial.trial_id, f"epoch {record.get('epoch', '?')}/{total}"]
     loss, accuracy, seconds = (record.get(key) for key in ("train_loss", "test_accuracy", "train_time_s"))
     if isinstance(loss, (int, float)):
         parts.append(f"loss {loss:.3f}")
@@ -122,7 +131,34 @@ def epoch_line(trial: TrialSpec, record: dict[str, Any]) -> str:
         parts.append(f"accuracy {100 * accuracy:.2f} %")
     if isinstance(seconds, (int, float)):
         parts.append(duration(seconds))
+    remaining = remaining_seconds(record, before)
+    if remaining is not None:
+        parts.append(f"about {duration(remaining)} left")
     return "  ".join(parts)
+
+
+def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> float | None:
+    """How long the epochs that are left will take, training and evaluation; `None` where the record does not say.
+
+    They are taken to be as long as those since `before`, so that a network which became smaller is not judged by the
+    time that it took when it was larger; without `before`, as long as the mean of all epochs so far. The time of
+    compilation is not in it, since it does not come again with every epoch.
+    """
+    left, epoch, seconds = record.get("epochs_left"), record.get("epoch"), _spent(record)
+    if not isinstance(left, int) or not isinstance(epoch, int) or seconds is None or left <= 0:
+        return None
+    earlier = before or {}
+    first, already = earlier.get("epoch", 0), _spent(earlier) or 0.0
+    if not isinstance(first, int) or not 0 <= first < epoch or seconds < already:
+        return None
+    return (seconds - already) / (epoch - first) * left
+
+
+def _spent(record: Mapping[str, Any]) -> float | None:
+    """Seconds of training and evaluation since the trial began."""
+    times = [record.get(name) for name in ("train_time_s", "eval_time_s")]
+    known = [float(time) for time in times if isinstance(time, (int, float))]
+    return sum(known) if len(known) == len(times) else None
 
 
 def ended_line(trial: TrialSpec, record: dict[str, Any], seconds: float) -> str:
@@ -145,6 +181,7 @@ class Lines:
 
     def __init__(self, total: int, console: Console) -> None:
         self._total, self._begun, self._console = total, 0, console
+        self._before: dict[str, Mapping[str, Any]] = {}  # the latest record of each trial
 
     def started(self, trial: TrialSpec) -> None:
         self._begun += 1
@@ -154,9 +191,11 @@ class Lines:
         """Nothing: a line is for what is finished."""
 
     def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
-        self._print(epoch_line(trial, record))
+        self._print(epoch_line(trial, record, self._before.get(trial.trial_id)))
+        self._before[trial.trial_id] = record
 
     def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
+        self._before.pop(trial.trial_id, None)
         self._print(ended_line(trial, record, seconds))
 
     def __enter__(self) -> Lines:
@@ -178,6 +217,7 @@ class Bars:
         self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
         self._total, self._begun = total, 0
         self._bars: dict[str, TaskID] = {}
+        self._before: dict[str, Mapping[str, Any]] = {}  # the latest record of each trial
 
     def started(self, trial: TrialSpec) -> None:
         self._begun += 1
@@ -188,10 +228,12 @@ class Bars:
         self._progress.update(self._bars[trial.trial_id], completed=position.fraction)
 
     def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
-        note = epoch_line(trial, record).partition("  ")[2]
+        note = epoch_line(trial, record, self._before.get(trial.trial_id)).partition("  ")[2]
+        self._before[trial.trial_id] = record
         self._progress.update(self._bars[trial.trial_id], note=note)
 
     def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
+        self._before.pop(trial.trial_id, None)
         self._progress.remove_task(self._bars.pop(trial.trial_id))
         self._progress.console.print(ended_line(trial, record, seconds), markup=False, highlight=False)
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from suite.cpu import read_cpu
 from suite.devices import available_cores, busy_cores
 
 if TYPE_CHECKING:
@@ -28,13 +29,14 @@ FLAG_PREFIXES = (
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT_FILE = ".commit.json"
 """Says what `git_facts` would, in a copy of a checkout without its `.git`; `benchmarks/carry.py` writes it."""
+_CPU_IDENTITY = ("cpu", "cpu_vendor", "cpu_family", "cpu_model", "cpu_stepping", "instruction_set", "cores")
 
 
 def collect(device: torch.device | str) -> dict[str, Any]:
     """Everything about this process that may explain a number and is not in the trial's spec.
 
     Args:
-        device: what is computed on; its GPU, or the CPU with its threads, makes the `hardware_id`.
+        device: what is computed on; its GPU, or the CPU, makes the `hardware_id`.
     """
     import torch
 
@@ -64,15 +66,17 @@ def collect(device: torch.device | str) -> dict[str, Any]:
 
 
 def hardware_id(hardware: dict[str, Any]) -> str:
-    """A name, 8 characters, for hardware whose times may be compared: device model, count and driver family.
+    """A name, 8 characters, of what decides speed and cannot be set: two ids, two kinds of machine.
 
-    On the CPU the count is that of the threads computed with: half of the cores are other hardware than all of them.
-    The driver family is the major version. The name begins with a letter, so that no reader takes it for a number.
+    Of a CPU: its name, vendor, family, model, stepping, the instruction set that the machine offers, and the cores that
+    the process may use; virtual machines give different CPUs one name. Of a GPU: its name and the driver's major
+    version. The number of threads is a setting, and recorded beside. The id begins with a letter, so that no reader
+    takes it for a number.
     """
     if hardware["device"] == "cuda":
         device = (hardware["gpu"], 1, str(hardware["driver"]).partition(".")[0])
     else:
-        device = (hardware["cpu"], hardware["threads"], "")
+        device = tuple(hardware.get(name, "") for name in _CPU_IDENTITY)
     return "h" + hashlib.sha256("\n".join(str(part) for part in device).encode()).hexdigest()[:7]
 
 
@@ -87,7 +91,7 @@ def _hardware(device: torch.device) -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "device": device.type,
-        "cpu": _cpu_model(),
+        **read_cpu().facts(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": available_cores(),
         "threads": torch.get_num_threads(),
@@ -125,15 +129,6 @@ def _software() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else ():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _git(root: Path) -> dict[str, Any]:

@@ -104,13 +104,14 @@ def run_trials(
     from suite.devices import available_cores, competition
     from suite.provenance import collect, without_home
     from suite.rehearsal import rehearse
-    from suite.results import write_results
+    from suite.results import read_table, write_results
 
     store, console = _store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
     # What was ever started was rehearsed then.
     rehearse(trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists())
     with store.lock():
+        read_table(folder)  # a table that cannot be read must not be found out after hours of trials
         provenance = collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
         store.add_command(suite, without_home(shlex.join(sys.argv)), provenance)
         chosen = store.choose(trials, options.only)
@@ -125,6 +126,9 @@ def run_trials(
                 log.warning("%s", warning)
         else:
             log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
+        forget = {trial.trial_id for trial, _ in chosen} if options.only == "all" else set()
+        if forget:
+            write_results(store, none_runs=True, forget=forget)  # their folders are gone, and so must their rows be
         try:
             with shown_on(console, len(chosen)) as progress:
                 engine.run(chosen, progress)

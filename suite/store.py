@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from suite import files
+from suite import files, packed
 from suite.errors import UsageError
 from suite.provenance import without_home
 from suite.spec import SuiteSpec, TrialSpec
@@ -53,11 +53,11 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     A file that cannot be read, or whose spec is not the one that it says, gives the status `error` and the message
     `damaged record`: one bad file must not hide the other trials.
     """
-    path = folder / "trial.json"
-    if not path.is_file():
+    path = packed.held(folder / "trial.json")
+    if path is None:
         return None
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(packed.read(path))
         TrialSpec.from_json(record["spec"])
         if record["status"] not in (*ENDED, RUNNING):
             raise ValueError("no status")
@@ -65,7 +65,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
             raise ValueError("no result or provenance")
         if not all(isinstance(value, (int, float, type(None))) for value in record.get("result", {}).values()):
             raise ValueError("a result that is no number")
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {"status": "error", "message": "damaged record"}
     return dict(record)
 

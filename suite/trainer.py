@@ -302,6 +302,7 @@ class Trainer:
         densities = {name: self.hooks.method.density(name, self.ctx.step) for name in self.ctx.layers}
         record |= {
             "epoch": self.ctx.epochs_done,
+            "epochs_left": self._epochs_left(),
             "train_time_s": self.clock.training,
             "eval_time_s": seconds["eval"],
             "reconfigure_time_s": seconds["reconfigure"],

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from suite.forward_pass import first_parameter
 from suite.index_spaces import IndexSpaces
 from suite.method import ReconfigPlan
 from suite.probing import probing

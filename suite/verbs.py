@@ -34,19 +34,25 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Rebuild the table and the report of a suite's folder."""
+    """Bring the table and the report of a suite's folder up to date with what the folder holds."""
     parser = Parser(prog=f"{door()} report", description="Make results.csv and the report of a suite's folder again.")
-    parser.add_argument("folder", metavar="DIR", help="what --out named")
+    parser.add_argument("folder", metavar="DIR", help="what --out named, or a copy without its trials")
     typed = parser.read(arguments).folder
     read_path(typed, "report")
     folder = Path(typed).expanduser()
-    if not (folder / "suite.json").is_file():
-        raise UsageError(f"report {folder}: no suite's folder; it has no suite.json")
 
-    from reports import write_report
-    from suite.results import write_results
+    from suite import packed
     from suite.store import Store
 
+    trials = [path for path in Store(folder).trial_folders() if packed.held(path / "trial.json")]
+    if not trials and not any((folder / name).is_file() for name in ("suite.json", "results.csv")):
+        raise UsageError(f"report {folder}: no suite's folder; it has no suite.json, no results.csv and no trials")
+
+    from reports import write_report
+    from suite.results import read_table, write_results
+
+    if not trials and not read_table(folder):
+        raise UsageError(f"report {folder}: has no results: neither rows in results.csv nor trials/*/trial.json")
     write_results(Store(folder))
     print(f"report: {write_report(folder)[0]}")
     return 0

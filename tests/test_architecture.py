@@ -36,13 +36,14 @@ TRIALS = {
         *("apart", "conventions", "inference", "ledger", "ops", "parameters", "surgery"),
     )
 }
+REPORTED = {f"suite.{name}" for name in ("errors", "files", "packed", "versions")}  # no torch, nothing of a trial
 # What each room may import of the others.
 MAY = {
     "suite": lambda module: module.split(".")[0] in ("suite", "reports") or module == "kernels",
     "methods": lambda module: module.split(".")[0] in ("methods", "kernels") or module in CONTRACTS,
     "tasks": lambda module: module.split(".")[0] == "tasks" or module in CONTRACTS | {"suite.files"},
     "kernels": lambda module: module.split(".")[0] == "kernels",
-    "reports": lambda module: module.split(".")[0] == "reports" or module in ("suite.errors", "suite.files"),
+    "reports": lambda module: module.split(".")[0] == "reports" or module in REPORTED,
     "reproductions": lambda module: module.split(".")[0] in ("reproductions", "reports", "kernels") or module in TRIALS,
 }
 

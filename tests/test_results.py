@@ -208,3 +208,23 @@ def test_the_card_has_the_four_methods_as_they_were_trained():
     for method, plain, text in said:
         (row,) = table.index[(table["method"] == method) & (table["variant"].isna() == plain)]
         assert text.format(time[row], behind[row]) in card
+
+
+def test_the_readme_names_the_arithmetic_of_the_steps_that_it_quotes():
+    """A ratio in one number format says nothing of another: each is quoted with its own."""
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    half, single = (
+        json.loads((ROOT / "results" / "cpu-zen4-2cores" / f"{name}.json").read_text(encoding="utf-8"))["found"]
+        for name in ("bench_pruned", "bench_pruned_float32")
+    )
+    times = [found["resnet32, round_to 1"]["median"] for found in (half, single)]
+    assert "takes {:.2f} of the whole one's time in bfloat16 and {:.2f} in float32".format(*times) in readme
+    path = ROOT / "results" / "cpu-zen5-2cores" / "bench_patterns.json"
+    steps = json.loads(path.read_text(encoding="utf-8"))["found"]["steps"]
+    network = "vgg11_click[width=0.5]: "
+    names = ("compact / masked", "auto / dense, both bfloat16", "compact, float32 / dense, bfloat16")
+    quoted = [steps[network + name]["median"] for name in names]
+    text = (
+        "takes {:.2f} of the time of a float32 step that multiplies the zeros, and {:.2f} to {:.2f} of that of a dense"
+    )
+    assert f"{text.format(*quoted)} step in bfloat16" in readme

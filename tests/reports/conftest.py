@@ -176,6 +176,12 @@ def full_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return suite.folder
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder behind `full_folder`, to be copied and not written to."""
+    return make_full(tmp_path_factory.mktemp("made")).folder
+
+
 def make_full(folder: Path) -> Suite:
     """The suite behind `full_folder`, its report not written."""
     suite = Suite(folder)

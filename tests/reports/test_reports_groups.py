@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from reports.build import build
@@ -29,6 +31,28 @@ def test_hardware_is_never_mixed(suite: Any) -> None:
     assert "12e45678" in first.title
     # Nothing to compare its time with, though dense ran: elsewhere.
     assert second.trade_table.rows[0][5].text == "–"
+
+
+@pytest.mark.parametrize(("name", "value", "title"), [("threads", 1, "threads 1"), ("torch", "2.16", "torch 2.16")])
+def test_times_of_other_threads_or_another_torch_are_never_mixed(suite: Any, name: str, value: Any, title: str) -> None:
+    suite.add_all(("dense", "sdgp"), threads=2, torch="2.15")
+    suite.add_all(("prunetrain",), **{"threads": 2, "torch": "2.15", name: value})
+    first, second = build(read(suite.write())).groups
+    assert order(first) == ["dense", "sdgp[n=2,m=4]"]
+    assert order(second) == ["prunetrain[ratio=0.2]"]
+    assert title in second.title
+    assert second.trade_table.rows[0][5].text == "–"
+    assert "threads 2), torch 2.15," in first.subtitle
+
+
+def test_tables_from_before_threads_and_torch_were_columns_group_as_they_did(suite: Any) -> None:
+    suite.add_all()
+    folder = suite.write()
+    shutil.rmtree(folder / "trials")
+    frame = pd.read_csv(folder / "results.csv", dtype=str, keep_default_na=False).drop(columns=["threads", "torch"])
+    frame.to_csv(folder / "results.csv", index=False)
+    (group,) = build(read(folder)).groups
+    assert len(order(group)) == 3
 
 
 def test_tasks_data_copies_types_and_recipes_are_never_mixed(suite: Any) -> None:
@@ -70,7 +94,7 @@ def test_order_is_dense_then_fronts_of_measured_accuracy_and_time(suite: Any) ->
     suite.add("aaa_dominated", 0, accuracy=60.0, time=500.0, train_flops_effective=1.0)
     suite.add("fast", 0, accuracy=65.0, time=200.0)
     suite.add("accurate", 0, accuracy=75.0, time=450.0)
-    suite.add("beaten_by_dense", 0, accuracy=70.0, time=400.0, train_flops_effective=1.0, modelled_train_time_s=1.0)
+    suite.add("beaten_by_dense", 0, accuracy=70.0, time=400.0, train_flops_effective=1.0)
     suite.add("no_time", 0, accuracy=99.0, time=None)
     suite.add("dense", 0, accuracy=71.0, time=370.0)
     (group,) = build(read(suite.write())).groups
@@ -84,7 +108,7 @@ def test_modelled_and_counted_numbers_do_not_change_the_order(suites: Any) -> No
         suite = suites(name)
         suite.add_all(("dense", "sdgp"))
         for seed, time in enumerate((300.0, 301.0, 302.0)):
-            suite.add("other", seed, accuracy=68.0, time=time, train_flops_effective=effective, modelled_train_time_s=1)
+            suite.add("other", seed, accuracy=68.0, time=time, train_flops_effective=effective)
         orders.append(order(build(read(suite.write())).groups[0]))
     assert orders[0] == orders[1]
 
@@ -144,6 +168,10 @@ def test_competing_programs_and_interruptions_are_said_where_times_are(suite: An
         (trial / "trial.json").write_text(json.dumps(record))
     group = build(read(folder)).groups[0]
     assert _doubted(group) == ["Training time", "Training time", "Realised saving of time"]
+    (row,) = group.trade_table.rows
+    assert [cell.text.endswith("(disturbed)") for cell in row[4:6]] == [True, False]  # dense over dense is 1 anyway
+    assert "(disturbed: not to be trusted)" in group.headlines[0].text
+    assert not any("disturbed" in text for text in (quiet.headlines[0].text, quiet.trade_table.rows[0][4].text))
     busy, interrupted = group.remarks
     assert busy.startswith("Other programs were at work when 1 of 3 trials began (at most on 0.9 times the cores")
     assert f"in {first.name}): trust no time" in busy
@@ -166,9 +194,20 @@ def test_layers_that_onednn_multiplies_slowly_are_named(suite: Any) -> None:
     assert any("not recorded: no libc" in cell.text for row in differing.rows for cell in row)
 
 
+def test_a_disturbed_dense_trial_makes_every_ratio_to_it_doubtful(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"))
+    folder = suite.write()
+    path = min(folder.glob("trials/dense-*/trial.json"))
+    path.write_text(path.read_text().replace('"hardware": {', '"busy_cores": 1.9, "hardware": {'))
+    (group,) = build(read(folder)).groups
+    sdgp = group.trade_table.rows[1]
+    assert [cell.text.endswith("(disturbed)") for cell in sdgp[4:7]] == [False, True, True]
+    assert "× dense" in group.headlines[1].text.partition(" (disturbed: not to be trusted)")[0]
+
+
 def _doubted(group: Any) -> list[str]:
     """The columns whose notes say that they are not to be trusted: a table is copied without the remarks above it."""
-    return [column.title for column in group.trade_table.columns if "Not to be trusted" in column.note]
+    return [column.title for column in group.trade_table.columns if "Do not trust it" in column.note]
 
 
 def test_damaged_records_are_counted_apart(suite: Any) -> None:

@@ -13,6 +13,7 @@ from reports import published, reproduced
 from reports.comparison import Compared, accuracy, compare, doubts_about_times, published_alone
 from reports.estimates import Estimate, Missing
 from reports.records import read
+from reports.reproduced import _our_cell, to_csv
 from reports.reproduction_figures import differences_figure, gradient_figure, grid_figure
 
 NUMBERS = """
@@ -159,6 +160,29 @@ def test_times_of_different_machines_are_not_compared(suite, numbers):
     assert (ratio.mean, ratio.count) == (2.0, 1)
     (seconds,) = compare([Compared("s", SDGP, column="train_time_s", scale=1.0, unit="s")], "a", trials, numbers)
     assert seconds.ours == Missing("ran on several machines or in several formats, whose times have no mean")
+
+
+@pytest.mark.parametrize("column", ["threads", "torch"])
+def test_times_of_other_threads_or_versions_are_not_compared(suite, numbers, column):
+    suite.add_all(("dense",), **{column: "1"})
+    suite.add_all(("sdgp",), **{column: "2"})
+    found = lines(by_label(read(suite.write())), numbers)
+    assert found["time saved"].ours == Missing("dense ran with another number of threads or version of torch")
+    assert found["pruned minus dense"].ours.count == 3
+
+
+def test_a_disturbed_time_is_marked_beside_the_published_one(suite, numbers):
+    suite.add_all(("dense", "sdgp"))
+    folder = suite.write()
+    found = lines(by_label(read(folder)), numbers)
+    assert not any(line.disturbed for line in found.values())
+    path = min(folder.glob("trials/dense-*/trial.json"))
+    path.write_text(path.read_text().replace('"hardware": {', '"busy_cores": 1.9, "hardware": {'))
+    found = lines(by_label(read(folder)), numbers)
+    assert {name for name, line in found.items() if line.disturbed} == {"time saved", "training time"}
+    assert _our_cell(found["time saved"]).text.endswith("(disturbed)")
+    assert "disturbed" not in _our_cell(found["pruned minus dense"]).text
+    assert "disturbed" in to_csv([found["time saved"]])
 
 
 @pytest.mark.parametrize("column", ["execution", "dtype"])

@@ -1,9 +1,12 @@
 """Accuracy against cost, looked up in the drawing itself."""
 
+import json
+
 import pytest
 from matplotlib.colors import to_hex
 
 from reports import svg
+from reports.course_figures import course_figures
 from reports.records import read
 from reports.rows import group_trials, method_rows
 from reports.trade_figures import trade_figures
@@ -28,3 +31,46 @@ def test_methods_of_one_accuracy_and_cost_are_both_seen(suite, drawn):
         ]
         assert all(line.get_markerfacecolor() == "none" for line in means)
         assert all(line.get_markeredgewidth() == pytest.approx(1.7) for line in means)
+
+
+def disturb(folder, method):
+    """Other programs were at work as the method's first trial began."""
+    path = min(folder.glob(f"trials/{method}-*/trial.json"))
+    record = json.loads(path.read_text())
+    record["provenance"] |= {"busy_cores": 2.0}
+    path.write_text(json.dumps(record))
+
+
+def crosses(axes):
+    """The places that are crossed out."""
+    drawn = [collection for collection in axes.collections if collection.get_zorder() == 4]
+    return sorted(tuple(place) for collection in drawn for place in collection.get_offsets())
+
+
+def test_a_disturbed_time_is_crossed_out_in_the_figure_itself(suite, drawn):
+    for seed, accuracy in enumerate((70.0, 72.0)):
+        for method in ("dense", "sdgp"):
+            suite.add(method, seed, accuracy=accuracy, time=100.0 + seed, variant="", train_flops_effective=1e12)
+    folder = suite.write()
+    disturb(folder, "sdgp")
+    (group,), _ = group_trials(read(folder).trials)
+    figures, _ = trade_figures(method_rows(group, {"dense": 0, "sdgp": 1}), "slug")
+    by_time, by_flops = (figure.axes[0] for figure in drawn)
+    assert crosses(by_time) == [pytest.approx((100.0, 70.0)), pytest.approx((100.5, 71.0))]  # the trial, and the mean
+    assert by_time.get_xlabel().endswith("×: disturbed, not to be trusted")
+    assert "Crossed out: a disturbed time" in figures[0].caption
+    assert "sdgp: 71.00 % at 100 s (disturbed)" in figures[0].alt
+    assert crosses(by_flops) == []
+    assert "disturbed" not in by_flops.get_xlabel() + figures[1].caption + figures[1].alt
+
+
+def test_a_disturbed_time_is_dotted_where_accuracy_is_drawn_over_it(suite, drawn):
+    suite.add_all(("dense", "sdgp"), seeds=1)
+    folder = suite.write()
+    disturb(folder, "sdgp")
+    (group,), _ = group_trials(read(folder).trials)
+    course_figures(method_rows(group, {"dense": 0, "sdgp[n=2,m=4]": 1}), "slug")
+    (axes,) = [axes for figure in drawn for axes in figure.axes if "Training time" in axes.get_xlabel()]
+    assert axes.get_xlabel().endswith("dotted: disturbed, not to be trusted")
+    styles = {(to_hex(line.get_color()), line.is_dashed()) for line in axes.lines if len(line.get_xdata()) > 1}
+    assert styles == {(svg.colour(0), False), (svg.colour(1), True)}

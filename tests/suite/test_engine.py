@@ -355,6 +355,17 @@ def test_lines_and_bars(capsys):
     line = epoch_line(spec("dense"), record)
     assert line == f"{spec('dense').trial_id}  epoch 3/3  loss 0.910  accuracy 82.14 %  2 min 10 s"
     assert epoch_line(spec("dense"), {"epoch": 1, "train_loss": None}).endswith("epoch 1/3")
+    first = {"epoch": 1, "epochs_left": 4, "train_time_s": 40.0, "eval_time_s": 5.0}
+    second = {"epoch": 2, "epochs_left": 3, "train_time_s": 60.0, "eval_time_s": 10.0}
+    assert epoch_line(spec("dense"), first).endswith("epoch 1/5  40 s  about 3 min 0 s left")
+    assert epoch_line(spec("dense"), second).endswith("  about 1 min 45 s left")  # resumed: the mean of two epochs
+    assert epoch_line(spec("dense"), second, first).endswith("  about 1 min 15 s left")  # the last one took 25 s
+    assert "left" not in epoch_line(spec("dense"), {**second, "epochs_left": 0}, first)
+    output = io.StringIO()
+    lines = Lines(1, Console(file=output))
+    for one in (first, second):
+        lines.epoch(spec("dense"), one)
+    assert "about 1 min 15 s left" in output.getvalue()
     assert [duration(seconds) for seconds in (3.24, 9.96, 59.6, 3599.7, 3900)] == [
         "3.2 s",
         "10 s",

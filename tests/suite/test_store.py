@@ -19,13 +19,13 @@ from suite.spec import SuiteSpec, TrialSpec
 from suite.store import Store, read_record, write_json, write_record
 
 ROOT = Path(__file__).resolve().parents[2]
+MACHINE = {"hardware_id": "h1234567", "hardware": {"threads": 2}, "software": {"torch": "2.15.0+cu132"}}
 LISTED = """trial_id, method, variant, task, model, preset, seed, status, message, device, hardware_id, dtype,
 data_copy, parameters, batch_size, epochs, test_accuracy, test_loss, val_accuracy, best_epoch_accuracy,
 train_time_s, eval_time_s, reconfigure_time_s, wall_time_s, samples_per_s, inference_images_per_s,
 train_flops_dense, train_flops_current, train_flops_effective, train_flops_executed,
 inference_flops_dense, inference_flops, inference_flops_effective, params_dense, params, nonzero_params,
-peak_memory_bytes, peak_rss_bytes, energy_j, allreduce_bytes, modelled_train_time_s, target_accuracy,
-time_to_target_s, execution, compile_time_s"""
+peak_memory_bytes, peak_rss_bytes, execution, compile_time_s, threads, torch"""
 
 
 def spec(seed=0, **fields):
@@ -174,10 +174,10 @@ def test_the_table_has_the_columns_of_the_interface(store):
         "train_time_s": 1.25,
         "params": 10,
         "train_flops_dense": 3 * 10**18,
-        "energy_j": None,
+        "val_accuracy": None,
     }
     first = spec(0, method="sdgp", variant="n=2,m=4", parameters={"m": 4, "n": 2})
-    put(store, first, "done", result=result, provenance={"hardware_id": "h1234567"})
+    put(store, first, "done", result=result, provenance=MACHINE)
     put(store, spec(1), "error", 'a "quoted", line')
     put(store, spec(2), "running")
     write_results(store)
@@ -187,7 +187,14 @@ def test_the_table_has_the_columns_of_the_interface(store):
     assert list(row) == list(COLUMNS)
     expected = {"method": "sdgp", "variant": "n=2,m=4", "parameters": '{"m":4,"n":2}', "seed": "0", "status": "done"}
     expected |= {"data_copy": "original-abababab", "hardware_id": "h1234567", "epochs": "3", "batch_size": "4"}
-    expected |= {"test_accuracy": "0.5", "params": "10", "train_flops_dense": str(3 * 10**18), "energy_j": ""}
+    expected |= {
+        "test_accuracy": "0.5",
+        "params": "10",
+        "train_flops_dense": str(3 * 10**18),
+        "val_accuracy": "",
+        "threads": "2",
+    }
+    expected |= {"torch": "2.15"}
     assert {key: row[key] for key in expected} == expected
     assert row["test_loss"] == ""
     assert rows[spec(1).trial_id]["message"] == 'a "quoted", line'
@@ -195,7 +202,7 @@ def test_the_table_has_the_columns_of_the_interface(store):
     frame = pd.read_parquet(store.folder / "results.parquet")
     assert list(frame) == list(COLUMNS)
     assert frame["test_accuracy"].dtype == float
-    assert frame["energy_j"].isna().all()
+    assert frame["val_accuracy"].isna().all()
 
 
 def test_a_trial_that_runs_now_has_no_row(store):

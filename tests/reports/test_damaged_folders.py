@@ -1,0 +1,134 @@
+"""A folder with a damaged file still has a report that names the damage, or one line that says why it has none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from random_edits import damage
+
+from reports import write_report
+from reports.build import build
+from reports.records import read
+from suite.errors import UsageError
+
+
+def report_of(made: Path, folder: Path, seed: int) -> str:
+    """Edit a copy and write its report: empty if there is one, else the line for the user. Anything else raises."""
+    shutil.copytree(made, folder)
+    done = damage(folder, seed)
+    try:
+        written = write_report(folder)
+    except UsageError as error:
+        return str(error)
+    except Exception as error:
+        error.add_note(done)
+        raise
+    for path in written:
+        path.read_text(encoding="utf-8")
+    return ""
+
+
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("part", range(4))
+def test_random_edits_of_any_file_leave_a_report_or_one_line(made: Path, tmp_path: Path, part: int) -> None:
+    lines = [report_of(made, tmp_path / str(seed), seed) for seed in range(15 * part, 15 * (part + 1))]
+    # Nothing but a table that cannot be read is a reason for no report.
+    assert all("results.csv" in line and "\n" not in line for line in lines if line)
+    assert sum(map(bool, lines)) < len(lines) / 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_random_edits_with_figures(made: Path, tmp_path: Path, part: int) -> None:
+    for seed in range(10_000 + 25 * part, 10_000 + 25 * (part + 1)):
+        report_of(made, tmp_path / str(seed), seed)
+
+
+def edit(path: Path, change: Any) -> None:
+    """Change one trial's record."""
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda record: record.update(spec=[1]), "'spec' is no JSON object"),
+        (lambda record: record.update(provenance="x"), "'provenance' is no JSON object"),
+        (lambda record: record["spec"].update(recipe=3), "'recipe' is no JSON object"),
+        (lambda record: record["spec"].update(depends_on=7), "'depends_on' is no JSON object"),
+        (lambda record: record["provenance"].update(git=[]), "'git' is no JSON object"),
+        (lambda record: record.update(more=[[[[[[1]]]]] * 3]), ""),
+        (lambda record: record["provenance"].update(busy_cores=10**400), ""),
+    ],
+)
+def test_records_of_other_types_are_named_and_the_others_reported(suite: Any, change: Any, named: str) -> None:
+    suite.add_all(("dense",))
+    folder = suite.write()
+    edit(min(folder.glob("trials/*/trial.json")), change)
+    report = build(read(folder))
+    assert sum(len(group.trade_table.rows) for group in report.groups if group.trade_table) >= 1
+    damage_named = [cell.text for row in report.problems.table.rows for cell in row] if report.problems else []
+    assert not named or any(named in text for text in damage_named)
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_record_nested_too_deeply_and_a_value_that_is_none(suite: Any) -> None:
+    suite.add_all(("dense",))
+    suite.rows[0]["test_accuracy"] = "7.5"
+    suite.rows[1]["train_time_s"] = "9" * 400
+    folder = suite.write()
+    paths = sorted(folder.glob("trials/*/trial.json"))
+    paths[0].write_text('{"spec": ' + "[" * 5000 + "]" * 5000 + "}")
+    paths[1].write_text('{"spec": ' + "[" * 60 + "]" * 60 + "}")
+    report = build(read(folder))
+    texts = " ".join(cell.text for row in report.problems.table.rows for cell in row) if report.problems else ""
+    assert texts.count("it is nested too deeply") == 2
+    assert "test_accuracy is '7.5', which it cannot be" in texts
+    assert "train_time_s is '9999" in texts
+    (group,) = report.groups
+    assert group.trade_table
+    assert group.trade_table.rows[0][1].text == "3"
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_table_whose_names_are_no_folders_reads_nothing_elsewhere(suite: Any) -> None:
+    suite.add_all(("dense",))
+    for row, name in zip(suite.rows, ("..", "a" * 300, "x/../../y"), strict=True):
+        row["trial_id"] = name
+    trials = read(suite.write()).trials
+    assert [trial.spec for trial in trials] == [{}, {}, {}]
+    assert [trial.name for trial in trials] == ["..", "a" * 300, "x/../../y"]
+
+
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"epoch": 6, "layers": {"a": 3}}', "'layers' is of another kind"),
+        ('{"epoch": 6, "layers": {"a": {"out": "x"}}}', "'layers' is of another kind"),
+        ('{"epoch": 6, "step_flops": [1]}', "'step_flops' is of another kind"),
+        ('{"epoch": 6, "train_time_s": true}', "'train_time_s' is of another kind"),
+        ('{"epoch": 5}', "epoch 5 follows epoch 5"),
+        ('{"epoch": 1e3}', "it has no number of an epoch"),
+        (f'{{"epoch": {10**400}}}', "it has no number of an epoch"),
+        ("[" * 3000, "it is nested too deeply"),
+    ],
+)
+def test_a_damaged_line_of_epochs_is_named_and_left_out(suite: Any, line: str, why: str) -> None:
+    suite.add_all(("prunetrain",), seeds=1)
+    folder = suite.write()
+    (path,) = folder.glob("trials/*/epochs.jsonl")
+    with path.open("a") as file:
+        file.write(line + "\n")
+    (trial,) = read(folder).trials
+    assert len(trial.epochs) == 5
+    assert len(trial.damage) == 1
+    assert "line 6" in trial.damage[0]
+    assert why in trial.damage[0]

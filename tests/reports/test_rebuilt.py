@@ -1,0 +1,121 @@
+"""A report that is made again of what is left says the same numbers, and what it lacks."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from reports import write_report
+from reports.build import build
+from reports.records import read
+from suite import packed
+from suite.verbs import report
+
+ROOT = Path(__file__).parents[2]
+SUITES = sorted(path.parent for path in (ROOT / "results").glob("*/*/suite.json"))
+
+
+def test_there_are_committed_suites() -> None:
+    assert len(SUITES) >= 6
+
+
+def sentences_and_tables(text: str) -> list[str]:
+    """The headlines and the rows of the first two tables, without the numbers of notes and the marks of times.
+
+    Whether a time was disturbed is in the trials' records, which the earliest committed suites do not have.
+    """
+    shown = text.partition("## Can I trust it?")[0]
+    lines = [line for line in shown.splitlines() if line.startswith(("- `", "| `"))]
+    return [re.sub(r"<sup>\d+</sup>| \(disturbed[^)]*\)", "", line) for line in lines]
+
+
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("folder", SUITES, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_committed_suites_give_the_same_numbers_again(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    assert report([str(copy)]) == 0
+    before, after = (pd.read_csv(path / "results.csv", dtype=str, keep_default_na=False) for path in (folder, copy))
+    filled = [column for column in before if (before[column] != "").any()]
+    assert set(before.columns) - set(after.columns) <= set(before.columns) - set(filled)
+    before, after = (table.set_index("trial_id").sort_index()[filled[1:]] for table in (before, after))
+    assert before.equals(after)
+    texts = [(path / "report.md").read_text(encoding="utf-8") for path in (folder, copy)]
+    old, new = map(sentences_and_tables, texts)
+    assert len(old) > 6
+    assert old == new
+    # Every figure that the committed report refers to is still there.
+    figures = re.findall(r"\]\((figures/[^)]+\.svg)\)", texts[0])
+    assert all((copy / name.replace("\\", "")).is_file() for name in figures)
+    once = (copy / "results.csv").read_bytes()
+    assert report([str(copy)]) == 0
+    assert (copy / "results.csv").read_bytes() == once
+
+
+def test_the_report_says_what_it_lacks_and_keeps_figures_that_it_cannot_draw(suite: Any) -> None:
+    suite.add_all(("dense", "prunetrain"), seeds=1)
+    folder = suite.write()
+    write_report(folder)
+    assert build(read(folder)).lacks == ()
+    figures = {path.name: path.read_bytes() for path in (folder / "figures").iterdir()}
+    assert len(figures) == 7
+    dense, pruned = sorted((folder / "trials").iterdir())
+    (pruned / "layers.csv").unlink()
+    shutil.rmtree(dense)
+    write_report(folder)
+    text = " ".join((folder / "report.md").read_text(encoding="utf-8").split())
+    assert "1 of the 2 trials that are done (dense-" in text
+    assert "has no trial.json: their recipe" in text
+    assert "2 trials that are done have no layers.csv: shapes by layer" in text
+    shutil.rmtree(folder / "trials")
+    (folder / "suite.json").unlink()
+    write_report(folder)
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "All 2 trials that are done have no epochs.jsonl: curves over epochs" in text
+    assert "There is no suite.json" in text
+    assert "5 figures of an earlier report cannot be drawn again" in text
+    assert "loss-epochs.svg" in text
+    left = {path.name: path.read_bytes() for path in (folder / "figures").iterdir()}
+    assert left.keys() == figures.keys()
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "What this report lacks" in page
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_rows_without_records_stay_in_the_group_of_those_that_have_them(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"))
+    folder = suite.write()
+    (whole,) = build(read(folder)).groups
+    for place, path in enumerate(sorted((folder / "trials").iterdir())):
+        if place % 2:
+            shutil.rmtree(path)
+    (group,) = build(read(folder)).groups
+    assert group.headlines == whole.headlines
+    assert group.trade_table == whole.trade_table
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_compressed_files_give_the_same_report(suite: Any) -> None:
+    suite.add_all(("dense", "prunetrain"), seeds=2)
+    folder = suite.write()
+    before = read(folder)
+    for path in [*folder.glob("trials/*/*.json"), *folder.glob("trials/*/*.jsonl"), *folder.glob("trials/*/*.csv")]:
+        path.with_name(path.name + packed.SUFFIX).write_bytes(packed.pack(path.read_bytes()))
+        path.unlink()
+    after = read(folder)
+    assert [trial.epochs for trial in after.trials] == [trial.epochs for trial in before.trials]
+    assert [trial.spec for trial in after.trials] == [trial.spec for trial in before.trials]
+    assert all(one.layers.equals(other.layers) for one, other in zip(after.trials, before.trials, strict=True))
+    assert not any(trial.absent or trial.damage for trial in after.trials)
+    (folder / "results.csv").unlink()
+    assert len(read(folder).trials) == 4
+    packs = min(folder.glob("trials/*/epochs.jsonl.gz"))
+    packs.write_bytes(packs.read_bytes()[:40])
+    damage = [line for trial in read(folder).trials for line in trial.damage]
+    assert len(damage) == 1
+    assert "epochs.jsonl.gz cannot be read" in damage[0]
