@@ -8,6 +8,7 @@ from pathlib import Path
 from suite import files, packed
 from suite.errors import UsageError
 from suite.options import Parser, door
+from suite.typed import read_path
 
 WHOLE = ("suite.json", "results.csv", "report.md")  # of the folder, copied as they are
 FOLDERS = ("figures", "reproduce")  # of the folder, whose files are copied as they are
@@ -24,7 +25,7 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", metavar="DIR", help="a suite's folder: what --out named")
     parser.add_argument("destination", metavar="DEST", help="a folder that does not exist or is empty")
     namespace = parser.read(arguments)
-    source, destination = (Path(name).expanduser() for name in (namespace.folder, namespace.destination))
+    source, destination = read_path(namespace.folder, "export"), read_path(namespace.destination, "export")
     if not (source / "suite.json").is_file():
         raise UsageError(f"export {source}: no suite's folder; it has no suite.json")
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
