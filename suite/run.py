@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from suite import registry
+from suite import files, registry
 from suite.options import RunOptions, read_run_options
 from suite.progress import duration, shown_on
 from suite.spec import SuiteSpec, TrialSpec, suite_hash
@@ -110,7 +110,7 @@ def run_trials(
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
     # What was ever started was rehearsed then.
     rehearse(trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists())
-    with store.lock():
+    with files.errors_of(folder), store.lock():
         read_table(folder)  # a table that cannot be read must not be found out after hours of trials
         provenance = collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
         store.add_command(suite, without_home(shlex.join(sys.argv)), provenance)

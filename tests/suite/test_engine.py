@@ -141,7 +141,7 @@ def child(tmp_path):
 
 
 def run(child, tmp_path, *methods, jobs=1, timeout=None):
-    trials = [(spec(method, seed), tmp_path / f"{method}-{seed}") for seed, method in enumerate(methods)]
+    trials = [(one, tmp_path / one.trial_id) for one in (spec(method, seed) for seed, method in enumerate(methods))]
     recorder = Recorder()
     LocalEngine(jobs, timeout, lambda folder: [sys.executable, str(child), str(folder)]).run(trials, recorder)
     records = [read_record(folder) for _, folder in trials]
@@ -237,7 +237,7 @@ def drive(tmp_path, child, *methods):
     driver.write_text(DRIVER)
     folders = []
     for seed, method in enumerate(methods):
-        folders.append(tmp_path / f"{method}-{seed}")
+        folders.append(tmp_path / spec(method, seed).trial_id)
         folders[-1].mkdir()
         (folders[-1] / "spec.json").write_text(json.dumps(spec(method, seed).to_json()))
     command = [sys.executable, str(driver), str(child), *map(str, folders)]

@@ -291,7 +291,7 @@ def test_flipped_bit_in_a_model_is_noticed(undisturbed, tmp_path):
 def test_files_that_are_no_models_are_refused_in_one_line(undisturbed, tmp_path):
     for content in (b"", b"text"):
         (tmp_path / "model.pt").write_bytes(content)
-        with pytest.raises(UsageError, match="damaged, or no file of tensors"):
+        with pytest.raises(UsageError, match="damaged, or not a file of tensors"):
             checkpoint.load_model(tmp_path / "model.pt")
     torch.save({"x": 1}, tmp_path / "model.pt")
     with pytest.raises(UsageError, match="no model of this suite"):
