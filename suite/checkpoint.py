@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from suite import files
-from suite.errors import UsageError, in_words
+from suite.errors import UsageError
 from suite.method import ReconfigPlan
 from suite.parameters import build_model
 from suite.records import archive_damage
@@ -53,7 +53,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     with files.replacing(path) as file:
         remembering = _Remembering(file)
         try:
-            torch.save(dict(state), remembering)
+            torch.save(dict(state), cast("IO[bytes]", remembering))
         except RuntimeError as error:
             if remembering.error is not None:
                 raise remembering.error from error
@@ -72,7 +72,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
             raise UsageError(f"{path}: {reason}")
         state = torch.load(path, map_location=device, weights_only=True)
     except OSError as error:
-        raise UsageError(in_words(error)) from error
+        raise UsageError(f"{path}: {error.strerror or error}") from error
     except UsageError:
         raise
     except Exception as error:

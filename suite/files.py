@@ -91,7 +91,7 @@ def append(path: Path, text: str) -> None:
 
 @contextmanager
 def errors_of(folder: Path) -> Iterator[None]:
-    """Errors of files in a folder, a full disk for one, become a `UsageError`: one line with the reason and the file."""
+    """Make errors of files in a folder, such as a full disk, a `UsageError`: one line with the reason and the file."""
     try:
         yield
     except OSError as error:

@@ -254,7 +254,5 @@ def _kind(
         files=files,
         defined_by=defining_files(method=choice.name, task=task, model=model.name),
     )
-    before = {
-        text: _kind(suite, _named(text), task, model, recipe, data_copy) for text in method.depends_on()
-    }
+    before = {text: _kind(suite, _named(text), task, model, recipe, data_copy) for text in method.depends_on()}
     return _Kind(trial, before)

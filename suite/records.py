@@ -9,6 +9,7 @@ their files are checked by what is in them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import files, packed
+from suite.errors import in_words
 from suite.spec import LARGEST_SEED, TrialSpec, canonical_json
 
 ENDED = ("done", "diverged", "oom", "timeout", "error", "skipped")
@@ -107,7 +109,7 @@ def damage(folder: Path, record: Mapping[str, Any]) -> str:
             if _facts(folder / name) != expected:
                 return f"{name} does not have the checksum in trial.json"
     except OSError as error:
-        return f"{Path(str(error.filename)).name} cannot be read: {error.strerror}"
+        return f"its files cannot be read: {in_words(error)}"
     return ""
 
 
@@ -148,6 +150,10 @@ def archive_damage(path: Path) -> str:
             broken = archive.testzip()
     except (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, RuntimeError, EOFError, KeyError):
         return "is damaged, or not a file of tensors"  # the errors of the reader of archives, for bytes that are none
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return "is damaged: its table of contents leads outside of it"  # to seek before a file's beginning is invalid
     return f"is damaged: {broken} in it does not have its checksum" if broken else ""
 
 
@@ -175,7 +181,7 @@ def _check(record: Any, name: str) -> None:
             raise ValueError(f"its {field} is not a text")
     for field in ("epochs", "batch_size"):
         value = read.recipe.get(field)
-        if not _is_integer(value) or not 1 <= value <= _LARGEST[int]:
+        if not (isinstance(value, int) and _is_integer(value) and 1 <= value <= _LARGEST[int]):
             raise ValueError(f"its recipe.{field} is {str(value)[:40]}")
     if record.get("trial_id", name) != name or not name.endswith(f"-{read.hash[:8]}"):
         raise ValueError(f"it is that of {read.trial_id}")

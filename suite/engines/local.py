@@ -87,7 +87,6 @@ class LocalEngine:
             while waiting or running:
                 while len(running) < self.jobs and (ready := _next_ready(waiting, running)):
                     waiting.remove(ready)
-                    progress.started(ready[0])
                     if missing := _not_done(*ready):
                         _end(*ready, "skipped", f"{missing}, on which it depends, is not done", progress)
                         continue
@@ -96,6 +95,8 @@ class LocalEngine:
                     except (OSError, UsageError) as error:
                         text = in_words(error) if isinstance(error, OSError) else str(error)
                         _end(*ready, "error", f"cannot be started: {text}", progress)
+                        continue
+                    progress.started(ready[0])
                 time.sleep(POLL_INTERVAL)
                 for item in list(running):
                     timed_out = self.timeout is not None and item.seconds >= self.timeout
@@ -162,6 +163,7 @@ def _record(trial: TrialSpec, folder: Path, status: str, message: str) -> dict[s
 
 def _end(trial: TrialSpec, folder: Path, status: str, message: str, progress: Shown) -> None:
     """End a trial that was not started."""
+    progress.started(trial)
     progress.ended(trial, _record(trial, folder, status, message), 0.0)
 
 

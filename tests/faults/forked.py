@@ -19,6 +19,7 @@ import struct
 import sys
 import time
 import traceback
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,12 +70,12 @@ class Operations:
         real_fsync, real_fdopen = os.fsync, os.fdopen
 
         def fsync(descriptor):
-            if self._is_ours(os.readlink(f"/proc/self/fd/{descriptor}")):
+            if self._is_ours(Path(f"/proc/self/fd/{descriptor}").readlink()):
                 self.happens("fsync")
             real_fsync(descriptor)
 
         def fdopen(descriptor, mode="r", *arguments, **keywords):
-            if mode in ("wb", "ab") and self._is_ours(os.readlink(f"/proc/self/fd/{descriptor}")):
+            if mode in ("wb", "ab") and self._is_ours(Path(f"/proc/self/fd/{descriptor}").readlink()):
                 return _Writer(descriptor, mode, self)
             return real_fdopen(descriptor, mode, *arguments, **keywords)
 
@@ -190,8 +191,8 @@ class SamePopen:
 
 def _speak_to_descriptors():
     """Print to the descriptors 1 and 2, whatever a test runner has made of `print`."""
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     for logger in (logging.getLogger(), logging.getLogger("pdt.trial")):
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
@@ -239,9 +240,11 @@ def import_as(main):
     with open(reader, encoding="utf-8") as file:
         names = file.read().splitlines()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    for name in names:
-        with contextlib.suppress(Exception):  # what its package imports for itself alone
-            importlib.import_module(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            with contextlib.suppress(Exception):  # what its package imports for itself alone
+                importlib.import_module(name)
 
 
 def quick_report():

@@ -24,7 +24,7 @@ def warm_up(scratch):
     from suite import cli
 
     def train():
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         quick_facts(SamePopen)  # in the command's own process, so that the imports are seen
         return cli.main(["run", *OPTIONS, "--data-root", str(scratch), "--out", str(scratch / "warm")])
 

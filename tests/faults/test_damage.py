@@ -8,7 +8,7 @@ import suites
 from edits import edit
 from forked import Operations, pdt
 
-SAMPLE = 6
+SAMPLE = 5
 SHARDS, EDITS = 8, 45  # edits of each shard
 OF_A_TRIAL = ("trial.json", "epochs.jsonl", "layers.csv", "model.pt")
 OF_THE_SUITE = ("suite.json", "results.csv", "results.parquet", ".lock", "report.html")
@@ -57,6 +57,7 @@ def damaged_and_run_again(base, interrupted, folder, seed, tally):
         outputs.append(reported.output)
     ended = suites.run(out, folder / "run")
     outputs.append(ended.output)
+    tally["tracebacks"] += "Traceback" in "".join(outputs)
     assert "Traceback" not in "".join(outputs), f"{where}: {outputs}"
     assert not ended.orphans, where
     if ended.status == 0:

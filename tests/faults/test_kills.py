@@ -10,7 +10,7 @@ from forked import Operations
 from suite.checkpoint import load
 
 SHARDS = 8
-SAMPLE = 4
+SAMPLE = 3
 
 
 def positions(count, shard):
@@ -65,9 +65,7 @@ def epochs_saved(out):
     """The epoch of each checkpoint of a trial that is not done."""
     done = finished(out)
     paths = {path.parent.name: path for path in (out / "trials").glob("*/checkpoint.pt")}
-    return {
-        name: load(path)["trainer"]["hooks"]["epochs_done"] for name, path in paths.items() if name not in done
-    }
+    return {name: load(path)["trainer"]["hooks"]["epochs_done"] for name, path in paths.items() if name not in done}
 
 
 @pytest.mark.parametrize("number", range(SAMPLE))

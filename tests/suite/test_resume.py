@@ -231,7 +231,27 @@ def damage_records(folder):
     path.write_text("garbage\n" + path.read_text().split("\n", 1)[1])
 
 
-@pytest.mark.parametrize("damage", [truncate, empty, replace_by_another, lose_records, damage_records])
+def change_records(folder):
+    path = folder / "epochs.jsonl"
+    path.write_text(path.read_text().replace('"epoch": 1, ', '"epoch": 1, "more": 1, ', 1))
+
+
+def take_that_of_another_trial(folder):
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    torch.save(state | {"trial": "ab" * 32}, folder / "checkpoint.pt")
+
+
+def flip_a_bit(folder):
+    path = folder / "checkpoint.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = [truncate, empty, replace_by_another, lose_records, damage_records, change_records, flip_a_bit]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, take_that_of_another_trial])
 def test_damaged_files_of_an_attempt_give_one_line_that_says_what_to_do(damage, interrupted, tmp_path):
     folder = tmp_path / "trial"
     shutil.copytree(trial(interrupted, "dense"), folder)
