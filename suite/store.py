@@ -201,6 +201,9 @@ class Store:
         for trial in trials:
             folder = self.trial_folder(trial.trial_id)
             status, reason = ("", "") if only == "all" else self._state(trial.trial_id)
+            if status == "done" and not folder.is_symlink():
+                # Left by a process that was killed between its record and this.
+                (folder / "checkpoint.pt").unlink(missing_ok=True)
             if (
                 only == "all"
                 or (only == "missing" and status != "done")

@@ -171,3 +171,11 @@ def test_an_honest_model_of_any_size_is_whole(tmp_path):
     assert damage(folder, read_record(folder)) == ""
     as_before_checksums(folder)
     assert damage(folder, read_record(folder)) == ""
+
+
+def test_a_checkpoint_that_a_killed_process_left_in_a_finished_trial_is_removed(two, tmp_path):
+    for folder in two:
+        (folder / "checkpoint.pt").write_text("x")
+    write_record(two[1], spec(1), "error", "killed by signal 9")
+    assert [folder for _, folder in Store(tmp_path).choose([spec(0), spec(1)], "missing")] == [two[1]]
+    assert [(folder / "checkpoint.pt").exists() for folder in two] == [False, True]
