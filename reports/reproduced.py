@@ -83,11 +83,11 @@ def write(folder: Path, reproduced: Reproduced) -> list[Path]:
     place = folder / "reproduce"
     paths = {ending: place / f"{reproduced.name}.{ending}" for ending in ("md", "csv", "svg")}
     texts = {paths["csv"]: to_csv(reproduced.comparisons), paths["md"]: to_markdown(reproduced)}
+    files.make_folder(place)
     if reproduced.figure is None:
         paths["svg"].unlink(missing_ok=True)
     else:
         texts = {paths["svg"]: reproduced.figure.standalone, **texts}
-    place.mkdir(exist_ok=True)
     for path, text in texts.items():
         files.write(path, text)
     return list(reversed(texts))

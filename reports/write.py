@@ -18,7 +18,7 @@ def write_report(folder: Path) -> list[Path]:
     figures = [(folder / "figures" / f"{figure.name}.svg", figure.standalone) for figure in report.figures]
     texts = [(folder / "report.html", html.render(report)), (folder / "report.md", markdown.render(report)), *figures]
     # The figures first: a Markdown file never refers to one that is not there yet.
-    (folder / "figures").mkdir(exist_ok=True)
+    files.make_folder(folder / "figures")
     for path, text in reversed(texts):
         files.write(path, text)
     # Figures of an earlier report, whose methods may have other colours now; those it names as kept stay.

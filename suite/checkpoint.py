@@ -8,10 +8,9 @@ the new one.
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +19,45 @@ from suite import files
 from suite.errors import UsageError
 from suite.method import ReconfigPlan
 from suite.parameters import build_model
+from suite.records import archive_damage
 from suite.surgery import apply_plan, find_index_spaces
 
 MODEL_FORMAT = 1
+LARGEST_SIZE = 2**20  # of an image, in pixels along a side, and of the classes; more was not written by this suite
+
+
+class _Remembering:
+    """A file for torch to write to, which remembers the error of the disk; torch replaces it by one of its own."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint atomically."""
+    """Write a checkpoint atomically.
+
+    Raises:
+        OSError: if it cannot be written, because the disk is full, for instance; it names the file.
+    """
     with files.replacing(path) as file:
-        torch.save(dict(state), file)
+        remembering = _Remembering(file)
+        try:
+            torch.save(dict(state), cast("IO[bytes]", remembering))
+        except RuntimeError as error:
+            if remembering.error is not None:
+                raise remembering.error from error
+            raise
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -38,18 +67,17 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
         UsageError: if the file is no checkpoint or is damaged.
     """
     try:
+        # torch's reader does not look at the checksums in the archive.
+        if reason := archive_damage(path):
+            raise UsageError(f"{path}: {reason}")
         state = torch.load(path, map_location=device, weights_only=True)
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:
-        # Whatever torch's reader trips over in bytes that it did not write.
-        raise UsageError(f"{path}: is damaged, or no file of tensors") from error
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except UsageError:
+        raise
+    except Exception as error:
+        # The archive is whole, but not one that this suite wrote; what its content leads torch's reader to is open.
+        raise UsageError(f"{path}: is damaged, or not a file of tensors") from error
     if not isinstance(state, dict):
         raise UsageError(f"{path}: holds a {type(state).__name__}, not a checkpoint")
     return state
@@ -97,16 +125,28 @@ def load_model(path: str | Path) -> nn.Module:
         UsageError: if the file is missing, damaged or no model of this suite, or its model is not registered.
     """
     state = _read_model(Path(path))
-    architecture = state["architecture"]
-    input_shape = tuple(architecture["input_shape"])
     # Building draws weights, which are overwritten; the caller's own draws must not move by it.
     generator_state = torch.get_rng_state()
-    model = build_model(architecture["model"], input_shape, architecture["num_classes"])
-    torch.set_rng_state(generator_state)
-    spaces = find_index_spaces(model, input_shape)
+    try:
+        return _rebuilt(state["architecture"], state["tensors"])
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except Exception as error:
+        # Its checksum holds, so that it was written like this: for another version of the model, or by another program.
+        reason = (str(error).splitlines() or [""])[0]
+        raise UsageError(f"{path}: its tensors do not fit the network that it names ({reason})") from error
+    finally:
+        torch.set_rng_state(generator_state)
+
+
+def _rebuilt(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The network with everything taken out that was, and its tensors."""
+    input_shape = architecture["input_shape"]
+    model = build_model(architecture["model"], tuple(input_shape), architecture["num_classes"])
+    spaces = find_index_spaces(model, tuple(input_shape))
     for plan in architecture["reconfigurations"]:
         apply_plan(model, ReconfigPlan.from_json(plan), spaces, None)
-    model.load_state_dict(state["tensors"], strict=True)
+    model.load_state_dict(tensors, strict=True)
     return model.eval()
 
 
@@ -116,19 +156,38 @@ def read_reconfigurations(path: Path) -> list[ReconfigPlan]:
     Raises:
         UsageError: as of `load_model`.
     """
-    return [ReconfigPlan.from_json(plan) for plan in _read_model(path)["architecture"]["reconfigurations"]]
+    try:
+        return [ReconfigPlan.from_json(plan) for plan in _read_model(path)["architecture"]["reconfigurations"]]
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise UsageError(f"{path}: what was taken out of its network is damaged ({error})") from error
 
 
 def _read_model(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"{path}: no such file")
     state = load(path)
-    if not {"architecture", "tensors", "sha256"} <= set(state) or "format" not in state["architecture"]:
+    architecture, tensors = state.get("architecture"), state.get("tensors")
+    if not (isinstance(architecture, dict) and isinstance(tensors, dict) and "format" in architecture):
         raise UsageError(f"{path}: holds no model of this suite (a trial's is called model.pt)")
-    if state["architecture"]["format"] != MODEL_FORMAT:
-        raise UsageError(f"{path}: has format {state['architecture']['format']}; this version reads {MODEL_FORMAT}")
-    if _checksum(state["tensors"]) != state["sha256"]:
-        raise UsageError(f"{path}: is damaged: its tensors do not have the checksum that stands beside them")
+    if architecture["format"] != MODEL_FORMAT:
+        raise UsageError(f"{path}: has format {architecture['format']}; this version reads {MODEL_FORMAT}")
+    try:
+        whole = _checksum(tensors) == state.get("sha256")
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{path}: is damaged: it does not hold tensors as this suite writes them") from error
+    if not whole:
+        raise UsageError(f"{path}: is damaged: its tensors do not have the checksum in it")
+    shape = architecture.get("input_shape")
+    if not (
+        isinstance(architecture.get("model"), str)
+        and isinstance(architecture.get("reconfigurations"), list)
+        and isinstance(shape, list)
+        and len(shape) == 3
+        and all(
+            isinstance(size, int) and 0 < size <= LARGEST_SIZE for size in (*shape, architecture.get("num_classes"))
+        )
+    ):
+        raise UsageError(f"{path}: is damaged: it does not say which network its tensors belong to")
     return state
 
 

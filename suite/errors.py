@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -12,6 +13,12 @@ class UsageError(Exception):
 
 class MissingData(UsageError):
     """A data set is neither on disk nor to be fetched."""
+
+
+def in_words(error: OSError) -> str:
+    """An error of a file in one line, without Python's names: `No space left on device: /runs/x/model.pt`."""
+    text = error.strerror or str(error) or type(error).__name__
+    return f"{text}: {os.fsdecode(error.filename)}" if isinstance(error.filename, (str, bytes)) else text
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +103,10 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
     found: dict[str, TrialSpec] = {}
     for name, recipe, source, models in settings:
         for model in models:
+            kinds = [_kind(suite, choice, name, model, recipe, dataclasses.asdict(copies[name])) for choice in methods]
             for seed in suite.seeds:
-                for choice in methods:
-                    trials = _trials(suite, choice, name, model, recipe, seed, dataclasses.asdict(copies[name]))
-                    trials = [dataclasses.replace(trial, recipe_source=source) for trial in trials]
+                for kind in kinds:
+                    trials = [dataclasses.replace(trial, recipe_source=source) for trial in _trials(kind, seed)]
                     if trials[-1].hash in found:
                         log.info("%s is %s again; it runs once", trials[-1].label, found[trials[-1].hash].label)
                     for trial in trials:
@@ -201,20 +203,38 @@ def _parameters(choice: Choice, task: str, preset: str) -> dict[str, Any]:
     return resolve(thing, thing.defaults(task, preset), choice.typed)
 
 
-def _trials(
-    suite: SuiteSpec, choice: Choice, task: str, model: Choice, recipe: Recipe, seed: int, data_copy: dict[str, str]
-) -> list[TrialSpec]:
-    """A method's trial, behind those that it depends on."""
-    network = registry.get("model", model.name)
-    parameters = _parameters(choice, task, suite.preset)
+@dataclass(frozen=True)
+class _Kind:
+    """The trials of a method on a network: what they share, however many seeds there are.
+
+    Attributes:
+        trial: the trial of the first seed, which depends on nothing yet.
+        before: the kinds that it depends on, by the texts with which the method names them.
+    """
+
+    trial: TrialSpec
+    before: Mapping[str, _Kind]
+
+
+def _trials(kind: _Kind, seed: int) -> list[TrialSpec]:
+    """A method's trial of a seed, behind those that it depends on."""
     before: list[TrialSpec] = []
     depends_on = {}
+    for text, other in kind.before.items():
+        before += _trials(other, seed)
+        depends_on[text] = before[-1].trial_id
+    return [*before, dataclasses.replace(kind.trial, seed=seed, depends_on=depends_on)]
+
+
+def _kind(
+    suite: SuiteSpec, choice: Choice, task: str, model: Choice, recipe: Recipe, data_copy: dict[str, str]
+) -> _Kind:
+    network = registry.get("model", model.name)
+    parameters = _parameters(choice, task, suite.preset)
     method = build_method(choice.name, parameters, str(choice))
     paths = {name: read_path(path, f"{choice}: {name} is") for name, path in method.files().items()}
     files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
-    for text in method.depends_on():
-        before += _trials(suite, _named(text), task, model, recipe, seed, data_copy)
-        depends_on[text] = before[-1].trial_id
+    fields = declared(Recipe)
     trial = TrialSpec(
         method=choice.name,
         variant=choice.variant,
@@ -224,15 +244,15 @@ def _trials(
         model=str(canonical(model, network)),
         model_parameters=resolve(network, model.typed),
         preset=suite.preset,
-        recipe={name: normal(value, declared(Recipe)[name].annotation) for name, value in recipe.fields().items()},
-        seed=seed,
+        recipe={name: normal(value, fields[name].annotation) for name, value in recipe.fields().items()},
+        seed=suite.seeds[0],
         device=suite.device,
         device_index=suite.device_index,
         dtype=suite.dtype,
         data_copy=data_copy,
         plugins=suite.plugins,
-        depends_on=depends_on,
         files=files,
         defined_by=defining_files(method=choice.name, task=task, model=model.name),
     )
-    return [*before, trial]
+    before = {text: _kind(suite, _named(text), task, model, recipe, data_copy) for text in method.depends_on()}
+    return _Kind(trial, before)

@@ -57,8 +57,9 @@ class ProgressFile:
     def read(self) -> Position | None:
         """Where the trial is; `None` before it said so."""
         try:
-            return Position(**json.loads(self._path.read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError):
+            found = Position(**json.loads(self._path.read_bytes()))
+            return found if 0 <= found.fraction <= 1 else None
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
 
@@ -83,21 +84,24 @@ class EpochReader:
 
     def read(self) -> list[dict[str, Any]]:
         """The records of all lines that were completed since the last call."""
-        if not self._path.is_file():
-            self._offset = 0  # the trial begins anew
+        try:
+            # A resumed trial cuts off what came after its checkpoint.
+            self._offset = min(self._offset, self._path.stat().st_size)
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                complete, newline, _ = file.read().rpartition(b"\n")
+        except OSError:
+            self._offset = 0  # there is none: the trial starts from the beginning, or its folder was removed
             return []
-        # A resumed trial cuts off what came after its checkpoint.
-        self._offset = min(self._offset, self._path.stat().st_size)
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            complete, newline, _ = file.read().rpartition(b"\n")
         self._offset += len(complete) + len(newline)
         found = []
         for line in complete.splitlines():
             try:
-                found.append(json.loads(line))
-            except ValueError:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
                 continue  # a line that is damaged is the report's to name, not the progress bar's
+            if isinstance(record, dict):
+                found.append(record)
         return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite import registry
+from suite import files, registry
 from suite.brackets import split
 from suite.errors import UsageError, nearest
 from suite.options import Parser, RunOptions, add_run_options, door, resolve_run_options
@@ -111,6 +111,7 @@ def default_folder(name: str, base: SuiteSpec) -> Path:
 
 def _check_place(place: Path) -> None:
     """See that the page can be written, before hours of trials and not after them."""
+    files.refuse_link(place)
     if not os.path.lexists(place):
         return
     if not place.is_dir():

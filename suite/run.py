@@ -12,7 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from suite import registry
+from suite import files, registry
+from suite.forked import forked
 from suite.options import RunOptions, read_run_options
 from suite.progress import duration, shown_on
 from suite.spec import SuiteSpec, TrialSpec, suite_hash
@@ -33,15 +34,30 @@ def run(arguments: Sequence[str]) -> int:
         UsageError: before anything is written.
     """
     options = read_run_options(arguments)
-    suite = resolve(options)
-
-    from suite.planning import plan
-
-    trials = plan(suite)
+    suite, trials, provenance = forked(lambda: prepare(options))
     folder = options.out or default_folder(trials)
     store = _store(folder)
     store.check()
-    return run_trials(options, suite, trials, folder)
+    return run_trials(options, suite, trials, folder, provenance=provenance)
+
+
+def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], dict[str, Any]]:
+    """What a command runs, and its provenance: all that needs torch, so that it can happen in another process.
+
+    Raises:
+        UsageError: for anything that the user can mend.
+    """
+    from suite.planning import plan
+
+    suite = resolve(options)
+    return suite, plan(suite), provenance_of(suite)
+
+
+def provenance_of(suite: SuiteSpec) -> dict[str, Any]:
+    """The provenance of a command, for `suite.json`."""
+    from suite.provenance import collect
+
+    return collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
 
 
 def resolve(options: RunOptions) -> SuiteSpec:
@@ -84,6 +100,7 @@ def run_trials(
     trials: Sequence[TrialSpec],
     folder: Path,
     more: Callable[[], Sequence[Path]] = lambda: (),
+    provenance: dict[str, Any] | None = None,
 ) -> int:
     """Run what is missing of some trials into a folder, and write its table and its report.
 
@@ -93,6 +110,7 @@ def run_trials(
         trials: what the command answers for.
         folder: the suite's.
         more: writes what else the command makes of the results, while the folder is still locked.
+        provenance: of the command; collected here if it is not given.
 
     Returns:
         The exit status, as of `run`.
@@ -102,17 +120,19 @@ def run_trials(
     """
     from reports import write_report
     from suite.devices import available_cores, competition
-    from suite.provenance import collect, without_home
+    from suite.provenance import without_home
     from suite.rehearsal import rehearse
     from suite.results import read_table, write_results
 
     store, console = _store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
     # What was ever started was rehearsed then.
-    rehearse(trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists())
-    with store.lock():
+    new = [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]
+    if new:
+        forked(lambda: rehearse(new))
+    with files.errors_of(folder), store.lock():
         read_table(folder)  # a table that cannot be read must not be found out after hours of trials
-        provenance = collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
+        provenance = provenance or provenance_of(suite)
         store.add_command(suite, without_home(shlex.join(sys.argv)), provenance)
         chosen = store.choose(trials, options.only)
         for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():

@@ -7,74 +7,35 @@
 
 A folder collects trials: another command with the same `--out` adds its own and leaves the others, so that a seed or a
 method can be added to what is there. A trial's folder is named by its hash, so nothing is ever confused.
+
+`OUT` itself may be a symbolic link to a folder, on a larger disk perhaps; in it, links in place of what the suite
+writes are refused.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from suite import files, packed
-from suite.errors import UsageError
+from suite import files
+from suite.errors import UsageError, in_words
 from suite.provenance import without_home
+from suite.records import ENDED, RUNNING, damage, read_record, write_json, write_record
 from suite.spec import SuiteSpec, TrialSpec
 
+__all__ = ["ENDED", "ONLY", "RUNNING", "Store", "read_record", "write_json", "write_record"]
+
 ONLY = ("missing", "failed", "all")
-ENDED = ("done", "diverged", "oom", "timeout", "error", "skipped")
-RUNNING = "running"
+FOLDERS = ("trials", "figures", "reproduce")
+WRITTEN = (".lock", "suite.json", "results.csv", "results.parquet", "report.html", "report.md")
 
-
-def write_json(path: Path, data: Any) -> None:
-    """Write JSON atomically. Infinities and NaN, which JSON does not have, become null: not measured."""
-    text = json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False)
-    files.write(path, text + "\n")
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, float) and not math.isfinite(data):
-        return None
-    if isinstance(data, Mapping):
-        return {str(key): _finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(item) for item in data]
-    return data
-
-
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """The content of a trial's `trial.json`; `None` where there is none.
-
-    A file that cannot be read, or whose spec is not the one that it says, gives the status `error` and the message
-    `damaged record`: one bad file must not hide the other trials.
-    """
-    path = packed.held(folder / "trial.json")
-    if path is None:
-        return None
-    try:
-        record = json.loads(packed.read(path))
-        TrialSpec.from_json(record["spec"])
-        if record["status"] not in (*ENDED, RUNNING):
-            raise ValueError("no status")
-        if not all(isinstance(record.get(name, {}), dict) for name in ("result", "provenance")):
-            raise ValueError("no result or provenance")
-        if not all(isinstance(value, (int, float, type(None))) for value in record.get("result", {}).values()):
-            raise ValueError("a result that is no number")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {"status": "error", "message": "damaged record"}
-    return dict(record)
-
-
-def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", **more: Any) -> None:
-    """Write a trial's `trial.json`; `more` holds `result` and `provenance` where they are known."""
-    if status not in (*ENDED, RUNNING):
-        raise ValueError(f"'{status}' is no status of a trial")
-    write_json(folder / "trial.json", {"spec": spec.to_json(), "status": status, "message": message, **more})
+log = logging.getLogger(__name__)
 
 
 class Store:
@@ -87,9 +48,12 @@ class Store:
         """Check that the folder may be used; writes nothing.
 
         Raises:
-            UsageError: if it is a file, cannot be made, or holds something that is not a suite's.
+            UsageError: if it is a file, cannot be made, or holds something that is not a suite's, or a symbolic link in
+                place of what is.
         """
         for path in (self.folder, *self.folder.parents):
+            if path.is_symlink() and not path.exists():
+                raise UsageError(f"--out {self.folder}: {path} is a symbolic link that leads to nothing")
             if path.exists() and not path.is_dir():
                 raise UsageError(f"--out {self.folder}: {path} is a file, not a folder")
             if path.is_dir():
@@ -108,22 +72,33 @@ class Store:
                 else "name an empty folder"
             )
             raise UsageError(f"--out {self.folder}: holds '{names[0]}' and no suite.json; {hint}")
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """See that what the suite writes into the folder is not there as something else: found now, not after hours."""
+        for name in (*FOLDERS, *WRITTEN):
+            path = self.folder / name
+            files.refuse_link(path)
+            if path.exists() and path.is_dir() != (name in FOLDERS):
+                is_now, should_be = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
+                raise UsageError(f"--out {self.folder}: {path} is {is_now}, and {should_be} is to be there")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder, made if need be. The kernel lets go of the lock when this process ends, however it ends.
 
         Raises:
-            UsageError: if another process holds it, or the folder cannot be made.
+            UsageError: if another process holds it, or it cannot be held here.
         """
         fcntl = _fcntl()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Python's files are closed in child processes, so that no trial keeps the lock of a killed command.
-            lock = open(self.folder / ".lock", "a+", encoding="ascii")  # noqa: SIM115  # closed by `with` below
-        except OSError as error:  # a system's own folders refuse what their permissions allow
-            raise UsageError(f"--out {self.folder}: cannot be made: {error.strerror or error}") from error
-        with lock as file:
+            self._check_places()  # for those who did not call `check`
+            descriptor = files.opened(self.folder / ".lock", os.O_RDWR)
+        except OSError as error:
+            raise UsageError(f"--out {self.folder}: {in_words(error)}") from error
+        # Python's files are closed in child processes, so that no trial keeps the lock of a killed command.
+        with os.fdopen(descriptor, "r+", encoding="ascii", errors="replace") as file:
             for patience in (1.0, 0.0):  # `report` looks at the lock by holding it for a moment
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,9 +117,10 @@ class Store:
         """Whether a process works in the folder, this one included."""
         fcntl = _fcntl()
         path = self.folder / ".lock"
+        files.refuse_link(path)
         if not path.is_file():
             return False
-        with open(path, encoding="ascii") as file:
+        with open(path, "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -157,11 +133,12 @@ class Store:
         No trial of a locked folder runs, but `report` may write.
         """
         for folder in (self.folder, self.folder / "figures", self.folder / "reproduce", *self.trial_folders()):
-            files.remove_left(folder)
+            if folder == self.folder or not folder.is_symlink():
+                files.remove_left(folder)
 
     def _holder(self) -> str:
-        text = (self.folder / ".lock").read_text(encoding="ascii").strip()
-        return f"process {text}" if text.isdigit() else "another process"
+        text = (self.folder / ".lock").read_text(encoding="ascii", errors="replace")[:20].strip()
+        return f"process {text}" if text.isascii() and text.isdigit() else "another process"
 
     def add_command(self, spec: SuiteSpec, command_line: str, provenance: Mapping[str, Any]) -> None:
         """Write `suite.json`: this command first, and all that the folder has seen under `commands`."""
@@ -169,9 +146,12 @@ class Store:
         commands: list[Any] = []
         if path.is_file():
             try:
-                commands = list(json.loads(path.read_bytes())["commands"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise UsageError(f"{path} is damaged: {error}; move it away to go on") from error
+                commands = json.loads(path.read_bytes())["commands"]
+                if not isinstance(commands, list) or not all(isinstance(command, dict) for command in commands):
+                    raise ValueError("its commands are not a list of objects")
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                reason = f"it has no {error}" if isinstance(error, KeyError) else error
+                raise UsageError(f"{path} is damaged: {reason}; move it away to go on") from error
         # For readers alone, so that the home folder, which holds the user's name, need not be in it.
         plain = spec.to_json()
         plain |= {"data_root": without_home(plain["data_root"]), "plugins": [without_home(p) for p in plain["plugins"]]}
@@ -192,32 +172,53 @@ class Store:
 
         Call it with the lock held: a trial that still says `running` then lost its process, and counts as an error.
         """
-        record = read_record(self.trial_folder(trial_id))
+        return self._state(trial_id)[0]
+
+    def _state(self, trial_id: str) -> tuple[str, str]:
+        """The status, and why a trial that was done, or a record, does not count."""
+        folder = self.trial_folder(trial_id)
+        record = read_record(folder)
         if record is None:
-            return ""
-        if record["status"] == "done" and not (self.trial_folder(trial_id) / "model.pt").is_file():
-            return "error"  # somebody took it away; a trial is done when all of it is there
-        return "error" if record["status"] == RUNNING else str(record["status"])
+            return "", ""
+        if "spec" not in record:
+            return "error", record["message"]
+        if record["status"] == "done" and (reason := damage(folder, record)):
+            return "error", reason
+        return "error" if record["status"] == RUNNING else str(record["status"]), ""
 
     def choose(self, trials: Sequence[TrialSpec], only: str) -> list[tuple[TrialSpec, Path]]:
-        """The trials to run, each with its folder.
+        """The trials to run, each with its folder. One that was done and is damaged is among them, with a line.
 
         Args:
             only: `missing`: every trial that is not `done`; `failed`: those that ended with another status; `all`: all
                 of them, from the beginning: their folders are cleared at once, so that an interrupted `all` goes on as
                 `missing`.
+
+        Raises:
+            UsageError: if a symbolic link, or a file, is in place of the folder of one of them; nothing is deleted yet.
         """
         chosen = []
         for trial in trials:
-            folder, status = self.trial_folder(trial.trial_id), self.status(trial.trial_id)
-            if only == "all" and folder.exists():
-                shutil.rmtree(folder)
+            folder = self.trial_folder(trial.trial_id)
+            status, reason = ("", "") if only == "all" else self._state(trial.trial_id)
+            if status == "done" and not folder.is_symlink():
+                # Left by a process that was killed between its record and this.
+                (folder / "checkpoint.pt").unlink(missing_ok=True)
             if (
                 only == "all"
                 or (only == "missing" and status != "done")
                 or (only == "failed" and status not in ("", "done"))
             ):
+                files.refuse_link(folder)
+                if folder.exists() and not folder.is_dir():
+                    raise UsageError(f"{folder} is a file, and the trial's folder is to be there")
+                if reason:
+                    log.warning("%s is run again: %s", trial.trial_id, reason)
                 chosen.append((trial, folder))
+        if only == "all":
+            for _, folder in chosen:
+                if folder.exists():
+                    files.remove_folder(folder)
         return chosen
 
 

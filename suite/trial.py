@@ -6,9 +6,10 @@ It goes on from `checkpoint.pt` where there is one.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import logging
-import os
 import resource
 import sys
 import time
@@ -28,8 +29,9 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     folder = Path(sys.argv[1])
     # Imported late: the line above must run first.
+    from suite.errors import in_words
+    from suite.records import write_record
     from suite.spec import TrialSpec
-    from suite.store import write_record
 
     spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text(encoding="utf-8"))["spec"])
     result: dict[str, Any] = {}
@@ -38,9 +40,15 @@ def main() -> int:
     try:
         Trial(spec, folder).run(result, provenance)
     except Exception as error:  # every failure becomes a status; the traceback is in log.txt
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # the log is on the disk that may be full
+            traceback.print_exc()
         status, message = _failure(error)
-    write_record(folder, spec, status, message, result=result, provenance=provenance)
+    try:
+        write_record(folder, spec, status, message, result=result, provenance=provenance)
+    except OSError as error:  # the engine takes the log's last line for the reason
+        with contextlib.suppress(OSError):
+            print(in_words(error), flush=True)
+        return 1
     if status == "done":
         (folder / "checkpoint.pt").unlink(missing_ok=True)
     return 0 if status == "done" else 1
@@ -142,14 +150,17 @@ class Trial:
         from suite import checkpoint
         from suite.errors import UsageError
         from suite.method import OtherTrial
-        from suite.store import read_record
+        from suite.records import damage, read_record
 
         found = {}
         for text, trial_id in self.spec.depends_on.items():
             folder = self.folder.parent / trial_id
-            flops = ((read_record(folder) or {}).get("result") or {}).get("inference_flops")
-            if flops is None:
+            record = read_record(folder) or {}
+            flops = (record.get("result") or {}).get("inference_flops")
+            if flops is None or record["status"] != "done":
                 raise UsageError(f"{trial_id}, on which this trial depends, is not done")
+            if reason := damage(folder, record):
+                raise UsageError(f"{trial_id}, on which this trial depends, is damaged: {reason}")
             model_file = folder / "model.pt"
             found[text] = OtherTrial(tuple(checkpoint.read_reconfigurations(model_file)), flops, model_file)
         return found
@@ -171,14 +182,20 @@ class Trial:
         hint = f"delete {path} to train from the beginning"
         try:
             state = checkpoint.load(path, trainer.device)
+            if state.get("trial", self.spec.hash) != self.spec.hash:
+                raise ValueError("checkpoint.pt is another trial's")
             earlier, done = state["provenance"], state["trainer"]["hooks"]["epochs_done"]
             before = comparable(earlier)
             attempt = {**{name: earlier[name] for name in ("time_utc", "busy_cores")}, "until_epoch": done}
             lines = records.read_text(encoding="utf-8").splitlines(keepends=True)[:done]
             if [json.loads(line)["epoch"] for line in lines] != list(range(1, done + 1)):
                 raise ValueError(f"epochs.jsonl does not hold the {done} epochs of the checkpoint")
-        except (UsageError, OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"cannot be resumed ({type(error).__name__}: {error}); {hint}") from error
+            digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+            if state.get("epochs_sha256", digest) != digest:
+                raise ValueError("epochs.jsonl was changed after the checkpoint was written")
+        except (UsageError, OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise UsageError(f"cannot be resumed ({reason}); {hint}") from error
         kernels.replay_backends(earlier.get("pruning", {}))
         if provenance["pruning"]:
             provenance["pruning"] = kernels.backends_in_use()
@@ -199,16 +216,17 @@ class Trial:
         log.info("resumed after epoch %d", done)
 
     def _append_record(self, record: dict[str, Any]) -> None:
-        with open(self.folder / "epochs.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        from suite import files
+
+        files.append(self.folder / "epochs.jsonl", json.dumps(record, allow_nan=False) + "\n")
 
     def _save_checkpoint(self, state: Callable[[], dict[str, Any]], epochs_done: int) -> None:
         from suite import checkpoint
 
         attempt = {"wall_time_s": self._wall_time, "peak_rss_bytes": self._peak_rss, "provenance": self.provenance}
-        checkpoint.save(self.folder / "checkpoint.pt", {"trainer": state(), **attempt})
+        lines = (self.folder / "epochs.jsonl").read_bytes().splitlines(keepends=True)[:epochs_done]
+        belongs = {"trial": self.spec.hash, "epochs_sha256": hashlib.sha256(b"".join(lines)).hexdigest()}
+        checkpoint.save(self.folder / "checkpoint.pt", {"trainer": state(), **attempt, **belongs})
         log.info("epoch %d is saved", epochs_done)
 
     @property
@@ -284,8 +302,10 @@ def _failure(error: Exception) -> tuple[str, str]:
     # torch says that the CPU's memory is full by a RuntimeError of its allocator.
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in text:
         return "oom", text
-    from suite.errors import UsageError
+    from suite.errors import UsageError, in_words
 
+    if isinstance(error, OSError) and error.filename is not None:
+        return "error", in_words(error)
     return "error", text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"
 
 

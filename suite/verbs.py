@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from suite import registry
+from suite import files, registry
 from suite.errors import UsageError
 from suite.options import Parser, door
 from suite.planning import read_names
@@ -53,6 +53,8 @@ def report(arguments: Sequence[str]) -> int:
 
     if not trials and not read_table(folder):
         raise UsageError(f"report {folder}: has no results: neither rows in results.csv nor trials/*/trial.json")
-    write_results(Store(folder))
-    print(f"report: {write_report(folder)[0]}")
+    with files.errors_of(folder):
+        write_results(Store(folder))
+        written = write_report(folder)
+    print(f"report: {written[0]}")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -14,14 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from suite import files
 from suite.devices import available_cores
 from suite.engines.lifeline import PARENT
+from suite.errors import UsageError, in_words
 from suite.progress import EpochReader, ProgressFile, Shown
+from suite.records import RUNNING, damage, read_record, write_record
 from suite.registry import register
 from suite.spec import TrialSpec
-from suite.store import RUNNING, read_record, write_record
 
 POLL_INTERVAL = 0.1
 LAST_BYTES = 4096  # of the log, in which its last line is looked for
@@ -71,6 +74,9 @@ class LocalEngine:
     def run(self, trials: Sequence[tuple[TrialSpec, Path]], progress: Shown) -> None:
         """Run trials until each has ended; how each did stands in its `trial.json`. One that fails stops no other.
 
+        That holds for files too: a trial whose folder is removed while it runs, or whose record finds no space on the
+        disk, ends with an error, and the others go on.
+
         The thread that calls this must outlive the trials: Linux kills a process when the thread that started it ends.
 
         Raises:
@@ -82,10 +88,15 @@ class LocalEngine:
                 while len(running) < self.jobs and (ready := _next_ready(waiting, running)):
                     waiting.remove(ready)
                     if missing := _not_done(*ready):
-                        self._skip(*ready, missing, progress)
+                        _end(*ready, "skipped", f"{missing}, on which it depends, is not done", progress)
                         continue
-                    running.append(self._start(*ready))
-                    progress.started(running[-1].trial)
+                    try:
+                        running.append(self._start(*ready))
+                    except (OSError, UsageError) as error:
+                        text = in_words(error) if isinstance(error, OSError) else str(error)
+                        _end(*ready, "error", f"cannot be started: {text}", progress)
+                        continue
+                    progress.started(ready[0])
                 time.sleep(POLL_INTERVAL)
                 for item in list(running):
                     timed_out = self.timeout is not None and item.seconds >= self.timeout
@@ -99,21 +110,14 @@ class LocalEngine:
             for item in running:
                 _kill(item.process)
                 if _status(item.folder) == RUNNING:
-                    write_record(item.folder, item.trial, "error", "interrupted; the same command goes on with it")
-
-    def _skip(self, trial: TrialSpec, folder: Path, missing: str, progress: Shown) -> None:
-        """Say that a trial cannot run, since one that it depends on is not done."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_record(folder, trial, "skipped", f"{missing}, on which it depends, is not done")
-        progress.started(trial)
-        progress.ended(trial, read_record(folder) or {}, 0.0)
+                    _record(item.trial, item.folder, "error", "interrupted; the same command goes on with it")
 
     def _start(self, trial: TrialSpec, folder: Path) -> _Running:
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         (folder / ProgressFile.NAME).unlink(missing_ok=True)
         write_record(folder, trial, RUNNING)
         reader = EpochReader(folder)
-        with open(folder / "log.txt", "ab") as log:
+        with os.fdopen(files.opened(folder / "log.txt", os.O_WRONLY | os.O_APPEND), "ab") as log:
             log.write(f"--- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {trial.trial_id} ---\n".encode())
             log.flush()
             process = subprocess.Popen(
@@ -128,18 +132,39 @@ class LocalEngine:
 
     def _finish(self, item: _Running, timed_out: bool, progress: Shown) -> None:
         status = _kill(item.process)
-        if _status(item.folder) == RUNNING:
+        record = read_record(item.folder)
+        if record is None or _status(item.folder) == RUNNING:
             # The trial could not say how it ended.
-            if timed_out:
-                write_record(item.folder, item.trial, "timeout", f"killed after {self.timeout:g} s (--timeout)")
+            if record is None:
+                reason = "its folder or its trial.json was removed while it ran"
+            elif timed_out:
+                reason = f"killed after {self.timeout:g} s (--timeout)"
             elif status < 0:
-                write_record(item.folder, item.trial, "error", f"killed by signal {-status}")
+                reason = f"killed by signal {-status}"
             else:
-                last = _last_line(item.folder / "log.txt") or f"exit status {status}, and nothing in log.txt"
-                write_record(item.folder, item.trial, "error", last)
-        (item.folder / ProgressFile.NAME).unlink(missing_ok=True)
-        record = read_record(item.folder) or {"status": "error", "message": "its trial.json is gone"}
+                reason = _last_line(item.folder / "log.txt") or f"exit status {status}, and nothing in log.txt"
+            timeout = timed_out and record is not None
+            record = _record(item.trial, item.folder, "timeout" if timeout else "error", reason)
+        with contextlib.suppress(OSError):  # it is for the progress bar alone
+            (item.folder / ProgressFile.NAME).unlink(missing_ok=True)
         progress.ended(item.trial, record, item.seconds)
+
+
+def _record(trial: TrialSpec, folder: Path, status: str, message: str) -> dict[str, Any]:
+    """Write how a trial ended, and return it; where it cannot be written, the message says that too."""
+    try:
+        files.make_folder(folder)
+        write_record(folder, trial, status, message)
+    except (OSError, UsageError) as error:
+        text = in_words(error) if isinstance(error, OSError) else str(error)
+        return {"status": status, "message": f"{message}; its record cannot be written: {text}"}
+    return {"status": status, "message": message}
+
+
+def _end(trial: TrialSpec, folder: Path, status: str, message: str, progress: Shown) -> None:
+    """End a trial that was not started."""
+    progress.started(trial)
+    progress.ended(trial, _record(trial, folder, status, message), 0.0)
 
 
 def _next_ready(waiting: deque[tuple[TrialSpec, Path]], running: Sequence[_Running]) -> tuple[TrialSpec, Path] | None:
@@ -152,7 +177,7 @@ def _not_done(trial: TrialSpec, folder: Path) -> str:
     """The first trial that another one depends on and that is not done; empty if all are."""
     for other in trial.depends_on.values():
         record = read_record(folder.parent / other)
-        if record is None or record["status"] != "done":
+        if record is None or record["status"] != "done" or damage(folder.parent / other, record):
             return other
     return ""
 
@@ -210,7 +235,10 @@ def _status(folder: Path) -> str:
 
 def _last_line(log: Path) -> str:
     """The last line of a log that says something, cut to a length that fits a table."""
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - LAST_BYTES))
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, log.stat().st_size - LAST_BYTES))
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    except OSError as error:
+        return in_words(error)
     return next((line[:300] for line in reversed(lines) if line and not line.startswith("--- ")), "")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -141,7 +142,7 @@ def child(tmp_path):
 
 
 def run(child, tmp_path, *methods, jobs=1, timeout=None):
-    trials = [(spec(method, seed), tmp_path / f"{method}-{seed}") for seed, method in enumerate(methods)]
+    trials = [(one, tmp_path / one.trial_id) for one in (spec(method, seed) for seed, method in enumerate(methods))]
     recorder = Recorder()
     LocalEngine(jobs, timeout, lambda folder: [sys.executable, str(child), str(folder)]).run(trials, recorder)
     records = [read_record(folder) for _, folder in trials]
@@ -237,7 +238,7 @@ def drive(tmp_path, child, *methods):
     driver.write_text(DRIVER)
     folders = []
     for seed, method in enumerate(methods):
-        folders.append(tmp_path / f"{method}-{seed}")
+        folders.append(tmp_path / spec(method, seed).trial_id)
         folders[-1].mkdir()
         (folders[-1] / "spec.json").write_text(json.dumps(spec(method, seed).to_json()))
     command = [sys.executable, str(driver), str(child), *map(str, folders)]
@@ -409,3 +410,53 @@ def test_records_of_a_trial_that_begins_anew_are_read_from_its_first(tmp_path):
     assert reader.read() == []
     path.write_text('{"epoch": 1}\n')
     assert reader.read() == [{"epoch": 1}]
+
+
+def test_a_folder_that_is_removed_during_the_run_ends_that_trial_alone(child, tmp_path):
+    """Of a trial that runs, and of one that is done."""
+    trials = [spec(method, seed) for seed, method in enumerate(("sleep", "done", "done"))]
+    folders = [tmp_path / trial.trial_id for trial in trials]
+
+    class Removes(Recorder):
+        def started(self, trial):
+            super().started(trial)
+            if trial == trials[0]:
+                process, _ = pids_of(folders[0])
+                shutil.rmtree(folders[0])
+                os.kill(process, signal.SIGKILL)
+
+        def ended(self, trial, record, seconds):
+            super().ended(trial, record, seconds)
+            if trial == trials[1]:
+                shutil.rmtree(folders[1])
+
+    shown = Removes()
+    engine = LocalEngine(1, None, lambda folder: [sys.executable, str(child), str(folder)])
+    engine.run(list(zip(trials, folders, strict=True)), shown)
+    reason = "its folder or its trial.json was removed while it ran"
+    assert [item[1:] for item in shown.told if item[0] == "ended"] == [
+        ("sleep", "error", reason),
+        ("done", "done", ""),
+        ("done", "done", ""),
+    ]
+    record = read_record(folders[0])
+    assert (record["status"], record["message"]) == ("error", reason)
+    assert not folders[1].exists()
+
+
+def test_a_trial_that_cannot_be_started_or_recorded_stops_no_other(child, tmp_path):
+    trials = [spec("done", seed) for seed in range(4)]
+    folders = [tmp_path / trial.trial_id for trial in trials]
+    folders[0].write_text("a file in its place")
+    (folders[1] / "trial.json").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    folders[2].symlink_to(tmp_path / "elsewhere")
+    recorder = Recorder()
+    engine = LocalEngine(2, None, lambda folder: [sys.executable, str(child), str(folder)])
+    engine.run(list(zip(trials, folders, strict=True)), recorder)
+    ends = sorted((item for item in recorder.told if item[0] == "ended"), key=lambda item: item[2], reverse=True)
+    assert [item[2] for item in ends] == ["error", "error", "error", "done"]
+    messages = " | ".join(item[3] for item in ends[:3])
+    for expected in ("File exists", "Is a directory", "is a symbolic link"):
+        assert expected in messages
+    assert list((tmp_path / "elsewhere").iterdir()) == []

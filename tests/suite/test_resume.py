@@ -231,7 +231,27 @@ def damage_records(folder):
     path.write_text("garbage\n" + path.read_text().split("\n", 1)[1])
 
 
-@pytest.mark.parametrize("damage", [truncate, empty, replace_by_another, lose_records, damage_records])
+def change_records(folder):
+    path = folder / "epochs.jsonl"
+    path.write_text(path.read_text().replace('"epoch": 1, ', '"epoch": 1, "more": 1, ', 1))
+
+
+def take_that_of_another_trial(folder):
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    torch.save(state | {"trial": "ab" * 32}, folder / "checkpoint.pt")
+
+
+def flip_a_bit(folder):
+    path = folder / "checkpoint.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = [truncate, empty, replace_by_another, lose_records, damage_records, change_records, flip_a_bit]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, take_that_of_another_trial])
 def test_damaged_files_of_an_attempt_give_one_line_that_says_what_to_do(damage, interrupted, tmp_path):
     folder = tmp_path / "trial"
     shutil.copytree(trial(interrupted, "dense"), folder)
@@ -291,7 +311,7 @@ def test_flipped_bit_in_a_model_is_noticed(undisturbed, tmp_path):
 def test_files_that_are_no_models_are_refused_in_one_line(undisturbed, tmp_path):
     for content in (b"", b"text"):
         (tmp_path / "model.pt").write_bytes(content)
-        with pytest.raises(UsageError, match="damaged, or no file of tensors"):
+        with pytest.raises(UsageError, match="damaged, or not a file of tensors"):
             checkpoint.load_model(tmp_path / "model.pt")
     torch.save({"x": 1}, tmp_path / "model.pt")
     with pytest.raises(UsageError, match="no model of this suite"):

@@ -14,6 +14,7 @@ import pytest
 
 from suite.errors import UsageError
 from suite.recipe import Recipe
+from suite.records import FILES
 from suite.results import COLUMNS, INTEGER_COLUMNS, TEXT_COLUMNS, write_results
 from suite.spec import SuiteSpec, TrialSpec
 from suite.store import Store, read_record, write_json, write_record
@@ -48,9 +49,10 @@ def store(tmp_path):
 def put(store, trial, status, message="", **more):
     folder = store.trial_folder(trial.trial_id)
     folder.mkdir(parents=True, exist_ok=True)
-    write_record(folder, trial, status, message, **more)
     if status == "done":
-        (folder / "model.pt").touch()
+        for name in FILES:
+            (folder / name).write_text("x")
+    write_record(folder, trial, status, message, **more)
     return folder
 
 
@@ -159,10 +161,13 @@ def test_a_damaged_record_is_a_trial_with_an_error(store, content):
     folder = put(store, spec(0), "done")
     put(store, spec(1), "done")
     (folder / "trial.json").write_bytes(content)
-    assert read_record(folder) == {"status": "error", "message": "damaged record"}
+    record = read_record(folder)
+    assert set(record) == {"status", "message"}
+    assert record["status"] == "error"
+    assert record["message"].startswith("damaged record: ")
     rows = {row["trial_id"]: row for row in write_results(store)}
     assert rows[folder.name]["status"] == "error"
-    assert rows[folder.name]["message"] == "damaged record"
+    assert rows[folder.name]["message"] == record["message"]
     assert rows[spec(1).trial_id]["status"] == "done"
 
 

@@ -108,7 +108,7 @@ CHILD = textwrap.dedent(
     import sys
     from pathlib import Path
     from suite.engines.lifeline import watch_parent
-    from suite.store import read_record, write_record
+    from suite.records import FILES, read_record, write_record
     from suite.spec import TrialSpec
 
     watch_parent()
@@ -116,7 +116,8 @@ CHILD = textwrap.dedent(
     spec = TrialSpec.from_json(read_record(folder)["spec"])
     with open(folder / "starts", "a") as file:
         file.write("x")
-    (folder / "model.pt").touch()
+    for name in FILES:
+        (folder / name).touch()
     if spec.parameters["n"] == 3:
         raise RuntimeError("three is too many")
     result = {"test_accuracy": 0.75, "train_time_s": 2.0, "train_flops_dense": 4, "train_flops_executed": 4}

@@ -1,0 +1,81 @@
+"""Planning happens in a process of its own, so that a command does not hold torch while its trials train."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from suite import parameters, planning
+from suite.planning import plan
+from suite.spec import SuiteSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CALLS = """
+import sys
+from suite.errors import MissingData, UsageError
+from suite.forked import forked
+
+def fails():
+    raise MissingData("toys are sold out")
+
+def breaks():
+    raise KeyError("a bug")
+
+def imports():
+    import torch
+    return torch.zeros(3).tolist()
+
+assert forked(imports) == [0.0, 0.0, 0.0]
+assert "torch" not in sys.modules
+try:
+    forked(fails)
+except MissingData as error:
+    assert str(error) == "toys are sold out"
+try:
+    forked(lambda: sys.exit(3))
+except SystemExit as error:
+    assert error.code == 1
+try:
+    forked(breaks)
+except SystemExit as error:
+    assert error.code == 1
+    print("went on")
+"""
+
+
+def test_what_a_call_in_another_process_returns_and_raises():
+    done = subprocess.run([sys.executable, "-c", CALLS], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "went on\n", done.stderr
+    assert "KeyError: 'a bug'" in done.stderr
+
+
+def test_a_call_happens_here_where_torch_is():
+    import torch
+
+    from suite.forked import forked
+
+    thing = torch.zeros(1)
+    assert forked(lambda: thing) is thing
+
+
+def test_declarations_are_read_as_often_for_many_seeds_as_for_one(monkeypatch):
+    """They were read 30,000 times for 1,000 trials, which took most of the time of planning."""
+    calls = []
+    real = parameters.declared
+
+    def declared(thing):
+        calls.append(thing)
+        return real(thing)
+
+    monkeypatch.setattr(parameters, "declared", declared)
+    monkeypatch.setattr(planning, "declared", declared)
+    counts = []
+    for seeds in ((0,), tuple(range(50))):
+        calls.clear()
+        suite = {"methods": "dense,scratch", "tasks": "digits", "preset": "smoke", "device": "cpu", "dtype": "float32"}
+        trials = plan(SuiteSpec(**suite, seeds=seeds, data_root=""))
+        assert [(trial.seed, trial.method) for trial in trials] == [
+            (seed, method) for seed in seeds for method in ("dense", "prunetrain", "scratch")
+        ]
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
