@@ -197,8 +197,6 @@ class ClickTrain(Method):
                 raise ValueError(f"'{name}' is a grouped convolution, whose kernels have no patterns here")
             if not weight.requires_grad:
                 raise ValueError(f"'{name}' is not trained; without gradients nothing says what it could lose")
-            if name not in self._ctx.spaces.input_sizes:
-                raise ValueError(f"'{name}' is not used by the model's forward")
             if kernels_that_go(percent, competing) == competing:
                 whose = "a filter" if of_filter else "the layer"
                 raise ValueError(f"'{name}': {percent:.4g} % of its kernels leave {whose} none; compress less")

@@ -209,7 +209,8 @@ class Figure17(Reproduction):
     title = "ClickTrain, Fig. 17: PruneTrain and ClickTrain on the same networks"
     reference = "clicktrain-fig11-cifar10-accuracy"
     also = tuple(
-        f"clicktrain-fig11-prunetrain-{what}" for what in ("accuracy", "compression", "train-flops", "inference-flops")
+        f"clicktrain-fig11-prunetrain-{what}"
+        for what in ("dense", "accuracy", "compression", "train-flops", "inference-flops")
     )
     remarks = (
         "The paper sets PruneTrain's published numbers beside its own; the networks have the same names and other "

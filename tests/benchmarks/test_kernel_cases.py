@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import alternatives
 import kernel_cases
@@ -77,11 +78,23 @@ def test_options_make_the_product_and_keep_a_tensors_cases_together():
     assert (plan.rounds, plan.slow_rounds, plan.slow_modes) == (30, 3, ("magnitude",))
 
 
-def test_a_cpu_run_is_short_by_default_and_quick_is_shorter():
+def test_a_cpu_run_is_short_by_default():
     default = kernel_cases.read(TYPED)
     assert {case.gradient.layers[0].partition(" ")[0] for case in default.cases} == {"resnet9[width=0.25]", "resnet9"}
     largest = max(math.prod(case.gradient.shape) for case in default.cases)
-    assert 2 * largest >= 4 * stopwatch.cache_bytes(torch.device("cpu"))[0]
+    assert 2 * largest >= kernel_cases.large_bytes(torch.device("cpu"))
+
+
+def test_the_large_gradient_exceeds_the_cache_where_memory_suffices(monkeypatch):
+    cpu, cache = torch.device("cpu"), 100 * 2**20
+    monkeypatch.setattr(kernel_cases, "cache_bytes", lambda device: (cache, "a test"))
+    monkeypatch.setattr(kernel_cases.psutil, "virtual_memory", lambda: SimpleNamespace(total=1000 * cache))
+    assert kernel_cases.large_bytes(cpu) >= 4 * cache
+    monkeypatch.setattr(kernel_cases.psutil, "virtual_memory", lambda: SimpleNamespace(total=10 * cache))
+    assert kernel_cases.large_bytes(cpu) < 4 * cache
+
+
+def test_quick_is_one_gradient_of_one_type():
     quick = [case for case in kernel_cases.read(TYPED | {"quick": True}).cases if case.kernel == "prune_nm"]
     assert [case.mode for case in quick] == ["magnitude", "random", "sample_channel"]
 

@@ -11,7 +11,7 @@ import kernels
 from methods.dense import Dense
 from methods.sdgp import SDGP, PruneOutputGradient
 from suite.method import Density, Site
-from suite.ops import apply
+from suite.ops import apply, convert
 from tasks.models.resnet9 import resnet9
 
 SHAPE = (3, 16, 16)
@@ -39,6 +39,7 @@ def test_sdgp_4_only_the_data_gradient_sees_the_pruned_gradient(parameters, geom
     torch.manual_seed(0)
     dense = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, size, **geometry))
     pruned = copy.deepcopy(dense)
+    convert(dense)  # the suite's dense layers: those of torch, but for 1x1 convolutions with a stride on the CPU
     planned(pruned, SDGP(**parameters))
     images = torch.randn(4, *SHAPE)
     site = Site("1", "grad_dgrad", 0, 0, 7)
