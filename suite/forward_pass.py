@@ -140,6 +140,11 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self._watch = watch
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler at the first operation, which takes seconds; nothing is compiled here.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self._watch.note(func, args, kwargs or {}, out)

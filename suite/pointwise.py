@@ -79,6 +79,11 @@ class _Sample(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return spread(grad, *ctx.numbers), None, None
 
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
+        _, stride, padding = ctx.numbers
+        return sample(tangent, stride, padding)
+
 
 class _Spread(torch.autograd.Function):
     generate_vmap_rule = True
@@ -103,12 +108,16 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, stride, padding = inputs
-        ctx.numbers = (stride, padding)  # type: ignore[attr-defined]
+        _, size, stride, padding = inputs
+        ctx.size, ctx.numbers = size, (stride, padding)  # type: ignore[attr-defined]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return sample(grad, *ctx.numbers), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
+        return spread(tangent, ctx.size, *ctx.numbers)
 
 
 def _memory_format(tensor: Tensor) -> torch.memory_format:

@@ -2,6 +2,10 @@
 
 import copy
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +24,8 @@ from suite.ledger import count, count_model
 from suite.memory import measure_step
 from suite.method import Density, Method, OpPlan
 from suite.surgery import find_index_spaces
+
+ROOT = Path(__file__).parents[2]
 
 
 class Classifier(nn.Module):
@@ -354,3 +360,16 @@ def test_density_is_asked_for_with_the_masks_that_the_step_multiplied_with():
     assert seen[0][1]["effective"] == seen[0][1]["current"]
     assert all(flops["effective"] < flops["current"] for _, flops in seen[1:])
     assert trainer.ledger._overhead["0"] == 24.0  # the hooks of all steps had run
+
+
+def test_watching_a_forward_does_not_import_torchs_compiler():
+    """It takes seconds, which `describe` and the check before a run's first trial would spend."""
+    code = """
+import sys
+from suite.ledger import count
+from suite.parameters import build_model
+count(build_model("resnet9", (3, 32, 32), 10), (3, 32, 32))
+assert "torch._dynamo" not in sys.modules
+"""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=120)

@@ -67,6 +67,24 @@ def test_an_empty_plan_can_be_differentiated_twice_mapped_and_compiled():
         torch.testing.assert_close(value, wanted)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch imports its own use of it with forward mode
+@pytest.mark.parametrize("options", [{"stride": 2}, {"stride": (1, 3), "padding": (2, 1)}])
+def test_an_empty_plan_can_be_differentiated_forward(options):
+    torch.manual_seed(0)
+    own = nn.Conv2d(3, 4, 1, **options).double()
+    layer = copy.deepcopy(own)
+    convert(layer)
+    images, tangent = torch.randn(2, 2, 3, 5, 7, dtype=torch.double)
+
+    def tangents(layer):
+        """Of the output, and of the gradient of a cubic of it."""
+        slope = torch.func.grad(lambda given: layer(given).pow(3).sum())
+        return [torch.func.jvp(function, (images,), (tangent,))[1] for function in (layer, slope)]
+
+    for found, wanted in zip(tangents(layer), tangents(own), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 CRASHES = """
 import torch
 from torch import nn
