@@ -33,6 +33,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm2d(8)
         self.c, self.aux = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
         self.head = nn.Linear(8, 4)
+        self.factor = nn.Parameter(torch.tensor(1.5))
 
     def forward(self, x):
         x = torch.relu(self.a(x))
@@ -72,6 +73,7 @@ HIDDEN = {
     "state": lambda net, x, y: y / len(net.norm.state_dict()["bias"]),
 }
 FREE = {
+    "one number": lambda net, x, y: y * net.factor,
     "nothing": lambda net, x, y: y,
     "images": lambda net, x, y: y / y.shape[0],
     "places": lambda net, x, y: y / (y.shape[-1] * y.size(2)) ** 0.5,
@@ -158,6 +160,37 @@ def test_a_method_that_reconfigures_tries_a_cut_before_it_is_set_up(caplog):
     assert hooks.ctx.spaces["b"].frozen_because == CHANGES_OUTPUTS
     assert not hooks.ctx.spaces["a"].frozen
     assert f"no channel of 'b' can be cut: {CHANGES_OUTPUTS}" in [record.getMessage() for record in caplog.records]
+
+
+class HiddenInBranch(nn.Module):
+    """A residual block whose branch is scaled by its number of parameters, which no trace shows."""
+
+    residual_branch = "branch"
+
+    def __init__(self):
+        super().__init__()
+        self.branch = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1, bias=False))
+
+    def forward(self, x):
+        return x + self.branch(x) * (sum(parameter.numel() for parameter in self.branch.parameters()) / 500)
+
+
+def test_a_branch_with_channels_that_fail_the_trial_is_not_taken_out():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), HiddenInBranch(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    spaces = find_index_spaces(model, SHAPE)
+    assert spaces["1.branch.0"].may_be_empty and "1.branch" in spaces.removable_branches
+    freeze_what_fails(model, spaces, SHAPE)
+    assert spaces["1.branch.0"].frozen_because == CHANGES_OUTPUTS
+    assert not spaces["1.branch.0"].may_be_empty
+    assert spaces.fixed_branches == {"1.branch": CHANGES_OUTPUTS} and not spaces.removable_branches
+
+
+def test_constants_of_a_trace_do_not_stay_in_the_model():
+    model = Net(lambda net, x, y: y + torch.ones(1))
+    before = set(vars(model))
+    find_index_spaces(model, SHAPE)
+    assert set(vars(model)) == before
 
 
 def test_a_forward_that_ends_when_anything_is_cut_leaves_nothing_to_cut():

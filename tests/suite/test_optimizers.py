@@ -94,6 +94,13 @@ def test_state_of_another_shape_is_refused_after_the_first_step():
         applied.optimizer_step()
 
 
+def test_numbers_among_an_optimizers_state_are_no_reason_to_refuse_it():
+    applied = hooks(Shrinks(), torch.optim.Adam)
+    applied.model(torch.randn(4, *SHAPE)).sum().backward()
+    assert applied.optimizer_step()
+    assert all(state["step"].shape == () for state in applied.ctx.optimizer.state.values())
+
+
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_muon_trains_on_after_a_cut():
     model, spaces, images = trained("plain")

@@ -1,13 +1,16 @@
 """The check of a library's products: what it accepts, what it refuses and how it says so, and what it leaves alone."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from small_training import SHAPE, small_net, small_trainer
+from torch import nn
 
 from suite import onednn
 from suite.backends import TorchBackend
 from suite.ledger import count_layers
-from suite.method import Method, ReconfigPlan
+from suite.method import Method, OpPlan, ReconfigPlan
 from suite.ops import convert
 from suite.product_check import ProductCheck, WrongProduct
 
@@ -62,6 +65,54 @@ def test_a_wrong_gradient_ends_the_training_after_the_cut_that_leads_to_it(monke
     for part in ("layer '3.branch.0'", "weight gradient", "6 to 6 channels", "kernel 3x3", "input 8x8", "float32"):
         assert part in text
     assert f"torch {torch.__version__}, oneDNN {onednn.version()}" in text
+
+
+def two_alike():
+    model = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1))
+    return convert(model), count_layers(model, SHAPE)
+
+
+def doubled(self, *operands):
+    found, bias = RIGHT(self, *operands)
+    return 2 * found, bias
+
+
+RIGHT = TorchBackend.wgrad
+
+
+def test_that_torch_is_right_says_nothing_of_another_backend_and_the_other_way_round(monkeypatch):
+    wrong, right = (type("Own", (TorchBackend,), {"wgrad": wgrad})() for wgrad in (doubled, RIGHT))
+    layers, costs = two_alike()
+    layers["1"].op_plan = OpPlan(backend=wrong)
+    with pytest.raises(WrongProduct, match="layer '1': its weight gradient"):
+        ProductCheck(torch.float32, CPU).check(layers, costs)
+    layers["0"].op_plan, layers["1"].op_plan = OpPlan(backend=right), OpPlan()
+    monkeypatch.setattr(TorchBackend, "wgrad", doubled)
+    with pytest.raises(WrongProduct, match="layer '1': its weight gradient"):
+        ProductCheck(torch.float32, CPU).check(layers, costs)
+
+
+@pytest.mark.parametrize("factor", [0, 2])
+def test_a_backend_may_leave_out_gradients_of_masked_weights_and_may_not_change_them(factor):
+    def wgrad(self, *operands):
+        found, bias = RIGHT(self, *operands)
+        return torch.cat([factor * found[:, :1], found[:, 1:]], 1), bias
+
+    def without_first(weight, site):
+        return torch.cat([torch.zeros_like(weight[:, :1]), weight[:, 1:]], 1)
+
+    layers, costs = two_alike()
+    backend = type("Own", (TorchBackend,), {"wgrad": wgrad})()
+    layers["0"].op_plan = OpPlan(weight_forward=without_first, backend=backend)
+    with nullcontext() if factor == 0 else pytest.raises(WrongProduct, match="layer '0': its weight gradient"):
+        ProductCheck(torch.float32, CPU).check(layers, costs)
+
+
+def test_a_layer_that_pads_before_its_product_is_checked_at_the_padded_size(monkeypatch):
+    monkeypatch.setattr(TorchBackend, "wgrad", doubled)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"))
+    with pytest.raises(WrongProduct, match=f"padding 0x0, dilation 1x1, input {SHAPE[1] + 2}x{SHAPE[2] + 2}"):
+        ProductCheck(torch.float32, CPU).check(convert(model), count_layers(model, SHAPE))
 
 
 def test_only_changed_layers_are_checked_again():
