@@ -179,11 +179,13 @@ def test_a_branch_with_channels_that_fail_the_trial_is_not_taken_out():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), HiddenInBranch(), nn.Flatten(), nn.Linear(8 * 36, 4))
     spaces = find_index_spaces(model, SHAPE)
-    assert spaces["1.branch.0"].may_be_empty and "1.branch" in spaces.removable_branches
+    assert spaces["1.branch.0"].may_be_empty
+    assert "1.branch" in spaces.removable_branches
     freeze_what_fails(model, spaces, SHAPE)
     assert spaces["1.branch.0"].frozen_because == CHANGES_OUTPUTS
     assert not spaces["1.branch.0"].may_be_empty
-    assert spaces.fixed_branches == {"1.branch": CHANGES_OUTPUTS} and not spaces.removable_branches
+    assert spaces.fixed_branches == {"1.branch": CHANGES_OUTPUTS}
+    assert not spaces.removable_branches
 
 
 def test_constants_of_a_trace_do_not_stay_in_the_model():

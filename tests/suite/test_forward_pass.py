@@ -96,6 +96,7 @@ def test_masks_reach_the_inference_fast_path_of_encoder_layers(padded):
         torch.testing.assert_close(got, expected(images, padding), rtol=1e-5, atol=1e-6)
         hooks.finish()
         torch.testing.assert_close(model(images, padding), got, rtol=1e-5, atol=1e-6)
+    assert not any(layer._forward_pre_hooks for layer in hooks.planned_layers)  # the fast path is taken again
 
 
 def test_without_plans_the_fast_path_is_taken(monkeypatch):

@@ -160,6 +160,33 @@ def test_what_cannot_be_gated_is_refused_and_nothing_changed(net, space, reason)
     assert (dict(spaces), list(model.state_dict())) == before
 
 
+class Named(nn.Module):
+    """A residual sum of layers that are given their input by its name."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(count, 8, 3, padding=1, bias=False) for count in (3, 8))
+        self.head = nn.Linear(8, 4, bias=False)
+
+    def forward(self, images):
+        x = self.first(input=images)
+        return self.head(input=(x + self.second(input=x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_gated_layer_takes_its_input_by_name(layout):
+    torch.manual_seed(0)
+    model, images = Named(), torch.randn(2, *SHAPE).contiguous(memory_format=layout)
+    spaces = find_index_spaces(model, SHAPE)
+    with torch.no_grad():
+        model.second.weight[:, ::2] = 0.0
+        before = model(images)
+        plan = ReconfigPlan(gated=("first",), kept={"second:in": spaces["first"].original[1::2]})
+        apply_plan(model, plan, spaces, None)
+        assert model.second.weight.shape[1] == 4
+        torch.testing.assert_close(model(images), before)
+
+
 def test_a_gate_is_put_once():
     model, spaces, _ = trained("basic")
     gated = nodes("basic", spaces)
