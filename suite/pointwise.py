@@ -30,7 +30,8 @@ def sample(activation: Tensor, stride: Pair, padding: Pair) -> Tensor:
 
     Differentiable, any number of times.
     """
-    sampled: Tensor = _Sample.apply(activation, tuple(stride), tuple(padding))
+    function = _Sample if torch.compiler.is_compiling() else _SampleForward
+    sampled: Tensor = function.apply(activation, tuple(stride), tuple(padding))
     return sampled
 
 
@@ -42,7 +43,8 @@ def spread(sampled: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
         size: (H, W).
         stride, padding: as of `sample`.
     """
-    whole: Tensor = _Spread.apply(sampled, tuple(size), tuple(stride), tuple(padding))
+    function = _Spread if torch.compiler.is_compiling() else _SpreadForward
+    whole: Tensor = function.apply(sampled, tuple(size), tuple(stride), tuple(padding))
     return whole
 
 
@@ -79,11 +81,6 @@ class _Sample(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return spread(grad, *ctx.numbers), None, None
 
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
-        _, stride, padding = ctx.numbers
-        return sample(tangent, stride, padding)
-
 
 class _Spread(torch.autograd.Function):
     generate_vmap_rule = True
@@ -115,6 +112,16 @@ class _Spread(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return sample(grad, *ctx.numbers), None, None, None
 
+
+# torch.compile takes no function with a rule for forward mode.
+class _SampleForward(_Sample):
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
+        _, stride, padding = ctx.numbers
+        return sample(tangent, stride, padding)
+
+
+class _SpreadForward(_Spread):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
         return spread(tangent, ctx.size, *ctx.numbers)
