@@ -127,6 +127,7 @@ def test_a_file_that_is_not_what_was_stored_is_not_taken(tmp_path):
         lambda: path.unlink(),
         lambda: note.unlink(),
         lambda: note.write_text("["),
+        lambda: note.write_text("[" * 100_000),
         lambda: note.write_text("[1]"),
         lambda: note.write_text('{"bytes": 6, "sha256": []}'),
         lambda: note.write_text(note.read_text().replace("{}", "3")),
