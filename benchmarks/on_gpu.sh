@@ -19,7 +19,8 @@
 # A part takes at most PDT_PART_SECONDS (480), all of them together PDT_TOTAL_SECONDS (570). The same command goes on
 # where it was cut off: with the first case, trial or part that is not there. Results of a commit are in
 # runs/gpu-COMMIT; where that folder is gone, they are unpacked from data/on_gpu.tar.gz, an archive that was brought
-# back and is carried along again. Carried along are, since such a machine has no network and no .git, the folder data and
+# back and is carried along again. Archives have no networks (model.pt), without which a trial does not count as done: of a
+# suite that was cut off, all trials run again on another machine. Carried along are, since such a machine has no network and no .git, the folder data and
 # the file .commit.json, which `python benchmarks/carry.py` makes. Exit status: 0 all done, 1 some part is not, 2 wrong
 # usage or no GPU.
 set -uo pipefail
