@@ -117,10 +117,12 @@ class Machine:
         return self.out / "on_gpu.tar.gz"
 
     def packed(self) -> dict[str, bytes]:
-        """The files of the archive; nothing where there is none yet."""
-        if not self.archive.exists():
+        """The files of the archive; until there is one, of that which was carried along; nothing without either."""
+        carried = self.checkout / "data" / "on_gpu.tar.gz"
+        found = next((path for path in (self.archive, carried) if path.exists()), None)
+        if found is None:
             return {}
-        with tarfile.open(self.archive) as tar:
+        with tarfile.open(found) as tar:
             return {one.name.partition("/")[2]: tar.extractfile(one).read() for one in tar.getmembers()}
 
     def packed_cases(self) -> list[str]:
