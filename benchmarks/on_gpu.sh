@@ -19,7 +19,8 @@
 # A part takes at most PDT_PART_SECONDS (480), all of them together PDT_TOTAL_SECONDS (570). The same command goes on
 # where it was cut off: with the first case, trial or part that is not there. Results of a commit are in
 # runs/gpu-COMMIT; where that folder is gone, they are unpacked from data/on_gpu.tar.gz, an archive that was brought
-# back and is carried along again. Carried along are, since such a machine has no network and no .git, the folder data and
+# back and is carried along again. Archives have no networks (model.pt), without which a trial does not count as done: of a
+# suite that was cut off, all trials run again on another machine. Carried along are, since such a machine has no network and no .git, the folder data and
 # the file .commit.json, which `python benchmarks/carry.py` makes. Exit status: 0 all done, 1 some part is not, 2 wrong
 # usage or no GPU.
 set -uo pipefail
@@ -50,7 +51,15 @@ read -r commit missing <<<"$facts"
 results=$PWD/runs/gpu-$commit
 archive=$out/on_gpu.tar.gz
 if [[ ! -d $results && -f data/on_gpu.tar.gz ]]; then
-  timeout 60 tar -xzf data/on_gpu.tar.gz -C runs || echo "data/on_gpu.tar.gz cannot be unpacked; all parts begin"
+  # Aside first: files that are cut short, by a damaged archive or a kill, would be taken for results.
+  rm -rf runs/.unpacked
+  mkdir runs/.unpacked || exit 2
+  if ! timeout 60 tar -xzf data/on_gpu.tar.gz -C runs/.unpacked 2>/dev/null; then
+    echo "data/on_gpu.tar.gz is damaged and is not used; all parts begin"
+  elif ! mv "runs/.unpacked/gpu-$commit" "$results" 2>/dev/null; then
+    echo "data/on_gpu.tar.gz is not of commit $commit and is not used; all parts begin"
+  fi
+  rm -rf runs/.unpacked
 fi
 mkdir -p "$results/done" || exit 2
 export PDT_RESULTS=$results PDT_ARCHIVE=$archive
@@ -62,10 +71,15 @@ if [[ -z ${PDT_DATA:-} ]]; then
   export PDT_DATA=$PWD/runs/data
   if [[ -f data/cifar10.tar.gz && ! -e $PDT_DATA/unpacked ]]; then
     mkdir -p "$PDT_DATA"
-    timeout 120 tar -xzf data/cifar10.tar.gz -C "$PDT_DATA" && touch "$PDT_DATA/unpacked"
+    if timeout 120 tar -xzf data/cifar10.tar.gz -C "$PDT_DATA"; then
+      touch "$PDT_DATA/unpacked"
+    else
+      rm -rf "$PDT_DATA"
+      echo "data/cifar10.tar.gz cannot be unpacked"
+    fi
   fi
 fi
-[[ -d $PDT_DATA ]] || echo "no images: neither PDT_DATA nor data/cifar10.tar.gz is there; suites but smoke will fail"
+[[ -d $PDT_DATA ]] || echo "no images: neither PDT_DATA nor a whole data/cifar10.tar.gz is there; suites will fail"
 pack
 packer() { while sleep "${PDT_PACK_SECONDS:-15}" && kill -0 $$; do pack; done; }
 packer >/dev/null 2>&1 &

@@ -31,7 +31,7 @@ def find(path: Path) -> dict[str, str] | None:
     try:
         note = json.loads(_note(path).read_bytes())
         content = path.read_bytes()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(note, dict) or note.get("bytes") != len(content) or note.get("sha256") != _checksum(content):
         return None

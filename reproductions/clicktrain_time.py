@@ -71,8 +71,8 @@ def part(name: str, title: str, compared: Sequence[Compared]) -> Part:
 def step_times(trial: Trial) -> dict[str, list[float]]:
     """Seconds of a step, one mean an epoch, by the stage that the epoch was trained in; dense has one stage, `dense`.
 
-    Without the time of reconfigurations. The first epoch, in which
-    everything is done for the first time, is left out where its stage has others.
+    Without the time of reconfigurations. The first epoch, in which everything is done for the first time, is left out
+    where its stage has others.
     """
     found: dict[str, list[float]] = {}
     before: Mapping[str, float] = {}

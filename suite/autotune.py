@@ -213,7 +213,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, which the kernel releases when the process ends; waits for another holder."""
     import fcntl
 
-    with open(folder / ".lock", "ab") as file:
+    with os.fdopen(files.opened(folder / ".lock", os.O_WRONLY), "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

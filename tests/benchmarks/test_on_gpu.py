@@ -117,10 +117,12 @@ class Machine:
         return self.out / "on_gpu.tar.gz"
 
     def packed(self) -> dict[str, bytes]:
-        """The files of the archive; nothing where there is none yet."""
-        if not self.archive.exists():
+        """The files of the archive; until there is one, of that which was carried along; nothing without either."""
+        carried = self.checkout / "data" / "on_gpu.tar.gz"
+        found = next((path for path in (self.archive, carried) if path.exists()), None)
+        if found is None:
             return {}
-        with tarfile.open(self.archive) as tar:
+        with tarfile.open(found) as tar:
             return {one.name.partition("/")[2]: tar.extractfile(one).read() for one in tar.getmembers()}
 
     def packed_cases(self) -> list[str]:
@@ -267,6 +269,41 @@ def test_the_images_are_unpacked_once_from_the_file_that_was_carried(machine, tm
     assert (machine.checkout / "runs" / "data" / "cifar10" / "0.jpg").read_text() == "an image"
     (data / "cifar10.tar.gz").write_text("damaged meanwhile, and not read again")
     assert machine.run("check")[0] == 0
+
+
+def test_an_archive_that_is_damaged_or_of_another_commit_is_not_gone_on_with(machine):
+    assert machine.run("pruned", "bars")[0] == 0
+    whole = machine.archive.read_bytes()
+    carried = machine.checkout / "data" / "on_gpu.tar.gz"
+    carried.parent.mkdir()
+
+    def on_a_fresh_machine(archive):
+        carried.write_bytes(archive)
+        for folder in (machine.checkout / "runs", machine.out):
+            shutil.rmtree(folder)
+        return machine.run("pruned", "bars")
+
+    for damaged in (whole[: len(whole) // 2], b"no archive"):
+        status, output, errors, called = on_a_fresh_machine(damaged)
+        assert (status, errors, len(called)) == (0, "", 2), output
+        assert "data/on_gpu.tar.gz is damaged and is not used; all parts begin\n" in output
+        assert len(machine.packed_cases()) == 2 * CASES
+    tool = machine.tools / "python3"
+    tool.write_text(tool.read_text().replace("0123456789ab", "ba9876543210"))
+    status, output, errors, called = on_a_fresh_machine(whole)
+    assert (status, errors, len(called)) == (0, "", 2), output
+    assert "data/on_gpu.tar.gz is not of commit ba9876543210 and is not used; all parts begin\n" in output
+    status, output, _, called = on_a_fresh_machine(machine.archive.read_bytes())
+    assert (status, called) == (0, [])
+    assert "not used" not in output
+    assert [path.name for path in (machine.checkout / "runs").iterdir() if path.is_dir()] == ["gpu-ba9876543210"]
+
+
+def test_images_that_cannot_be_unpacked_are_named(machine):
+    (machine.checkout / "data").mkdir()
+    (machine.checkout / "data" / "cifar10.tar.gz").write_text("no archive")
+    _, output, _, _ = machine.run("check")
+    assert "data/cifar10.tar.gz cannot be unpacked\nno images: " in output
 
 
 def test_what_is_carried_along_tells_a_copy_without_history_its_commit(tmp_path):

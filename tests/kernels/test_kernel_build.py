@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import signal
 import stat
 import subprocess
 import time
@@ -127,6 +128,7 @@ def test_a_file_that_is_not_what_was_stored_is_not_taken(tmp_path):
         lambda: path.unlink(),
         lambda: note.unlink(),
         lambda: note.write_text("["),
+        lambda: note.write_text("[" * 100_000),
         lambda: note.write_text("[1]"),
         lambda: note.write_text('{"bytes": 6, "sha256": []}'),
         lambda: note.write_text(note.read_text().replace("{}", "3")),
@@ -185,6 +187,35 @@ def test_a_compiler_ends_with_the_process_that_started_it(tmp_path, start_python
     process.kill()
     process.communicate()
     assert ended(pids.read_text().strip())
+
+
+# Its end, which stops a compiler too, comes later than the interrupt.
+LIVES_ON = """
+import time
+from kernels.cpu import build
+try:
+    build.build("prune_nm")
+except KeyboardInterrupt:
+    print("caught", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
+def test_ctrl_c_stops_a_compiler_with_all_it_started(tmp_path, start_python):
+    script = compiler_script(tmp_path, HANGS.replace("runs", f"{tmp_path}/runs").replace("pids", f"{tmp_path}/pids"))
+    process = start_python(LIVES_ON, CXX=script, PDT_CACHE=str(tmp_path / "cache"), PDT_CPU_KERNEL=None)
+    try:
+        pids = tmp_path / "pids"
+        wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "caught\n"
+        assert ended(pids.read_text().strip())
+        assert list((tmp_path / "cache").iterdir()) == []
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def ended(pid: str) -> bool:

@@ -51,7 +51,6 @@ class Branching(nn.Module):
             {"ratios": "cifar10-vgg11_click-1"},
             "ratios=cifar10-vgg11_click-1 on this network: a list of 7 ratios",
         ),
-        (Branching(follows=True), {}, None),  # the layer that is never used is no layer of the method's
         (Branching(follows=False), {}, "the model cannot be followed: nothing tells which layer is the first"),
     ],
 )
@@ -63,6 +62,13 @@ def test_layers_that_cannot_be_pruned_are_named_before_the_warm_up(model, given,
         return begin()
     with pytest.raises(ValueError, match=message):
         begin()
+
+
+def test_a_layer_that_the_model_never_calls_is_left_alone():
+    method = ClickTrain()
+    apply(Branching(follows=True), method, input_shape=SHAPE, num_classes=10, epochs=4, batch_size=4)
+    assert "unused" not in method._percent
+    assert method._percent
 
 
 def test_a_list_does_not_reach_into_grouped_convolutions(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -74,6 +75,40 @@ def test_rounds_are_interleaved_in_changing_order_and_end_when_it_is_decided(mon
     assert ask({"what": "too close"}).rounds == autotune.MOST_ROUNDS
 
 
+def test_a_measurement_that_stays_undecided_ends_when_its_time_is_up(monkeypatch):
+    times(monkeypatch, {"base": [1.0], "other": [0.93, 0.97], "third": [2.0]})
+    monkeypatch.setattr(autotune, "LONGEST_S", -1.0)
+    assert ask().rounds == autotune.FEWEST_ROUNDS
+
+
+def test_fast_candidates_run_several_times_in_a_sample(monkeypatch):
+    times(monkeypatch, {"base": [1e-3], "other": [1e-4], "third": [1.0]})
+    seconds, most = autotune._seconds, {}
+
+    def counted(step, repeats, device):
+        most[repeats] = most.get(repeats, 0) + 1
+        return seconds(step, repeats, device)
+
+    monkeypatch.setattr(autotune, "_seconds", counted)
+    rounds = ask().rounds
+    assert most == {1: 3 + rounds, 2: rounds, 20: rounds}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (torch, "get_num_threads", 99),
+        (torch, "get_float32_matmul_precision", "another"),
+        (torch.backends.cpu, "get_cpu_capability", "another"),
+        (autotune.provenance, "hardware_id", "another"),
+    ],
+)
+def test_a_machine_with_another_setting_is_another_machine(monkeypatch, owner, name, value):
+    before = autotune.machine(CPU)
+    monkeypatch.setattr(owner, name, lambda *given: value)
+    assert autotune.machine(CPU) != before
+
+
 def test_the_interval_encloses_the_median_ratio_of_paired_samples():
     ratios = [1 + number / 100 for number in range(15)]
     found = autotune._timing([2 * ratio for ratio in ratios], [2.0] * 15)
@@ -140,6 +175,26 @@ def test_a_folder_that_cannot_be_written_is_refused_with_one_line(monkeypatch, t
     monkeypatch.setenv("PDT_CHOICES", str(tmp_path / "file" / "choices"))
     with pytest.raises(UsageError, match=r"cannot be kept in .*name a folder that can be written by .* PDT_CHOICES"):
         ask()
+
+
+def test_links_and_pipes_in_place_of_the_files_are_refused_and_not_written_through(monkeypatch, folder, tmp_path):
+    times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
+    folder.mkdir()
+    (folder / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="symbolic link"):
+        ask()
+    (folder / ".lock").unlink()
+    os.mkfifo(folder / ".lock")
+    with pytest.raises(UsageError, match="not an ordinary file"):
+        ask()
+    (folder / ".lock").unlink()
+    ask()
+    (path,) = folder.glob("*.json")
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="symbolic link"):
+        ask()
+    assert not (tmp_path / "elsewhere").exists()
 
 
 HOLDER = """
