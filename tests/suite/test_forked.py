@@ -42,11 +42,32 @@ except SystemExit as error:
     print("went on")
 """
 
+WAITS = """
+import os, sys
+from suite.cli import main
+from suite.store import Store
+
+def choose(store, trials, only):
+    print(len(trials), [name for name in ("torch", "numpy", "pandas", "pyarrow") if name in sys.modules], flush=True)
+    os._exit(0)
+
+Store.choose = choose
+options = ("--methods", "dense", "--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32")
+main([*options, "--seeds", "3", "--out", sys.argv[1]])
+"""
+
 
 def test_what_a_call_in_another_process_returns_and_raises():
     done = subprocess.run([sys.executable, "-c", CALLS], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout == "went on\n", done.stderr
     assert "KeyError: 'a bug'" in done.stderr
+
+
+def test_the_process_that_waits_for_trials_holds_no_torch(tmp_path):
+    """Neither the plan nor the rehearsal of new trials may leave it there: 629 MiB instead of 28."""
+    command = [sys.executable, "-c", WAITS, str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "3 []\n", done.stderr
 
 
 def test_a_call_happens_here_where_torch_is():
