@@ -66,5 +66,5 @@ def altered(folder: Path, record: Mapping[str, Any]) -> list[str]:
             continue
         with contextlib.suppress(OSError):  # who reads the file says that it cannot be read
             if hashlib.sha256(read(path)).hexdigest() != expected.get("sha256"):
-                found.append(f"{path.name} does not have the checksum in trial.json")
+                found.append(f"{name} does not have the checksum in trial.json")
     return found
