@@ -162,6 +162,7 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
             damage.append(clean(f"{column} is {str(value)[:40]!r}, which it cannot be"))
     epochs = read_epochs(folder / "epochs.jsonl", damage)
     layers = read_layers(folder / "layers.csv", damage)
+    damage += packed.altered(folder, record)
     absent = tuple(file for file in FILES if packed.held(folder / file) is None)
     return Trial(texts, numbers, spec, provenance, epochs, layers, tuple(damage), absent)
 

@@ -58,9 +58,7 @@ def problems(records: Records) -> Problems | None:
     many = "One trial or file has" if len(rows) == 1 else f"{len(rows)} trials or files have"
     table = Table("problems", f"{many} no sound result.", columns, tuple(rows))
     if all(trial.done for trial in bad):
-        return Problems(
-            table, (), "Every trial is done; what is damaged can only be restored or run anew (--only all)."
-        )
+        return Problems(table, (), "Every trial is done; the command that made what is damaged runs it again.")
     # A folder collects the trials of several commands, and `--only failed` looks at those of its own command alone.
     again = [rerun_command(line, records.folder) for line in command_lines(records.suite)]
     if not again:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
+from suite.engines.lifeline import die_with
 from suite.errors import UsageError
 
 Result = TypeVar("Result")
@@ -34,9 +35,12 @@ def forked(call: Callable[[], Result]) -> Result:
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(reader)
+        if not die_with(parent):  # the call may take long: to fetch a data set, for instance
+            os._exit(1)
         _answer(call, writer)
     os.close(writer)
     try:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import hashlib
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 SUFFIX = ".gz"
 
@@ -37,3 +41,30 @@ def read(path: Path) -> bytes:
 def pack(content: bytes) -> bytes:
     """The compressed form, the same bytes for the same content: it holds neither a time nor a name."""
     return gzip.compress(content, 9, mtime=0)
+
+
+def altered(folder: Path, record: Mapping[str, Any]) -> list[str]:
+    """Those of a finished trial's files that a report is made from, and that are not what they were.
+
+    Files that are missing are not among them: suites are kept and shared without their models, and with the others
+    compressed.
+
+    Args:
+        folder: the trial's.
+        record: the content of its `trial.json`, whatever that holds.
+
+    Returns:
+        For each file its name and what is wrong with it.
+    """
+    facts = record.get("files")
+    if record.get("status") != "done" or not isinstance(facts, Mapping):
+        return []
+    found = []
+    for name in ("epochs.jsonl", "layers.csv"):
+        path, expected = held(folder / name), facts.get(name)
+        if path is None or not isinstance(expected, Mapping):
+            continue
+        with contextlib.suppress(OSError):  # who reads the file says that it cannot be read
+            if hashlib.sha256(read(path)).hexdigest() != expected.get("sha256"):
+                found.append(f"{name} does not have the checksum in trial.json")
+    return found

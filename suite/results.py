@@ -146,7 +146,7 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""), strict=True)
+        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
         found = [dict(line) for line in reader]
         names = reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -121,7 +121,6 @@ def run_trials(
     from reports import write_report
     from suite.devices import available_cores, competition
     from suite.provenance import without_home
-    from suite.rehearsal import rehearse
     from suite.results import read_table, write_results
 
     store, console = _store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
@@ -129,7 +128,7 @@ def run_trials(
     # What was ever started was rehearsed then.
     new = [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]
     if new:
-        forked(lambda: rehearse(new))
+        forked(lambda: _rehearse(new))
     with files.errors_of(folder), store.lock():
         read_table(folder)  # a table that cannot be read must not be found out after hours of trials
         provenance = provenance or provenance_of(suite)
@@ -165,6 +164,12 @@ def run_trials(
     for path in written:
         print(f"report: {path}")
     return 0 if len(ours) == len(names) and all(row["status"] == "done" for row in ours) else 1
+
+
+def _rehearse(trials: Sequence[TrialSpec]) -> None:
+    from suite.rehearsal import rehearse  # imports torch, which the process that waits for the trials can do without
+
+    rehearse(trials)
 
 
 def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:

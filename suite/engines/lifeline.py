@@ -41,18 +41,20 @@ def watch_parent() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    if sys.platform == "linux":
-        _die_with(int(parent))
+    if sys.platform == "linux" and not die_with(int(parent)):
+        os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when the thread that started it ends."""
+def die_with(parent: int) -> bool:
+    """Ask the kernel to kill this process when the thread that started it ends; Linux.
+
+    Returns:
+        Whether the parent is alive. One that died before the request was made is never reported by the kernel.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    # The parent may have died before the request was made; then no signal will ever come.
-    if os.getppid() != parent:
-        os.killpg(os.getpgrp(), signal.SIGKILL)
+    return os.getppid() == parent
 
 
 def _guard() -> None:

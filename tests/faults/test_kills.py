@@ -76,6 +76,7 @@ def test_a_process_that_is_killed_at_a_write(base, tmp_path, tally, number):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # of many commands, on a machine that may be busy
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_a_process_that_is_killed_at_every_write(base, tmp_path, tally, shard):
     for at in positions(base.operations, shard):

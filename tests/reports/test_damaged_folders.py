@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from random_edits import damage
 from reports import write_report
 from reports.build import build
 from reports.records import read
+from suite import packed
 from suite.errors import UsageError
 
 
@@ -132,3 +134,29 @@ def test_a_damaged_line_of_epochs_is_named_and_left_out(suite: Any, line: str, w
     assert len(trial.damage) == 1
     assert "line 6" in trial.damage[0]
     assert why in trial.damage[0]
+
+
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_file_that_is_not_what_its_record_says_is_named(made: Path, tmp_path: Path, compressed: bool) -> None:
+    """It is read without an error, and its curves are drawn; only its checksum tells that they are another trial's."""
+    folder = tmp_path / "out"
+    shutil.copytree(made, folder)
+    trial = next(path for path in sorted((folder / "trials").iterdir()) if (path / "epochs.jsonl").is_file())
+    content = (trial / "epochs.jsonl").read_bytes()
+    facts = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    others = {"model.pt": facts, "layers.csv": facts}  # not there, and not a report's: neither is damage
+    (trial / "layers.csv").unlink(missing_ok=True)
+    edit(trial / "trial.json", lambda record: record.update(status="done", files={"epochs.jsonl": facts, **others}))
+    line = "does not have the checksum in trial.json"
+    assert line not in " ".join(line for one in read(folder).trials for line in one.damage)
+    edited = content.replace(b'"epoch": 1,', b'"epoch": 1 ,')
+    assert edited != content
+    if compressed:
+        (trial / "epochs.jsonl").unlink()
+        (trial / "epochs.jsonl.gz").write_bytes(packed.pack(edited))
+    else:
+        (trial / "epochs.jsonl").write_bytes(edited)
+    assert [one.damage for one in read(folder).trials if one.damage] == [(f"epochs.jsonl {line}",)]
+    write_report(folder)
+    assert line in (folder / "report.md").read_text(encoding="utf-8")

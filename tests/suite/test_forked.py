@@ -1,8 +1,13 @@
 """Planning happens in a process of its own, so that a command does not hold torch while its trials train."""
 
+import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from suite import parameters, planning
 from suite.planning import plan
@@ -12,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 CALLS = """
 import sys
+import time
 from suite.errors import MissingData, UsageError
 from suite.forked import forked
 
@@ -42,11 +48,57 @@ except SystemExit as error:
     print("went on")
 """
 
+WAITS = """
+import os, sys
+from suite.cli import main
+from suite.store import Store
+
+def choose(store, trials, only):
+    print(len(trials), [name for name in ("torch", "numpy", "pandas", "pyarrow") if name in sys.modules], flush=True)
+    os._exit(0)
+
+Store.choose = choose
+options = ("--methods", "dense", "--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32")
+main([*options, "--seeds", "3", "--out", sys.argv[1]])
+"""
+
+ENDLESS = """
+import time
+from suite.forked import forked
+
+def endless():
+    import os
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+forked(endless)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="calls happen in another process on Linux alone")
+def test_a_call_dies_with_the_process_that_waits_for_it():
+    """A killed command would else go on fetching a data set."""
+    with subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        called = int(process.stdout.readline())
+        process.kill()
+        # The end of its output comes when the last process that holds it is gone.
+        alive = not select.select([process.stdout], [], [], 20)[0]
+        if alive:
+            os.kill(called, signal.SIGKILL)
+    assert not alive
+
 
 def test_what_a_call_in_another_process_returns_and_raises():
     done = subprocess.run([sys.executable, "-c", CALLS], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout == "went on\n", done.stderr
     assert "KeyError: 'a bug'" in done.stderr
+
+
+def test_the_process_that_waits_for_trials_holds_no_torch(tmp_path):
+    """Neither the plan nor the rehearsal of new trials may leave it there: 629 MiB instead of 28."""
+    command = [sys.executable, "-c", WAITS, str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "3 []\n", done.stderr
 
 
 def test_a_call_happens_here_where_torch_is():

@@ -179,3 +179,18 @@ def test_a_checkpoint_that_a_killed_process_left_in_a_finished_trial_is_removed(
     write_record(two[1], spec(1), "error", "killed by signal 9")
     assert [folder for _, folder in Store(tmp_path).choose([spec(0), spec(1)], "missing")] == [two[1]]
     assert [(folder / "checkpoint.pt").exists() for folder in two] == [False, True]
+
+
+def test_a_file_that_its_record_does_not_know_is_not_taken_on_trust(two):
+    rewritten(two[0], lambda record: record["files"].pop("layers.csv"))
+    record = json.loads((two[0] / "trial.json").read_text())
+    assert damage(two[0], record) == "layers.csv is missing"
+
+
+def test_a_record_without_its_own_checksum_or_in_the_folder_of_another_hash_is_damaged(two):
+    rewritten(two[0], lambda record: record.pop("sha256"))
+    assert read_record(two[0])["message"] == "damaged record: it has no sha256"
+    old = two[1].with_name(two[1].name[:-8] + "0" * 8)
+    as_before_checksums(two[1])
+    two[1].rename(old)
+    assert "it is that of dense-digits" in read_record(old)["message"]

@@ -235,3 +235,9 @@ def test_packed_files_are_read_and_damaged_ones_are_errors(tmp_path, store):
     record.with_name("trial.json.gz").write_bytes(packed.pack(record.read_bytes()))
     record.unlink()
     assert read_record(record.parent) == before
+
+
+def test_a_table_that_a_spreadsheet_wrote_back_is_read(tmp_path):
+    """It puts a byte order mark before the first column's name."""
+    (tmp_path / "results.csv").write_bytes(b"\xef\xbb\xbftrial_id,method,status\r\nx,dense,done\r\n")
+    assert read_table(tmp_path) == {"x": {"trial_id": "x", "method": "dense", "status": "done"}}
