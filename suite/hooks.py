@@ -87,7 +87,9 @@ class Hooks:
             )
         self.model, self.method = model, method
         self.ranks = Ranks.of_this_process()
-        parameters = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+        # The base class itself, a method with nothing in it, is no dataclass.
+        names: list[str] = [one.name for one in dataclasses.fields(method)] if dataclasses.is_dataclass(method) else []
+        parameters = {name: getattr(method, name) for name in names}
         sizes = (seed, epochs, batch_size, micro_batches)
         self.ranks.agree("the method, seed and sizes", (type(method).__name__, parameters, *sizes))
         self.ranks.share(model)
