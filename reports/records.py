@@ -7,8 +7,8 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,39 @@ def read(folder: Path) -> Records:
         trials = [_trial(folder / "trials", name, None) for name in dict.fromkeys(paths)]
     if not trials:
         raise UsageError(f"{folder}: has no results to report: neither rows in results.csv nor trials/*/trial.json")
-    return Records(folder, tuple(trials), suite, source, tuple(damage))
+    return Records(folder, tuple(_apart_by_content(trials)), suite, source, tuple(damage))
+
+
+def _apart_by_content(trials: Sequence[Trial]) -> list[Trial]:
+    """Tell trials of one name apart whose method, task or model was defined by files of different content.
+
+    After an edit of a plugin the folder holds trials of the old content and of the new, which are different methods.
+    Where that is so, a short checksum follows the method's parameters, or the name of the task or model.
+    """
+    for kind, column in (("method", "variant"), ("task", "task"), ("model", "model")):
+        names = [(trial.text(kind), trial.text(column)) for trial in trials]
+        contents: dict[tuple[str, str], set[str]] = {}
+        for name, trial in zip(names, trials, strict=True):
+            contents.setdefault(name, set()).add(_content(trial, kind))
+        trials = [
+            replace(
+                trial, texts={**trial.texts, column: f"{name[1]} file {_content(trial, kind) or 'unknown'}".strip()}
+            )
+            if len(contents[name]) > 1
+            else trial
+            for name, trial in zip(names, trials, strict=True)
+        ]
+    return list(trials)
+
+
+def _content(trial: Trial, kind: str) -> str:
+    """A short checksum of the files that define a trial's method, task or model; empty where no plugin does."""
+    files = trial.spec.get("defined_by")
+    one = files.get(kind) if isinstance(files, Mapping) else None
+    if not isinstance(one, Mapping):
+        return ""
+    known = {"sha256": one.get("sha256"), "imports": one.get("imports")}
+    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def _rows(table: Path, content: bytes) -> list[dict[str, str]]:

@@ -216,3 +216,16 @@ def test_damaged_records_are_counted_apart(suite: Any) -> None:
     summary = build(read(suite.write())).summary
     assert "1 trials have a damaged record" in summary
     assert "several groups" not in summary
+
+
+def test_trials_of_an_edited_plugin_are_no_seeds_of_one_method(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"), seeds=2)
+    folder = suite.write()
+    for path, digest in zip(sorted(folder.glob("trials/sdgp-*/trial.json")), ("a" * 64, "b" * 64), strict=True):
+        record = json.loads(path.read_text())
+        record["spec"]["defined_by"] = {"method": {"path": "~/plugin.py", "sha256": digest}}
+        path.write_text(json.dumps(record))
+    (group,) = build(read(folder)).groups
+    labels = [row[0].text for row in group.trade_table.rows]
+    assert len(labels) == len(set(labels)) == 3
+    assert sum(" file " in one for one in labels) == 2
