@@ -10,11 +10,12 @@ from reports.records import Records, Trial
 _WITHOUT = {
     "trial.json": (
         "their recipe, hardware, versions and settings, their whole hash, whether other programs were at work as they "
-        "ran and whether they were interrupted are not known"
+        "ran, whether they were interrupted, and what there is to say of their copy of the data (accuracies on JPEG "
+        "copies are lower than on the published images) are not known"
     ),
     "epochs.jsonl": (
-        "curves over epochs and over time, FLOPs of a step, shapes by layer and the check for unsteady times do not "
-        "include them"
+        "curves over epochs and over time, FLOPs of a step, shapes by layer, the layers' backends and the check for "
+        "unsteady times do not include them"
     ),
     "layers.csv": "shapes by layer begin with the end of the first epoch",
 }

@@ -82,11 +82,9 @@ def _values(record: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     measured = record.get("result", {})
     sound = {name: value for name, value in {**measured, **known}.items() if name in COLUMNS}
     wrong = [f"results.csv has no column {name}" for name in measured if name not in COLUMNS]
-    for name, value in sound.items():
-        if value is not None and (fault := _fault(name, value)):
-            wrong.append(f"{name} is {fault}")
-    bad = {name for name, value in sound.items() if value is not None and _fault(name, value)}
-    return {name: None if name in bad else value for name, value in sound.items()}, next(iter(wrong), "")
+    faults = {name: fault for name, value in sound.items() if value is not None and (fault := _fault(name, value))}
+    wrong += [f"{name} is {fault}" for name, fault in faults.items()]
+    return {name: None if name in faults else value for name, value in sound.items()}, next(iter(wrong), "")
 
 
 def _fault(column: str, value: Any) -> str:
