@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels import reference
+from kernels.prune import reference
 
 TOPK, ORACLE, COMPILED, TILE = "topk and scatter", "plain torch", "torch.compile", "torch's 2:4 tile"
 # Of torch's algorithms the one that ranks by magnitude.
@@ -17,8 +17,8 @@ TILE_ROWS, TILE_COLUMNS = 32, 64
 NOTES = {
     TOPK: "torch.topk in groups and a scatter; random: topk of random numbers; rescaling: sums and a product. Ties and "
     "random choices fall otherwise.",
-    ORACLE: "kernels.reference.prune_nm, which defines the result and runs where no kernel can be compiled.",
-    COMPILED: "torch.compile of kernels.reference.prune_nm, for this shape.",
+    ORACLE: "kernels.prune.reference.prune_nm, which defines the result and runs where no kernel can be compiled.",
+    COMPILED: "torch.compile of kernels.prune.reference.prune_nm, for this shape.",
     TILE: "torch._sparse_semi_structured_tile and _apply_dense, as torch prunes weights in training. Not the same "
     "result: of every 4x4 tile at most two of a row and two of a column are kept, sometimes fewer, and it also writes "
     "the compressed tensor, its transpose and masks.",

@@ -4,7 +4,8 @@
     python benchmarks/kernel_tables.py FILE
 
 On a GPU where there is one. Every case is checked before it is timed: a fresh random gradient, results' memory filled
-with NaN beforehand, the whole result against `kernels.reference`. A round then times the kernel and the fastest known
+with NaN beforehand, the whole result against `kernels.prune.reference`. A round then times the kernel and the
+fastest known
 copy of the same tensor beside each other, in alternating order, so that a neighbour's load hits both; the clock that
 pytest-benchmark reads is moved by the kernel's time alone. `extra_info` holds the rest: see `kernel_results.py`, which
 reads it. `--help` has the options under "kernel benchmarks"; `--json FILE` keeps each case as soon as it is measured.
@@ -28,7 +29,7 @@ from stopwatch import Watch, copies, count, measured_time, watch_of
 from torch import Tensor
 
 import kernels
-from kernels import reference
+from kernels.prune import reference
 
 pytestmark = pytest.mark.benchmark(timer=measured_time)
 

@@ -36,18 +36,18 @@ from torch import Tensor, nn
 
 from kernels.cuda import library as cuda
 from kernels.cuda.tap_conv import CudaTapConvolution, available
-from kernels.tap_conv import TapConvolution, library
-from methods import clicktrain_settings as settings
+from kernels.sparse_conv.dispatch import TapConvolution, library
 from methods.clicktrain import ClickTrain
-from methods.patterns import Dropped, choose_patterns, generic_pool, least_important_kernels
-from reproductions.pattern_layers import Layer
-from reproductions.pattern_layers import conversions as ways_to_convert
-from suite.backends import TORCH, Geometry
-from suite.devices import resolve_device
+from methods.shared import clicktrain_settings as settings
+from methods.shared.patterns import Dropped, choose_patterns, generic_pool, least_important_kernels
+from reproductions.clicktrain.pattern_layers import Layer
+from reproductions.clicktrain.pattern_layers import conversions as ways_to_convert
 from suite.errors import UsageError
+from suite.network.backends import TORCH, Geometry
+from suite.network.surgery import find_index_spaces
 from suite.parameters import build_model
 from suite.recipe import Recipe
-from suite.surgery import find_index_spaces
+from suite.runs.devices import resolve_device
 
 PARTS = ("layers", "conversion", "steps")
 PRODUCTS = ("forward", "data gradient", "weight gradient")

@@ -30,8 +30,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from suite.records import FILES, write_record  # noqa: E402
-from suite.spec import TrialSpec  # noqa: E402
+from suite.runs.folder.records import FILES, write_record  # noqa: E402
+from suite.runs.spec import TrialSpec  # noqa: E402
 
 OPTIONS = ("--methods", "dense", "--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32")
 

@@ -37,14 +37,14 @@ from torch import nn
 
 from methods.prunetrain import PruneTrain
 from suite.checkpoint import load, read_reconfigurations
-from suite.devices import DTYPES, read_device, resolve_device, resolve_dtype
+from suite.cost.flops import count_model
 from suite.errors import UsageError
-from suite.gates import why_not_gated
-from suite.ledger import count_model
 from suite.method import Context, Method, ReconfigPlan
+from suite.network.gating import why_not_gated
+from suite.network.surgery import IndexSpaces, apply_plan, find_index_spaces
 from suite.parameters import build_model
 from suite.recipe import Recipe
-from suite.surgery import IndexSpaces, apply_plan, find_index_spaces
+from suite.runs.devices import DTYPES, read_device, resolve_device, resolve_dtype
 
 PARTS = ("steps", "lasso", "surgery", "gating")
 # Networks and the share of inference FLOPs that PruneTrain left of them on CIFAR-10 (Table 1).
@@ -140,7 +140,7 @@ def setting_of(model: str, dtype: torch.dtype, device: torch.device = CPU) -> Se
 
 def training_share(setting: Setting, plans: Sequence[ReconfigPlan]) -> float:
     """FLOPs of a training step of the cut network over those of the whole one, as the ledger counts them."""
-    from suite.ledger import PRODUCTS, count_layers
+    from suite.cost.flops import PRODUCTS, count_layers
 
     def flops(model: nn.Module) -> int:
         return sum(cost.flops(product) for cost in count_layers(model, SHAPE).values() for product in PRODUCTS)
@@ -279,7 +279,7 @@ def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
 
 def by_prunetrain(model: nn.Module, spaces: IndexSpaces, gating: bool) -> ReconfigPlan:
     """What PruneTrain cuts out of a network as it stands."""
-    from suite.hooks import Hooks
+    from suite.training.hooks import Hooks
 
     copied = copy.deepcopy(model)
     method = PruneTrain(interval=1, gating=gating)

@@ -35,15 +35,15 @@ from torch import Tensor, nn
 
 import kernels
 from suite import registry
-from suite.devices import DTYPES, check_execution, read_device, resolve_device, resolve_dtype
+from suite.cost.flops import count_layers
 from suite.errors import UsageError
-from suite.ledger import count_layers
 from suite.method import Method, OpPlan
 from suite.ops import convert
 from suite.parameters import build_method, build_model
 from suite.recipe import Recipe
+from suite.runs.devices import DTYPES, check_execution, read_device, resolve_device, resolve_dtype
 from suite.task import Splits
-from suite.trainer import Trainer
+from suite.training.trainer import Trainer
 
 OP_BATCH = 512
 SHAPE, CLASSES = (3, 32, 32), 10

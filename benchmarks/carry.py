@@ -24,7 +24,7 @@ LIMIT_BYTES = 64 * 2**20  # of all that travels to such a machine
 def main() -> int:
     """Write both, and say how much travels."""
     sys.path.insert(0, str(ROOT))
-    from suite.provenance import COMMIT_FILE, git_facts
+    from suite.runs.provenance import COMMIT_FILE, git_facts
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", type=Path, default=os.environ.get("PDT_DATA"), help="of CIFAR-10 (PDT_DATA)")

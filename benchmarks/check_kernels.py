@@ -17,9 +17,9 @@ from alternatives import expand_24
 from kernel_cases import MODES
 
 import kernels
-from kernels import reference
-from suite.devices import resolve_device
+from kernels.prune import reference
 from suite.errors import UsageError
+from suite.runs.devices import resolve_device
 
 # Whole groups and short last ones, whole vectors and tails, one block of threads and several, channels-last and rows.
 SHAPES = ((3, 64, 5, 7), (2, 20, 3, 3), (1, 3, 1, 1), (70, 96), (2, 256, 9, 11))

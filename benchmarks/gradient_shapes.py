@@ -11,8 +11,8 @@ from torch import nn
 
 from suite import registry
 from suite.brackets import Request, read_list
+from suite.cost.flops import count_layers
 from suite.errors import UsageError, nearest
-from suite.ledger import count_layers
 from suite.parameters import build_model, choices
 
 LARGE = "large"

@@ -12,8 +12,8 @@ import torch
 from gradient_shapes import Gradient, gradients
 from stopwatch import cache_bytes
 
-from suite.devices import resolve_device
 from suite.errors import UsageError, nearest
+from suite.runs.devices import resolve_device
 
 DTYPES = ("float32", "bfloat16", "float16")
 # Name of a mode: the arguments `mode` and `rescale` of `prune_nm`.

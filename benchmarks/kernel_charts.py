@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from reports import svg
-from reports.model import Figure
+from reports.content.model import Figure
+from reports.figures import svg
 
 # Index of the palette, the same in every chart; 0 is black, which a copy has as the reference of all.
 PRUNINGS = ("magnitude", "random", "rescaled by sample_channel", "rescaled by group", "rescaled by channel")

@@ -16,7 +16,7 @@ from stopwatch import cache_bytes
 
 import kernels
 from suite.errors import UsageError
-from suite.provenance import collect, without_home
+from suite.runs.provenance import collect, without_home
 
 PLAN = pytest.StashKey[Plan]()
 PROVENANCE = pytest.StashKey[dict[str, Any]]()

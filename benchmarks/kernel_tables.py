@@ -17,11 +17,11 @@ from kernel_bars import BARS, Verdict, verdicts
 from kernel_charts import DTYPES, PRUNINGS, charts
 from kernel_results import Row, Run, read
 
-from reports import numbers
-from reports.markdown import code, escape, table
-from reports.model import Cell, Column, Figure, Table
+from reports.content import numbers
+from reports.content.model import Cell, Column, Figure, Table
+from reports.render.markdown import code, escape, table
+from suite.command.options import Parser
 from suite.errors import UsageError
-from suite.options import Parser
 
 NAME = "kernels.md"
 _INTERVAL = (

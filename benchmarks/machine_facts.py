@@ -30,7 +30,7 @@ def missing() -> list[str]:
 
 def commit() -> str:
     """The first 12 digits of the commit, with `-changed` where there are uncommitted changes; or `unknown`."""
-    from suite.provenance import ROOT, _git
+    from suite.runs.provenance import ROOT, _git
 
     found = _git(ROOT)
     return found["commit"][:12] + ("-changed" if found["dirty"] else "") if found else "unknown"
@@ -73,7 +73,7 @@ def write(path: Path) -> int:
         return 2
     import torch
 
-    from suite.provenance import collect
+    from suite.runs.provenance import collect
 
     if not torch.cuda.is_available():
         print(f"machine_facts: error: torch {torch.__version__} sees no CUDA GPU", file=sys.stderr)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from suite.engines.local import environment
+from suite.runs.engines.local import environment
 
 
 @dataclass(frozen=True)

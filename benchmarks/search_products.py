@@ -298,7 +298,7 @@ def _python_path() -> list[str]:
 def _facts(environment: dict[str, str]) -> dict[str, Any]:
     """Versions, instruction set and machine, as a process with this environment sees them."""
     code = (
-        "import json, torch; from suite.provenance import collect; facts = collect('cpu'); s = facts['software'];"
+        "import json, torch; from suite.runs.provenance import collect; facts = collect('cpu'); s = facts['software'];"
         "print(json.dumps({'versions': f\"torch {s['torch']}, oneDNN {s['onednn']}, {s['onednn_isa']}\","
         "'provenance': {k: facts[k] for k in ('hardware', 'software', 'settings', 'git', 'time_utc')}}))"
     )

@@ -1,12 +1,12 @@
 """Pruning kernels: n of every m consecutive channels of a gradient.
 
 `prune_nm` runs compiled kernels on the CPU (built at first use) and on CUDA devices (through CuPy), and plain torch
-where they are not to be had. `backend_of` says which one a tensor gets, `backend_report` why. `kernels.reference`
+where they are not to be had. `backend_of` says which one a tensor gets, `backend_report` why. `kernels.prune.reference`
 defines the result.
 """
 
 from kernels.cache import folder as cache_folder
-from kernels.dispatch import (
+from kernels.prune.dispatch import (
     backend_of,
     backend_report,
     backends_in_use,

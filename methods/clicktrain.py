@@ -16,10 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods import clicktrain_settings as settings
-from methods.allocation import ALLOCATIONS
-from methods.block_convolutions import BlockConvolutions
-from methods.patterns import (
+from methods.backends.blocks import BlockConvolutions
+from methods.backends.fastest_backend import fastest
+from methods.backends.sparse_convolution import Skipping, can_skip
+from methods.shared import clicktrain_settings as settings
+from methods.shared.allocation import ALLOCATIONS
+from methods.shared.patterns import (
     KEPT,
     POSITIONS,
     Dropped,
@@ -31,11 +33,9 @@ from methods.patterns import (
     penalty,
     penalty_arithmetic,
 )
-from methods.race import fastest
-from methods.skipping import Skipping, can_skip
 from suite.autotune import Choice
-from suite.backends import TORCH, Backend
 from suite.method import Context, Density, Method, OpPlan
+from suite.network.backends import TORCH, Backend
 from suite.ops import PlannedConv2d
 from suite.registry import register
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from methods.group_lasso import GroupLasso
+from methods.shared.group_lasso import GroupLasso
 from suite.method import Context
 from suite.registry import register
 

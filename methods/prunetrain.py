@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from methods.group_lasso import GroupLasso
+from methods.shared.group_lasso import GroupLasso
 from suite.errors import UsageError
 from suite.method import Context, ReconfigPlan
 from suite.registry import register

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from methods.group_lasso import GroupLasso
-from methods.lasso import lasso_layers, penalty
+from methods.shared.group_lasso import GroupLasso
+from methods.shared.lasso import lasso_layers, penalty
 from suite.checkpoint import load_model
 from suite.errors import UsageError
 from suite.method import Context, ReconfigPlan

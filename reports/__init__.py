@@ -22,7 +22,7 @@ def write_report(folder: Path) -> list[Path]:
         suite.errors.UsageError: if the folder has no results, or its table cannot be read.
     """
     # Figures need matplotlib and seaborn, which take seconds to import: what draws nothing must not wait for them.
-    from reports.write import write_report as write
+    from reports.render.write import write_report as write
 
     return write(Path(folder))
 

@@ -1,4 +1,4 @@
-"""Final networks of trials: opened, cut once more, timed. What is timed is run by `suite.apart`, from plain data."""
+"""Final networks of trials: opened, cut once more, timed. What is timed runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def images_per_second(
     import torch
 
     from suite.checkpoint import load_model
-    from suite.inference import interleaved_seconds
+    from suite.cost.timing import interleaved_seconds
 
     place = torch.device(device)
     images = _images(shape, batch, place)
@@ -74,8 +74,8 @@ def layer_times(
     import torch
 
     from suite.checkpoint import load_model
-    from suite.inference import interleaved_seconds
-    from suite.surgery import find_index_spaces
+    from suite.cost.timing import interleaved_seconds
+    from suite.network.surgery import find_index_spaces
 
     place = torch.device(device)
     names = [branch.layers[-1] for branch in find_index_spaces(load_model(file), shape).removable_branches.values()]

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reports.comparison import Comparison
-from reports.estimates import Estimate, Missing, Quantity, estimate
-from reports.numbers import scaled
-from reports.published import Published
-from reports.records import Trial
-from reports.rows import seed_of
-from suite.apart import Found
-from suite.reproduction import Part, Ran, Reproduction
+from reports.content.numbers import scaled
+from reports.data.estimates import Estimate, Missing, Quantity, estimate
+from reports.data.records import Trial
+from reports.data.rows import seed_of
+from reproductions.comparison import Comparison
+from reproductions.contract import Part, Ran, Reproduction
+from reproductions.published import Published
+from suite.runs.engines.subprocess_call import Found
 
 if TYPE_CHECKING:
     from torch import nn

@@ -26,9 +26,10 @@ from typing import Any
 
 import torch
 
-from suite import files, provenance
+from suite import files
 from suite.errors import UsageError
-from suite.spec import canonical_json
+from suite.runs import provenance
+from suite.runs.spec import canonical_json
 
 log = logging.getLogger("pdt.autotune")
 

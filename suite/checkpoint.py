@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from suite import files
 from suite.errors import UsageError
 from suite.method import ReconfigPlan
+from suite.network.surgery import apply_plan, find_index_spaces
 from suite.parameters import build_model
-from suite.records import archive_damage
-from suite.surgery import apply_plan, find_index_spaces
+from suite.runs.folder.records import archive_damage
 
 MODEL_FORMAT = 1
 LARGEST_SIZE = 2**20  # of an image, in pixels along a side, and of the classes; more was not written by this suite

@@ -2,7 +2,7 @@
 
 The channel that a convolution produces is the same one that the batch normalisation behind it scales, that the next
 convolution consumes, and, across the sum of a residual block, that another convolution produces. Channels that occur in
-the same tensors make one `IndexSpace`; `suite.channel_labels` finds them.
+the same tensors make one `IndexSpace`; `suite.network.channel_tracing` finds them.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ from torch import Tensor, nn
 from suite.random_keys import Keys, random_key
 
 if TYPE_CHECKING:
-    from suite.backends import Backend
-    from suite.surgery import IndexSpaces
+    from suite.network.backends import Backend
+    from suite.network.surgery import IndexSpaces
 
 Operand = Literal["weight_forward", "grad_shared", "grad_dgrad", "grad_wgrad"]
 
@@ -167,7 +167,8 @@ class Density(NamedTuple):
     """The share of each product's multiply-adds whose operands are both not zero, each in [0, 1].
 
     Zeros that a method makes count, in weights and in output gradients, and those of the data do not. Of the weight
-    gradient, what belongs to weights that are masked again after the step need not be computed. `suite.density_check`
+    gradient, what belongs to weights that are masked again after the step need not be computed.
+    `suite.training.density_check`
     compares it with the operands.
     """
 
@@ -184,7 +185,8 @@ class ReconfigPlan:
         kept: for each index space that shrinks, the *original* indices that stay (`space.original`), ascending.
         removed_branches: names of residual branches that are taken out; the constant that their last normalisation
             would still emit stays, so that the outputs do.
-        gated: index spaces whose layers are cut by themselves from now on (`suite.gates`); `kept` may name the spaces
+        gated: index spaces whose layers are cut by themselves from now on (`suite.network.gating`); `kept` may name
+        the spaces
             that this makes, `LAYER:in` and `LAYER:out`.
         batch_size: the global batch size from now on; `None` leaves it.
         lr_scale: the learning rate against the recipe's, absolute; `None` leaves it.
@@ -263,7 +265,7 @@ class Context:
         model: the bare model (no DDP, not compiled).
         layers: the layers that can be planned, by name: each `nn.Conv2d` and `nn.Linear` (no subclass) that the model
             calls in training or in evaluation. After `setup` the same objects are `PlannedConv2d` / `PlannedLinear`.
-        spaces: its index spaces: which dimensions of which tensors share channels (`suite.surgery`); their
+        spaces: its index spaces: which dimensions of which tensors share channels (`suite.network.surgery`); their
             `removable_branches` are the residual branches that may be taken out.
         optimizer: `None` in `setup`, which runs before there is one.
         step: optimizer steps attempted since the trial began.
@@ -390,7 +392,7 @@ class Method:
         """Once, on the bare model on its device; before optimizer, compilation and DDP.
 
         It also runs before the first trial of a command, on a copy of the model on the CPU, to see that method, model
-        and task fit (`suite.rehearsal`). There `ctx.others` is empty, while `ctx.device` is that of the
+        and task fit (`suite.command.rehearsal`). There `ctx.others` is empty, while `ctx.device` is that of the
         training. What needs another trial belongs into `begin`; what takes long is left out where
         `ctx.rehearsal` says so.
 

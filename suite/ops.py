@@ -2,7 +2,8 @@
 
 A layer is converted in place to a subclass of torch's own, with the same parameter objects and state-dict names. With
 an empty plan it *is* torch's layer, bit for bit; but for 1x1 convolutions with a stride on the CPU, whose sums may be
-rounded differently (`suite.pointwise`). With a plan, one autograd function computes data gradient and weight gradient
+rounded differently (`suite.network.pointwise`). With a plan, one autograd function computes data gradient and weight
+gradient
 by separate calls, so that a method may give each of them its own copy of the output gradient: what no backward hook
 can express.
 """
@@ -18,15 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from suite import pointwise
-from suite.backends import TORCH, Geometry
 from suite.errors import UsageError
 from suite.method import Density, Method, OpPlan, Site
-from suite.planned_op import number, planned_op
+from suite.network import pointwise
+from suite.network.backends import TORCH, Geometry
+from suite.network.products import number, planned_op
 from suite.random_keys import Keys
 
 if TYPE_CHECKING:
-    from suite.hooks import Hooks
+    from suite.training.hooks import Hooks
 
 
 @dataclass
@@ -285,12 +286,12 @@ def apply(model: nn.Module, method: Method, **context: Any) -> Hooks:
         model: the bare model, on its device; its layers are converted in place.
         method: a method, constructed with its parameters.
         context: what hooks may ask for and a loop of one's own has to tell: `input_shape`, `num_classes`, `epochs`,
-            `batch_size`, `seed` (see `suite.hooks.Hooks`).
+            `batch_size`, `seed` (see `suite.training.hooks.Hooks`).
 
     Returns:
         The hooks, to be called at their places in the loop; `docs/your-own-loop.md` shows them in 20 lines.
     """
-    from suite.hooks import Hooks  # hooks stand on this module
+    from suite.training.hooks import Hooks  # hooks stand on this module
 
     return Hooks(model, method, **context)
 

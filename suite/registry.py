@@ -37,8 +37,8 @@ PACKAGES = {
     "method": ("methods",),
     "task": ("tasks",),
     "model": ("tasks.models",),
-    "engine": ("suite.engines",),
-    "reproduction": ("reproductions",),
+    "engine": ("suite.runs.engines",),
+    "reproduction": tuple(f"reproductions{paper}" for paper in ("", ".clicktrain", ".prunetrain", ".sdgp")),
 }
 ENTRY_POINTS = {
     "method": "pdt.methods",
@@ -49,7 +49,7 @@ ENTRY_POINTS = {
 CONTRACTS = {
     "method": ("suite.method", "Method"),
     "task": ("suite.task", "Task"),
-    "reproduction": ("suite.reproduction", "Reproduction"),
+    "reproduction": ("reproductions.contract", "Reproduction"),
 }
 """The base class of each kind that has one; imported with the first thing of the kind."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a registered thing: it is typed, and is part of the names of folders

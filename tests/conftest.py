@@ -15,6 +15,8 @@ if "PDT_CHOICES" not in os.environ:  # what tests measure on a busy machine must
 import pytest
 import torch
 
+pytest_plugins = ["toy_fixtures"]
+
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent.parent
 FOLDERS = (KERNELS / "cuda", KERNELS / "include")
-# Arithmetic as IEEE 754 has it, subnormal numbers included, so that results are those of `kernels.reference`; products
+# Arithmetic as IEEE 754 has it, subnormal numbers included, so that results are those of `kernels.prune.reference`;
+# products
 # and sums of convolutions are contracted, which rounds once instead of twice.
 OPTIONS = ("--std=c++17", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--fmad=true")
 INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)

@@ -26,7 +26,7 @@ from kernels.cuda.tap_plan import (
     product_sets,
     sum_lists,
 )
-from kernels.taps import ConvolutionTaps, Integers, Pair, PlaceClass, Window, without_border
+from kernels.sparse_conv.taps import ConvolutionTaps, Integers, Pair, PlaceClass, Window, without_border
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ class _Products:
 
 
 class CudaTapConvolution:
-    """The three products of a convolution of which some weights are absent for good; see `kernels.tap_conv`.
+    """The three products of a convolution of which some weights are absent for good; see
+    `kernels.sparse_conv.dispatch`.
 
     Args:
         kept: (K, C, R, S) bool, the weights that are there.

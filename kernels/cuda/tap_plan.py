@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cuda.plan import FORMATS, Launch
-from kernels.neighbours import KINDS, PAIR, SINGLE, SQUARE, neighbours
-from kernels.taps import Integers, Pair, Taps, Window
+from kernels.sparse_conv.neighbours import KINDS, PAIR, SINGLE, SQUARE, neighbours
+from kernels.sparse_conv.taps import Integers, Pair, Taps, Window
 
 SOURCE = "tap_conv.cu"
 LANES = 32

@@ -8,9 +8,9 @@ import bench_pruned
 import pytest
 import torch
 
-from suite.ledger import count_model
+from suite.cost.flops import count_model
+from suite.network.surgery import find_index_spaces
 from suite.parameters import build_model
-from suite.surgery import find_index_spaces
 
 
 @pytest.fixture(autouse=True)

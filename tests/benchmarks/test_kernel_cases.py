@@ -16,7 +16,7 @@ import torch
 from gradient_shapes import gradients
 
 import kernels
-from kernels import reference
+from kernels.prune import reference
 from suite.errors import UsageError
 
 TYPED = dict.fromkeys(("shapes", "batch_size", "dtypes", "groups", "modes", "rounds", "slow_rounds"))

@@ -141,7 +141,7 @@ class _Writer(io.BufferedWriter):
 
 
 class ForkedPopen:
-    """What the engine needs of `subprocess.Popen`, for `python -m suite.trial FOLDER`, by forking this process."""
+    """What the engine needs of `subprocess.Popen`, for `python -m suite.runs.trial FOLDER`, by forking this process."""
 
     def __init__(self, command, *, stdin, stdout, stderr, start_new_session, env):
         assert start_new_session
@@ -157,7 +157,7 @@ class ForkedPopen:
             os.environ.update(env)
             _speak_to_descriptors()
             sys.argv = ["trial", command[-1]]
-            from suite import trial
+            from suite.runs import trial
 
             _leave(trial.main)
         os.close(reader)
@@ -177,7 +177,7 @@ class SamePopen:
     """As `ForkedPopen`, but the trial runs in this process, before a child that ends at once is forked."""
 
     def __init__(self, command, **options):
-        from suite import trial
+        from suite.runs import trial
 
         sys.argv = ["trial", command[-1]]
         status = trial.main()
@@ -216,8 +216,9 @@ def _leave(main):
 
 def quick_facts(popen=ForkedPopen):
     """Replace, in a forked process, what takes long and decides nothing here."""
-    from suite import inference, provenance
-    from suite.engines import local
+    from suite.cost import timing as inference
+    from suite.runs import provenance
+    from suite.runs.engines import local
 
     os.environ["OMP_NUM_THREADS"] = "1"  # as the process that this one was forked from
     provenance.busy_cores = lambda: 0.0
@@ -295,7 +296,7 @@ def _case(arguments, log, answer, operations, report, before):
     if command == 0:
         os.setsid()
         os.closerange(3, 256)
-        from suite import cli
+        from suite.command import cli
 
         quick_facts()
         if not report:

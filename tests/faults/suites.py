@@ -21,7 +21,7 @@ MEASURED = ("_time_s", "_per_s", "peak_", "hardware", "time_to")
 
 def warm_up(scratch):
     """Import what commands and trials need, once, before processes are forked."""
-    from suite import cli
+    from suite.command import cli
 
     def train():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

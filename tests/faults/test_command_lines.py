@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "suite"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from toy_suite import TOY, forget_plugins
 
 import reports
-from suite import cli, provenance, run, store
-from suite.engines.local import LocalEngine
+from suite.command import cli, run
+from suite.runs import provenance
+from suite.runs.engines.local import LocalEngine
+from suite.runs.folder import store
 
 SEED = 23
 MANY, SAMPLE = 400, 60

@@ -13,10 +13,10 @@ from stand_in import standing_in
 from torch import Tensor
 
 import kernels
-from kernels import reference
 from kernels.cuda import library
 from kernels.cuda import plan as plans
 from kernels.cuda.plan import Shape
+from kernels.prune import reference
 
 SCOPES = ["none", "group", "sample_channel", "channel"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

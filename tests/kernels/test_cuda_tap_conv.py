@@ -18,7 +18,7 @@ from test_tap_conv import compare, patterned
 
 from kernels.cuda import library, tap_plan
 from kernels.cuda.tap_conv import CudaTapConvolution, available, from_blocks, to_blocks
-from kernels.taps import ConvolutionTaps, Window, without_border
+from kernels.sparse_conv.taps import ConvolutionTaps, Window, without_border
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 drawn = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -247,7 +247,7 @@ def test_a_compiler_may_have_words_behind_its_name(start_python, tmp_path):
 
 AGREES = """
 import torch, kernels
-from kernels import reference
+from kernels.prune import reference
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     grad = (torch.randn(3, 96, 7, 5, generator=torch.Generator().manual_seed(1)) * 8).round().to(dtype)
     for m in (2, 4, 8, 16, 32, 7):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kernels
-from kernels import reference
+from kernels.prune import reference
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

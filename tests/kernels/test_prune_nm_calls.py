@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kernels
-from kernels import reference
+from kernels.prune import reference
 
 SCOPES = ["none", "group", "sample_channel", "channel"]
 

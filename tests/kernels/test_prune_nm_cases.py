@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import reference
+from kernels.prune import reference
 
 INF, NAN = math.inf, math.nan
 

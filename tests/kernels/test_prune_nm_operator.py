@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
-from kernels import dispatch, reference
+from kernels.prune import dispatch, reference
 
 GRADIENTS = {
     "nchw": torch.randn(2, 32, 5, 3),

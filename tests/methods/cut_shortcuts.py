@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suite"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from small_training import CLASSES, SmallBatches
 
 from methods.prunetrain import PruneTrain
 from suite.parameters import build_model
 from suite.recipe import Recipe
 from suite.task import Splits
-from suite.trainer import Trainer
+from suite.training.trainer import Trainer
 
 SHAPE = (3, 32, 32)
 RECIPE = Recipe(epochs=3, batch_size=32, eval_batch_size=32, learning_rate=0.05, schedule="linear", lr_end=0.1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.allocation import erdos_renyi, uniform
+from methods.shared.allocation import erdos_renyi, uniform
 
 sizes = st.tuples(st.integers(1, 64), st.integers(1, 64), st.just(3), st.just(3))
 networks = st.lists(sizes, min_size=1, max_size=6).map(lambda several: dict(zip("abcdef", several, strict=False)))

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.block_convolutions import BlockConvolutions
-from suite.backends import TORCH, Geometry
+from methods.backends.blocks import BlockConvolutions
+from suite.network.backends import TORCH, Geometry
 
 
 def a_case(corners, channels, seed, layout=torch.channels_last, gone=0.3):
@@ -89,7 +89,7 @@ def test_a_gradient_is_sorted_once_for_both_products(monkeypatch):
     activation = torch.randn(2, 4, 8, 8, generator=generator)
     blocks = BlockConvolutions(kept)
     sorted_ones = []
-    import methods.block_convolutions as module
+    import methods.backends.blocks as module
 
     channels = module._channels
     monkeypatch.setattr(module, "_channels", lambda *given: sorted_ones.append(1) or channels(*given))

@@ -5,8 +5,8 @@ import torch
 from small_clicktrain import Run, network, stages
 from torch import nn
 
+from methods.backends.sparse_convolution import can_skip
 from methods.dense import Dense
-from methods.skipping import can_skip
 from suite.autotune import Choice
 from suite.ops import apply
 from tasks.models.clicktrain_vgg import vgg11_click
@@ -168,7 +168,7 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
 
     monkeypatch.setattr("methods.clicktrain.fastest", fastest)
     monkeypatch.setattr(
-        "methods.clicktrain_settings.by_layer", lambda ratios, layers: {"1": 50.0, "2": 75.0, "3": 75.0}
+        "methods.shared.clicktrain_settings.by_layer", lambda ratios, layers: {"1": 50.0, "2": 75.0, "3": 75.0}
     )
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1),
@@ -186,9 +186,9 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
 
 
 def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeypatch):
-    from methods.race import fastest
+    from methods.backends.fastest_backend import fastest
     from suite import autotune
-    from suite.backends import TorchBackend
+    from suite.network.backends import TorchBackend
     from suite.ops import convert
 
     class Recording(TorchBackend):

@@ -5,9 +5,9 @@ import math
 import pytest
 from small_clicktrain import SHAPE, network
 
-from methods import clicktrain_settings as settings
 from methods.clicktrain import ClickTrain, compression
-from suite.ledger import count_layers
+from methods.shared import clicktrain_settings as settings
+from suite.cost.flops import count_layers
 from suite.ops import apply
 from suite.parameters import build_model
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from suite import registry
-from suite.backends import TorchBackend
-from suite.conformance import CONTRACTS, Broken, Subject, check, density_is_true
 from suite.method import Density, Method, OpPlan
+from suite.network.backends import TorchBackend
+from suite.training.conformance import CONTRACTS, Broken, Subject, check, density_is_true
 
 VARIANTS = {
     "sdgp": ({}, {"mode": "random"}, {"mode": "magnitude", "n": 1, "m": 8}, {"scope": "group", "layers": "all"}),

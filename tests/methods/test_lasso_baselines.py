@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from methods.lasso import lasso_layers, penalty
 from methods.oneshot import OneShot
+from methods.shared.lasso import lasso_layers, penalty
 from methods.ssl import SSL
 from suite.checkpoint import save_model
 from suite.errors import UsageError

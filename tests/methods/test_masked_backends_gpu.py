@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from methods.block_convolutions import BlockConvolutions
-from methods.skipping import Skipping, can_skip
-from suite.backends import TORCH, Geometry
+from methods.backends.blocks import BlockConvolutions
+from methods.backends.sparse_convolution import Skipping, can_skip
+from suite.network.backends import TORCH, Geometry
 
 pytestmark = [
     pytest.mark.gpu,

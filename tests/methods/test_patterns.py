@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from methods.patterns import (
+from methods.shared.patterns import (
     EPSILON,
     Dropped,
     choose_patterns,

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from methods.lasso import (
+from methods.prunetrain import PruneTrain
+from methods.shared.lasso import (
     LassoLayer,
     arithmetic,
     channel_peaks,
@@ -16,11 +17,10 @@ from methods.lasso import (
     soft_threshold_arithmetic,
     weights_of,
 )
-from methods.prunetrain import PruneTrain
 from suite.errors import UsageError
+from suite.network.surgery import find_index_spaces
 from suite.ops import apply
 from suite.parameters import build_method
-from suite.surgery import find_index_spaces
 from tasks.models.resnet9 import resnet9
 
 SHAPE, CLASSES, BATCH = (3, 16, 16), 10, 16

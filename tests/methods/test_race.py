@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from methods import race
-from suite.backends import Geometry
+from methods.backends import fastest_backend as race
+from suite.network.backends import Geometry
 
 
 def test_each_fact_that_decides_a_time_makes_another_question(monkeypatch):

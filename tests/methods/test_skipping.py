@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from methods.per_gradient import PerGradient
-from methods.skipping import Skipping, can_skip
-from suite.backends import TORCH, Geometry
+from methods.backends.per_gradient import PerGradient
+from methods.backends.sparse_convolution import Skipping, can_skip
+from suite.network.backends import TORCH, Geometry
 
 pytestmark = pytest.mark.skipif(not can_skip(torch.device("cpu")), reason="no kernels that skip weights")
 

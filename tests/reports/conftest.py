@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from reports import svg
-from reports.records import NUMBER_COLUMNS, TEXT_COLUMNS
+from reports.data.records import NUMBER_COLUMNS, TEXT_COLUMNS
+from reports.figures import svg
 
 EPOCHS = 5
 LAYERS = {
@@ -199,8 +199,8 @@ def make_full(folder: Path) -> Suite:
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports are built without drawing, which takes seconds and is not what every test asks about."""
-    monkeypatch.setattr("reports.build.trade_figures", lambda rows, slug: ([], []))
-    monkeypatch.setattr("reports.build.course_figures", lambda rows, slug: ([], []))
+    monkeypatch.setattr("reports.content.build.trade_figures", lambda rows, slug: ([], []))
+    monkeypatch.setattr("reports.content.build.course_figures", lambda rows, slug: ([], []))
 
 
 @pytest.fixture

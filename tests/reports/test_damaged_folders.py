@@ -12,10 +12,10 @@ import pytest
 from random_edits import damage
 
 from reports import write_report
-from reports.build import build
-from reports.records import read
-from suite import packed
+from reports.content.build import build
+from reports.data.records import read
 from suite.errors import UsageError
+from suite.runs.folder import packed
 
 
 def report_of(made: Path, folder: Path, seed: int) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from reports import records
-from reports.build import build
+from reports.content.build import build
+from reports.data import records
 
 
 def set_backends(

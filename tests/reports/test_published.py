@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports import published
+from reproductions import published
 from suite.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -234,7 +234,7 @@ def test_the_speedups_of_inference_are_those_of_the_printed_images_a_second():
 
 
 def test_what_clicktrain_saves_in_training_is_only_about_what_its_rule_gives():
-    from methods.clicktrain_settings import hard_prune_of_the_paper
+    from methods.shared.clicktrain_settings import hard_prune_of_the_paper
 
     beyond = []
     for task in ("cifar10", "cifar100", "imagenet"):

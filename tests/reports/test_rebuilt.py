@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from reports import write_report
-from reports.build import build
-from reports.records import read
-from suite import packed
-from suite.verbs import report
+from reports.content.build import build
+from reports.data.records import read
+from suite.command.verbs import report
+from suite.runs.folder import packed
 
 ROOT = Path(__file__).parents[2]
 SUITES = sorted(path.parent for path in (ROOT / "results").glob("*/*/suite.json"))

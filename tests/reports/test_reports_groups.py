@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from reports.build import build
-from reports.records import read
-from reports.rows import group_trials
+from reports.content.build import build
+from reports.data.records import read
+from reports.data.rows import group_trials
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from reports.build import build
-from reports.headline import _before
-from reports.records import read
+from reports.content.build import build
+from reports.content.headline import _before
+from reports.data.records import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

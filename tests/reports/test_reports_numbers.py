@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports import numbers
-from reports.estimates import Estimate, Missing, estimate, paired
+from reports.content import numbers
+from reports.data.estimates import Estimate, Missing, estimate, paired
 
 
 def test_interval_of_three_seeds_is_the_t_interval_of_a_table() -> None:

@@ -9,12 +9,13 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from reports import published, reproduced
-from reports.comparison import Compared, accuracy, compare, doubts_about_times, published_alone
-from reports.estimates import Estimate, Missing
-from reports.records import read
-from reports.reproduced import _our_cell, to_csv
-from reports.reproduction_figures import differences_figure, gradient_figure, grid_figure
+from reports.data.estimates import Estimate, Missing
+from reports.data.records import read
+from reproductions import page as reproduced
+from reproductions import published
+from reproductions.comparison import Compared, accuracy, compare, doubts_about_times, published_alone
+from reproductions.figures import differences_figure, gradient_figure, grid_figure
+from reproductions.page import _our_cell, to_csv
 
 NUMBERS = """
 [sources.paper]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, QuadMesh
 
-from reports import svg
-from reports.comparison import Comparison
-from reports.estimates import Estimate
-from reports.reproduction_figures import differences_figure, gradient_figure, grid_figure
+from reports.data.estimates import Estimate
+from reports.figures import svg
+from reproductions.comparison import Comparison
+from reproductions.figures import differences_figure, gradient_figure, grid_figure
 
 
 def compared(name, published, mean, half_width, *, difference=True):

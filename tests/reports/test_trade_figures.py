@@ -5,11 +5,11 @@ import json
 import pytest
 from matplotlib.colors import to_hex
 
-from reports import svg
-from reports.course_figures import course_figures
-from reports.records import read
-from reports.rows import group_trials, method_rows
-from reports.trade_figures import trade_figures
+from reports.data.records import read
+from reports.data.rows import group_trials, method_rows
+from reports.figures import svg
+from reports.figures.course import course_figures
+from reports.figures.trade import trade_figures
 
 
 def test_methods_of_one_accuracy_and_cost_are_both_seen(suite, drawn):

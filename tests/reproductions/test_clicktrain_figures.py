@@ -11,19 +11,20 @@ import pytest
 import torch
 from made_files import ours, rows, trials_of
 
-from kernels.tap_conv import library
-from reports.estimates import Estimate
-from reports.published import own
-from reports.records import Trial
-from reproductions import clicktrain_tradeoff, pattern_layers
-from reproductions.clicktrain_kernels import fastest_dense, loses
-from reproductions.clicktrain_network import COUNTS, NETWORKS, QUANTITIES, heat, large_weights, network_shares
-from reproductions.clicktrain_network import statistics as statistics_of
-from reproductions.clicktrain_time import STAGES, WAYS, column, step_times, time_by_stage
+from kernels.sparse_conv.dispatch import library
+from reports.data.estimates import Estimate
+from reports.data.records import Trial
+from reproductions.clicktrain.declarations import pattern_layers
+from reproductions.clicktrain.declarations import tradeoff as clicktrain_tradeoff
+from reproductions.clicktrain.kernels import fastest_dense, loses
+from reproductions.clicktrain.network import COUNTS, NETWORKS, QUANTITIES, heat, large_weights, network_shares
+from reproductions.clicktrain.network import statistics as statistics_of
+from reproductions.clicktrain.time import STAGES, WAYS, column, step_times, time_by_stage
+from reproductions.contract import Ran
 from reproductions.finished import learned_nothing, line, slower_than_dense
-from suite import cli
+from reproductions.published import own
 from suite.checkpoint import load_model
-from suite.reproduction import Ran
+from suite.command import cli
 
 # In this order: each finds most of its trials done by those before it.
 NAMES = tuple(f"clicktrain-fig{number}" for number in (17, 13, 14, 12, 10, 9, 3, 1))
@@ -92,7 +93,7 @@ def test_figure_1_counts_two_thirds_and_prunetrains_count_more(folder):
 
 def test_figure_1_by_hand():
     """Of ResNet-18: its first convolution has no data gradient by ours, and one by PruneTrain's."""
-    from suite.ledger import count_layers
+    from suite.cost.flops import count_layers
     from suite.parameters import build_model
 
     with torch.device("meta"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from suite import cli
+from suite.command import cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
 

@@ -6,9 +6,10 @@ import csv
 
 import pytest
 
-from reports.published import own
-from reproductions.clicktrain import ROWS, Figure11
-from suite import cli, registry
+from reproductions.clicktrain.declarations import ROWS, Figure11
+from reproductions.published import own
+from suite import registry
+from suite.command import cli
 
 MODEL = "vgg11_click[width=0.125]"
 SHORT = (
@@ -36,7 +37,7 @@ def test_every_row_stands_beside_its_own_numbers():
 @pytest.mark.parametrize(("task", "network"), ROWS)
 def test_what_is_saved_in_training_is_what_inference_saves_after_hard_pruning(task, network):
     """The table's own two columns, by its rule; it prints the epoch of hard pruning, which `methods` has."""
-    from methods.clicktrain_settings import hard_prune_of_the_paper
+    from methods.shared.clicktrain_settings import hard_prune_of_the_paper
 
     for row in ROWS[task, network]:
         inference, training = (

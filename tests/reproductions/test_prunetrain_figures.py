@@ -12,17 +12,17 @@ import torch
 from made_files import ours, rows, trials_of
 from test_prunetrain_runs import SHORT
 
-from reports.records import Trial
+from reports.data.records import Trial
 from reproductions.final_networks import cut_again
-from reproductions.prunetrain_course import Figure2, Figure4
-from reproductions.prunetrain_tradeoff import every
-from suite import cli
-from suite.apart import run_apart
+from reproductions.prunetrain.course import Figure2, Figure4
+from reproductions.prunetrain.tradeoff import every
 from suite.checkpoint import load_model, save_model
-from suite.conventions import prunetrain_training, read_intervals
-from suite.inference import interleaved_seconds
-from suite.ledger import count_model
+from suite.command import cli
+from suite.cost.flops import count_model
+from suite.cost.paper_conventions import prunetrain_training, read_intervals
+from suite.cost.timing import interleaved_seconds
 from suite.parameters import build_model
+from suite.runs.engines.subprocess_call import run_apart
 
 # In this order: each finds most of its trials done by those before it.
 NAMES = tuple(

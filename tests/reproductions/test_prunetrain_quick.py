@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from reproductions.prunetrain import IN_FEW_EPOCHS
-from suite import cli
+from reproductions.prunetrain.declarations import IN_FEW_EPOCHS
+from suite.command import cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
 

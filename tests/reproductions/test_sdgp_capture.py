@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from reports.estimates import Missing
-from reports.records import Trial
-from reproductions import sdgp_gradient
+from reports.data.estimates import Missing
+from reports.data.records import Trial
+from reproductions.contract import Ran
+from reproductions.sdgp.declarations import gradient as sdgp_gradient
 from suite import registry
 from suite.recipe import Recipe
-from suite.reproduction import Ran
-from suite.spec import TrialSpec
+from suite.runs.spec import TrialSpec
 
 EPOCHS, STEPS, BATCH = 3, 7, 8
 

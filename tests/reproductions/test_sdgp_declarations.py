@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from reports import published
-from reproductions import sdgp, sdgp_gradient
+from reproductions import published
+from reproductions.sdgp.declarations import declarations as sdgp
+from reproductions.sdgp.declarations import gradient as sdgp_gradient
 from suite import registry
 from suite.brackets import read_list
 from suite.parameters import choices

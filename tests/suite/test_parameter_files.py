@@ -5,11 +5,11 @@ import json
 import pandas as pd
 import pytest
 
-from suite import cli
+from suite.command import cli
 from suite.errors import UsageError
-from suite.planning import plan
-from suite.spec import SuiteSpec, TrialSpec
-from suite.trial import Trial
+from suite.runs.planning import plan
+from suite.runs.spec import SuiteSpec, TrialSpec
+from suite.runs.trial import Trial
 
 
 def planned(path):

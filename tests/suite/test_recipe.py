@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 from small_training import RECIPE
 
+from suite.command.run import recipe_lines
 from suite.errors import UsageError
-from suite.planning import plan
 from suite.recipe import ADDED, Recipe
-from suite.run import recipe_lines
-from suite.spec import SuiteSpec
+from suite.runs.planning import plan
+from suite.runs.spec import SuiteSpec
 from suite.task import PaperRecipe
 from tasks.digits import RECIPES, Digits
 

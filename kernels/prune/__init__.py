@@ -1,0 +1,1 @@
+"""n:m pruning of output gradients: dispatch, argument checks, reference."""

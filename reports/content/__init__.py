@@ -1,0 +1,1 @@
+"""What a report says: headlines, tables, provenance; without a format."""

@@ -1,0 +1,155 @@
+"""How numbers are written: never more digits than their interval supports, never a 0 for what was not measured.
+
+The rule of digits: an interval's half-width is written with one significant digit, or two while they make at most 20
+(`± 0.5`, `± 0.14`, `± 3`), and the mean with as many decimals. A kind of number has its own largest count of decimals.
+"""
+
+from __future__ import annotations
+
+import math
+
+from reports.data.estimates import Estimate
+
+DASH = "–"
+MINUS = "−"
+_SI = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+_IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def signed(value: float, decimals: int) -> str:
+    """A number with its sign, the minus a true minus: `+0.20`, `−1.3`; what rounds to 0 has none."""
+    text = f"{abs(value):.{decimals}f}"
+    return text if float(text) == 0 else ("+" if value > 0 else MINUS) + text
+
+
+def plain(value: float, decimals: int) -> str:
+    """A number whose minus, should it have one, is a true minus."""
+    return signed(value, decimals).removeprefix("+")
+
+
+def decimals_for(half_width: float | None, most: int) -> int:
+    """How many decimals an interval supports, at most `most`."""
+    if half_width is None or half_width <= 0:
+        return most
+    return min(most, max(0, math.floor(-math.log10(half_width / 20))))
+
+
+def decimals_for_verdict(estimate: Estimate, reference: float, most: int) -> int:
+    """As `decimals_for`, and more where the rounded numbers would contradict whether `reference` is covered."""
+    decimals = decimals_for(estimate.half_width, most)
+    if estimate.half_width is None:
+        return decimals
+    for finer in range(decimals, decimals + 6):
+        distance = abs(round(estimate.mean, finer) - reference)
+        # Rounded decimals are not exact in binary: half a unit of the place after next decides what is equal.
+        covered = distance <= round(estimate.half_width, finer) + 10.0 ** -(finer + 2)
+        if covered == estimate.covers(reference):
+            return finer
+    return decimals
+
+
+def interval(
+    estimate: Estimate, most: int, *, sign: bool = False, exact: bool = False, reference: float | None = None
+) -> str:
+    """`91.2 ± 0.5`; the mean alone where there is no interval, or, for counted numbers, where it has no width.
+
+    Args:
+        estimate: what to write.
+        most: the largest count of decimals.
+        sign: whether a positive mean shows its sign.
+        exact: whether a width of 0 means that seeds cannot differ (counted numbers), so that it is left out.
+        reference: a value of which the text must say truly whether the interval covers it.
+    """
+    decimals = decimals_for(estimate.half_width, most)
+    if reference is not None:
+        decimals = decimals_for_verdict(estimate, reference, most)
+    mean = signed(estimate.mean, decimals) if sign else plain(estimate.mean, decimals)
+    if estimate.half_width is None or (exact and f"{estimate.half_width:.{most}f}" == f"{0:.{most}f}"):
+        return mean
+    return f"{mean} ± {estimate.half_width:.{decimals}f}"
+
+
+def scaled(estimate: Estimate, factor: float) -> Estimate:
+    """The same estimate in another unit: fractions as percent, for example."""
+    half_width = None if estimate.half_width is None else estimate.half_width * abs(factor)
+    return Estimate(estimate.mean * factor, half_width, estimate.count)
+
+
+def percent(estimate: Estimate) -> str:
+    """A fraction in percent, without the sign %."""
+    return interval(scaled(estimate, 100), 2)
+
+
+def ratio(estimate: Estimate, *, exact: bool = False) -> str:
+    """A ratio with two decimals or fewer, true to whether its interval covers 1."""
+    return interval(estimate, 2, exact=exact, reference=None if exact else 1.0)
+
+
+def duration(seconds: float, quantum: float | None = None) -> str:
+    """`6 min 12 s`, `2 h 05 min`, `12.3 s`, `0.042 s`, rounded to `quantum` seconds or to what a reader can use."""
+    if quantum is None:
+        quantum = _natural_quantum(seconds)
+    rounded = round(seconds / quantum) * quantum
+    if rounded < 60:
+        return f"{rounded:.{max(0, -math.floor(math.log10(quantum)))}f} s"
+    total = round(rounded)
+    hours, minutes, rest = total // 3600, total % 3600 // 60, total % 60
+    parts = [f"{hours} h"] if hours else []
+    parts += [f"{minutes:02d} min" if hours else f"{minutes} min"] if minutes or quantum < 3600 else []
+    parts += [f"{rest:02d} s"] if quantum < 60 else []
+    return " ".join(parts)
+
+
+def duration_interval(estimate: Estimate) -> str:
+    """A time with its interval: `6 min 12 s ± 4 s`."""
+    if estimate.half_width is None:
+        return duration(estimate.mean)
+    steps = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
+    supported = next((step for step in steps if step >= estimate.half_width / 20), steps[-1])
+    quantum = max(supported, _natural_quantum(estimate.mean))
+    return f"{duration(estimate.mean, quantum)} ± {duration(estimate.half_width, quantum)}"
+
+
+def _natural_quantum(seconds: float) -> float:
+    for below, quantum in ((1.0, 0.001), (10.0, 0.01), (60.0, 0.1), (36000.0, 1.0)):
+        if seconds < below:
+            return quantum
+    return 60.0
+
+
+def si(value: float, unit: str) -> str:
+    """Three significant digits with an SI prefix: `1.23 TFLOPs`; counts below 1,000 are written whole."""
+    divisor, prefix = si_scale(value)
+    scaled_value = value / divisor
+    if divisor == 1:
+        return f"{scaled_value:.0f} {unit}".rstrip()
+    return f"{_three_digits(scaled_value)} {prefix}{unit}"
+
+
+def si_scale(largest: float) -> tuple[float, str]:
+    """Divisor and SI prefix with which `largest` lies in [1, 1000), as it will be after rounding to three digits."""
+    size = 0
+    while size + 1 < len(_SI) and float(f"{abs(largest):.3g}") >= 1000 ** (size + 1):
+        size += 1
+    return float(1000**size), _SI[size]
+
+
+def binary_bytes(value: float) -> str:
+    """Three significant digits with an IEC prefix: `1.23 GiB`."""
+    size = 0
+    while size + 1 < len(_IEC) and float(f"{value:.4g}") >= 1000 * 1024**size:
+        size += 1
+    scaled_value = value / 1024**size
+    return f"{scaled_value:.0f} {_IEC[size]}" if size == 0 else f"{_three_digits(scaled_value)} {_IEC[size]}"
+
+
+def time_scale(largest_seconds: float) -> tuple[float, str]:
+    """Divisor and unit for an axis of times."""
+    if largest_seconds < 180:
+        return 1.0, "s"
+    return (60.0, "min") if largest_seconds < 3 * 3600 else (3600.0, "h")
+
+
+def _three_digits(value: float) -> str:
+    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{decimals}f}"

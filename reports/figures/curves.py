@@ -1,0 +1,223 @@
+"""Figures of reproductions that are curves: lines in panels beside each other, and bars by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import matplotlib.figure
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+from reports.content import numbers
+from reports.content.model import Figure
+from reports.data.estimates import Estimate
+from reports.figures import svg
+
+WIDTH, HEIGHT = 8.6, 3.4
+_DEAD = "#d0d4d9"  # in no place of the colour scale
+_WIDE = 1e3  # a logarithmic axis that reaches further has labels at powers of ten alone
+_LEVEL = 4  # groups whose names have room beside each other
+_LABELS = 26  # past so many layers along an axis only some are named
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a panel, or points that belong together.
+
+    Attributes:
+        label: in the legend; equal labels of several panels are one entry, with one colour.
+        points: x and y; a y that is an `Estimate` is drawn with its interval.
+        joined: whether a line joins them, in the order of x.
+    """
+
+    label: str
+    points: Sequence[tuple[float, float | Estimate]]
+    joined: bool = True
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        title: above it.
+        x, y: what the axes are, with units.
+        lines: at least one of them with points.
+        whole_x: x counts something, so that its ticks are whole numbers.
+        from_zero: y begins at 0, so that a fall is seen for what it is.
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    whole_x: bool = False
+    from_zero: bool = False
+
+
+def curves_figure(
+    name: str, title: str, caption: str, panels: Sequence[Panel], baseline: str = "dense"
+) -> Figure | None:
+    """Panels beside each other, with one legend.
+
+    Args:
+        name, title, caption: of the figure.
+        panels: those without a point are left out.
+        baseline: the label that has the colour of dense training.
+
+    Returns:
+        `None` where no panel has a point.
+    """
+    panels = [panel for panel in panels if any(line.points for line in panel.lines)]
+    if not panels:
+        return None
+    labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines if line.points))
+    others = [label for label in labels if label != baseline]
+    place = {label: 0 if label == baseline else 1 + others.index(label) for label in labels}
+    alts = []
+    with svg.style():
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, HEIGHT + 0.18 * len(labels)), layout="constrained")
+        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            for line in panel.lines:
+                if line.points:
+                    alts.append(f"{panel.title}, {line.label}: {_draw_line(axes, line, place[line.label])}")
+            axes.set(xlabel=panel.x, ylabel=panel.y)
+            axes.set_title(panel.title, fontsize=9.0)
+            if panel.from_zero:
+                axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+            if panel.whole_x:
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        handles = [
+            Line2D([], [], color=svg.colour(place[label]), marker=svg.marker(place[label]), markersize=4.5, label=label)
+            for label in labels
+        ]
+        figure.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=8.5)
+        alt = f"{title}. {'; '.join(alts)}."
+        inline, standalone = svg.render(figure, name, title, alt)
+    return Figure(name, title, alt, caption, inline, standalone, wide=True)
+
+
+def _draw_line(axes: Axes, line: Line, place: int) -> str:
+    """Draw it; returns its first and last point in words."""
+    points = sorted(line.points, key=lambda point: point[0]) if line.joined else list(line.points)
+    xs = [x for x, _ in points]
+    ys = [y.mean if isinstance(y, Estimate) else y for _, y in points]
+    widths = [y.half_width or 0.0 if isinstance(y, Estimate) else 0.0 for _, y in points]
+    axes.errorbar(
+        xs, ys, yerr=widths if any(widths) else None, linestyle="-" if line.joined else "none", capsize=2.5,
+        elinewidth=1.1, color=svg.colour(place), marker=svg.marker(place), markersize=4.5,
+    )  # fmt: skip
+    ends = [f"{numbers.plain(y, 2)} at {x:.4g}" for x, y in zip(xs, ys, strict=True)]
+    return ends[0] if len(ends) == 1 else f"{ends[0]}, {ends[-1]}"
+
+
+def bars_figure(
+    name: str,
+    title: str,
+    caption: str,
+    y: str,
+    groups: Sequence[str],
+    bars: Mapping[str, Sequence[float]],
+    spreads: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    *,
+    logarithmic: bool = False,
+    baseline: str = "dense",
+) -> Figure:
+    """Bars for each group, of several kinds beside each other.
+
+    On a logarithmic axis, which has no 0 for a bar to begin at, marks take their place.
+
+    Args:
+        name, title, caption: of the figure.
+        y: the axis, with its unit.
+        groups: names along the other axis; layers, in their order.
+        bars: by kind, a value for each group.
+        spreads: by kind, for each group from where to where single measurements lie; drawn as a line.
+        logarithmic: the axis of values is; for kinds that differ by more than one can see otherwise.
+        baseline: the kind that has the colour of dense training.
+    """
+    others = [kind for kind in bars if kind != baseline]
+    order = {kind: 0 if kind == baseline else 1 + others.index(kind) for kind in bars}
+    handles: list[Patch | Line2D] = []
+    with svg.style():
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, HEIGHT + 0.4), layout="constrained")
+        axes = figure.add_subplot()
+        width = 0.8 / len(bars)
+        for index, (kind, heights) in enumerate(bars.items()):
+            places = np.arange(len(groups)) + (index - (len(bars) - 1) / 2) * width
+            colour, marker = svg.colour(order[kind]), svg.marker(order[kind])
+            if logarithmic:
+                axes.plot(places, heights, linestyle="none", marker=marker, markersize=5.0, color=colour)
+                handles.append(Line2D([], [], linestyle="none", marker=marker, color=colour, label=kind))
+            else:
+                axes.bar(places, heights, width, color=colour)
+                handles.append(Patch(color=colour, label=kind))
+            if spreads and kind in spreads:
+                lows, highs = zip(*spreads[kind], strict=True)
+                axes.vlines(places, lows, highs, color=svg.MUTED, linewidth=1.4)
+        every = -(-len(groups) // _LABELS)
+        few = len(groups) <= _LEVEL
+        axes.set_xticks(range(0, len(groups), every), groups[::every], rotation=0 if few else 60,
+                        ha="center" if few else "right", fontsize=8.5 if few else 7.0)  # fmt: skip
+        axes.grid(False, axis="x")
+        axes.set_ylabel(y)
+        if logarithmic:
+            axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            subdivisions = (1.0, 2.0, 5.0) if high / low < _WIDE else (1.0,)
+            axes.yaxis.set_major_locator(LogLocator(subs=subdivisions))
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        figure.legend(handles=handles, loc="outside upper left", ncols=min(len(bars), 4), fontsize=8.5)
+        means = [f"{kind}: mean {float(np.mean(heights)):.3g}" for kind, heights in bars.items()]
+        what = "marks" if logarithmic else "bars"
+        alt = f"{title}. {len(groups)} {what} each. {'; '.join(means)}."
+        inline, standalone = svg.render(figure, name, title, alt)
+    return Figure(name, title, alt, caption, inline, standalone, wide=True)
+
+
+def peaks_figure(
+    name: str, title: str, caption: str, layers: Mapping[str, Sequence[Sequence[float]]], threshold: float
+) -> Figure:
+    """Heat maps over epochs, one a layer: a row a channel, by its value in the last epoch; what is dead is grey.
+
+    Args:
+        name, title, caption: of the figure.
+        layers: by name, for each epoch the largest |w| of each channel.
+        threshold: a channel is dead below it.
+    """
+    stacks = {layer: np.asarray(epochs, dtype=float).T for layer, epochs in layers.items()}
+    largest = max(float(stack.max()) for stack in stacks.values())
+    alts = []
+    with svg.style():
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        grid = figure.subplots(1, len(stacks), squeeze=False)[0]
+        norm = LogNorm(threshold, max(largest, 10 * threshold))
+        for axes, (layer, stack) in zip(grid, stacks.items(), strict=True):
+            ordered = stack[np.argsort(-stack[:, -1], kind="stable")]
+            alive = np.ma.masked_less(ordered, threshold)
+            axes.set_facecolor(_DEAD)
+            edges = np.arange(stack.shape[1] + 1) + 0.5, np.arange(len(stack) + 1)
+            mesh = axes.pcolormesh(*edges, alive, norm=norm, cmap="viridis", rasterized=True)
+            axes.set_title(layer, fontsize=9.0)
+            axes.set_xlabel("Epoch")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(False)
+            dead = float(np.mean(stack[:, -1] < threshold))
+            alts.append(f"{layer}: {100 * dead:.0f} % of {len(stack)} channels dead after the last epoch")
+        grid[0].set_ylabel("Output channel, ordered by its last value")
+        figure.legend(handles=[Patch(color=_DEAD, label=f"dead: under {threshold:g}")], loc="outside upper left")
+        bar = figure.colorbar(mesh, ax=grid, pad=0.01, aspect=25)
+        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        bar.set_label("Largest |w| of the channel")
+        bar.outline.set_visible(False)  # type: ignore[operator]
+        alt = f"{title}. {'; '.join(alts)}."
+        inline, standalone = svg.render(figure, name, title, alt)
+    return Figure(name, title, alt, caption, inline, standalone, wide=True)

@@ -1,0 +1,130 @@
+"""Channels, or density, by layer over epochs, as a heat map, for every method that changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.figure
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from reports.content.model import Figure, MethodRow
+from reports.data.records import Trial
+from reports.data.rows import seed_of
+from reports.figures import svg
+
+# Past so many cells the map is stored as a picture, and the numbers are not written into the cells.
+_MOST_VECTOR_CELLS = 3000
+_MOST_WRITTEN_COLUMNS = 12
+# A share that moves less than this is rounding, or the few weights that are 0 in any net.
+_CHANGE = 0.01
+
+
+def shape_figures(rows: Sequence[MethodRow], slug: str) -> list[Figure]:
+    """One heat map for each method whose channels change; of density, where channels stay and density changes."""
+    figures = []
+    for row in rows:
+        with_epochs = sorted((trial for trial in row.done if trial.epochs), key=seed_of)
+        if not with_epochs:
+            continue
+        trial = with_epochs[0]
+        name = f"{slug}-shape-{row.colour}"
+        channels, original = _channels(trial)
+        if channels and any(len({original[layer], *values}) > 1 for layer, values in channels.items()):
+            shares = {layer: [value / original[layer] for value in values] for layer, values in channels.items()}
+            written = {layer: [f"{value:.0f}" for value in values] for layer, values in channels.items()}
+            what = "Output channels"
+        else:
+            shares = _densities(trial)
+            if not any(max(values) - min(values) > _CHANGE for values in shares.values()):
+                continue
+            written = {layer: [f"{value:.2f}" for value in values] for layer, values in shares.items()}
+            what = "Density of weights"
+        epochs = [int(record["epoch"]) for record in trial.epochs]
+        figures.append(_draw(name, row, trial, epochs, shares, written, what))
+    return figures
+
+
+def _channels(trial: Trial) -> tuple[dict[str, list[float]], dict[str, float]]:
+    channels = _by_layer(trial, "out")
+    original = {layer: max(values) for layer, values in channels.items()}
+    # The ledger knows the shapes before the first reconfiguration, which may end the first epoch.
+    if {"layer", "interval", "out_channels"} <= set(trial.layers.columns):
+        first = trial.layers.sort_values("interval", kind="stable").groupby("layer")["out_channels"].first()
+        original |= {layer: max(float(first[layer]), original[layer]) for layer in original if layer in first.index}
+    return channels, original
+
+
+def _densities(trial: Trial) -> dict[str, list[float]]:
+    return _by_layer(trial, "weight_density")
+
+
+def _by_layer(trial: Trial, key: str) -> dict[str, list[float]]:
+    """One value an epoch for each layer of the first epoch; a layer that is gone later has 0."""
+    layers = [record.get("layers") or {} for record in trial.epochs]
+    found: dict[str, list[float]] = {}
+    for layer in layers[0]:
+        values = [_value(epoch.get(layer), key) for epoch in layers]
+        if all(value is not None for value in values):
+            found[layer] = [value for value in values if value is not None]
+    return {layer: values for layer, values in found.items() if max(values) > 0}
+
+
+def _value(layer: Mapping[str, Any] | None, key: str) -> float | None:
+    if layer is None:
+        return 0.0
+    value = layer.get(key)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _draw(
+    name: str,
+    row: MethodRow,
+    trial: Trial,
+    epochs: Sequence[int],
+    shares: Mapping[str, Sequence[float]],
+    written: Mapping[str, Sequence[str]],
+    what: str,
+) -> Figure:
+    title = f"{what} by layer over epochs: {row.label}"
+    values = np.array([list(layer) for layer in shares.values()])
+    # Epochs in which no layer changed are one wide cell.
+    starts = [0] + [
+        column for column in range(1, len(epochs)) if not np.allclose(values[:, column], values[:, column - 1])
+    ]
+    edges = np.array([epochs[column] - 0.5 for column in starts] + [epochs[-1] + 0.5])
+    alt = f"{title}, seed {seed_of(trial)}. At the end: " + "; ".join(
+        f"{layer} {texts[-1]} ({100 * shares[layer][-1]:.0f} %)" for layer, texts in written.items()
+    )
+    with svg.style():
+        figure = matplotlib.figure.Figure(figsize=(11.6, 1.3 + 0.26 * len(shares)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.grid(False)
+        mesh = axes.pcolormesh(edges, np.arange(len(shares) + 1), values[:, starts], cmap="cividis", vmin=0, vmax=1,
+                               edgecolors="none", rasterized=values[:, starts].size > _MOST_VECTOR_CELLS)  # fmt: skip
+        if len(starts) <= _MOST_WRITTEN_COLUMNS:
+            _write_cells(axes, edges, list(written.values()), values, starts)
+        axes.set_yticks(np.arange(len(shares)) + 0.5, list(shares))
+        axes.tick_params(axis="y", length=0)
+        axes.invert_yaxis()
+        axes.spines[:].set_visible(False)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel="Epoch (shapes after it)", ylabel="Layer")
+        bar = figure.colorbar(mesh, ax=axes, pad=0.01, aspect=30)
+        bar.set_label("Share of original" if what == "Output channels" else "Share not 0")
+        bar.outline.set_visible(False)  # type: ignore[operator]
+        inline, standalone = svg.render(figure, name, title, alt)
+    caption = f"One trial, seed {seed_of(trial)}: {trial.name}. Cells join epochs between which nothing changed."
+    return Figure(name, title, alt, caption, inline, standalone, wide=True)
+
+
+def _write_cells(
+    axes: Any, edges: np.ndarray, written: Sequence[Sequence[str]], values: np.ndarray, starts: Sequence[int]
+) -> None:
+    for line, texts in enumerate(written):
+        for position, column in enumerate(starts):
+            centre = (edges[position] + edges[position + 1]) / 2
+            # Cividis is dark below its middle: fixed colours, for the cells are the same in both schemes.
+            ink = "#000000" if values[line, column] > 0.55 else "#ffffff"
+            axes.text(centre, line + 0.5, texts[column], ha="center", va="center", fontsize=8, color=ink)

@@ -1,0 +1,1 @@
+"""The report as HTML and Markdown."""

@@ -1,0 +1,120 @@
+"""Figures of reproductions: parts of a whole as stacked bars, and heat maps of the places in 3x3 kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.figure
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from reports.content.model import Figure
+from reports.figures import svg
+
+WIDTH = 8.6
+_DASHES = (0, (4, 2))
+_NARROW = 0.03  # of the longest bar: no number fits into less
+
+
+def stacked_figure(
+    name: str,
+    title: str,
+    caption: str,
+    x: str,
+    panels: Mapping[str, Mapping[str, Sequence[float]]],
+    kinds: Sequence[str],
+    mark: tuple[float, str] | None = None,
+) -> Figure:
+    """Stacked bars in panels beside each other: a row a thing, with its parts.
+
+    Args:
+        name, title, caption: of the figure.
+        x: the axis below, with its unit.
+        panels: by title, for each row's label the parts, in the order of `kinds`; all panels have the same rows.
+        kinds: what the parts are.
+        mark: where a line is drawn across all rows, and what it says.
+    """
+    alts = []
+    rows = list(next(iter(panels.values())))
+    longest = max(sum(parts) for bars in panels.values() for parts in bars.values())
+    with svg.style():
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, 1.5 + 0.3 * len(rows)), layout="constrained")
+        grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for axes, (panel, bars) in zip(grid, panels.items(), strict=True):
+            for height, (row, parts) in enumerate(bars.items()):
+                left = 0.0
+                for index, part in enumerate(parts):
+                    axes.barh(height, part, 0.72, left, color=svg.colour(index + 1))
+                    if part > _NARROW * longest:
+                        text = f"{part:.0f}" if part >= 10 else f"{part:.2g}"
+                        axes.text(left + part / 2, height, text, ha="center", va="center", fontsize=7.5,
+                                  color="#ffffff" if index < 1 else "#000000")  # fmt: skip
+                    left += part
+                texts = [f"{kind} {part:.3g}" for kind, part in zip(kinds, parts, strict=True) if part]
+                alts.append(f"{panel and panel + ', '}{row}: {', '.join(texts)}")
+            if mark:
+                axes.axvline(mark[0], color=svg.INK, linewidth=1.2, linestyle=_DASHES)
+            axes.set_title(panel, fontsize=9.0)
+            axes.set(xlabel=x, xlim=(0, longest))
+            axes.grid(False, axis="y")
+        grid[0].set_yticks(range(len(rows)), rows)
+        grid[0].set_ylim(len(rows) - 0.5, -0.5)
+        handles: list[Patch | Line2D] = [
+            Patch(color=svg.colour(index + 1), label=kind) for index, kind in enumerate(kinds)
+        ]
+        if mark:
+            handles.append(Line2D([], [], color=svg.INK, linewidth=1.2, linestyle=_DASHES, label=mark[1]))
+        figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), fontsize=8.5)
+        alt = f"{title}. {'; '.join(alts)}."
+        inline, standalone = svg.render(figure, name, title, alt)
+    return Figure(name, title, alt, caption, inline, standalone, wide=True)
+
+
+def positions_figure(
+    name: str,
+    title: str,
+    caption: str,
+    scale: str,
+    maps: Mapping[str, Mapping[str, np.ndarray]],
+    uniform: float,
+) -> Figure:
+    """Heat maps of kernels' places, a row a network and a column a layer, on one scale around `uniform`.
+
+    Args:
+        name, title, caption: of the figure.
+        scale: what the colour bar says, with its unit.
+        maps: by the network's and the layer's name, (3, 3) percents; all networks have the same layers.
+        uniform: the percent of places that are all alike.
+    """
+    everything = np.concatenate([one.ravel() for layers in maps.values() for one in layers.values()])
+    reach = max(float(np.abs(everything - uniform).max()), 1.0)
+    alts = []
+    with svg.style():
+        columns = max(map(len, maps.values()))
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, 0.6 + 1.05 * len(maps)), layout="constrained")
+        grid = figure.subplots(len(maps), columns, squeeze=False)
+        for number, (line, (network, layers)) in enumerate(zip(grid, maps.items(), strict=True)):
+            for axes, (layer, places) in zip(line, layers.items(), strict=True):
+                drawn = axes.imshow(places, cmap="PuOr_r", vmin=uniform - reach, vmax=uniform + reach)
+                for (row, column), share in np.ndenumerate(places):
+                    # Both ends of the scale are dark, its middle is nearly white.
+                    ink = "#ffffff" if abs(share - uniform) > 0.6 * reach else "#000000"
+                    axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=7.0, color=ink)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                axes.spines[:].set_visible(False)
+                if number == 0:
+                    axes.set_title(layer, fontsize=7.5)
+                alts.append(f"{network}, {layer}: centre {places[1, 1]:.0f}, mean of corners {_corners(places):.0f}")
+            line[0].set_ylabel(network)
+        bar = figure.colorbar(drawn, ax=grid, aspect=25, pad=0.01)
+        bar.set_label(scale)
+        bar.outline.set_visible(False)  # type: ignore[operator]
+        alt = f"{title}. {'; '.join(alts)}."
+        inline, standalone = svg.render(figure, name, title, alt)
+    return Figure(name, title, alt, caption, inline, standalone, wide=True)
+
+
+def _corners(places: np.ndarray) -> float:
+    return float(places[::2, ::2].mean())

@@ -1,0 +1,251 @@
+"""Pruned convolutions of a final network, multiplied in several ways and timed, in a process of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PRODUCTS = ("forward", "data gradient", "weight gradient")
+DENSE = ("dense, contiguous", "dense, channels-last")
+MASKED, OURS, CSR = "masked, channels-last", "skipping", "sparse CSR"
+METHODS = (*DENSE, MASKED, OURS, CSR)
+CONVERSIONS = ("to_sparse_csr", "compact form, mask known", "compact form, index and lists made anew")
+_PRUNED = 0.9  # at most so much is left of a pruned layer; dense ones hardly have a zero
+
+Key = TypeVar("Key")
+Seconds = list[float]
+"""Of the times of one call the least, the median, and that below which three quarters lie."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A pruned convolution.
+
+    Attributes:
+        name: in the network.
+        weight: (K, C, R, S), float32, with its zeros.
+        stride, padding, dilation: (rows, columns).
+        size: (H, W) of its input.
+    """
+
+    name: str
+    weight: Tensor
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    size: tuple[int, int]
+
+    @property
+    def density(self) -> float:
+        """Share of the weights that are not 0."""
+        return float(self.weight.count_nonzero()) / self.weight.numel()
+
+
+def pruned_layers(file: str, shape: tuple[int, int, int]) -> list[Layer]:
+    """The convolutions of a final network many of whose weights are 0.
+
+    Args:
+        file: its `model.pt`.
+        shape: (C, H, W) of an image.
+    """
+    from torch import nn
+
+    from suite.checkpoint import load_model
+    from suite.cost.flops import count_layers
+
+    model = load_model(file)
+    costs = count_layers(model, shape)
+    found = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Conv2d) and layer.groups == 1 and not isinstance(layer.padding, str):
+            stride, padding, dilation = ((int(a), int(b)) for a, b in (layer.stride, layer.padding, layer.dilation))
+            one = Layer(name, layer.weight.detach().float(), stride, padding, dilation, costs[name].input)
+            if one.density <= _PRUNED:
+                found.append(one)
+    return found
+
+
+def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, device: str) -> dict[str, Any]:
+    """By pruned layer its `shape` and `density`, and for each of `CONVERSIONS` its seconds.
+
+    Args:
+        file, shape: as of `pruned_layers`.
+        repetitions: of each.
+        device: `cpu`.
+    """
+    found = {}
+    for layer in pruned_layers(file, shape):
+        seconds = _timed(conversions(layer), repetitions, device)
+        found[layer.name] = {"shape": [*layer.weight.shape], "density": layer.density, "seconds": seconds}
+    return found
+
+
+def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
+    """The ways to make the sparse form of a layer's weight, `CONVERSIONS`; the matrix for CSR is laid out before."""
+    import torch
+
+    from kernels.sparse_conv.dispatch import TapConvolution
+
+    weight = layer.weight.contiguous(memory_format=torch.channels_last)
+    matrix, kept = layer.weight.contiguous().flatten(1), layer.weight != 0
+    taps = TapConvolution(kept, layer.stride, layer.padding, layer.dilation)
+
+    def anew() -> Tensor:
+        made = TapConvolution(kept, layer.stride, layer.padding, layer.dilation)
+        made.prepare(layer.size)
+        return made.values(weight)
+
+    return dict(zip(CONVERSIONS, (matrix.to_sparse_csr, lambda: taps.values(weight), anew), strict=True))
+
+
+def product_times(file: str, shape: tuple[int, int, int], batch: int, repetitions: int, device: str) -> dict[str, Any]:
+    """By pruned layer its `shape`, `density` and input `size`, and for each of `METHODS` that there is and each product
+    the seconds.
+
+    Args:
+        file, shape: as of `pruned_layers`.
+        batch: images.
+        repetitions: of each.
+        device: `cpu`.
+    """
+    found = {}
+    for layer in pruned_layers(file, shape):
+        calls = {
+            (method, product): call
+            for method, several in products(layer, batch).items()
+            for product, call in zip(PRODUCTS, several, strict=True)
+        }
+        seconds: dict[str, dict[str, Seconds]] = {}
+        for (method, product), each in _timed(calls, repetitions, device).items():
+            seconds.setdefault(method, {})[product] = each
+        found[layer.name] = {
+            "shape": [*layer.weight.shape], "density": layer.density, "size": [*layer.size], "seconds": seconds,
+        }  # fmt: skip
+    return found
+
+
+def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], ...]]:
+    """The three products of a layer by each of `METHODS`; one that cannot be had here is absent.
+
+    All are given the same random images and output gradient, float32, and the layer's weight with its zeros, which take
+    dense products as long as other numbers.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    channels = layer.weight.shape[1]
+    images = torch.randn(batch, channels, *layer.size, generator=generator)
+    made = torch.nn.functional.conv2d(images, layer.weight, None, layer.stride, layer.padding, layer.dilation)
+    grad = torch.randn(made.shape, generator=generator)
+    found = {
+        DENSE[0]: _dense(layer, images, grad, torch.contiguous_format),
+        DENSE[1]: _dense(layer, images, grad, torch.channels_last),
+        MASKED: _dense(layer, images, grad, torch.channels_last, mask=(layer.weight != 0).float()),
+        OURS: _skipping(layer, images, grad),
+        CSR: _csr(layer, images, grad),
+    }
+    return {method: several for method, several in found.items() if several}
+
+
+def _dense(
+    layer: Layer, images: Tensor, grad: Tensor, layout: Any, mask: Tensor | None = None
+) -> tuple[Callable[[], Tensor], ...]:
+    """oneDNN's products in one memory format. A mask is multiplied into the weight before, and into its gradient."""
+    import torch
+
+    images, grad = (one.contiguous(memory_format=layout) for one in (images, grad))
+    weight = layer.weight.contiguous(memory_format=layout)
+    held = None if mask is None else mask.contiguous(memory_format=layout)
+    geometry = (layer.stride, layer.padding, layer.dilation)
+
+    def forward() -> Tensor:
+        masked = weight if held is None else weight * held
+        return torch.nn.functional.conv2d(images, masked, None, *geometry)
+
+    def gradient(which: int) -> Tensor:
+        wanted = [which == place for place in range(3)]
+        found = torch.ops.aten.convolution_backward(
+            grad, images, weight, None, *geometry, False, [0, 0], 1, wanted
+        )[which]  # fmt: skip
+        return found if held is None or which == 0 else found * held  # type: ignore[no-any-return]
+
+    return forward, lambda: gradient(0), lambda: gradient(1)
+
+
+def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
+    """This suite's kernels, with all their changes of layout and the compact form's values; none without a compiler."""
+    import torch
+
+    from kernels.sparse_conv.dispatch import TapConvolution, library
+
+    if library() is None:
+        return ()
+    layout = torch.channels_last
+    images, grad, weight = (one.contiguous(memory_format=layout) for one in (images, grad, layer.weight))
+    taps = TapConvolution(layer.weight != 0, layer.stride, layer.padding, layer.dilation)
+    # Into blocks once for both gradients, as in training: charged to the data gradient.
+    blocks = [taps.blocks_of_grad(grad, images)]
+
+    def data_gradient() -> Tensor:
+        blocks[0] = taps.blocks_of_grad(grad, images)
+        return taps.dgrad_of_blocks(blocks[0], weight, images)
+
+    return (
+        lambda: taps.forward(images, weight),
+        data_gradient,
+        lambda: taps.wgrad_of_blocks(blocks[0], images, weight),
+    )
+
+
+def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
+    """Torch's sparse CSR matrices times columns of the images (im2col, inside the time); the conversion is outside."""
+    import torch
+    import torch.nn.functional as F
+
+    matrix = layer.weight.contiguous().flatten(1)
+    sparse, transposed = matrix.to_sparse_csr(), matrix.t().contiguous().to_sparse_csr()
+    kernel = (layer.weight.shape[2], layer.weight.shape[3])
+    unfold: Mapping[str, Any] = {
+        "kernel_size": kernel, "stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation,
+    }  # fmt: skip
+    batch, (channels, rows, columns) = len(images), grad.shape[1:]
+
+    def as_columns() -> Tensor:
+        return F.unfold(images, **unfold).transpose(0, 1).reshape(matrix.shape[1], -1)
+
+    def grad_matrix() -> Tensor:
+        return grad.transpose(0, 1).reshape(channels, -1)
+
+    def forward() -> Tensor:
+        return (sparse @ as_columns()).view(channels, batch, rows, columns).transpose(0, 1)
+
+    def data_gradient() -> Tensor:
+        found = (transposed @ grad_matrix()).view(-1, batch, rows * columns).transpose(0, 1)
+        return F.fold(found, layer.size, **unfold)
+
+    def weight_gradient() -> Tensor:
+        return torch.sparse.sampled_addmm(sparse, grad_matrix(), as_columns().t(), beta=0.0)
+
+    try:
+        weight_gradient()
+    except (RuntimeError, NotImplementedError):  # torch has these products only where it was built with MKL
+        return ()
+    return forward, data_gradient, weight_gradient
+
+
+def _timed(calls: Mapping[Key, Callable[[], object]], repetitions: int, device: str) -> dict[Key, Seconds]:
+    """Each call's seconds; all run in turn."""
+    import numpy as np
+    import torch
+
+    from suite.cost.timing import interleaved_seconds
+
+    times = interleaved_seconds([*calls.values()], repetitions, torch.device(device))
+    return {
+        name: [float(point) for point in np.quantile(several, (0.0, 0.5, 0.75))]
+        for name, several in zip(calls, times, strict=True)
+    }

@@ -1,0 +1,303 @@
+"""ClickTrain against other ways to prune: Fig. 12 (after training, on ImageNet) and Fig. 17 (PruneTrain).
+
+Source: Zhang, Yuan, Niu, Tian, Jin, Zhuang, Jiang, Wang, Ren, Song, Tao, "ClickTrain: Efficient and Accurate End-to-End
+Deep Learning Training via Fine-Grained Architecture-Preserving Pruning", ICS 2021, slides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from reports.content.model import Figure
+from reports.data.records import Trial
+from reproductions.clicktrain.declarations import SMALL, compression_at_the_end, recipe_name
+from reproductions.comparison import Compared, Comparison
+from reproductions.contract import Outcome, Part, Ran, Reproduction
+from reproductions.finished import done, learned_nothing, point, slower_than_dense, with_own_trials
+from suite import registry
+from suite.registry import register
+
+TUNED = "resnet9[width=0.25]"  # for which PruneTrain's thresholds of the short presets are tuned
+# Of the published configuration of ResNet-50, which has 95 epochs and these milestones; the slides say 90 epochs.
+IMAGENET_RECIPE = {
+    "epochs": 90,
+    "batch_size": 256,
+    "learning_rate": 0.1,
+    "schedule": "step",
+    "milestones": (31 / 95, 61 / 95, 75 / 95),
+    "step_factor": 0.1,
+    "momentum": 0.9,
+    "nesterov": False,
+    "weight_decay": 5e-4,
+    "decay_norm_and_bias": True,
+    "label_smoothing": 0.0,
+    "drop_last": False,
+}
+
+
+def solved(compression: float) -> str:
+    """ClickTrain at a compression of the 3x3 convolutions, the same share of kernels in each."""
+    return f"clicktrain[ratios=solved,compression={compression},schedule=paper]"
+
+
+# By network: a row of the slides, by its compression, and how it is had here.
+ROWS = {
+    "resnet18": ("4.1x", solved(4.1)),
+    "resnet50": ("4.3x", "clicktrain[schedule=paper]"),
+    "resnet101": ("4.2x", solved(8.0)),
+    "vgg16": ("6.6x", solved(6.6)),
+}
+NOTES = {
+    "resnet50": "By the ratios of the published configuration, which compress 2.82 times.",
+    "resnet101": "No list of ratios was published, and 3x3 convolutions are half of its weights: they alone cannot "
+    "compress the network 4.2 times.",
+}
+STANDING_IN = ("resnet18", "vgg16")  # rows whose compressions a network of 3x3 convolutions can have
+
+
+def _lines(where: str, network: str, note: str = "") -> tuple[Compared, ...]:
+    row, method = ROWS[network]
+    key = f"{network}, {row}"
+    return (
+        Compared(f"accuracy, {where}", method),
+        Compared(f"{where} minus dense", method, against="difference", unit="points",
+                 published=f"clicktrain-fig12-accuracy/{key}", note=note),
+        Compared(f"{where}: compression", method, column="compression", scale=1.0, unit="×", kind="counted",
+                 published=f"clicktrain-fig12-compression/{key}", note=note),
+        Compared(f"{where}: inference FLOPs saved, effective", method, column="inference_flops_effective",
+                 against="saving", kind="counted"),
+        Compared(f"{where}: training FLOPs saved, effective", method, column="train_flops_effective",
+                 against="saving", kind="counted"),
+        Compared(f"{where}: training FLOPs saved, executed", method, column="train_flops_executed", against="saving",
+                 kind="counted"),
+        Compared(f"{where}: training time, of dense's", method, column="train_time_s", against="ratio"),
+    )  # fmt: skip
+
+
+def imagenet_parts() -> tuple[Part, ...]:
+    """The rows themselves."""
+    return tuple(
+        Part(
+            name=f"{network}-imagenet",
+            title=f"{network} on imagenet, dense and clicktrain",
+            methods=f"dense,{method}",
+            task="imagenet",
+            model=network,
+            presets=("paper",),
+            seeds={"smoke": 1, "quick": 1, "paper": 1},
+            paper_recipe=IMAGENET_RECIPE,
+            compared=(
+                Compared(f"accuracy, {network}, dense", "dense", published=f"clicktrain-fig12-dense/{network}"),
+                *_lines(network, network, NOTES.get(network, "")),
+            ),
+        )
+        for network, (_, method) in ROWS.items()
+    )
+
+
+def _stand_in(presets: tuple[str, ...]) -> Part:
+    return Part(
+        name="stand-in",
+        title="a small network on cifar10 in place of ImageNet's, at the compressions of two rows",
+        methods=",".join(["dense", *(ROWS[network][1] for network in STANDING_IN)]),
+        task="cifar10",
+        model="vgg11_click",
+        small_model=SMALL,
+        presets=presets,
+        seeds={"smoke": 1, "quick": 2, "paper": 3},
+        recipe="clicktrain",
+        compared=(
+            Compared("accuracy, stand-in, dense", "dense"),
+            *(
+                line
+                for network in STANDING_IN
+                for line in _lines(
+                    f"stand-in for {network}, {ROWS[network][0]}",
+                    network,
+                    f"Theirs is of {network} on ImageNet, ours of another network on other images.",
+                )
+            ),
+        ),
+    )
+
+
+HAS_IMAGENET = "imagenet" in registry.names("task")
+WITHOUT = (
+    "This suite has no task for ImageNet yet: nothing of it was trained here, in no preset. What stands in is a small "
+    "network on CIFAR-10; that it is compressed as much says nothing of how ImageNet's networks would bear it."
+)
+SHORT = (
+    "In smoke and quick a small network on CIFAR-10 stands in for ImageNet's; that it is compressed as much says "
+    "nothing of how these would bear it. Preset paper trains on ImageNet."
+)
+
+
+@register("reproduction", "clicktrain-fig12")
+class Figure12(Reproduction):
+    """ClickTrain's Fig. 12: accuracy and compression on ImageNet, beside published ways to prune after training."""
+
+    title = "ClickTrain, Fig. 12: beside pruning after training, on ImageNet"
+    reference = "clicktrain-fig12-accuracy"
+    also = ("clicktrain-fig12-others-accuracy", "clicktrain-fig12-others-compression", "clicktrain-fig12-dense")
+    remarks = (
+        SHORT if HAS_IMAGENET else WITHOUT,
+        "None of the ways to prune after training was run here: their rows stand as published, alone.",
+    )
+    parts = (
+        _stand_in(("smoke", "quick") if HAS_IMAGENET else ("smoke", "quick", "paper")),
+        *(imagenet_parts() if HAS_IMAGENET else ()),
+    )
+
+    def columns(self, trial: Trial) -> Mapping[str, float]:
+        return compression_at_the_end(trial)
+
+    def outcome(self, ran: Ran) -> Outcome:
+        lines = self.compare(ran)
+        dense = done(ran, self.parts[0].name, "dense")
+        remarks = (*learned_nothing(ran, dense), *slower_than_dense(lines), *self.remarks)
+        return Outcome(lines, self.draw(lines), remarks)
+
+    def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
+        from reproductions.figures import differences_figure
+
+        title = "Accuracy minus dense, published on ImageNet and ours"
+        if HAS_IMAGENET:
+            return differences_figure(self.registered_name, title, comparisons)
+        return differences_figure(self.registered_name, f"{title} of a stand-in on CIFAR-10", comparisons)
+
+
+PRUNETRAIN_RATIOS = (0.1, 0.2)
+COMPRESSIONS = (4.0, 8.0)
+METHODS = {
+    "dense": ("dense",),
+    "prunetrain": tuple(f"prunetrain[ratio={ratio}]" for ratio in PRUNETRAIN_RATIOS),
+    "clicktrain": tuple(map(solved, COMPRESSIONS)),
+}
+NAMES = {
+    **{f"prunetrain[ratio={ratio}]": f"prunetrain, ratio {ratio}" for ratio in PRUNETRAIN_RATIOS},
+    **{solved(compression): f"clicktrain, 3x3 layers {compression:g}x" for compression in COMPRESSIONS},
+}
+COSTS = (
+    ("inference FLOPs left, effective", "inference_flops_effective", "inference_flops_dense"),
+    ("inference FLOPs left, of the shapes", "inference_flops", "inference_flops_dense"),
+    ("training FLOPs left, effective", "train_flops_effective", "train_flops_dense"),
+    ("training FLOPs left, executed", "train_flops_executed", "train_flops_dense"),
+    ("parameters that are not 0", "nonzero_params", "params_dense"),
+)
+
+
+def _of_both(network: str) -> tuple[Compared, ...]:
+    lines = [Compared(f"accuracy, {network}, dense", "dense")]
+    for method, name in NAMES.items():
+        where = f"{network}, {name}"
+        lines += [
+            Compared(f"accuracy, {where}", method),
+            Compared(f"{where} minus dense", method, against="difference", unit="points"),
+            *(
+                Compared(f"{where}: {what}", method, column=column, over=over, kind="counted")
+                for what, column, over in COSTS
+            ),
+            Compared(f"{where}: training time, of dense's", method, column="train_time_s", against="ratio"),
+        ]
+    return tuple(lines)
+
+
+@register("reproduction", "clicktrain-fig17")
+class Figure17(Reproduction):
+    """ClickTrain's Fig. 17: PruneTrain beside ClickTrain, here on the same networks, which the paper did not do."""
+
+    title = "ClickTrain, Fig. 17: PruneTrain and ClickTrain on the same networks"
+    reference = "clicktrain-fig11-cifar10-accuracy"
+    also = tuple(
+        f"clicktrain-fig11-prunetrain-{what}"
+        for what in ("dense", "accuracy", "compression", "train-flops", "inference-flops")
+    )
+    remarks = (
+        "The paper sets PruneTrain's published numbers beside its own; the networks have the same names and other "
+        "sizes (ResNet-32: 0.47 against 20.1 million parameters). Here both prune one network, by one recipe and seed. "
+        "The bars of Fig. 17 have no numbers; those of Fig. 11 are below, and cannot stand beside ours.",
+        "Effective FLOPs leave out what is masked, whether or not anything skipped it; executed FLOPs are those that "
+        "were multiplied. PruneTrain's network becomes smaller, and needs no kernels of its own; ClickTrain's keeps "
+        "its shape, and can save only where there are kernels that skip, in the layers in which that was measured to "
+        "be faster. Times are measured, trial by trial, and not interleaved.",
+    )
+    parts = tuple(
+        Part(
+            name=f"{network}-cifar10",
+            title=f"{network} on cifar10: dense, prunetrain at two ratios, clicktrain at two compressions",
+            methods=",".join(method for several in METHODS.values() for method in several),
+            task="cifar10",
+            model=network,
+            small_model=TUNED if network == "vgg11_click" else "",
+            seeds={"smoke": 1, "quick": 1, "paper": 3},
+            presets=("smoke", "quick", "paper") if network == "vgg11_click" else ("paper",),
+            recipe=recipe_name(network),
+            compared=_of_both(network),
+        )
+        for network in ("vgg11_click", "resnet32_wide", "resnet32")
+    )
+
+    def compare(self, ran: Ran) -> tuple[Comparison, ...]:
+        """As declared, by the name of the network that was trained, of parts that have trials of their own."""
+        from dataclasses import replace
+
+        own = {part.name: trials for part, trials in with_own_trials(self, ran)}
+        lines = []
+        for one in super().compare(ran):
+            part = next((part for part in self.parts if part.name == one.part), None)
+            if part is None:
+                lines.append(one)
+            elif part.name in own:
+                trained = [trial.text("model") for several in own[part.name].values() for trial in several]
+                lines.append(replace(one, quantity=one.quantity.replace(part.model, (trained or [part.model])[0], 1)))
+        return tuple(lines)
+
+    def outcome(self, ran: Ran) -> Outcome:
+        lines = self.compare(ran)
+        part = next((part.name for part in self.parts if done(ran, part.name, "dense")), self.parts[0].name)
+        dense = done(ran, part, "dense")
+        remarks = (*learned_nothing(ran, dense), *slower_than_dense(lines), *self.remarks)
+        return Outcome(lines, self._figure(ran, part), remarks)
+
+    def _figure(self, ran: Ran, part: str) -> Figure | None:
+        from reports.figures.curves import Line, Panel, curves_figure
+
+        groups = {name: [done(ran, part, method) for method in several] for name, several in METHODS.items()}
+        trials = [trial for several in groups.values() for each in several for trial in each]
+        seconds = max((trial.number("train_time_s") or 0.0 for trial in trials), default=0.0)
+        unit, each = ("min", 60.0) if seconds > 180 else ("s", 1.0)
+
+        def lines(cost: Callable[[Trial], float | None], scale: float) -> list[Line]:
+            return [
+                Line(name, [one for several in of_name if (one := point(several, cost, scale)) is not None])
+                for name, of_name in groups.items()
+            ]
+
+        accuracy = "Test accuracy (%), measured"
+        panels = [
+            Panel("Effective: assumes skipping", "Training FLOPs (% of dense), counted", accuracy,
+                  lines(share_left("train_flops_effective"), 100)),
+            Panel("Executed: really multiplied", "Training FLOPs (% of dense), counted", accuracy,
+                  lines(share_left("train_flops_executed"), 100)),
+            Panel("Time", f"Training time ({unit}), measured", accuracy,
+                  lines(lambda trial: trial.number("train_time_s"), 1 / each)),
+        ]  # fmt: skip
+        model = trials[0].text("model") if trials else ""
+        return curves_figure(
+            self.registered_name,
+            "Accuracy over training FLOPs and over training time, PruneTrain and ClickTrain on one network",
+            f"{model} on cifar10. A point a penalty ratio ({', '.join(map(str, PRUNETRAIN_RATIOS))}), or a compression "
+            f"of the 3x3 convolutions ({', '.join(f'{one:g}' for one in COMPRESSIONS)}); the mean over seeds with its "
+            "95 % interval. Up and left is better.",
+            panels,
+        )
+
+
+def share_left(column: str) -> Callable[[Trial], float | None]:
+    """Training FLOPs of a trial over those of its network as it was built."""
+
+    def share(trial: Trial) -> float | None:
+        cost, dense = trial.number(column), trial.number("train_flops_dense")
+        return cost / dense if cost is not None and dense else None
+
+    return share

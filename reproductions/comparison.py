@@ -1,0 +1,271 @@
+"""Ours beside a published number: what is compared, how it is read from trials, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reports.content.model import BASELINE
+from reports.content.numbers import scaled
+from reports.data.estimates import Estimate, Missing, Quantity, estimate, paired
+from reports.data.records import Trial
+from reports.data.rows import by_seed, column_text, seed_of
+from reports.data.steadiness import competing_programs, is_disturbed, resumed, slow_products, unsteady_times
+from reproductions.published import Group, Published, kind_of
+
+Against = Literal["", "difference", "ratio", "saving"]
+TIMES = ("_time_s", "_per_s")  # how columns end that depend on the machine
+# Of two trials whose times may be compared, the machine first.
+SETTING = ("hardware_id", "threads", "torch", "device", "dtype", "execution")
+_MACHINE = 3
+_INEXACT = 1e-9  # published numbers are decimals, whose differences are not exact in binary
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One quantity of a reproduction, declared.
+
+    Attributes:
+        quantity: how a reader calls it.
+        method: the method's label as the part's list gives it: `sdgp[n=2,m=4,mode=random]`.
+        column: of `results.csv`.
+        against: `""`: the column itself; else paired with dense seed by seed: `difference`, `ratio`, or `saving`, which
+            is 1 minus the ratio.
+        over: a column of the same trial that the column is divided by (`train_flops_dense`); only without `against`.
+        scale: factor from the table's unit to the published one; 100 makes percents of shares.
+        unit: after scaling.
+        kind: of our number.
+        published: `GROUP/KEY` of the number beside it; empty where none was printed.
+        published_baseline: `GROUP/KEY` of what is subtracted from it, for differences that the paper prints as two.
+        note: what a reader must know of this one.
+    """
+
+    quantity: str
+    method: str
+    column: str = "test_accuracy"
+    against: Against = ""
+    over: str = ""
+    scale: float = 100.0
+    unit: str = "%"
+    kind: str = "measured"
+    published: str = ""
+    published_baseline: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One line of a reproduction: ours, theirs, and where each is from.
+
+    Attributes:
+        quantity, unit: what it is.
+        part: of the reproduction; empty for what is published alone.
+        ours: our number, or why there is none.
+        kind: of ours.
+        published: theirs; `None` where none was printed.
+        published_kind: `published`, or that of a modelled quantity; empty without a number.
+        source: citation with its place; empty without a number.
+        rounding: how far theirs may lie from what they had before they printed it: half a unit of the last decimal, of
+            a difference that of both.
+        is_difference: whether it is a difference to dense, which transfers between settings better than an absolute.
+        note: what a reader must know of this one.
+        disturbed: whether ours is made of a measured time that its trials' records speak against.
+    """
+
+    quantity: str
+    unit: str
+    part: str
+    ours: Quantity
+    kind: str
+    published: float | None = None
+    published_kind: str = ""
+    source: str = ""
+    rounding: float = 0.0
+    is_difference: bool = False
+    note: str = ""
+    disturbed: bool = False
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus theirs, in `unit`; `None` where one is absent, or theirs was projected and ours cannot be."""
+        if self.published is None or isinstance(self.ours, Missing) or self.published_kind == kind_of("modelled"):
+            return None
+        return self.ours.mean - self.published
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the interval of ours meets what theirs was before it was rounded for print.
+
+        `None` where there is no `difference`, or no interval.
+        """
+        if self.difference is None or isinstance(self.ours, Missing) or self.ours.half_width is None:
+            return None
+        return abs(self.difference) <= self.ours.half_width + self.rounding + _INEXACT
+
+
+def accuracy(quantity: str, method: str, published: str = "", baseline: str = "") -> tuple[Compared, ...]:
+    """The two lines of a method's accuracy: in percent, and as difference to dense in points.
+
+    Args:
+        quantity: the method's name for readers.
+        method: its label.
+        published: `GROUP/KEY` of its accuracy.
+        baseline: `GROUP/KEY` of dense's; dense itself has no difference.
+    """
+    absolute = Compared(f"accuracy, {quantity}", method, published=published)
+    if method == BASELINE:
+        return (absolute,)
+    difference = Compared(
+        f"{quantity} minus dense",
+        method,
+        against="difference",
+        unit="points",
+        published=published,
+        published_baseline=baseline,
+    )
+    return absolute, difference
+
+
+def compare(
+    compared: Sequence[Compared], part: str, trials: Mapping[str, Sequence[Trial]], published: Published
+) -> tuple[Comparison, ...]:
+    """What trials say of the quantities of one part.
+
+    Args:
+        compared: the quantities.
+        part: their part's name.
+        trials: by label; of a label that is absent nothing was run.
+        published: the papers' numbers.
+
+    Raises:
+        UsageError: if a published number that a declaration names does not exist.
+    """
+    return tuple(_comparison(one, part, trials, published) for one in compared)
+
+
+def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) -> list[str]:
+    """What speaks against the trials' measured times, where a quantity is made of one: lines for the reader."""
+    if not any(one.column.endswith(TIMES) for one in compared):
+        return []
+    return [*competing_programs(trials), *unsteady_times(trials), *slow_products(trials), *resumed(trials)]
+
+
+def published_alone(group: Group) -> tuple[Comparison, ...]:
+    """A line for each value of a group that nothing of ours stands beside."""
+    reason = group.doubt or "this suite does not reproduce it"
+    return tuple(
+        Comparison(
+            f"{group.quantity}, {key} ({group.place})",
+            group.unit,
+            "",
+            Missing(reason),
+            "",
+            value,
+            group.kind,
+            group.citation,
+            rounding=group.rounding(key),
+            note="; ".join(filter(None, (conditions_in_words(group), *group.notes))),
+        )
+        for key, value in group.values.items()
+    )
+
+
+def conditions_in_words(group: Group) -> str:
+    """`task imagenet, model resnet50, dtype float16`: under what a group's numbers hold."""
+    named = [f"{key.replace('_', ' ')} {value}" for key, value in group.conditions.items()]
+    return ", ".join(named)
+
+
+def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]], published: Published) -> Comparison:
+    theirs, kind, source, rounding = None, "", "", 0.0
+    if one.published:
+        group, theirs = published.find(one.published)
+        kind, source, rounding = group.kind, group.citation, group.rounding(_key(one.published))
+        if one.published_baseline:
+            other, baseline = published.find(one.published_baseline)
+            rounding += other.rounding(_key(one.published_baseline))
+            # Both are printed with the same few decimals; binary rounding must not show as a 0.09999.
+            theirs = round(theirs - baseline, 9)
+            source += f", minus {_key(one.published_baseline)} of {other.place}"
+    ours = _ours(one, trials)
+    unit_of_ours = ours if isinstance(ours, Missing) else scaled(ours, one.scale)
+    return Comparison(
+        one.quantity,
+        one.unit,
+        part,
+        unit_of_ours,
+        one.kind,
+        theirs,
+        kind,
+        source,
+        rounding,
+        one.against == "difference",
+        one.note,
+        _is_disturbed(one, trials),
+    )
+
+
+def _is_disturbed(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> bool:
+    if not one.column.endswith(TIMES):
+        return False
+    labels = (one.method, BASELINE) if one.against else (one.method,)
+    return any(is_disturbed(trial) for label in labels for trial in trials.get(label, ()))
+
+
+def _key(name: str) -> str:
+    return name.partition("/")[2]
+
+
+def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:
+    done, dense = ([trial for trial in trials.get(label, ()) if trial.done] for label in (one.method, BASELINE))
+    if not done:
+        return Missing(_why_none(trials.get(one.method, ())))
+    if one.column.endswith(TIMES) and not one.over:
+        if not one.against and len({_setting(trial) for trial in done}) > 1:
+            return Missing("ran on several machines or in several formats, whose times have no mean")
+        if one.against and _paired_trials(done, dense, ())[0]:
+            on_same_hardware = bool(_paired_trials(done, dense, SETTING[:1])[0])
+            on_same_machine = bool(_paired_trials(done, dense, SETTING[:_MACHINE])[0])
+            done, dense = _paired_trials(done, dense, SETTING)
+            if not done and on_same_hardware and not on_same_machine:
+                return Missing("dense ran with another number of threads or version of torch")
+            if not done:
+                return Missing(
+                    f"dense ran {'in another format or execution' if on_same_hardware else 'on other hardware'}"
+                )
+    values, reason = by_seed(done, one.column), f"not measured: {one.column} is empty"
+    if one.over:
+        return paired(values, by_seed(done, one.over), "ratio", reason)
+    if not one.against:
+        return estimate(list(values.values()), reason)
+    if not dense:
+        return Missing("no dense trial is done, so there is nothing to compare with")
+    combine = "difference" if one.against == "difference" else "ratio"
+    quantity = paired(values, by_seed(dense, one.column), combine, reason)
+    if one.against == "saving" and isinstance(quantity, Estimate):
+        return Estimate(1 - quantity.mean, quantity.half_width, quantity.count)
+    return quantity
+
+
+def _setting(trial: Trial) -> tuple[str, ...]:
+    return tuple(column_text(trial, name) for name in SETTING)
+
+
+def _paired_trials(
+    ours: Sequence[Trial], dense: Sequence[Trial], equal: Sequence[str]
+) -> tuple[list[Trial], list[Trial]]:
+    """The trials of ours that have a dense one of their seed with `equal` columns, and those dense ones."""
+
+    def key(trial: Trial) -> tuple[object, ...]:
+        return seed_of(trial), *(column_text(trial, name) for name in equal)
+
+    both = set(map(key, ours)) & set(map(key, dense))
+    return [trial for trial in ours if key(trial) in both], [trial for trial in dense if key(trial) in both]
+
+
+def _why_none(trials: Sequence[Trial]) -> str:
+    if not trials:
+        return "not run"
+    statuses = sorted({trial.text("status") or "without a status" for trial in trials})
+    return f"no trial is done: {', '.join(statuses)}"

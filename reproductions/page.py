@@ -1,0 +1,297 @@
+"""A reproduction written down: `reproduce/NAME.{md,csv,svg}`, ours beside the published numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.content import numbers
+from reports.content.model import Cell, Column, Figure, Table, dash
+from reports.data.estimates import Missing
+from reports.data.records import Trial
+from reports.data.rows import label
+from reports.data.steadiness import MARK, MEANING, marked
+from reports.data.trial_files import clean
+from reports.render import markdown
+from reproductions.comparison import Comparison, conditions_in_words
+from reproductions.published import MEASURED, Group, kind_of
+from suite import files
+
+COLUMNS = (
+    *("quantity", "published", "source", "ours", "interval", "difference", "kind"),
+    *("unit", "published_kind", "seeds", "part", "note"),
+)
+COVERED = (
+    "Ours with its interval meets what the published number was before rounding: half a unit of its last printed "
+    "decimal, of a difference that of both. A no is no refutation: what is published is rounded, has no interval, and "
+    "may be of one run."
+)
+FULL_RECIPE = "paper"  # the preset that is the recipe of a paper
+
+
+@dataclass(frozen=True)
+class Unrun:
+    """A part that was not asked for and is not there as a whole, and the command that runs what is missing of it."""
+
+    name: str
+    title: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """Everything that the files of one reproduction say.
+
+    Attributes:
+        name, title, summary: of the reproduction.
+        comparisons: of the parts, then what is published alone; all of them stand in the CSV.
+        alone: the groups that nothing of ours stands beside.
+        figure: drawn, or `None` where there is nothing to draw.
+        reference: the group whose setting is reproduced.
+        trials: the trials behind the numbers, failed ones included.
+        networks: lines on networks that were trained in place of the parts' own, by the preset or by the command.
+        changed: fields of the recipe that the command set, `name=value`.
+        unrun: the parts that were not run.
+        remarks: lines that this reproduction adds.
+        notes: of the published groups.
+        provenance: lines on where the numbers come from.
+    """
+
+    name: str
+    title: str
+    summary: str
+    comparisons: tuple[Comparison, ...]
+    figure: Figure | None
+    reference: Group
+    trials: tuple[Trial, ...]
+    networks: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    alone: tuple[Group, ...] = ()
+    unrun: tuple[Unrun, ...] = ()
+    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    provenance: tuple[str, ...] = ()
+
+
+def write(folder: Path, reproduced: Reproduced) -> list[Path]:
+    """Write the three files into `folder/reproduce`, each atomically: the Markdown is the first of the list.
+
+    Without a figure an earlier one is taken away: it would show other numbers than the table.
+    """
+    place = folder / "reproduce"
+    paths = {ending: place / f"{reproduced.name}.{ending}" for ending in ("md", "csv", "svg")}
+    texts = {paths["csv"]: to_csv(reproduced.comparisons), paths["md"]: to_markdown(reproduced)}
+    files.make_folder(place)
+    if reproduced.figure is None:
+        paths["svg"].unlink(missing_ok=True)
+    else:
+        texts = {paths["svg"]: reproduced.figure.standalone, **texts}
+    for path, text in texts.items():
+        files.write(path, text)
+    return list(reversed(texts))
+
+
+def to_csv(comparisons: Sequence[Comparison]) -> str:
+    """The lines as CSV: numbers in the line's unit, `interval` the half-width, empty where there is no number."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for one in comparisons:
+        known = not isinstance(one.ours, Missing)
+        row = {
+            "quantity": one.quantity,
+            "published": one.published,
+            "source": one.source,
+            "ours": one.ours.mean if not isinstance(one.ours, Missing) else None,
+            "interval": one.ours.half_width if not isinstance(one.ours, Missing) else None,
+            "difference": one.difference,
+            "kind": one.kind if known else one.published_kind,
+            "unit": one.unit,
+            "published_kind": one.published_kind,
+            "seeds": one.ours.count if not isinstance(one.ours, Missing) else None,
+            "part": one.part,
+            "note": "; ".join(filter(None, (_about_ours(one), one.note))),
+        }
+        writer.writerow({key: "" if value is None else _plain(value) for key, value in row.items()})
+    return text.getvalue()
+
+
+def _about_ours(one: Comparison) -> str:
+    return one.ours.reason if isinstance(one.ours, Missing) else MARK if one.disturbed else ""
+
+
+def _plain(value: object) -> object:
+    return f"{value:.10g}" if isinstance(value, float) else clean(value) if isinstance(value, str) else value
+
+
+def to_markdown(reproduced: Reproduced) -> str:
+    """The page."""
+    # What nobody asked for is one line with its command, and not a row of dashes for each of its numbers.
+    unrun = [part.name for part in reproduced.unrun]
+    parts = [
+        one for one in reproduced.comparisons if one.part and not (one.part in unrun and isinstance(one.ours, Missing))
+    ]
+    printed = [one for one in parts if one.published is not None]
+    return markdown.render_template(
+        "reproduction.md.j2",
+        reproduced=reproduced,
+        warning=setting_warning(
+            reproduced.trials, reproduced.reference, networks=reproduced.networks, changed=reproduced.changed
+        ),
+        differences=_table("What transfers: differences to dense", [one for one in printed if one.is_difference]),
+        absolutes=_table("The numbers themselves", [one for one in printed if not one.is_difference]),
+        unrun_published=any(one.part in unrun and one.published is not None for one in reproduced.comparisons),
+        ours_alone=_ours_alone([one for one in parts if one.published is None]),
+        alone=_alone(reproduced.alone),
+        conditions=_conditions(reproduced.trials, reproduced.reference),
+        failures=[(label(trial), trial) for trial in reproduced.trials if not trial.done],
+    )
+
+
+def setting_warning(
+    trials: Sequence[Trial], reference: Group, *, networks: Sequence[str] = (), changed: Sequence[str] = ()
+) -> str:
+    """What of the setting is not the paper's, as one sentence; empty where nothing is known to differ.
+
+    Hardware, on which times depend, stands in the table of settings alone.
+
+    Args:
+        trials: ours.
+        reference: whose conditions count.
+        networks: that were trained in place of others, a line each.
+        changed: fields of the recipe that the command set.
+    """
+    parts = []
+    presets = sorted({trial.text("preset") for trial in trials if trial.text("preset")})
+    if presets and presets != [FULL_RECIPE]:
+        parts.append(f"preset {' and '.join(presets)} instead of the paper's recipe")
+    for key in ("task", "data_copy", "model", "epochs", "batch_size", "dtype", "execution"):
+        ours, theirs = _ours(trials, key), reference.conditions.get(key)
+        if theirs is not None and ours and ours != [_text(theirs)]:
+            parts.append(f"{key.replace('_', ' ')} {' and '.join(ours)} instead of {_text(theirs)}")
+    parts += networks
+    if changed:
+        parts.append(f"set by the command: {', '.join(changed)}")
+    return "; ".join(parts)
+
+
+def _conditions(trials: Sequence[Trial], reference: Group) -> Table | None:
+    if not trials or not reference.conditions:
+        return None
+    rows = []
+    for key, theirs in reference.conditions.items():
+        ours = _ours(trials, key)
+        cell = Cell(", ".join(ours)) if ours else dash("not recorded")
+        if not ours:
+            same = dash("cannot be compared")
+        elif key == "hardware":
+            named = _text(theirs).casefold()
+            same = Cell("yes" if all(named in one.casefold() for one in ours) else "no")
+        else:
+            same = Cell("yes" if ours == [_text(theirs)] else "no")
+        rows.append((Cell(key.replace("_", " ")), Cell(_text(theirs)), cell, same))
+    columns = tuple(Column(title, numeric=False) for title in ("Condition", "Published", "Ours", "The same"))
+    return Table("conditions", "Settings", columns, tuple(rows))
+
+
+def _ours(trials: Sequence[Trial], key: str) -> list[str]:
+    """The values that a condition has in our trials, as text."""
+    if key == "hardware":
+        facts = [trial.provenance.get("hardware") for trial in trials]
+        found = [str(fact.get("gpu") or fact.get("cpu") or "") for fact in facts if isinstance(fact, dict)]
+    elif key == "selection":
+        found = ["final epoch"] if trials else []
+    elif key in ("epochs", "batch_size"):
+        found = [_text(value) for trial in trials if (value := trial.number(key)) is not None]
+    elif key == "data_copy":
+        found = [trial.text(key).rpartition("-")[0] for trial in trials]
+    else:
+        found = [trial.text(key) for trial in trials]
+    return sorted({clean(one) for one in found if one})
+
+
+def _text(value: str | int | float) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _table(caption: str, lines: Sequence[Comparison]) -> Table | None:
+    if not lines:
+        return None
+    columns = (
+        Column("Quantity", numeric=False),
+        Column("Published"),
+        Column("Ours", note="± is the half-width of the 95 % t-interval over seeds; differences are paired by seed."),
+        Column("Ours minus published"),
+        Column("Interval covers published", numeric=False, note=COVERED),
+        Column("Seeds"),
+        Column("Kind of ours", numeric=False),
+        Column("Kind of published", numeric=False),
+    )
+    return Table("comparison", caption, columns, tuple(_row(one) for one in lines))
+
+
+def _row(one: Comparison) -> tuple[Cell, ...]:
+    signed = one.is_difference and one.unit == "points"
+    theirs = Cell(_in_unit(_published(one, signed), one.unit), one.source, one.published)
+    kinds = Cell(one.kind), Cell(one.published_kind)
+    name = Cell(one.quantity, one.note)
+    if isinstance(one.ours, Missing):
+        reason = dash(one.ours.reason)
+        return name, theirs, reason, reason, reason, reason, *kinds
+    gap = one.difference
+    if gap is None:
+        difference = dash("what the paper projected is another quantity than what was measured")
+    else:
+        difference = Cell(numbers.signed(gap, numbers.decimals_for(one.ours.half_width, 2)), value=gap)
+    if one.published_kind != kind_of(MEASURED):
+        covered = dash("what the paper computed is no measurement that ours could confirm")
+    elif one.covered is None:
+        covered = dash("one seed, or equal values: no interval")
+    else:
+        covered = Cell("yes" if one.covered else "no")
+    return name, theirs, _our_cell(one), difference, covered, Cell(str(one.ours.count)), *kinds
+
+
+def _our_cell(one: Comparison) -> Cell:
+    if isinstance(one.ours, Missing):
+        return dash(one.ours.reason)
+    signed = one.is_difference and one.unit == "points"
+    decimals = 2 if one.unit else 0 if abs(one.ours.mean) >= 100 else 3
+    text = _in_unit(numbers.interval(one.ours, decimals, sign=signed), one.unit)
+    return Cell(marked(text, one.disturbed), MEANING if one.disturbed else "", one.ours.mean)
+
+
+def _in_unit(text: str, unit: str) -> str:
+    return f"{text} {unit}".rstrip()
+
+
+def _ours_alone(lines: Sequence[Comparison]) -> Table | None:
+    if not lines:
+        return None
+    columns = (Column("Quantity", numeric=False), Column("Ours"), Column("Kind", numeric=False))
+    rows = [(Cell(one.quantity, one.note), _our_cell(one), Cell(one.kind)) for one in lines]
+    return Table("ours", "Ours alone: no published number of this setting stands beside", columns, tuple(rows))
+
+
+def _published(one: Comparison, signed: bool) -> str:
+    assert one.published is not None
+    printed_whole = one.rounding >= 0.5  # 25 must not become 25.0
+    decimals = max(0 if printed_whole else 1, len(f"{one.published:.10g}".partition(".")[2]))
+    return numbers.signed(one.published, decimals) if signed else numbers.plain(one.published, decimals)
+
+
+def _alone(groups: Sequence[Group]) -> Table | None:
+    if not groups:
+        return None
+    titles = ("Where", "What", "Published", "Kind", "Under")
+    columns = tuple(Column(title, numeric=False) for title in titles)
+    rows = []
+    for group in groups:
+        values = ", ".join(f"{key} {value:.10g}{group.unit and ' '}{group.unit}" for key, value in group.values.items())
+        doubt = f"Not to be compared with: {group.doubt}." if group.doubt else ""
+        where = Cell(f"{group.place} ({group.source.where})", doubt)
+        rows.append((where, Cell(group.quantity), Cell(values), Cell(group.kind), Cell(conditions_in_words(group))))
+    return Table("alone", "Published, with nothing of ours beside it", columns, tuple(rows))

@@ -1,0 +1,311 @@
+"""PruneTrain's figures of what happens over the epochs: Fig. 2, 4 and 9.
+
+Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
+Reconfiguration", SC 2019, Sec. 3, 4.2 and 5.3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reports.data.estimates import Estimate, Missing, estimate
+from reports.data.records import Trial
+from reports.data.rows import by_seed
+from reproductions.comparison import Compared, Comparison
+from reproductions.contract import Outcome, Ran, Reproduction
+from reproductions.finished import done, line, over_seeds, share_of_dense
+from reproductions.prunetrain.declarations import GROWING, ONE_SEED, figure_part, strength, training_left
+from suite.registry import register
+
+STRENGTHS = (0.1, 0.15, 0.2)
+TIMES = (0.25, 0.5, 0.75)
+
+
+def one_time(at: float) -> str:
+    """One-time reconfiguration at a share of the training, at the largest strength."""
+    return f"oneshot[ratio={STRENGTHS[-1]},at={at}]"
+
+
+@register("reproduction", "prunetrain-fig2")
+class Figure2(Reproduction):
+    """PruneTrain's Fig. 2: how the FLOPs of a step fall, when most of them go, and one reconfiguration against many."""
+
+    title = "PruneTrain, Fig. 2: why to reconfigure early and often"
+    reference = "prunetrain-fig2-oneshot"
+    parts = (
+        figure_part(
+            "strengths",
+            f"prunetrain at the penalty ratios {', '.join(map(str, STRENGTHS))}",
+            [*map(strength, STRENGTHS)],
+            compared=tuple(
+                line
+                for ratio in STRENGTHS
+                for line in (
+                    training_left(f"ratio {ratio}", strength(ratio)),
+                    Compared(
+                        f"ratio {ratio}: of the FLOPs that a step loses, lost in the first half of the epochs",
+                        strength(ratio),
+                        column="lost_in_first_half",
+                        kind="counted",
+                        note="The paper: most are pruned within the first 90 of 182 epochs.",
+                    ),
+                )
+            ),
+        ),
+        figure_part(
+            "oneshot",
+            f"one reconfiguration after {', '.join(f'{100 * at:g}' for at in TIMES)} % of the epochs",
+            [*map(one_time, TIMES)],
+            compared=tuple(
+                training_left(f"one reconfiguration after {100 * at:g} % of the epochs", one_time(at)) for at in TIMES
+            ),
+        ),
+    )
+
+    def columns(self, trial: Trial) -> Mapping[str, float]:
+        shares = [share for _, share in step_flops(trial)]
+        if len(shares) < 2 or shares[-1] >= shares[0]:
+            return {}  # nothing was lost
+        return {"lost_in_first_half": (shares[0] - shares[len(shares) // 2]) / (shares[0] - shares[-1])}
+
+    def outcome(self, ran: Ran) -> Outcome:
+        from reports.figures.curves import Line, Panel, curves_figure
+
+        comparisons = self.compare(ran)
+        trials = {label: done(ran, "strengths", label) for label in map(strength, STRENGTHS)}
+        once = {at: done(ran, "oneshot", one_time(at)) for at in TIMES}
+        many = _by_seed(trials[strength(STRENGTHS[-1])])
+        best = [
+            min(costs[seed] for costs in map(_by_seed, once.values()) if seed in costs) / cost - 1
+            for seed, cost in many.items()
+            if any(seed in _by_seed(several) for several in once.values())
+        ]
+        ours = estimate([100 * share for share in best], "the trials of one reconfiguration are not done")
+        extra = line(
+            f"one reconfiguration at its best time: training FLOPs above prunetrain's, ratio {STRENGTHS[-1]}",
+            "oneshot",
+            ours,
+            "counted",
+            published="prunetrain-fig2-oneshot/best",
+            among=self.published,
+            note="The text says more than 25 %. The best of the times that were tried.",
+        )
+        steps = [Line(f"ratio {ratio}", step_flops_of(trials[strength(ratio)])) for ratio in STRENGTHS]
+        one = Line("one reconfiguration", [(100 * at, cost) for at, several in once.items() for cost in _cost(several)])
+        largest = trials[strength(STRENGTHS[-1])]
+        ends = [Line(f"ratio {STRENGTHS[-1]}", [(100.0, cost) for cost in _cost(largest)], joined=False)]
+        figure = curves_figure(
+            self.registered_name,
+            "FLOPs of a step over the epochs, and of the whole training",
+            "Left: the FLOPs of a training step against dense, first seed. Right: those of the whole training, of one "
+            f"reconfiguration over its time, and of PruneTrain at the same strength (ratio {STRENGTHS[-1]}, at the "
+            "right edge). Counted.",
+            [
+                Panel("A step", "Epoch", "FLOPs of a step (% of dense), counted", steps, whole_x=True,
+                      from_zero=True),
+                Panel("The training", "One reconfiguration after (% of the epochs)", "Training FLOPs (% of dense)",
+                      [one, *ends] if one.points else [], from_zero=True),
+            ],
+        )  # fmt: skip
+        return Outcome((*comparisons, extra), figure)
+
+
+def step_flops(trial: Trial) -> list[tuple[int, float]]:
+    """For each epoch the FLOPs of its steps over those of the network as it was built."""
+    return [
+        (int(record["epoch"]), record["step_flops"]["current"] / record["step_flops"]["dense"])
+        for record in trial.epochs
+        if record.get("step_flops", {}).get("dense")
+    ]
+
+
+def step_flops_of(trials: Sequence[Trial]) -> list[tuple[float, float]]:
+    """In percent, of the first seed."""
+    return [(epoch, 100 * share) for epoch, share in step_flops(trials[0])] if trials else []
+
+
+def _cost(trials: list[Trial]) -> list[Estimate]:
+    """Training FLOPs in percent of dense's; nothing where no trial is done."""
+    quantity = over_seeds(trials, share_of_dense("train_flops_current"), scale=100)
+    return [quantity] if isinstance(quantity, Estimate) else []
+
+
+def _by_seed(trials: list[Trial]) -> dict[int, float]:
+    return by_seed(trials, "train_flops_current")
+
+
+WATCHED = "ssl[watch=true]"
+
+
+@register("reproduction", "prunetrain-fig4")
+class Figure4(Reproduction):
+    """PruneTrain's Fig. 4: the largest weight of each output channel over the epochs; do dead channels revive?"""
+
+    title = "PruneTrain, Fig. 4: channels that die, and whether they revive"
+    reference = "prunetrain-table1-cifar10-accuracy"
+    remarks = (
+        "The network keeps its size: what is cut cannot revive. Nothing is set to zero before the end, where the paper "
+        "zeroes what falls under the threshold.",
+        "The paper draws convolutions 5, 6 and 7 of ResNet50, and says of all layers that no channel revives by much.",
+    )
+    parts = (
+        figure_part(
+            "channels",
+            "the lasso on a network that keeps its size, with its channels watched",
+            [WATCHED],
+            seeds=ONE_SEED,
+        ),
+    )
+
+    def outcome(self, ran: Ran) -> Outcome:
+        trials = done(ran, "channels", WATCHED)
+        if not trials:
+            missing = Missing("the trial is not done")
+            return Outcome((line("output channels that died", "channels", missing, "counted"),), remarks=self.remarks)
+        from reports.figures.curves import peaks_figure
+
+        trial = trials[0]
+        peaks = watched_peaks(trial)
+        threshold = float(ran.specs[trial.name].parameters["threshold"])
+        drawn = {layer: peaks[layer] for layer in [*peaks][4:7]}
+        figure = peaks_figure(
+            self.registered_name,
+            "The largest weight of each output channel, over the epochs",
+            f"The fifth to the seventh layer of {trial.text('model')}; grey: under the threshold of {threshold:g}.",
+            drawn,
+            threshold,
+        )
+        return Outcome(tuple(self._lines(peaks, threshold)), figure, self.remarks)
+
+    def _lines(self, peaks: Mapping[str, Sequence[Sequence[float]]], threshold: float) -> list[Comparison]:
+        channels = [course for epochs in peaks.values() for course in zip(*epochs, strict=True)]
+        alive = [course for course in channels if course[0] >= threshold]
+        died = [course for course in alive if min(course) < threshold]
+        revived = [course for course in died if course[-1] >= threshold]
+        said = "The paper prints no number: none revives significantly."
+        small = "Weights of wide layers may begin under a short preset's threshold: these died of nothing."
+        return [
+            line("output channels of all layers that are dead after the first epoch", "channels",
+                 estimate([100 - 100 * len(alive) / len(channels)], ""), "counted", note=small),
+            line("of the others, died in a later epoch", "channels",
+                 estimate([100 * len(died) / len(alive)] if alive else [], "no channel was alive"), "counted"),
+            line("of those that died, alive after the last epoch", "channels",
+                 estimate([100 * len(revived) / len(died)] if died else [], "no channel died"), "counted", note=said),
+            line("largest |w| of a revived channel, over the threshold", "channels",
+                 estimate([max(course[-1] for course in revived) / threshold] if revived else [], "none revived"),
+                 "measured", unit="×", note=said),
+        ]  # fmt: skip
+
+
+def watched_peaks(trial: Trial) -> dict[str, list[list[float]]]:
+    """By layer, for each epoch the largest |w| of each output channel, of a trial with `watch=true`."""
+    found: dict[str, list[list[float]]] = {}
+    for record in trial.epochs:
+        layers: Mapping[str, Any] = record.get("method", {}).get("peaks", {})
+        for layer, held in layers.items():
+            found.setdefault(layer, []).append(held["peaks"])
+    return found
+
+
+NAIVE = "prunetrain"
+NO_GROWTH = (
+    "The batch did not grow in the training that is drawn: its reconfigurations never left room for 32 images more, "
+    "and by fewer it does not grow."
+)
+
+
+@register("reproduction", "prunetrain-fig9")
+class Figure9(Reproduction):
+    """PruneTrain's Fig. 9: memory of a step over the epochs, with a batch that grows into what becomes free."""
+
+    title = "PruneTrain, Fig. 9: memory of a step, and the batch that grows"
+    reference = "prunetrain-fig9-batch"
+    also = ("prunetrain-fig9a-batch",)
+    remarks = ("Of the figure's two halves this is 9b, CIFAR; 9a is ResNet-50 on ImageNet.",)
+    parts = tuple(
+        figure_part(
+            task,
+            f"{task}: prunetrain, and with a batch that grows",
+            [NAIVE, GROWING],
+            task=task,
+            presets=presets,
+            compared=(
+                Compared(f"{task}: last batch", GROWING, column="last_batch", scale=1.0, unit="", kind="counted",
+                         published="prunetrain-fig9-batch/last" if task == "cifar100" else ""),
+                Compared(f"{task}: memory of the last epoch's steps, of that of the first, batch as it was", NAIVE,
+                         column="last_memory"),
+                Compared(f"{task}: memory of the last epoch's steps, of that of the first, growing batch", GROWING,
+                         column="last_memory"),
+                Compared(f"{task}: most memory of an epoch's steps, of that of the first, growing batch", GROWING,
+                         column="most_memory", note="Over 100 % the bound would have been passed."),
+                Compared(f"{task}: optimizer steps, of those without growth", GROWING, column="steps_left",
+                         kind="counted"),
+            ),
+        )
+        for task, presets in (("cifar10", ("smoke", "quick")), ("cifar100", ("paper",)))
+    )  # fmt: skip
+
+    def columns(self, trial: Trial) -> Mapping[str, float]:
+        memory = [one for _, one in step_memory(trial)]
+        if not memory:
+            return {}
+        batches = [float(record["batch_size"]) for record in trial.epochs]
+        as_it_was = len(trial.epochs) * float(trial.epochs[0]["steps"])
+        return {
+            "last_batch": batches[-1],
+            "last_memory": memory[-1] / memory[0],
+            "most_memory": max(memory) / memory[0],
+            "steps_left": sum(float(record["steps"]) for record in trial.epochs) / as_it_was,
+        }
+
+    def outcome(self, ran: Ran) -> Outcome:
+        from reports.figures.curves import Line, Panel, curves_figure
+
+        names = {NAIVE: "batch as it was", GROWING: "growing batch"}
+        # Of one task, and not one line of each: the first part that has both, or else what there is of the first.
+        by_part = [
+            {names[label]: several[0] for label in names if (several := done(ran, part.name, label))}
+            for part in self.parts
+        ]
+        courses = max(by_part, key=len)  # of equals the first
+        counted = ran.device == "cpu"
+        memory = [
+            Line(name, [(epoch, taken / 2**20) for epoch, taken in step_memory(trial)])
+            for name, trial in courses.items()
+        ]
+        batches = [
+            Line(name, [(int(record["epoch"]), float(record["batch_size"])) for record in trial.epochs])
+            for name, trial in courses.items()
+        ]
+        figure = curves_figure(
+            self.registered_name,
+            "Memory of a training step, and the batch, over the epochs",
+            f"First seed, {' and '.join({trial.text('task') for trial in courses.values()}) or 'no trial'}. "
+            + (
+                "Memory is counted: parameters, gradients, optimizer state and what a step keeps for backward."
+                if counted
+                else "Memory is the allocator's maximum, the data set on the device included; measured."
+            ),
+            [
+                Panel("Memory", "Epoch", "Memory of a step (MiB)", memory, whole_x=True, from_zero=True),
+                Panel("Batch", "Epoch", "Batch size", batches, whole_x=True, from_zero=True),
+            ],
+        )
+        lines = (
+            dataclasses.replace(one, kind="counted") if counted and "memory" in one.quantity else one
+            for one in self.compare(ran)
+        )
+        growing = courses.get(names[GROWING])
+        stayed = growing is not None and len({record["batch_size"] for record in growing.epochs}) == 1
+        return Outcome(tuple(lines), figure, (*self.remarks, NO_GROWTH) if stayed else self.remarks)
+
+
+def step_memory(trial: Trial) -> list[tuple[int, float]]:
+    """For each epoch the bytes that its steps took."""
+    return [
+        (int(record["epoch"]), float(record["step_memory_bytes"]))
+        for record in trial.epochs
+        if record.get("step_memory_bytes")
+    ]

@@ -1,0 +1,322 @@
+"""PruneTrain's numbers of finished networks: Table 2 (inference), Fig. 6 and 7 (union and gating), Fig. 12 (density).
+
+Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
+Reconfiguration", SC 2019, Sec. 4.2, 5.1 and 5.3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reports.data.estimates import Missing, estimate
+from reports.data.records import Trial
+from reports.data.rows import seed_of
+from reproductions.comparison import Comparison
+from reproductions.contract import Outcome, Part, Ran, Reproduction
+from reproductions.final_networks import REPETITIONS
+from reproductions.finished import (
+    classes,
+    done,
+    doubts,
+    final_model,
+    image_shape,
+    line,
+    model_file,
+    timed_on,
+    trained_model,
+    with_own_trials,
+)
+from reproductions.prunetrain.declarations import IN_FEW_EPOCHS, MODELS, ONE_SEED, figure_part, strength
+from suite.registry import register
+from suite.runs.engines.subprocess_call import Found, run_apart
+
+BATCHES = (10, 100)
+RATIOS = (0.1, 0.2)
+NEAR_ZERO = 1e-4  # the paper's threshold, whatever that of the trial is
+NOT_DONE = "its trials are not done"
+NETWORKS = ("resnet32", "resnet50_cifar")
+
+
+@register("reproduction", "prunetrain-table2")
+class Table2(Reproduction):
+    """PruneTrain's Table 2: images a second in inference of the dense and the pruned network, at batch 10 and 100."""
+
+    title = "PruneTrain, Table 2: inference speed"
+    reference = "prunetrain-table2-cifar100-speedup"
+    also = tuple(f"prunetrain-table2-imagenet-{what}" for what in ("dense", "pruned", "speedup"))
+    beside = ("prunetrain-table2-cifar100-dense", "prunetrain-table2-cifar100-pruned")
+    remarks = (
+        f"Median of {REPETITIONS} passes of random images, dense and pruned in alternation, in the trials' arithmetic; "
+        "weights and images are where they are computed on before. The paper has a Titan Xp and mixed precision.",
+    )
+    parts = tuple(
+        Part(
+            name=f"{model}-{task}",
+            title=f"{model} on {task}, dense and {method}",
+            methods=f"dense,{method}",
+            task=task,
+            model=model,
+            seeds={"smoke": 1, "quick": 1, "paper": 3},
+            presets=presets,
+            recipe="prunetrain",
+        )
+        for task, models, method, presets in (
+            ("cifar10", MODELS[:1], IN_FEW_EPOCHS, ("smoke", "quick")),
+            ("cifar100", MODELS, "prunetrain", ("paper",)),
+        )
+        for model in models
+    )
+
+    def outcome(self, ran: Ran) -> Outcome:
+        lines: list[Comparison] = []
+        timed: list[Found] = []
+        for part, trials in with_own_trials(self, ran):
+            for batch in BATCHES:
+                lines += self._lines(ran, part, trials, batch, timed)
+        return Outcome(tuple(lines), remarks=(*self.remarks, *doubts(timed)), provenance=timed_on(timed))
+
+    def _lines(
+        self, ran: Ran, part: Part, trials: dict[str, list[Trial]], batch: int, timed: list[Found]
+    ) -> list[Comparison]:
+        dense = trials.get("dense", [])
+        method = part.methods.partition(",")[2]
+        pruned = {seed_of(trial): trial for trial in trials.get(method, [])}
+        speeds: list[list[float]] = []  # of dense and pruned, by seed
+        for trial in dense:
+            if seed_of(trial) in pruned:
+                found = images_per_second(ran, (trial, pruned[seed_of(trial)]), batch)
+                speeds.append(found.value)
+                timed.append(found)
+        model = trained_model(part, dense)
+        name = f"{model} on {part.task}, batch {batch}"
+        key = f"{part.model}, batch {batch}" if model == part.model else ""
+        before, after, ratios = (
+            estimate(values, NOT_DONE)
+            for values in ([a for a, _ in speeds], [b for _, b in speeds], [b / a for a, b in speeds])
+        )
+        theirs = "prunetrain-table2-cifar100"
+        return [
+            line(f"{name}: dense, images a second", part.name, before, "measured", unit="",
+                 published=key and f"{theirs}-dense/{key}", among=self.published),
+            line(f"{name}: prunetrain, images a second", part.name, after, "measured", unit="",
+                 published=(key in self.published.group(f"{theirs}-pruned").values and f"{theirs}-pruned/{key}") or "",
+                 among=self.published),
+            line(f"{name}: prunetrain over dense", part.name, ratios, "measured", unit="×",
+                 published=key and f"{theirs}-speedup/{key}", among=self.published),
+        ]  # fmt: skip
+
+
+def images_per_second(ran: Ran, trials: tuple[Trial, ...], batch: int) -> Found:
+    """Images a second of each trial's final network, on the command's device."""
+    arguments = {
+        "files": [str(model_file(ran, trial)) for trial in trials],
+        "dtype": trials[0].text("dtype"),
+        "shape": image_shape(ran, trials[0]),
+        "batch": batch,
+    }
+    plugins = ran.specs[trials[0].name].plugins
+    return run_apart("reproductions.final_networks:images_per_second", arguments, ran.device, plugins)
+
+
+@register("reproduction", "prunetrain-fig6")
+class Figure6(Reproduction):
+    """PruneTrain's Fig. 6: inference FLOPs that are left by the channel union and by channel gating."""
+
+    title = "PruneTrain, Fig. 6: channel union against channel gating"
+    reference = "prunetrain-fig6-union"
+    remarks = (
+        "Of the network that a trial by the union ended with, both cuts are made once more at the trial's threshold: "
+        "both start from the same weights.",
+    )
+    parts = tuple(
+        figure_part(
+            model,
+            f"{model}: prunetrain at the ratios {', '.join(map(str, RATIOS))}",
+            [*map(strength, RATIOS)],
+            model=model,
+            presets=("smoke", "quick", "paper") if model == NETWORKS[0] else ("paper",),
+        )
+        for model in NETWORKS
+    )
+
+    def outcome(self, ran: Ran) -> Outcome:
+        from reports.figures.curves import Line, Panel, curves_figure
+
+        lines: list[Comparison] = []
+        differences: list[float] = []
+        panels = []
+        for part, by_label in with_own_trials(self, ran):
+            found: dict[str, list[tuple[float, Any]]] = {"union": [], "gating": []}
+            model = trained_model(part, [trial for trials in by_label.values() for trial in trials])
+            for ratio in RATIOS:
+                trials = by_label.get(strength(ratio), [])
+                union, gated = ([inference_share(ran, trial, gating) for trial in trials] for gating in (False, True))
+                apart = [100 * (one - other) for one, other in zip(union, gated, strict=True)]
+                differences += apart[:1]
+                for name, shares in (("union", union), ("gating", gated)):
+                    left = estimate([100 * share for share in shares], NOT_DONE)
+                    what = f"{model}, ratio {ratio}: inference FLOPs left, {name}"
+                    lines.append(line(what, part.name, left, "counted"))
+                    if not isinstance(left, Missing):
+                        found[name].append((ratio, left))
+                what = f"{model}, ratio {ratio}: union above gating, of dense"
+                lines.append(line(what, part.name, estimate(apart, NOT_DONE), "counted"))
+            panels.append(
+                Panel(model, "Penalty ratio", "Inference FLOPs (% of dense), counted",
+                      [Line(name, points, joined=False) for name, points in found.items()], from_zero=True)
+            )  # fmt: skip
+        for name, of_all in (("least", min), ("most", max)):
+            ours = estimate([of_all(differences)] if differences else [], NOT_DONE)
+            what = f"union above gating, of dense, {name} of all that ran (first seed)"
+            published = f"prunetrain-fig6-union/{name}"
+            lines.append(line(what, self.parts[0].name, ours, "counted", published=published, among=self.published))
+        figure = curves_figure(
+            self.registered_name,
+            "Inference FLOPs left by the channel union and by channel gating",
+            "Mean over seeds. Counted: what gates copy costs no FLOPs and much time (prunetrain-fig7).",
+            panels,
+        )
+        return Outcome(tuple(lines), figure, self.remarks)
+
+
+def inference_share(ran: Ran, trial: Trial, gating: bool) -> float:
+    """Inference FLOPs of a trial's network after one more cut, over those of the network as it was built."""
+    from reproductions.final_networks import cut_again
+    from suite.cost.flops import count_model
+
+    shape, dense = image_shape(ran, trial), trial.number("inference_flops_dense")
+    assert dense is not None
+    model = cut_again(str(model_file(ran, trial)), *_again(ran, trial, gating))
+    return count_model(model, shape)["inference_flops"] / dense
+
+
+def _again(ran: Ran, trial: Trial, gating: bool) -> tuple[float, bool, tuple[int, int, int], int]:
+    """What `cut_again` is told of a trial."""
+    return threshold(ran, trial), gating, image_shape(ran, trial), classes(ran, trial)
+
+
+@register("reproduction", "prunetrain-fig7")
+class Figure7(Reproduction):
+    """PruneTrain's Fig. 7: time of the last layer of each residual block, with channel union and with gating."""
+
+    title = "PruneTrain, Fig. 7: what channel gating costs"
+    reference = "prunetrain-table2-imagenet-speedup"
+    remarks = (
+        f"Forward and backward of one layer by itself, gates included, median of {REPETITIONS}, union and gating in "
+        "alternation, batch of the recipe. The paper measures ResNet50 at ImageNet's size on a V100 and draws the "
+        "times in the picture alone.",
+    )
+    parts = (figure_part("blocks", f"prunetrain at the ratio {RATIOS[-1]}", [strength(RATIOS[-1])], seeds=ONE_SEED),)
+
+    def outcome(self, ran: Ran) -> Outcome:
+        from reports.figures.curves import bars_figure
+
+        trials = done(ran, "blocks", strength(RATIOS[-1]))
+        found = layer_times(ran, trials[0]) if trials else Found({}, "", 0.0)
+        times: dict[str, list[float]] = found.value
+        lines = [
+            line(f"{layer}: gating over union", "blocks", estimate([gated / union], ""), "measured", unit="×")
+            for layer, (union, gated) in times.items()
+        ]
+        sums = [1e3 * sum(column) for column in zip(*times.values(), strict=True)]
+        none = "its network has no residual branch left" if trials else NOT_DONE
+        both = [estimate(sums[place : place + 1], none) for place in (0, 1)]
+        lines += [
+            line(f"all of them, {name}: milliseconds", "blocks", quantity, "measured", unit="")
+            for name, quantity in zip(("union", "gating"), both, strict=True)
+        ]
+        figure = None
+        if times:
+            figure = bars_figure(
+                self.registered_name,
+                "Time of the last layer of each residual block",
+                f"Milliseconds of forward and backward at batch {trials[0].number('batch_size'):g}; measured.",
+                "Time (ms)",
+                list(times),
+                {name: [1e3 * one[place] for one in times.values()] for place, name in enumerate(("union", "gating"))},
+            )
+        timed = [found] if times else []
+        return Outcome(tuple(lines), figure, (*self.remarks, *doubts(timed)), timed_on(timed))
+
+
+def layer_times(ran: Ran, trial: Trial) -> Found:
+    """Seconds of the last layer of each residual branch, with union and with gates, on the command's device."""
+    spec = ran.specs[trial.name]
+    arguments = {
+        "file": str(model_file(ran, trial)),
+        "threshold": threshold(ran, trial),
+        "dtype": trial.text("dtype"),
+        "shape": image_shape(ran, trial),
+        "classes": classes(ran, trial),
+        "batch": spec.make_recipe().batch_size,
+    }
+    return run_apart("reproductions.final_networks:layer_times", arguments, ran.device, spec.plugins)
+
+
+def threshold(ran: Ran, trial: Trial) -> float:
+    """Under which a channel of the trial was dead."""
+    return float(ran.specs[trial.name].parameters["threshold"])
+
+
+@register("reproduction", "prunetrain-fig12")
+class Figure12(Reproduction):
+    """PruneTrain's Fig. 12: by layer the density of channels and of weights that the lasso leaves."""
+
+    title = "PruneTrain, Fig. 12: channels that are left, and zeros among their weights"
+    reference = "prunetrain-fig12-weights"
+    remarks = (
+        f"Near zero is |w| < {NEAR_ZERO:g}, the paper's threshold. Weights reach it in a long training; in a few "
+        "epochs hardly one does.",
+    )
+    parts = (figure_part("layers", "prunetrain", ["prunetrain"], seeds=ONE_SEED),)
+
+    def outcome(self, ran: Ran) -> Outcome:
+        from reports.figures.curves import bars_figure
+
+        trials = done(ran, "layers", "prunetrain")
+        found = densities(ran, trials[0]) if trials else {}
+        left = sum(one["left"] for one in found.values())
+        near = sum(one["near zero"] for one in found.values())
+        built = sum(one["built"] for one in found.values())
+        lines = [
+            line("weights left, of those that the network was built with", "layers",
+                 estimate([100 * left / built] if found else [], NOT_DONE), "counted"),
+            line("weights near zero, of those that are left", "layers",
+                 estimate([100 * near / left] if found else [], NOT_DONE), "counted",
+                 published="prunetrain-fig12-weights/all layers", among=self.published),
+        ]  # fmt: skip
+        figure = None
+        if found:
+            bars = {
+                "channels (inputs times outputs)": [100 * one["left"] / one["built"] for one in found.values()],
+                "weights that are not near zero": [
+                    100 * (one["left"] - one["near zero"]) / one["built"] for one in found.values()
+                ],
+            }
+            figure = bars_figure(
+                self.registered_name,
+                "Density of channels and of weights by layer",
+                "Of what the layer was built with. Counted, in the final network.",
+                "Density (%)",
+                list(found),
+                bars,
+            )
+        return Outcome(tuple(lines), figure, self.remarks)
+
+
+def densities(ran: Ran, trial: Trial) -> dict[str, dict[str, float]]:
+    """By layer the weights that it was `built` with, those `left`, and those of them that are `near zero`."""
+    from torch import nn
+
+    from suite.parameters import build_model
+
+    whole = build_model(ran.specs[trial.name].model, image_shape(ran, trial), classes(ran, trial))
+    final = dict(final_model(ran, trial).named_modules())
+    found = {}
+    for name, layer in whole.named_modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            own = final.get(name)
+            weight = own.weight if isinstance(own, (nn.Conv2d, nn.Linear)) else layer.weight[:0]
+            near = float((weight.detach().abs() < NEAR_ZERO).sum())
+            found[name] = {"built": float(layer.weight.numel()), "left": float(weight.numel()), "near zero": near}
+    return found

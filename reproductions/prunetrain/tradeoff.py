@@ -1,0 +1,191 @@
+"""PruneTrain's figures of accuracy against cost: Fig. 8 (beside pruning a trained network) and Fig. 10 (the interval).
+
+Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
+Reconfiguration", SC 2019, Sec. 5.2 and 5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from reports.content.model import Figure
+from reports.data.records import Trial
+from reproductions.comparison import Compared
+from reproductions.contract import Outcome, Part, Ran, Reproduction
+from reproductions.finished import done, point, share_of_dense
+from reproductions.prunetrain.declarations import (
+    MODELLED,
+    RING,
+    changed,
+    figure_part,
+    inference_left,
+    modelled_costs,
+    strength,
+    training_left,
+)
+from suite.registry import register
+
+RATIOS = (0.05, 0.1, 0.15, 0.2)
+SHORT = (0.1, 0.2)  # of them, what the short presets have time for
+NAMES = {"ssl": "ssl, from trained", "prunetrain": "prunetrain"}
+
+
+def label(method: str, ratio: float) -> str:
+    """A method as the lists below and the tables have it."""
+    return f"ssl[ratio={ratio},from_trained=dense]" if method == "ssl" else strength(ratio)
+
+
+def _tradeoff_part(name: str, ratios: Sequence[float], presets: tuple[str, ...]) -> Part:
+    return figure_part(
+        name,
+        f"dense, prunetrain and ssl of the trained dense network, at the ratios {', '.join(map(str, ratios))}",
+        ["dense", *(label(method, ratio) for ratio in ratios for method in NAMES)],
+        presets=presets,
+        compared=(
+            Compared("accuracy, dense", "dense"),
+            *(
+                line
+                for ratio in ratios
+                for method in NAMES
+                for line in (
+                    *changed(f"{NAMES[method]}, ratio {ratio}", label(method, ratio), ""),
+                    inference_left(f"{NAMES[method]}, ratio {ratio}", label(method, ratio), ""),
+                    training_left(f"{NAMES[method]}, ratio {ratio}", label(method, ratio)),
+                )
+            ),
+            *(
+                Compared(
+                    f"prunetrain, ratio {ratio}: memory traffic of normalisation left",
+                    label("prunetrain", ratio),
+                    column="norm_traffic",
+                    against="ratio",
+                    kind="modelled",
+                    note=MODELLED,
+                )
+                for ratio in ratios
+            ),
+        ),
+    )
+
+
+@register("reproduction", "prunetrain-fig8")
+class Figure8(Reproduction):
+    """PruneTrain's Fig. 8: accuracy over inference and training cost, beside pruning a network trained before."""
+
+    title = "PruneTrain, Fig. 8: accuracy against cost, and SSL from a trained network"
+    reference = "prunetrain-fig8-most-accurate"
+    also = ("prunetrain-fig8-most-accurate",)
+    remarks = (
+        "The FLOPs of ssl's own training stand here. Those of the dense training that it begins with come on top.",
+        "The paper's points are in the picture alone. It draws ResNet-32 and CIFAR-100 too, which are left out here.",
+    )
+    parts = (
+        _tradeoff_part("ends", SHORT, ("smoke", "quick", "paper")),
+        _tradeoff_part("between", tuple(ratio for ratio in RATIOS if ratio not in SHORT), ("paper",)),
+    )
+
+    def columns(self, trial: Trial) -> Mapping[str, float]:
+        return modelled_costs(trial)
+
+    def outcome(self, ran: Ran) -> Outcome:
+        by_method: dict[str, list[list[Trial]]] = {"dense": [done(ran, "ends", "dense")]}
+        for method, name in NAMES.items():
+            by_method[name] = [
+                done(ran, "ends" if ratio in SHORT else "between", label(method, ratio)) for ratio in RATIOS
+            ]
+        figure = tradeoff_figure(
+            self.registered_name,
+            "Accuracy over inference FLOPs and over training FLOPs",
+            "A point a penalty ratio, the mean over seeds with its 95 % interval. Training of ssl without the dense "
+            "training before it.",
+            by_method,
+        )
+        return Outcome(self.compare(ran), figure, self.remarks)
+
+
+INTERVALS = {"short": (1, 2, 3), "long": (5, 10, 20, 30)}
+
+
+def every(interval: int) -> str:
+    """An interval in words."""
+    return "every epoch" if interval == 1 else f"every {interval} epochs"
+
+
+@register("reproduction", "prunetrain-fig10")
+class Figure10(Reproduction):
+    """PruneTrain's Fig. 10: accuracy over cost for different reconfiguration intervals."""
+
+    title = "PruneTrain, Fig. 10: the reconfiguration interval"
+    reference = "prunetrain-table1-cifar10-accuracy"
+    remarks = ("The paper's points are in the picture alone; it finds accuracy and cost insensitive to the interval.",)
+    parts = tuple(
+        figure_part(
+            name,
+            f"dense, and prunetrain every {', '.join(map(str, intervals))} epochs",
+            ["dense", *(f"prunetrain[interval={interval}]" for interval in intervals)],
+            presets=("paper",) if name == "long" else ("smoke", "quick"),
+            compared=(
+                Compared("accuracy, dense", "dense"),
+                *(
+                    line
+                    for interval in intervals
+                    for method in (f"prunetrain[interval={interval}]",)
+                    for line in (
+                        *changed(every(interval), method, ""),
+                        inference_left(every(interval), method, ""),
+                        training_left(every(interval), method),
+                        Compared(
+                            f"{every(interval)}: time of reconfigurations, of that of training",
+                            method,
+                            column="reconfigure_time_s",
+                            over="train_time_s",
+                        ),
+                        Compared(
+                            f"{every(interval)}: communication of gradients left",
+                            method,
+                            column="allreduce",
+                            against="ratio",
+                            kind="modelled",
+                            note=RING,
+                        ),
+                    )
+                ),
+            ),
+        )
+        for name, intervals in INTERVALS.items()
+    )
+
+    def columns(self, trial: Trial) -> Mapping[str, float]:
+        return modelled_costs(trial)
+
+    def outcome(self, ran: Ran) -> Outcome:
+        by_method = {"dense": [done(ran, part.name, "dense") for part in self.parts]}
+        for name, intervals in INTERVALS.items():
+            for interval in intervals:
+                by_method[every(interval)] = [done(ran, name, f"prunetrain[interval={interval}]")]
+        figure = tradeoff_figure(
+            self.registered_name,
+            "Accuracy over inference FLOPs and over training FLOPs, by interval",
+            "A point an interval, the mean over seeds with its 95 % interval.",
+            by_method,
+        )
+        return Outcome(self.compare(ran), figure, self.remarks)
+
+
+def tradeoff_figure(name: str, title: str, caption: str, by_method: Mapping[str, list[list[Trial]]]) -> Figure | None:
+    """Accuracy over inference FLOPs and over training FLOPs, a line a method, a point for each of its trial groups."""
+    from reports.figures.curves import Line, Panel, curves_figure
+
+    def lines(cost: Callable[[Trial], float | None]) -> list[Line]:
+        return [
+            Line(method, [one for trials in groups if (one := point(trials, cost)) is not None])
+            for method, groups in by_method.items()
+        ]
+
+    accuracy = "Test accuracy (%), measured"
+    inference, training = map(share_of_dense, ("inference_flops", "train_flops_current"))
+    panels = [
+        Panel("Inference", "Inference FLOPs (% of dense), counted", accuracy, lines(inference)),
+        Panel("Training", "Training FLOPs (% of dense), counted", accuracy, lines(training)),
+    ]
+    return curves_figure(name, title, caption, panels)

@@ -1,0 +1,112 @@
+"""The command line: which verb, and what its errors look like.
+
+What the user can mend is a `UsageError` and becomes one line and exit status 2, and so does what the code of a plugin
+raises; anything else keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from suite import registry
+from suite.errors import UsageError, nearest
+
+VERBS = ("run", "list", "describe", "check", "report", "export", "reproduce")
+LONGEST_WORD = 300  # characters of a message's word that are shown whole; more than any file's name
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what a command line asks for, and return its exit status."""
+    logging.basicConfig(level=logging.INFO, format="pdt: %(message)s")
+    # A polite kill ends as Ctrl-C does: trials are stopped and named, half-written files are removed.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _dispatch(_checked(sys.argv[1:] if arguments is None else arguments))
+    except UsageError as error:
+        return _say(str(error))
+    except KeyboardInterrupt:
+        print("pdt: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # `pdt list | head` closed the pipe; Python would try to flush into it once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        if not (place := registry.fault_in_plugin(error)):
+            raise
+        return _say(f"{place}: {type(error).__name__}: {error}")
+
+
+def _say(message: str) -> int:
+    """Print an error as one line, and return the exit status of wrong usage."""
+    # A message from elsewhere (a plugin, TOML) may have several lines, and what was typed may have any length.
+    print("pdt: error:", " ".join(map(_shortened, message.split())), file=sys.stderr)
+    return 2
+
+
+def _shortened(word: str) -> str:
+    return word if len(word) <= LONGEST_WORD else f"{word[:80]}...{word[-20:]} ({len(word):,} characters)"
+
+
+def _checked(arguments: Sequence[str]) -> list[str]:
+    """The arguments, if they are text: they go into records, which are UTF-8.
+
+    Raises:
+        UsageError: for the first that is not.
+    """
+    for text in arguments:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            shown = text.encode(errors="backslashreplace").decode()
+            raise UsageError(f"the argument '{shown}' is not UTF-8") from None
+        if "\0" in text:
+            raise UsageError(f"the argument {text!r} has a null character")
+    return list(arguments)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _dispatch(arguments: list[str]) -> int:
+    verb = "run"
+    if arguments and not arguments[0].startswith("-"):
+        verb = arguments.pop(0)
+        if verb not in VERBS:
+            raise UsageError(f"no verb is called '{verb}'{nearest(verb, VERBS)}")
+    return _function(verb)(arguments)
+
+
+def _function(verb: str) -> Callable[[Sequence[str]], int]:
+    # Imported one by one: `list` answers at once, without what `run` needs.
+    if verb == "run":
+        from suite.command.run import run
+
+        return run
+    if verb in ("list", "describe"):
+        from suite.command import describe
+
+        return describe.list_all if verb == "list" else describe.describe
+    if verb == "export":
+        from suite.command.export import export
+
+        return export
+    if verb == "reproduce":
+        from suite.command.reproduce import reproduce
+
+        return reproduce
+    from suite.command import verbs
+
+    return verbs.check if verb == "check" else verbs.report
+
+
+if __name__ == "__main__":
+    sys.exit(main())

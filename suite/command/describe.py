@@ -1,0 +1,239 @@
+"""The verbs `list` and `describe`: what there is, and what may be typed for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from suite import registry
+from suite.command.docstrings import parameter_texts
+from suite.command.options import Parser, door
+from suite.errors import UsageError, nearest
+from suite.runs.planning import read_names
+from suite.runs.spec import PRESETS
+
+DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # of a model that has none of its own
+TEXT_WIDTH = 96
+DESCRIBED = ("method", "task", "model", "reproduction")
+
+
+def list_all(arguments: Sequence[str]) -> int:
+    """Print every registered thing with the first line of its docstring; imports none of them."""
+    parser = Parser(prog=f"{door()} list", description="List methods, tasks, models, engines and reproductions.")
+    parser.add_argument("--json", action="store_true", help="as JSON: {kind: [{name, summary, origin}]}")
+    parser.add_argument(
+        "--plugin", metavar="FILE", action="append", default=[], help="list what this file registers, too"
+    )
+    namespace = parser.read(arguments)
+    for path in namespace.plugin:
+        registry.load_plugin(path)
+    found = {kind: [entry for _, entry in sorted(registry.entries(kind).items())] for kind in registry.KINDS}
+    if namespace.json:
+        plain = {
+            f"{kind}s": [{"name": entry.name, "summary": entry.summary, "origin": entry.origin} for entry in entries]
+            for kind, entries in found.items()
+        }
+        print(json.dumps(plain, indent=2))
+        return 0
+    width = max((len(entry.name) for entries in found.values() for entry in entries), default=0)
+    for kind, entries in found.items():
+        print(f"{kind}s")
+        for entry in entries:
+            print(f"  {entry.name:{width}}  {entry.summary}")
+    return 0
+
+
+def describe(arguments: Sequence[str]) -> int:
+    """Print what is known of one method, task, model, reproduction or preset."""
+    parser = Parser(
+        prog=f"{door()} describe", description="Describe a method, a task, a model, a reproduction or a preset."
+    )
+    parser.add_argument(
+        "name", metavar="NAME", help="a name of `pdt list`, a model's parameters in brackets; or smoke, quick, paper"
+    )
+    parser.add_argument(
+        "--task", metavar="TASK", default="", help="the task that gives a model its input, a method its defaults"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="a Python file that registers it")
+    namespace = parser.read(arguments)
+    for path in namespace.plugin:
+        registry.load_plugin(path)
+    if namespace.task:
+        read_names(namespace.task, "task", "--task")
+    name = namespace.name.partition("[")[0]
+    kinds = [kind for kind in DESCRIBED if name in registry.names(kind)] + ["preset"] * (name in PRESETS)
+    if not kinds:
+        every = [*PRESETS, *(known for kind in DESCRIBED for known in registry.names(kind))]
+        raise UsageError(f"nothing is called '{name}'{nearest(name, every)}")
+    if kinds[0] in ("reproduction", "preset"):
+        from suite.command.describe_runs import describe_preset, describe_reproduction, plain_name
+
+        whole = describe_preset if kinds[0] == "preset" else describe_reproduction
+        found = whole(plain_name(namespace.name, kinds[0]), namespace.task)
+    else:
+        functions = {"method": describe_method, "task": describe_task, "model": describe_model}
+        found = functions[kinds[0]](namespace.name, namespace.task)
+    if len(kinds) > 1:
+        found["note"] = f"'{name}' is also the name of a {kinds[1]}; this is the {kinds[0]}"
+    print(json.dumps(found, indent=2) if namespace.json else as_text(found))
+    return 0
+
+
+def describe_method(text: str, task: str) -> dict[str, Any]:
+    """Parameters of a method, with the defaults that each preset of a task gives."""
+    from suite.parameters import REQUIRED, allowed, build_method, declared, read_one, resolve, type_name
+
+    choice = read_one(text, "method")
+    thing = registry.get("method", choice.name)
+    build_method(choice.name, choice.typed, str(choice))  # values that `run` would refuse are refused here too
+    texts = parameter_texts(thing)
+    presets = {preset: resolve(thing, thing.defaults(task or "cifar10", preset), choice.typed) for preset in PRESETS}
+    return {
+        "name": str(choice),
+        "kind": "method",
+        "summary": _summary(thing),
+        "source": thing.source,
+        "version": thing.version,
+        "parameters": [
+            {
+                "name": name,
+                "type": type_name(parameter.annotation),
+                "allowed": allowed(parameter.annotation),
+                "default": None if parameter.default is REQUIRED else parameter.default,
+                "presets": {preset: values.get(name) for preset, values in presets.items()},
+                "text": texts.get(name, ""),
+            }
+            for name, parameter in declared(thing).items()
+        ],
+        "presets_of_task": task or "cifar10",
+    }
+
+
+def describe_task(text: str, task: str) -> dict[str, Any]:
+    """Data, default models and recipes of a task."""
+    name = read_names(text, "task", "describe")[0].name
+    thing = registry.get("task", name)()
+    return {
+        "name": name,
+        "kind": "task",
+        "title": thing.title,
+        "summary": _summary(type(thing)),
+        "input_shape": list(thing.input_shape),
+        "classes": thing.num_classes,
+        "source": thing.source,
+        "paper_recipe": thing.paper_recipe,
+        "default_models": {preset: thing.default_model(preset) for preset in PRESETS},
+        "recipes": {preset: dataclasses.asdict(thing.recipe(preset)) for preset in PRESETS},
+        "paper_recipes": {
+            name: {"source": source, **dataclasses.asdict(recipe)}
+            for name, (source, recipe) in thing.paper_recipes.items()
+        },
+    }
+
+
+def describe_model(text: str, task: str) -> dict[str, Any]:
+    """Size and cost of a network, for a task's images or those that it is made for."""
+    from suite.cost.flops import count, count_model
+    from suite.cost.paper_conventions import CONVENTIONS
+    from suite.parameters import build_model, canonical, check_model_size, declared, read_one, resolve, type_name
+
+    choice = read_one(text, "model")
+    thing = registry.get("model", choice.name)
+    own = {
+        name: one.default for name, one in inspect.signature(thing).parameters.items() if one.default is not one.empty
+    }
+    shape, classes = own.get("input_shape", DEFAULT_SHAPE), own.get("num_classes", DEFAULT_CLASSES)
+    if task:
+        described = registry.get("task", task)
+        shape, classes = described.input_shape, described.num_classes
+    check_model_size(text, shape, classes)
+    model = build_model(text, shape, classes)
+    counts = count(model, shape)
+    values, texts = resolve(thing, choice.typed), parameter_texts(thing)
+    return {
+        "name": str(canonical(choice, thing)),
+        "kind": "model",
+        "summary": _summary(thing),
+        **count_model(model, shape),
+        "not_counted": list(counts.not_counted),
+        "input_shape": list(shape),
+        "classes": classes,
+        "conventions": {name: convention(counts.layers.values()) for name, convention in CONVENTIONS.items()},
+        "parameters": [
+            {
+                "name": name,
+                "type": type_name(parameter.annotation),
+                "value": values[name],
+                "text": texts.get(name, ""),
+            }
+            for name, parameter in declared(thing).items()
+        ],
+    }
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """The same for readers: a line a fact, a line or two a parameter, a block a recipe."""
+    lines = []
+    for key, value in found.items():
+        if key == "parameters":
+            lines.append("parameters:" if value else "parameters: none")
+            for item in value:
+                lines.append(f"  {_parameter(item)}")
+                lines += [f"      {line}" for line in textwrap.wrap(item["text"], TEXT_WIDTH)]
+        elif key == "presets_of_task":
+            if any("(" in _parameter(item) for item in found["parameters"]):
+                lines.append(f"in parentheses: what a preset of task {value} has of its own (--task: another task's)")
+        elif key == "not_counted":
+            lines += [f"not counted: {item}" for item in value]
+        elif isinstance(value, dict):
+            lines.append(f"{key}:" if value else f"{key}: none")
+            lines += _block(value)
+        else:
+            lines.append(f"{key}: {_line(value)}")
+    return "\n".join(lines)
+
+
+def _block(named: dict[str, Any]) -> list[str]:
+    """A line each, or a paragraph; a recipe that differs little from the one before says only how."""
+    lines: list[str] = []
+    before = ""
+    for name, value in named.items():
+        text = _line(value)
+        if before and isinstance(value, dict) and value.keys() == named[before].keys():
+            differing = {key: item for key, item in value.items() if item != named[before][key]}
+            if len(differing) < len(value) / 4:
+                text = f"as {before}" + (f", but {_line(differing)}" if differing else "")
+        wrapped = textwrap.wrap(text, TEXT_WIDTH) or [""]
+        lines += [f"  {name:7}  {wrapped[0]}", *(f"           {line}" for line in wrapped[1:])]
+        before = name
+    return lines
+
+
+def _parameter(item: dict[str, Any]) -> str:
+    """`interval: int = 10 (smoke 1, quick 1)`: presets are named where they differ from the default."""
+    from suite.parameters import show
+
+    value = item["value"] if "value" in item else item["default"]
+    other = ", ".join(f"{preset} {show(held)}" for preset, held in item.get("presets", {}).items() if held != value)
+    return f"{item['name']}: {item['type']} = {show(value)}" + (f" ({other})" if other else "")
+
+
+def _line(value: Any) -> str:
+    from suite.parameters import show
+
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{key} ({_line(item)})" if isinstance(item, dict) else f"{key} {show(item)}" for key, item in value.items()
+        )
+    if isinstance(value, list):
+        return "x".join(str(item) for item in value)
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def _summary(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().partition("\n")[0]

@@ -1,0 +1,177 @@
+"""What the trials of a reproduction left, written down: whose trials count, and the files of its page."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite.command.options import door
+from suite.runs.spec import SuiteSpec, TrialSpec
+
+if TYPE_CHECKING:
+    from reproductions.contract import Part, Reproduction
+
+
+def write_outcome(
+    reproduction: Reproduction,
+    plans: dict[str, list[TrialSpec]],
+    asked: Sequence[str],
+    folder: Path,
+    base: SuiteSpec,
+    arguments: Sequence[str],
+) -> list[Path]:
+    """Write `reproduce/NAME.{md,csv,svg}` from what the folder holds; returns the Markdown file alone."""
+    from reports.data.records import read
+    from reproductions import page as reproduced
+    from reproductions.comparison import doubts_about_times
+    from reproductions.contract import Ran
+    from suite.runs.provenance import without_home
+
+    held = read(folder)
+    records = {trial.name: trial for trial in held.trials}
+    found = {name: with_other_seeds(specs, folder) for name, specs in plans.items()}
+    trials = {name: _by_label(specs, records) for name, specs in found.items()}
+    specs = {spec.trial_id: spec for several in found.values() for spec in several}
+    device = base.device if base.device_index is None else f"cuda:{base.device_index}"
+    outcome = reproduction.outcome(Ran(folder, trials, specs, device))
+    behind = [records[name] for name in specs if name in records]
+    name = reproduction.registered_name
+    unrun = [
+        reproduced.Unrun(part.name, part.title, other_command(arguments, part.name))
+        for part in reproduction.parts
+        if part.name not in asked and not _is_whole(part.name, plans, records)
+    ]
+    recipe = [f"recipe.{key}={value}" for key, value in base.overrides.items()]
+    compared = [one for part in reproduction.parts for one in part.compared]
+    groups = {*reproduction.also, *reproduction.beside, reproduction.reference}
+    groups |= {one.published.partition("/")[0] for one in compared if one.published}
+    published = [reproduction.published.groups[group] for group in reproduction.published.groups if group in groups]
+    written = reproduced.write(
+        folder,
+        reproduced.Reproduced(
+            name=name,
+            title=reproduction.title,
+            summary=_summary(reproduction),
+            comparisons=outcome.comparisons,
+            figure=outcome.figure,
+            reference=reproduction.published.group(reproduction.reference),
+            trials=tuple(behind),
+            networks=tuple(other_networks(reproduction.parts, trials)),
+            changed=tuple(recipe),
+            alone=tuple(reproduction.published.group(group) for group in reproduction.also),
+            unrun=tuple(unrun),
+            remarks=(*nothing_pruned(behind), *outcome.remarks, *doubts_about_times(compared, behind)),
+            notes=tuple(f"{group.place}: {note}" for group in published for note in group.notes),
+            provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, held.source, arguments)))),
+        ),
+    )
+    return written[:1]
+
+
+def other_networks(parts: Sequence[Part], trials: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[str]:
+    """Networks that were trained in place of those that the parts name."""
+    found: dict[str, None] = {}
+    for part in parts:
+        for several in trials.get(part.name, {}).values():
+            for trial in several:
+                if part.model and trial.text("model") != part.model:
+                    found[f"the network {trial.text('model')} in place of {part.model}"] = None
+    return [*found]
+
+
+def nothing_pruned(trials: Sequence[Any]) -> list[str]:
+    """One line where no method of these trials left anything out: short presets are tuned for other networks."""
+    methods = [trial for trial in trials if trial.done and trial.text("method") != "dense"]
+    if not methods or any(map(_prunes, methods)):
+        return []
+    return [
+        "**Nothing was pruned in any of these trials**: no channel went, and no product had anything to skip. What a "
+        "method has here beside dense is chance and overhead. Short presets are tuned for ResNet-9."
+    ]
+
+
+def _prunes(trial: Any) -> bool:
+    pairs = (("inference_flops", "inference_flops_dense"), ("train_flops_effective", "train_flops_dense"))
+    return any((trial.number(cost) or 0.0) < (1 - 1e-9) * (trial.number(whole) or 0.0) for cost, whole in pairs)
+
+
+def _is_whole(part: str, plans: dict[str, list[TrialSpec]], records: dict[str, Any]) -> bool:
+    """Whether each trial of a part was run, by whatever command."""
+    return part in plans and all(spec.trial_id in records for spec in plans[part])
+
+
+def with_other_seeds(planned: Sequence[TrialSpec], folder: Path) -> list[TrialSpec]:
+    """The trials of this command, then those of the folder that differ from one of them by seed alone."""
+    from suite.runs.folder.store import Store, read_record
+
+    specs = [
+        record["spec"] for path in Store(folder).trial_folders() if (record := read_record(path)) and "spec" in record
+    ]
+    found = list(planned)
+    held = {TrialSpec.from_json(spec).hash for spec in specs} - {spec.hash for spec in planned}
+    for seed in sorted({spec["seed"] for spec in specs}):
+        # Rebuilt from this command's, so that they bear its labels and paths: an earlier one may write them otherwise.
+        others = {other.hash: other for other in _of_seed(planned, seed) if other.hash in held}
+        found += others.values()
+    return found
+
+
+def _of_seed(planned: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
+    """The same trials with another seed; those that depend on others depend on these of that seed."""
+    renamed: dict[str, str] = {}
+    found = []
+    for spec in planned:  # what is depended on comes before
+        before = {text: renamed.get(trial_id, trial_id) for text, trial_id in spec.depends_on.items()}
+        found.append(dataclasses.replace(spec, seed=seed, depends_on=before))
+        renamed[spec.trial_id] = found[-1].trial_id
+    return found
+
+
+def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The trials that there are, by the labels that the part's list gives them, whoever ran them."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for spec in specs:
+        if spec.trial_id in records:
+            found[spec.label] = (*found.get(spec.label, ()), records[spec.trial_id])
+    return found
+
+
+def _summary(reproduction: Reproduction) -> str:
+    reference = reproduction.published.group(reproduction.reference)
+    lines = [(reproduction.__doc__ or "").strip().partition("\n")[0]]
+    lines.append(f"Published: {reference.source.title} ({reference.source.where}).")
+    return " ".join(lines)
+
+
+def other_command(arguments: Sequence[str], part: str) -> str:
+    """The command of this run for another part."""
+    kept: list[str] = []
+    skip = False
+    for word in arguments:
+        if skip:
+            skip = False
+        elif word == "--parts":
+            skip = True
+        elif not word.startswith("--parts="):
+            kept.append(word)
+    from suite.runs.provenance import without_home
+
+    return without_home(shlex.join([*door().split(), "reproduce", *kept, "--parts", part]))
+
+
+def _provenance(trials: Sequence[Any], source: str, arguments: Sequence[str]) -> list[str]:
+    """Where the numbers come from, a line each; the suite's report has the rest."""
+    lines = [f"Command: {shlex.join([*door().split(), 'reproduce', *arguments])}"]
+    done = sum(trial.done for trial in trials)
+    lines.append(
+        f"Trials: {len(trials)}, of which {done} done; numbers from {source}. The suite's own report: ../report.md"
+    )
+    commits = sorted({str(git.get("commit", ""))[:12] for trial in trials if (git := trial.provenance.get("git"))})
+    if commits:
+        lines.append(f"Source: commit {', '.join(commits)}")
+    notes = {copy.get("note", "") for trial in trials if (copy := trial.spec.get("data_copy"))}
+    lines += [f"Data: {note}" for note in sorted(filter(None, notes))]
+    return lines

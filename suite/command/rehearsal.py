@@ -1,0 +1,103 @@
+"""Method, model and task tried together before the first trial trains: what cannot run is refused in one line.
+
+Each combination is begun once, on the CPU and without training: the network is built, sees one blank batch, and the
+method's `setup` runs on it. No method is named here; a method refuses a network by an error that its `setup` raises.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from suite import registry
+from suite.errors import UsageError
+from suite.parameters import build_method, build_model
+from suite.runs.spec import TrialSpec, canonical_json
+from suite.task import DataCopy
+from suite.training.hooks import Hooks
+
+BLANK_IMAGES = 2
+
+
+def rehearse(trials: Iterable[TrialSpec]) -> None:
+    """Begin each combination of method, model and task once, whatever its seed; nothing is written or trained.
+
+    Args:
+        trials: those that have not been started before.
+
+    Raises:
+        UsageError: for the first combination that cannot be trained; it names all three.
+    """
+    distinct: dict[str, TrialSpec] = {}
+    for trial in trials:
+        what = (trial.method, trial.parameters, trial.model, trial.task, trial.recipe, trial.preset, trial.dtype)
+        distinct.setdefault(canonical_json([*what, trial.device]), trial)
+    network: tuple[tuple[str, str], nn.Module] | None = None
+    images: dict[str, int] = {}  # of an epoch, by task and recipe
+    for trial in sorted(distinct.values(), key=lambda trial: (trial.task, trial.model)):
+        task = registry.get("task", trial.task)()
+        if network is None or network[0] != (trial.task, trial.model):
+            model = build_model(trial.model, task.input_shape, task.num_classes)
+            _check_outputs(model, trial, task)
+            network = (trial.task, trial.model), model
+        data = canonical_json([trial.task, trial.recipe, trial.data_copy])
+        if data not in images:
+            splits = task.load(DataCopy(**trial.data_copy), trial.make_recipe(), trial.seed, torch.device("cpu"))
+            images[data] = splits.train.num_samples
+        _begin(trial, task, copy.deepcopy(network[1]), images[data])
+
+
+def _check_outputs(model: nn.Module, trial: TrialSpec, task: Any) -> None:
+    """See that the network maps images of the task to its classes.
+
+    Raises:
+        UsageError: if its forward fails, or returns anything else than (N, classes).
+    """
+    where = f"{trial.model} on task {trial.task}"
+    shape = tuple(task.input_shape)
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(torch.zeros(BLANK_IMAGES, *shape))
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a network raises for images of another size, this model is not for this task
+        place = registry.fault_in_plugin(error)
+        said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+        raise UsageError(f"{where}: its forward fails on images of {_sizes(shape)}: {said}") from error
+    wanted = (BLANK_IMAGES, task.num_classes)
+    if not isinstance(outputs, Tensor) or outputs.shape != wanted:
+        got = _sizes(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        raise UsageError(f"{where}: its forward returns {got} for {BLANK_IMAGES} images, not {_sizes(wanted)} logits")
+    model.train()
+
+
+def _begin(trial: TrialSpec, task: Any, model: nn.Module, train_images: int) -> None:
+    recipe = trial.make_recipe()
+    try:
+        Hooks(
+            model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+            build_method(trial.method, trial.parameters, trial.label),
+            input_shape=task.input_shape,
+            num_classes=task.num_classes,
+            epochs=recipe.epochs,
+            batch_size=recipe.batch_size,
+            seed=trial.seed,
+            task=trial.task,
+            network=trial.model.partition("[")[0],
+            preset=trial.preset,
+            train_images=train_images,
+            micro_batches=recipe.micro_batches,
+            dtype=getattr(torch, trial.dtype),
+            device=torch.device(trial.device, trial.device_index or 0) if trial.device == "cuda" else None,
+            rehearsal=True,
+        )
+    except (UsageError, ValueError) as error:
+        raise UsageError(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}") from error
+
+
+def _sizes(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape))

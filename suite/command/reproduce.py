@@ -1,0 +1,210 @@
+"""The verb `reproduce`: the trials of a paper's table or figure, and ours beside the published numbers."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite import files, registry
+from suite.brackets import split
+from suite.command.options import Parser, RunOptions, add_run_options, door, resolve_run_options
+from suite.errors import UsageError, nearest
+from suite.runs.spec import SuiteSpec, TrialSpec, canonical_json
+
+if TYPE_CHECKING:
+    from reproductions.contract import Part, Reproduction
+
+DECIDED = ("methods", "task", "config", "recipe")  # options of `run` that a reproduction leaves no room for
+
+EPILOG = """\
+The trials go into an ordinary suite's folder, and the same command goes on where it stopped. Ours beside the published
+numbers: reproduce/NAME.md, .csv and .svg in that folder.
+
+reproductions:
+{listing}
+
+exit status: as of run
+"""
+
+
+def reproduce(arguments: Sequence[str]) -> int:
+    """Run a reproduction.
+
+    Returns:
+        The exit status, as of `run`.
+
+    Raises:
+        UsageError: before anything is written.
+    """
+    namespace = parser().read(arguments)
+    for path in namespace.plugin or ():
+        registry.load_plugin(path)
+    _check_name(namespace.name)
+    reproduction: Reproduction = registry.get("reproduction", namespace.name)()
+    reproduction.check()
+    typed_parts = _read_parts(namespace.parts, reproduction)
+    options = _read_options(namespace)
+
+    from suite.command.outcome import write_outcome
+    from suite.command.run import resolve, run_trials
+    from suite.runs.folder.store import Store
+
+    base = resolve(options)
+    suites = {part.name: _suite(base, part, options) for part in reproduction.parts}
+    asked = typed_parts or [part.name for part in reproduction.parts if base.preset in part.presets]
+    folder = options.out or default_folder(namespace.name, base)
+    store = Store(folder)
+    store.check()
+    _check_place(folder / "reproduce")
+    plans = _plans(suites, asked, store)
+    trials = _once([trial for name in asked for trial in plans[name]])
+
+    def write() -> list[Path]:
+        # Planned again: parts of which the folder had nothing before may be there as a whole now.
+        return write_outcome(reproduction, _plans(suites, asked, store), asked, folder, base, arguments)
+
+    return run_trials(options, _union([suites[name] for name in asked]), trials, folder, write)
+
+
+def parser() -> Parser:
+    """The parser of `reproduce`: the options of `run` but for those that a reproduction decides."""
+    found = Parser(
+        prog=f"{door()} reproduce",
+        usage="%(prog)s NAME [OPTION ...]",
+        description="Run the trials of a paper's table or figure, and set ours beside the published numbers.",
+        epilog=EPILOG.format(listing=listing()),
+    )
+    found.add_argument("name", metavar="NAME", nargs="?", default="", help="one of those below")
+    found.add_argument("--parts", metavar="LIST", help="parts to run (default: what the preset has time for), or all")
+    add_run_options(found)
+    for action in found._actions:
+        if action.dest in DECIDED:
+            action.help = argparse.SUPPRESS
+        elif action.dest == "seeds":
+            action.help = "a count (3), a list (0,1,7), one seed (7,) (default: the reproduction's)"
+        elif action.dest == "model":
+            action.help = "one model, such as resnet9[width=0.5] (default: the reproduction's)"
+        elif action.dest == "out":
+            action.help = "the suite's folder (default: runs/NAME-HASH, the same for the same command)"
+    return found
+
+
+def listing() -> str:
+    """Every reproduction with one line that says what it is; imports none of them."""
+    entries = registry.entries("reproduction")
+    width = max(map(len, entries), default=0)
+    return "\n".join(f"  {name:{width}}  {entry.summary}" for name, entry in sorted(entries.items()))
+
+
+def default_folder(name: str, base: SuiteSpec) -> Path:
+    """`runs/NAME-HASH`: the same for other parts and other seeds, which one folder collects."""
+    fields = ("models", "preset", "overrides", "device", "dtype")
+    determines = canonical_json({field: getattr(base, field) for field in fields})
+    return Path("runs", f"{name}-{hashlib.sha256(determines.encode()).hexdigest()[:8]}").absolute()
+
+
+def _check_place(place: Path) -> None:
+    """See that the page can be written, before hours of trials and not after them."""
+    files.refuse_link(place)
+    if not os.path.lexists(place):
+        return
+    if not place.is_dir():
+        raise UsageError(f"--out {place.parent}: {place} is a file, and the folder of the page is to be there")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {place.parent}: {place} may not be written to")
+
+
+def _check_name(name: str) -> None:
+    known = registry.names("reproduction")
+    if name in known:
+        return
+    print(f"reproductions:\n{listing()}", file=sys.stderr)
+    if not name:
+        raise UsageError("reproduce: name one of those above")
+    raise UsageError(f"reproduce: nothing is called '{name}'{nearest(name, known)}")
+
+
+def _read_parts(text: str | None, reproduction: Reproduction) -> list[str]:
+    """The parts that were typed, in the reproduction's order; none if none were."""
+    known = [part.name for part in reproduction.parts]
+    if text is None:
+        return []
+    typed = known if text == "all" else [name.strip() for name in text.split(",")]
+    for name in typed:
+        if name not in known:
+            hint = nearest(name, [*known, "all"])
+            raise UsageError(f"--parts '{text}': no part is called '{name}'{hint}; known: {', '.join(known)}, all")
+    return [name for name in known if name in typed]
+
+
+def _read_options(namespace: argparse.Namespace) -> RunOptions:
+    for name in DECIDED:
+        if getattr(namespace, name) is not None:
+            raise UsageError(f"reproduce: --{name} cannot be given; {namespace.name} decides what is run")
+    options = resolve_run_options(namespace)
+    if options.model:
+        from suite.runs.planning import read_names
+
+        if len(read_names(options.model, "model", "--model")) > 1:
+            raise UsageError(f"--model '{options.model}': expected one; a reproduction compares one model with a paper")
+    return options
+
+
+def _suite(base: SuiteSpec, part: Part, options: RunOptions) -> SuiteSpec:
+    return dataclasses.replace(
+        base,
+        methods=part.methods,
+        tasks=part.task,
+        models=options.model or (part.small_model if base.preset != "paper" else "") or part.model,
+        recipe=part.recipe if base.preset == "paper" else "",
+        seeds=options.seeds or tuple(range(part.seeds[base.preset])),
+        overrides={
+            **part.overrides,
+            **(part.paper_recipe if base.preset == "paper" else {}),
+            **options.overrides,
+        },
+    )
+
+
+def _plans(suites: dict[str, SuiteSpec], asked: Sequence[str], store: Any) -> dict[str, list[TrialSpec]]:
+    """The trials of the parts that were asked for, and of others whose task the folder has trials of.
+
+    Another part may have been run by an earlier command, and belongs into the table; where its task was never run
+    here, its data may be absent, and need not be looked for.
+    """
+    from suite.runs.folder.store import read_record
+    from suite.runs.planning import plan
+
+    held = {(read_record(path) or {}).get("spec", {}).get("task") for path in store.trial_folders()}
+    return {name: plan(suite) for name, suite in suites.items() if name in asked or suite.tasks in held}
+
+
+def _once(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
+    """Each trial once: parts share their dense trials."""
+    return list({trial.hash: trial for trial in reversed(trials)}.values())[::-1]
+
+
+def _union(suites: Sequence[SuiteSpec]) -> SuiteSpec:
+    """What `suite.json` says of a command: the methods, tasks, models and seeds that occur in any part."""
+
+    def every(name: str) -> str:
+        lists = [split(getattr(suite, name)) for suite in suites if getattr(suite, name)]
+        return ",".join(dict.fromkeys(item for several in lists for item in several))
+
+    seeds = tuple(sorted({seed for suite in suites for seed in suite.seeds}))
+    overrides = {key: value for suite in suites for key, value in suite.overrides.items()}
+    return dataclasses.replace(
+        suites[0],
+        methods=every("methods"),
+        tasks=every("tasks"),
+        models=every("models"),
+        seeds=seeds,
+        overrides=overrides,
+        recipe=",".join(dict.fromkeys(suite.recipe for suite in suites if suite.recipe)),
+    )

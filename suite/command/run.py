@@ -1,0 +1,230 @@
+"""The verb `run`: everything is checked, then written; trials, table, report, summary."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from suite import files, registry
+from suite.command.options import RunOptions, read_run_options
+from suite.runs.engines.forked import forked
+from suite.runs.progress import duration, shown_on
+from suite.runs.spec import SuiteSpec, TrialSpec, suite_hash
+
+log = logging.getLogger(__name__)
+
+PAPER_SEEDS = 3
+LINE_WIDTH = 140  # of what is printed where no terminal says how wide it is
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a suite.
+
+    Returns:
+        The exit status: 0 if every trial that the command names is done, else 1.
+
+    Raises:
+        UsageError: before anything is written.
+    """
+    options = read_run_options(arguments)
+    suite, trials, provenance = forked(lambda: prepare(options))
+    folder = options.out or default_folder(trials)
+    store = _store(folder)
+    store.check()
+    return run_trials(options, suite, trials, folder, provenance=provenance)
+
+
+def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], dict[str, Any]]:
+    """What a command runs, and its provenance: all that needs torch, so that it can happen in another process.
+
+    Raises:
+        UsageError: for anything that the user can mend.
+    """
+    from suite.runs.planning import plan
+
+    suite = resolve(options)
+    return suite, plan(suite), provenance_of(suite)
+
+
+def provenance_of(suite: SuiteSpec) -> dict[str, Any]:
+    """The provenance of a command, for `suite.json`."""
+    from suite.runs.provenance import collect
+
+    return collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
+
+
+def resolve(options: RunOptions) -> SuiteSpec:
+    """Decide what was left to the machine: device, number format, preset and seeds."""
+    from suite.runs.devices import resolve_device, resolve_dtype
+
+    device, index = resolve_device(options.device)
+    preset = options.preset or ("paper" if device == "cuda" else "quick")
+    return SuiteSpec(
+        methods=options.methods,
+        tasks=options.task,
+        models=options.model,
+        preset=preset,
+        recipe=options.recipe,
+        seeds=options.seeds or tuple(range(PAPER_SEEDS if preset == "paper" else 1)),
+        overrides=options.overrides,
+        device=device,
+        device_index=index,
+        dtype=resolve_dtype(options.dtype, device, index),
+        data_root=str(options.data_root),
+        plugins=tuple(str(path) for path in options.plugins),
+    )
+
+
+def default_folder(trials: Sequence[TrialSpec]) -> Path:
+    """`runs/<task>-<first 8 of the suite's hash>`: the same command finds its folder again."""
+    tasks = "-".join(dict.fromkeys(trial.task for trial in trials))
+    return Path("runs", f"{tasks}-{suite_hash(trials)[:8]}").absolute()
+
+
+def _store(folder: Path) -> Any:
+    from suite.runs.folder.store import Store
+
+    return Store(folder)
+
+
+def run_trials(
+    options: RunOptions,
+    suite: SuiteSpec,
+    trials: Sequence[TrialSpec],
+    folder: Path,
+    more: Callable[[], Sequence[Path]] = lambda: (),
+    provenance: dict[str, Any] | None = None,
+) -> int:
+    """Run what is missing of some trials into a folder, and write its table and its report.
+
+    Args:
+        options: of the command.
+        suite: what `suite.json` says of the command.
+        trials: what the command answers for.
+        folder: the suite's.
+        more: writes what else the command makes of the results, while the folder is still locked.
+        provenance: of the command; collected here if it is not given.
+
+    Returns:
+        The exit status, as of `run`.
+
+    Raises:
+        UsageError: if a method cannot train a model on a task; then nothing is written.
+    """
+    from reports import write_report
+    from suite.runs.devices import available_cores, competition
+    from suite.runs.folder.results import read_table, write_results
+    from suite.runs.provenance import without_home
+
+    store, console = _store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
+    engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
+    # What was ever started was rehearsed then.
+    new = [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]
+    if new:
+        forked(lambda: _rehearse(new))
+    with files.errors_of(folder), store.lock():
+        read_table(folder)  # a table that cannot be read must not be found out after hours of trials
+        provenance = provenance or provenance_of(suite)
+        store.add_command(suite, without_home(shlex.join(sys.argv)), provenance)
+        chosen = store.choose(trials, options.only)
+        for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
+            log.info("%s: %s", task, note)
+        for line in recipe_lines(trials):
+            log.info("%s", line)
+        if chosen:
+            where = f"on {suite.device} in {suite.dtype}, into {folder}"
+            log.info("%d of %d trials to run %s", len(chosen), len(trials), where)
+            if warning := competition(provenance["busy_cores"], available_cores()):
+                log.warning("%s", warning)
+        else:
+            log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
+        forget = {trial.trial_id for trial, _ in chosen} if options.only == "all" else set()
+        if forget:
+            write_results(store, none_runs=True, forget=forget)  # their folders are gone, and so must their rows be
+        try:
+            with shown_on(console, len(chosen)) as progress:
+                engine.run(chosen, progress)
+        finally:
+            rows = write_results(store, none_runs=True)
+        written = [*write_report(folder)[:1], *more()]
+
+    names = {trial.trial_id for trial in trials}
+    ours = [row for row in rows if row["trial_id"] in names]
+    console.print(summary(ours))
+    for row in ours:
+        if row["status"] != "done":
+            print(f"{row['trial_id']}  {row['status']}: {row['message']}")
+    for path in written:
+        print(f"report: {path}")
+    return 0 if len(ours) == len(names) and all(row["status"] == "done" for row in ours) else 1
+
+
+def _rehearse(trials: Sequence[TrialSpec]) -> None:
+    from suite.command.rehearsal import (
+        rehearse,  # imports torch, which the process that waits for the trials can do without
+    )
+
+    rehearse(trials)
+
+
+def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
+    """Whose recipe the trials of each task train by, and whose papers have another one for it."""
+    lines = []
+    for task, source in dict.fromkeys((trial.task, trial.recipe_source) for trial in trials if trial.recipe_source):
+        papers = registry.get("task", task).paper_recipes
+        methods = dict.fromkeys(trial.method for trial in trials if trial.task == task)
+        others = [
+            name for name in methods if name in papers and not source.startswith(papers[name].source.split(",")[0])
+        ]
+        line = f"{task}: every method trains by the recipe of {source}"
+        if others:
+            have = "the paper of {} has another" if len(others) == 1 else "the papers of {} have others"
+            choices = " or ".join(f"--recipe {name}" for name in others)
+            line += f"; {have.format(' and '.join(others))}, which {choices} chooses for all"
+        lines.append(line)
+    return lines
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> Table:
+    """Accuracy, training time and FLOPs of each method, as means over the seeds that are done."""
+    table = Table(title="means over the seeds that are done; FLOPs of training, as shares of dense's")
+    for column in ("task", "model", "method"):
+        table.add_column(column, overflow="fold")
+    for column in ("done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
+        table.add_column(column, justify="right", overflow="fold")
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: (row["task"] or "", row["model"] or "", row["method"] != "dense")):
+        method = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
+        groups.setdefault((row["task"] or "", row["model"] or "", method or row["trial_id"]), []).append(row)
+    for names, group in groups.items():
+        done = [row for row in group if row["status"] == "done"]
+        accuracy, seconds = _mean(row["test_accuracy"] for row in done), _mean(row["train_time_s"] for row in done)
+        table.add_row(
+            *(name.replace("[", r"\[") for name in names),  # to rich, a bracket opens a style
+            f"{len(done)}/{len(group)}",
+            "" if accuracy is None else f"{100 * accuracy:.2f} %",
+            "" if seconds is None else duration(seconds),
+            _share(done, "train_flops_effective"),
+            _share(done, "train_flops_executed"),
+        )
+    return table
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean, or nothing where one value was not measured."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(found) else None
+
+
+def _share(rows: Sequence[dict[str, Any]], column: str) -> str:
+    pairs = [(row[column], row["train_flops_dense"]) for row in rows]
+    share = _mean(part / whole if part is not None and whole else None for part, whole in pairs)
+    return "" if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,60 @@
+"""The verbs `check` and `report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from suite import files, registry
+from suite.command.options import Parser, door
+from suite.errors import UsageError
+from suite.runs.planning import read_names
+from suite.typed import read_path
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Hold a method to every contract; a line each. Exit status 1 if one is broken."""
+    parser = Parser(prog=f"{door()} check", description="Hold a registered method to its contract.")
+    parser.add_argument("method", metavar="METHOD", help="a method, with parameters in brackets: sdgp[n=1,m=4]")
+    parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="a Python file that registers it")
+    namespace = parser.read(arguments)
+    for path in namespace.plugin:
+        registry.load_plugin(path)
+    read_names(namespace.method, "method", "check")
+
+    from suite.parameters import read_one
+    from suite.training import conformance
+
+    choice = read_one(namespace.method, "method")
+    results = conformance.check(choice.name, choice.typed)
+    for result in results:
+        line = f"{'ok    ' if result.passed else 'BROKEN'}  {result.name}"
+        print(f"{line}: {result.message}" if result.message else line, flush=True)
+    return 0 if all(result.passed for result in results) else 1
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Bring the table and the report of a suite's folder up to date with what the folder holds."""
+    parser = Parser(prog=f"{door()} report", description="Make results.csv and the report of a suite's folder again.")
+    parser.add_argument("folder", metavar="DIR", help="what --out named, or a copy without its trials")
+    typed = parser.read(arguments).folder
+    read_path(typed, "report")
+    folder = Path(typed).expanduser()
+
+    from suite.runs.folder import packed
+    from suite.runs.folder.store import Store
+
+    trials = [path for path in Store(folder).trial_folders() if packed.held(path / "trial.json")]
+    if not trials and not any((folder / name).is_file() for name in ("suite.json", "results.csv")):
+        raise UsageError(f"report {folder}: no suite's folder; it has no suite.json, no results.csv and no trials")
+
+    from reports import write_report
+    from suite.runs.folder.results import read_table, write_results
+
+    if not trials and not read_table(folder):
+        raise UsageError(f"report {folder}: has no results: neither rows in results.csv nor trials/*/trial.json")
+    with files.errors_of(folder):
+        write_results(Store(folder))
+        written = write_report(folder)
+    print(f"report: {written[0]}")
+    return 0

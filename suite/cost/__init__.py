@@ -1,0 +1,1 @@
+"""What a training costs: counted FLOPs, measured seconds and memory."""

@@ -1,0 +1,136 @@
+"""Costs as papers count them, where this suite counts otherwise: for figures that stand beside theirs, and no others.
+
+The suite's own convention is `suite.cost.flops`'s. FLOPs counts of papers differ by up to a factor of two; a
+percentage of
+one convention says nothing of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from suite.cost.flops import PRODUCTS, LayerCost
+
+# Rows and columns that PruneTrain's code adds to a convolution's input before it counts the data gradient, by kernel.
+PRUNETRAIN_PADDING = {1: 0, 3: 2, 7: 3}
+NORM_PASSES, ELEMENT_BYTES = 8, 2  # three of the forward and five of the backward, in 16 bits
+GRADIENT_BYTES = 4  # of a weight, where gradients are summed over devices
+
+
+def prunetrain(costs: Iterable[LayerCost]) -> dict[str, float]:
+    """Costs of one image as PruneTrain's code counts them.
+
+    The data gradient is charged at the padded resolution of the layer's *input*, also that of the first layer, which
+    nobody needs; strided convolutions are overcharged by that. Normalisation is assumed behind every convolution.
+
+    Returns:
+        `inference_flops` (two a multiply-add, convolution and linear layers), `train_flops`, `norm_traffic_bytes` of a
+        training step, and `weights`, with one more for each output channel of a convolution.
+
+    Source: PruneTrain (Lym et al., SC 2019), its code's cost model.
+    """
+    inference = training = traffic = weights = 0.0
+    for cost in costs:
+        inference += 2 * cost.macs
+        weights += cost.params
+        if cost.kind == "attention":  # which its code does not know; as this suite counts it
+            training += sum(cost.flops(product) for product in PRODUCTS)
+            continue
+        if cost.kind == "linear":
+            training += 3 * 2 * cost.macs
+            continue
+        weights += cost.out_channels
+        padding = PRUNETRAIN_PADDING.get(cost.kernel[0], cost.kernel[0] - 1)
+        places = cost.output[0] * cost.output[1]
+        padded = (cost.input[0] + padding) * (cost.input[1] + padding)
+        training += 2 * (2 * cost.macs + cost.macs / places * padded)
+        traffic += NORM_PASSES * ELEMENT_BYTES * cost.out_channels * places
+    return {
+        "inference_flops": inference,
+        "train_flops": training,
+        "norm_traffic_bytes": traffic,
+        "weights": weights,
+    }
+
+
+CONVENTIONS: dict[str, Callable[[Iterable[LayerCost]], dict[str, float]]] = {"prunetrain": prunetrain}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What trained between two reconfigurations.
+
+    Attributes:
+        steps, samples: of the interval.
+        layers: those that there were.
+    """
+
+    steps: int
+    samples: int
+    layers: tuple[LayerCost, ...]
+
+
+def read_intervals(rows: Iterable[Mapping[str, Any]]) -> list[Interval]:
+    """The intervals of a trial, in order, from the rows of its `layers.csv`."""
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(int(row["interval"]), []).append(row)
+    return [_interval(several) for _, several in sorted(found.items())]
+
+
+def _interval(rows: list[Mapping[str, Any]]) -> Interval:
+    layers = tuple(_layer(row) for row in rows if int(row["out_channels"]))
+    return Interval(int(rows[0]["steps"]), int(rows[0]["samples"]), layers)
+
+
+def _layer(row: Mapping[str, Any]) -> LayerCost:
+    kernel, given, output = (_pair(row[name]) for name in ("kernel", "input", "output"))
+    channels = int(row["in_channels"])
+    return LayerCost(
+        name=str(row["layer"]),
+        kind=str(row["kind"]),
+        in_channels=channels,
+        out_channels=int(row["out_channels"]),
+        kernel=kernel,
+        input=given,
+        output=output,
+        macs=round(float(row["forward_current"]) / (2 * int(row["samples"]))),
+        has_dgrad=float(row["dgrad_dense"]) > 0,
+        params=int(row["params"]),
+        input_elements=channels * given[0] * given[1],
+    )
+
+
+def _pair(text: str) -> tuple[int, int]:
+    first, second = text.split("x")
+    return int(first), int(second)
+
+
+def prunetrain_training(intervals: Iterable[Interval], processes: int = 2) -> dict[str, float]:
+    """Costs of a whole training as PruneTrain's paper models them.
+
+    Args:
+        intervals: of the trial.
+        processes: devices that the batch is split over, for the communication. Ratios of two trainings do not depend
+            on it.
+
+    Returns:
+        `train_flops`; `norm_traffic_bytes`, what normalisation reads and writes; and `allreduce_bytes`, what each
+        device sends, by a ring, of the gradients of all steps.
+
+    Source: PruneTrain, Sec. 5.2 and Fig. 11; its code's cost model.
+    """
+    total = dict.fromkeys(("train_flops", "norm_traffic_bytes", "allreduce_bytes"), 0.0)
+    for interval in intervals:
+        image = prunetrain(interval.layers)
+        total["train_flops"] += image["train_flops"] * interval.samples
+        total["norm_traffic_bytes"] += image["norm_traffic_bytes"] * interval.samples
+        total["allreduce_bytes"] += ring_allreduce_bytes(image["weights"], processes) * interval.steps
+    return total
+
+
+def ring_allreduce_bytes(weights: float, processes: int) -> float:
+    """Bytes that each of some devices sends to sum the gradients of so many weights once around a ring."""
+    return 2 * (processes - 1) / processes * GRADIENT_BYTES * weights

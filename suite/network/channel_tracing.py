@@ -1,0 +1,367 @@
+"""Finding index spaces: a model's graph is run once, and every activation's channels are labelled one by one.
+
+A label is an array: for each entry of an activation's axis 1, the number of its channel. A step of the graph passes it
+on, repeats it (flattening), strings several together (concatenation), or makes a new one (a convolution); where two
+activations meet entry by entry, their channels are united. What is not understood freezes the channels that it touches,
+and says why. At the end, channels that were united are one, and those that occur in the same places make one space.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor, fx, nn
+
+from suite.index_spaces import ChannelConstant, IndexSpace, IndexSpaces, Slice
+from suite.network.channel_numbers import ChannelNumbers, noting_reads
+from suite.ops import PlannedConv2d, PlannedLinear
+
+# By their exact class: a subclass may compute anything.
+_LAYERS = (nn.Conv2d, nn.Linear, PlannedConv2d, PlannedLinear)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+# Each of these treats every channel alike and by itself.
+_CHANNELWISE_MODULES = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardsigmoid,
+    nn.Hardtanh, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Identity, nn.Dropout, nn.Dropout2d,
+    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d,
+)  # fmt: skip
+_CHANNELWISE_FUNCTIONS = {
+    "relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "hardsigmoid",
+    "hardtanh", "sigmoid", "tanh", "softplus", "neg", "abs", "dropout", "dropout2d", "contiguous", "clone",
+    "max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool2d", "stochastic_depth",
+}  # fmt: skip
+_ELEMENTWISE_FUNCTIONS = {
+    "add", "add_", "iadd", "sub", "sub_", "isub", "mul", "mul_", "imul", "truediv", "div", "div_", "itruediv",
+}  # fmt: skip
+
+Label = NDArray[np.int64]
+"""For each entry of axis 1 the number of its channel."""
+
+
+class LeafTracer(fx.Tracer):
+    """Traces a model down to its layers; subclasses of torch's own layers (planned ones, say) are not entered."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether `m` is a single step of the graph."""
+        leaves = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *_NORMS, ChannelConstant)
+        return isinstance(m, leaves) or super().is_leaf_module(m, module_qualified_name)
+
+
+def trace(model: nn.Module) -> tuple[fx.Graph, list[tuple[nn.Module, str]]]:
+    """The graph of a model in the mode it is in, and what its code read of its layers: (module, attribute)."""
+    with noting_reads(model, (*_LAYERS, *_NORMS)) as reads:
+        return LeafTracer().trace(model), reads
+
+
+class Use(NamedTuple):
+    """A tensor's axis, or a number of a module (`axis` is -1), that has an entry for each entry of a label."""
+
+    name: str
+    axis: int
+    label: Label
+
+
+class ChannelLabels(fx.Interpreter):
+    """Runs a graph and labels every activation with its channels; `gather_spaces` makes index spaces of them.
+
+    A model that computes other things in training than in evaluation has two graphs: the second one is run with
+    `follow` and adds its constraints to those of the first.
+    """
+
+    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(model, graph=graph)
+        self._first_graph = graph
+        self.count = 0  # channels numbered so far
+        self.united: list[tuple[Label, Label]] = []
+        self.uses: list[Use] = []
+        self.producers: list[tuple[str, Label]] = []
+        self.consumers: list[tuple[str, Label]] = []
+        self.reasons: list[tuple[str, Label]] = []
+        self.grouped: set[str] = set()
+        self.not_followed: list[str] = []
+        self.model_input: Label = np.empty(0, dtype=np.int64)
+        self.model_outputs: list[Label] = []
+        self._labels: dict[fx.Node, Label] = {}
+        self._claimed: dict[tuple[int, int], Label] = {}
+        self._counted: set[tuple[str, str]] = set()
+        self._numbers = ChannelNumbers()
+
+    def follow(self, graph: fx.Graph, *inputs: Tensor) -> None:
+        """Run a graph of the model, and keep what it says of the channels together with what earlier ones said."""
+        super().__init__(self.module, graph=graph)
+        self._labels, self._numbers = {}, ChannelNumbers()
+        self.run(*inputs)
+
+    def freeze_reads(self, reads: Iterable[tuple[nn.Module, str]]) -> None:
+        """Freeze what the model's own code read of a layer: (module, attribute), where the layer ran before."""
+        names = {id(module): name for name, module in self.module.named_modules()}
+        for module, attribute in dict.fromkeys(reads):
+            reason = f"the model reads '{names[id(module)]}.{attribute}' itself"
+            tensor = getattr(module, attribute)
+            for (key, _), label in self._claimed.items():
+                if isinstance(tensor, Tensor) and key == id(tensor):
+                    self.reasons.append((reason, label))
+            for name, axis, label in self.uses:
+                owner, _, counted = name.rpartition(".")
+                if axis < 0 and counted == attribute and self.module.get_submodule(owner) is module:
+                    self.reasons.append((reason, label))
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Compute a node, then label what it returned. Numbers (sizes, for instance) have no label."""
+        value = super().run_node(n)
+        inputs = [node for node in n.all_input_nodes if node in self._labels]
+        several = isinstance(value, (tuple, list)) and any(isinstance(entry, Tensor) for entry in value)
+        if isinstance(value, Tensor) or several or value is None or n.op == "output":
+            reason = f"'{n.name}' depends on their number"
+            self.reasons += [(reason, label) for label in self._numbers.among(n.all_input_nodes)]
+        else:
+            self._numbers.note(n, self._labels, self.env)
+        if n.op == "output":
+            self.model_outputs += [self._labels[node] for node in inputs]
+            self._freeze(inputs, "the model's output")
+        elif isinstance(value, Tensor):
+            if not (n.op == "get_attr" and value.numel() == 1):  # one number is a factor, with no channels
+                label = self._label(n, value, inputs)
+                self._labels[n] = self._not_understood(n, value, inputs) if label is None else label
+        elif several:
+            self._not_understood(n, None, inputs)
+        return value
+
+    def _label(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Label | None:
+        """The label of a node's tensor, or `None` if the node is not understood."""
+        if node is next(iter(self.graph.nodes)) and node.op == "placeholder" and value.ndim >= 2:
+            if self.graph is self._first_graph:
+                self.model_input = self._new(value.shape[1])
+                self.reasons.append(("the model's input", self.model_input))
+            return self.model_input
+        if not inputs or value.ndim < 2:
+            return None
+        if node.op == "call_module":
+            if len(inputs) != 1:
+                return None
+            return self._through_module(str(node.target), value, self._labels[inputs[0]], self.env[inputs[0]])
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        library = (getattr(node.target, "__module__", None) or "torch").split(".")[0]
+        if library not in ("torch", "torchvision", "_operator"):
+            return None
+        if name in _ELEMENTWISE_FUNCTIONS:
+            return self._elementwise(value, inputs)
+        if name in ("cat", "concat"):
+            return self._concatenated(node, value)
+        return self._through_function(name, node, value, inputs[0]) if len(inputs) == 1 else None
+
+    def _elementwise(self, value: Tensor, inputs: list[fx.Node]) -> Label | None:
+        """Of one tensor and numbers, or of two tensors, each with all the channels: their channels are one by one."""
+        if len(inputs) > 2:
+            return None
+        for given in (self.env[node] for node in inputs):
+            if given.ndim != value.ndim or given.shape[1] != value.shape[1]:
+                return None
+        first, last = self._labels[inputs[0]], self._labels[inputs[-1]]
+        self._unite(first, last)
+        return first
+
+    def _concatenated(self, node: fx.Node, value: Tensor) -> Label | None:
+        """Along the channels; along another axis the parts would have to agree in theirs, which nobody asks for."""
+        parts = node.args[0] if node.args else node.kwargs.get("tensors")
+        axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        if not isinstance(parts, (tuple, list)) or not isinstance(axis, int) or axis % value.ndim != 1:
+            return None
+        if any(part not in self._labels for part in parts):
+            return None
+        return np.concatenate([self._labels[part] for part in parts])  # type: ignore[index]
+
+    def _through_function(self, name: str, node: fx.Node, value: Tensor, source: fx.Node) -> Label | None:
+        label, given = self._labels[source], self.env[source]
+        channels_stay = value.shape[:2] == given.shape[:2]
+        if name in _CHANNELWISE_FUNCTIONS and channels_stay and value.ndim == given.ndim:
+            return label
+        if name in ("mean", "amax") and channels_stay:
+            axes = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else ())
+            axes = axes if isinstance(axes, (tuple, list)) else (axes,)
+            return label if axes and all(isinstance(axis, int) and axis % given.ndim >= 2 for axis in axes) else None
+        # A size that is written out in the model's code would be wrong after pruning; -1 is what is left over.
+        if name == "flatten" or (name in ("view", "reshape") and node.args[-1] == -1):
+            return _flattened(value, label, given)
+        return None
+
+    def _through_module(self, name: str, value: Tensor, label: Label, given: Tensor) -> Label | None:
+        module = self.module.get_submodule(name)
+        if isinstance(module, _CHANNELWISE_MODULES):
+            return label if value.shape[:2] == given.shape[:2] else None
+        if isinstance(module, nn.Flatten):
+            return _flattened(value, label, given)
+        if isinstance(module, ChannelConstant):
+            emitted = self._new(value.shape[1])
+            return emitted if self._claim(name, module, "constant", 0, emitted) else None
+        if type(module) in _NORMS:
+            self._count(name, "num_features", label)
+            tensors = ("weight", "bias", "running_mean", "running_var")
+            understood = [self._claim(name, module, tensor, 0, label) for tensor in tensors]
+            return label if all(understood) else None
+        return self._through_layer(name, module, value, label) if type(module) in _LAYERS else None
+
+    def _through_layer(self, name: str, module: nn.Module, value: Tensor, label: Label) -> Label | None:
+        weight = module._parameters.get("weight")
+        if weight is None or (isinstance(module, nn.Linear) and value.ndim != 2):
+            return None
+        groups = int(getattr(module, "groups", 1))
+        kind = "features" if isinstance(module, nn.Linear) else "channels"
+        if (weight.shape[0], weight.shape[1] * groups) != (value.shape[1], len(label)):
+            return None  # behind a gate, say, which hands on other channels than it is given
+        if groups > 1:
+            # A group goes as a whole, with all its inputs and outputs: what is left is a grouped convolution again.
+            self.grouped.add(name)
+            whole = self._new(groups)
+            self._unite(np.repeat(whole, len(label) // groups), label)
+            emitted = np.repeat(whole, value.shape[1] // groups)
+            self._count(name, "groups", whole)
+        else:
+            emitted = self._new(value.shape[1])
+            self.consumers.append((name, label))
+            self._claim(name, module, "weight", 1, label)
+        self.producers.append((name, emitted))
+        self._count(name, f"out_{kind}", emitted)
+        self._count(name, f"in_{kind}", label)
+        for tensor in ("weight", "bias"):
+            self._claim(name, module, tensor, 0, emitted)
+        return emitted
+
+    def _claim(self, name: str, module: nn.Module, tensor_name: str, axis: int, label: Label) -> bool:
+        """Note that a tensor's axis has an entry for each of a label; a tensor used twice unites those of both uses."""
+        tensor = getattr(module, tensor_name)
+        if tensor is None:
+            return True
+        if tensor.shape[axis] != len(label):
+            return False
+        key = (id(tensor), axis)
+        if key in self._claimed:
+            self._unite(self._claimed[key], label)
+        else:
+            self._claimed[key] = label
+            self.uses.append(Use(f"{name}.{tensor_name}", axis, label))
+        return True
+
+    def _count(self, name: str, attribute: str, label: Label) -> None:
+        """Note that a number of a module counts the entries of a label; a module that runs twice has one number."""
+        if (name, attribute) not in self._counted:
+            self._counted.add((name, attribute))
+            self.uses.append(Use(f"{name}.{attribute}", -1, label))
+
+    def _new(self, count: int) -> Label:
+        first, self.count = self.count, self.count + count
+        return np.arange(first, self.count)
+
+    def _unite(self, first: Label, second: Label) -> None:
+        if first is not second:
+            self.united.append((first, second))
+
+    def _freeze(self, nodes: list[fx.Node], reason: str) -> None:
+        self.reasons += [(reason, self._labels[node]) for node in nodes]
+
+    def _not_understood(self, node: fx.Node, value: Tensor | None, inputs: list[fx.Node]) -> Label:
+        reason = f"'{node.target if isinstance(node.target, str) else node.name}' is not understood"
+        self.not_followed.append(reason)
+        self._freeze(inputs, reason)
+        made = self._new(value.shape[1] if value is not None and value.ndim >= 2 else 0)
+        self.reasons.append((reason, made))
+        return made
+
+
+def _flattened(value: Tensor, label: Label, given: Tensor) -> Label | None:
+    if value.ndim != 2 or value.shape[0] != given.shape[0]:
+        return None
+    return np.repeat(label, math.prod(given.shape[2:]))
+
+
+def gather_spaces(labels: ChannelLabels) -> IndexSpaces:
+    """The index spaces of a graph that was run: channels that were united are one; those of equal uses, one space."""
+    channel = _united(labels)
+    # What a channel occurs in and how often, and why it is frozen: equal for all channels of a space.
+    signatures: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, (_, _, label) in enumerate(labels.uses):
+        found, counts = np.unique(channel[label], return_counts=True)
+        for one, count in zip(found.tolist(), counts.tolist(), strict=True):
+            signatures[one].append((number, count))
+    for number, (_, label) in enumerate(labels.reasons):
+        for one in np.unique(channel[label]).tolist():
+            signatures[one].append((-1 - number, 1))
+    members: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
+    for one in sorted(signatures):
+        members[tuple(signatures[one])].append(one)
+
+    space_of = np.full(labels.count, -1)  # by channel
+    place = np.zeros(labels.count, dtype=np.int64)  # within its space
+    spaces: list[IndexSpace] = []
+    for channels in members.values():
+        space_of[channels], place[channels] = len(spaces), np.arange(len(channels))
+        spaces.append(IndexSpace("", list(range(len(channels)))))
+    for name, axis, label in labels.uses:
+        where = space_of[channel[label]]
+        for number in np.unique(where).tolist():
+            entries = np.flatnonzero(where == number)
+            owners = place[channel[label[entries]]]
+            by_channel = entries[np.argsort(owners, kind="stable")].reshape(spaces[number].size, -1)
+            if axis < 0:
+                module, _, attribute = name.rpartition(".")
+                spaces[number].counts.append((module, attribute, by_channel.shape[1]))
+            else:
+                spaces[number].slices.append(Slice(name, axis, torch.from_numpy(by_channel)))
+    for table, entry in ((labels.producers, "producers"), (labels.consumers, "consumers")):
+        for name, label in table:
+            for number in np.unique(space_of[channel[label]]).tolist():
+                layers = getattr(spaces[number], entry)
+                if name not in layers:
+                    layers.append(name)
+    said: dict[int, dict[str, None]] = defaultdict(dict)
+    for reason, label in labels.reasons:
+        for number in np.unique(space_of[channel[label]]).tolist():
+            said[number][reason] = None
+    for number, reasons in said.items():
+        spaces[number].frozen_because = "; ".join(reasons)
+    return _named(labels, spaces, space_of[channel])
+
+
+def _united(labels: ChannelLabels) -> NDArray[np.int64]:
+    """For each number of a channel the smallest number of those that it was united with."""
+    pairs = [np.concatenate([pair[side] for pair in labels.united] or [np.empty(0, np.int64)]) for side in (0, 1)]
+    graph = coo_matrix((np.ones(len(pairs[0])), (pairs[0], pairs[1])), shape=(labels.count, labels.count))
+    count, component = connected_components(graph, directed=False)
+    smallest = np.full(count, labels.count)
+    np.minimum.at(smallest, component, np.arange(labels.count))
+    return smallest[component]
+
+
+def _named(labels: ChannelLabels, spaces: list[IndexSpace], space_of: NDArray[np.int64]) -> IndexSpaces:
+    """The spaces under their names; those that nobody can name (nothing has an entry for them) are left out."""
+    inputs = set(space_of[labels.model_input].tolist())
+    named: dict[str, IndexSpace] = {}
+    for number, space in enumerate(spaces):
+        if space.producers:
+            name = space.producers[0]
+        elif number in inputs:
+            name = "input"
+        elif space.slices:
+            name = space.slices[0].tensor.rpartition(".")[0] + ":input"
+        else:
+            continue
+        # Outputs of one layer that go different ways.
+        parts = sum(other == name or other.startswith(f"{name}#") for other in named)
+        space.name = f"{name}#{parts + 1}" if parts else name
+        named[space.name] = space
+    found = IndexSpaces(named)
+    found.not_followed = tuple(dict.fromkeys(labels.not_followed))
+    found.grouped = frozenset(labels.grouped)
+    first = spaces[int(space_of[labels.model_input[0]])].name if len(labels.model_input) else ""
+    found.model_input = first or None
+    outputs = {number for label in labels.model_outputs for number in space_of[label].tolist()}
+    found.model_outputs = frozenset(spaces[number].name for number in outputs if spaces[number].name)
+    return found

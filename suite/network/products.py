@@ -1,0 +1,306 @@
+"""The op behind a planned layer: its three products, each from its own operands; eager, and as one op of a graph.
+
+Eager training runs an autograd function. In a compiled graph two custom ops stand for it, one forward and one backward:
+they take tensors and the number of the layer, and look the layer's plan up when they run. So transforms stay plain
+Python, are called in every step with that step's site, and a new plan needs no new graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from suite.errors import UsageError
+from suite.method import Compact, Operand, OpPlan, Site
+from suite.network.backends import TORCH, Backend, Geometry
+
+if TYPE_CHECKING:
+    from suite.ops import PlannedLayer
+
+# Layers by number, for as long as somebody else holds them: a graph that was compiled keeps no layer alive.
+_LAYERS: MutableMapping[int, PlannedLayer] = WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def number(layer: PlannedLayer) -> int:
+    """Give a layer its number, by which a compiled graph finds it; a copy of a layer gets another."""
+    handle = next(_numbers)
+    _LAYERS[handle] = layer
+    return handle
+
+
+def planned_op(activation: Tensor, weight: Tensor, bias: Tensor | None, layer: PlannedLayer) -> Tensor:
+    """O = product(A, W) + b by the layer's plan; A is cast and padded already.
+
+    In a compiled graph the backward takes the step and slot of the moment at which it runs, else those of its forward.
+    """
+    if torch.compiler.is_compiling():
+        out: Tensor = _forward_op(activation, weight, bias, layer.handle, layer.masked)[0]
+        return out
+    if torch._C._are_functorch_transforms_active():
+        raise _refusal(layer, "the transforms of torch.func (grad, vmap, jvp and those made of them)")
+    return _PlannedOp.apply(activation, weight, bias, layer)  # type: ignore[no-any-return]
+
+
+def _refusal(layer: PlannedLayer, what: str) -> UsageError:
+    return UsageError(
+        f"layer '{layer.name}' follows a method's plan, which does not support {what}; use the model without a plan "
+        "there (method 'dense', or after training has finished)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One use of a planned layer: its backward belongs to the step, slot and plan of its forward."""
+
+    layer: PlannedLayer
+    plan: OpPlan
+    geometry: Geometry
+    step: int
+    slot: int
+
+    @classmethod
+    def of(cls, layer: PlannedLayer) -> _Call:
+        state = layer.step_state
+        return cls(layer, layer.op_plan, layer.geometry, state.step, state.slot)
+
+    @property
+    def backend(self) -> Backend:
+        return self.plan.backend or TORCH
+
+    def transformed(self, operand: Operand, tensor: Tensor) -> Any:
+        """What the plan makes of an operand; the operand itself where it says nothing."""
+        transform = getattr(self.plan, operand)
+        if transform is None:
+            return tensor
+        state = self.layer.step_state
+        return transform(tensor, Site(self.layer.name, operand, self.step, self.slot, state.seed, state.keys))
+
+    def meter(self, product: str, grad: Tensor | None, weight: Tensor) -> None:
+        """Note what a backend executed; torch executes everything, and an unmetered product counts as that."""
+        if self.plan.backend is not None:
+            self.layer.meter.add(product, self.plan.backend.executed(product, grad, weight, self.geometry))
+
+
+class _PlannedOp(torch.autograd.Function):
+    """O = product(A, W) with a plan's operands in forward and backward."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, activation: Tensor, weight: Tensor, bias: Tensor | None, layer: PlannedLayer
+    ) -> Tensor:
+        ctx.call = call = _Call.of(layer)
+        out, used = _multiply(call, activation, weight, bias)
+        ctx.activation_like = (activation.shape, activation.stride(), activation.dtype, activation.device)
+        ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
+        # Only what a gradient asks for is kept: A for that of W, W for that of A. An unmasked weight is kept as the
+        # parameter; a masked one as it was used, so that no mask is computed twice.
+        needs_activation, needs_weight, _ = ctx.needs_input_grad[:3]
+        masked = call.plan.weight_forward is not None and needs_activation
+        ctx.save_for_backward(activation if needs_weight else None, used if masked else weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        # Only a backward that is to be differentiated itself runs with gradients enabled. What torch says where such a
+        # gradient is used later names neither layer nor reason, or it is silently zero.
+        if torch.is_grad_enabled():
+            raise _refusal(ctx.call.layer, "a second backward through its gradients (create_graph=True)")
+        activation, weight = ctx.saved_tensors
+        if activation is None:
+            activation = _empty_like(ctx.activation_like)
+        gradients = _gradients(ctx.call, grad, activation, weight, ctx.needs_input_grad[:3])
+        return (*_in_types_of(ctx, gradients), None)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise _refusal(ctx.call.layer, "forward-mode differentiation")
+
+
+def _multiply(call: _Call, activation: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The output, and the weight that it was multiplied with."""
+    with torch.autocast(activation.device.type, enabled=False):
+        # A transform's own products are of the master weight too, as in a compiled graph and in `forward_weight`.
+        used = call.transformed("weight_forward", weight).to(activation.dtype)
+        bias = None if bias is None else bias.to(activation.dtype)
+        out = call.backend.forward(activation, used, bias, call.geometry)
+    if call.layer.training:  # an evaluation is no part of a training step
+        call.meter("forward", None, used)
+    return out, used
+
+
+def _gradients(
+    call: _Call, grad: Tensor, activation: Tensor, weight: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dA, dW and the bias's gradient, each from its own operand of dO and only where it is needed."""
+    with torch.autocast(grad.device.type, enabled=False):
+        weight = weight.to(activation.dtype)
+        shared = call.transformed("grad_shared", grad)
+        if isinstance(shared, Compact):
+            # Slices are multiplied where nobody asks for the dense form: another transform, a backend, unequal groups.
+            plan = call.plan
+            dense = plan.grad_dgrad or plan.grad_wgrad or plan.backend
+            if not dense and _balanced(shared, weight, call.geometry.groups):
+                return _compact_gradients(call, shared, activation, weight, needs)
+            shared = torch.zeros_like(grad).index_copy_(1, shared.kept, shared.values)
+        return _dense_gradients(call, shared, activation, weight, needs)
+
+
+def _dense_gradients(
+    call: _Call, shared: Tensor, activation: Tensor, weight: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients from a dO with all its channels."""
+    needs_activation, needs_weight, needs_bias = needs
+    grad_activation = grad_weight = grad_bias = None
+    if needs_activation:
+        operand = call.transformed("grad_dgrad", shared)
+        grad_activation = call.backend.dgrad(operand, weight, activation, call.geometry)
+        call.meter("dgrad", operand, weight)
+    # The bias takes the gradient that both share. It comes with the weight's for nothing, unless the weight's is
+    # another.
+    bias_along = needs_bias and needs_weight and call.plan.grad_wgrad is None
+    if needs_weight:
+        operand = call.transformed("grad_wgrad", shared)
+        grad_weight, grad_bias = call.backend.wgrad(operand, activation, weight, call.geometry, bias_along)
+        call.meter("wgrad", operand, weight)
+    if needs_bias and not bias_along:
+        grad_bias = shared.sum([axis for axis in range(shared.ndim) if axis != 1])
+    return grad_activation, grad_weight, grad_bias
+
+
+def _compact_gradients(
+    call: _Call, shared: Compact, activation: Tensor, weight: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients from the kept channels of dO alone: smaller dense products, scattered into place."""
+    needs_activation, needs_weight, needs_bias = needs
+    kept, values, out_channels = shared.kept, shared.values, weight.shape[0]
+    share = kept.numel() / out_channels
+    grad_activation = grad_weight = grad_bias = None
+    small = weight.index_select(0, kept)
+    if needs_activation:
+        empty = kept.numel() == 0
+        grad_activation = (
+            torch.zeros_like(activation) if empty else TORCH.dgrad(values, small, activation, call.geometry)
+        )
+        call.layer.meter.add("dgrad", share)
+    if needs_weight:
+        grad_weight = torch.zeros_like(weight)
+        if kept.numel():
+            part, _ = TORCH.wgrad(values, activation, small, call.geometry, False)
+            grad_weight.index_copy_(0, kept, part)
+        call.layer.meter.add("wgrad", share)
+    if needs_bias:
+        sums = values.sum([axis for axis in range(values.ndim) if axis != 1])
+        grad_bias = values.new_zeros(out_channels).index_copy_(0, kept, sums)
+    return grad_activation, grad_weight, grad_bias
+
+
+def _balanced(compact: Compact, weight: Tensor, groups: int) -> bool:
+    """Whether each convolution group keeps equally many channels."""
+    if groups == 1:
+        return True
+    counts = torch.bincount(compact.kept // (weight.shape[0] // groups), minlength=groups)
+    return bool((counts == counts[0]).all())
+
+
+def _empty_like(description: tuple[Any, ...]) -> Tensor:
+    """What stands for the A of a frozen weight: the data gradient asks for its shape and strides, not its values."""
+    shape, strides, dtype, device = description
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _in_types_of(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The gradients in the types of their parameters."""
+    grad_activation, grad_weight, grad_bias = gradients
+    return (
+        grad_activation,
+        None if grad_weight is None else grad_weight.to(ctx.weight_dtype),
+        None if grad_bias is None else grad_bias.to(ctx.bias_dtype),
+    )
+
+
+@torch.library.custom_op("pdt::planned_forward", mutates_args=())
+def _forward_op(
+    activation: Tensor, weight: Tensor, bias: Tensor | None, handle: int, masked: bool
+) -> tuple[Tensor, Tensor]:
+    """O, and the masked weight as it was used; nothing in its place where no `weight_forward` masks it."""
+    layer = _LAYERS[handle]
+    out, used = _multiply(_Call.of(layer), activation, weight, bias)
+    if not masked:
+        return _laid_out_as(activation, out), weight.new_empty(0)
+    # What an op returns may share no memory with what it was given.
+    given = used.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
+    used = torch.empty_like(weight, dtype=used.dtype).copy_(used) if given else _strided_as(weight, used)
+    return _laid_out_as(activation, out), used
+
+
+@_forward_op.register_fake
+def _forward_op_shapes(
+    activation: Tensor, weight: Tensor, bias: Tensor | None, handle: int, masked: bool
+) -> tuple[Tensor, Tensor]:
+    used = torch.empty_like(weight, dtype=activation.dtype)
+    out = TORCH.forward(activation, used, None, _LAYERS[handle].geometry)
+    return torch.empty_like(_laid_out_as(activation, out)), used if masked else weight.new_empty(0)
+
+
+@torch.library.custom_op("pdt::planned_backward", mutates_args=())
+def _backward_op(grad: Tensor, activation: Tensor, weight: Tensor, handle: int, needs: Sequence[bool]) -> list[Tensor]:
+    """Those of dA, dW and the bias's gradient that are needed, in this order and in the type of A."""
+    layer = _LAYERS[handle]
+    gradients = _gradients(_Call.of(layer), grad, activation, weight, needs)
+    return [
+        _strided_as(like, gradient)
+        for like, gradient in zip((activation, weight, None), gradients, strict=True)
+        if gradient is not None
+    ]
+
+
+@_backward_op.register_fake
+def _backward_op_shapes(
+    grad: Tensor, activation: Tensor, weight: Tensor, handle: int, needs: Sequence[bool]
+) -> list[Tensor]:
+    gradients = (
+        torch.empty_like(activation),
+        torch.empty_like(weight, dtype=activation.dtype),
+        activation.new_empty(weight.shape[0]),
+    )
+    return [gradient for gradient, needed in zip(gradients, needs, strict=True) if needed]
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    activation, weight, bias, ctx.handle, masked = inputs
+    needs_activation, needs_weight, _ = ctx.needs = tuple(ctx.needs_input_grad[:3])
+    ctx.activation_like = (activation.shape, activation.stride(), activation.dtype, activation.device)
+    ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
+    ctx.save_for_backward(activation if needs_weight else None, output[1] if masked and needs_activation else weight)
+
+
+def _backward_in_graph(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    activation, weight = ctx.saved_tensors
+    if activation is None:
+        activation = _empty_like(ctx.activation_like)
+    found = iter(_backward_op(grad, activation, weight, ctx.handle, ctx.needs))
+    gradients = [next(found) if needed else None for needed in ctx.needs]
+    return (*_in_types_of(ctx, gradients), None, None)
+
+
+_forward_op.register_autograd(_backward_in_graph, setup_context=_keep_for_backward)
+
+
+def _laid_out_as(activation: Tensor, out: Tensor) -> Tensor:
+    """O in the memory format of A: a graph is compiled for one, whatever a backend returns."""
+    channels_last = activation.ndim == 4 and activation.is_contiguous(memory_format=torch.channels_last)
+    return out.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+def _strided_as(like: Tensor | None, tensor: Tensor) -> Tensor:
+    """A tensor with the strides of a dense one of its shape; contiguous where there is none."""
+    if like is None:
+        return tensor.contiguous()
+    return tensor if tensor.stride() == like.stride() else torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)

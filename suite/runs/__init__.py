@@ -1,0 +1,1 @@
+"""Trials: their specification, their processes, and what they leave."""

@@ -1,0 +1,160 @@
+"""Which device and number format a trial computes with, and how it runs its steps, from what was typed.
+
+`read_device` and `read_dtype` look at the text alone; `resolve_device` and `resolve_dtype` at the machine, with torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from suite.runs.cpu import CPUINFO, read_cpu
+from suite.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from suite.method import Method
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def read_device(text: str) -> str:
+    """Check that `text` is `auto`, `cpu`, `cuda` or `cuda:N`."""
+    if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text) is None:
+        raise UsageError(f"--device '{text}'{nearest(text, ('auto', 'cpu', 'cuda', 'cuda:0'))}")
+    return text
+
+
+def read_dtype(text: str) -> str:
+    """Check that `text` is one of `DTYPES`."""
+    if text not in DTYPES:
+        raise UsageError(f"--dtype '{text}'{nearest(text, DTYPES)}")
+    return text
+
+
+def resolve_device(text: str) -> tuple[str, int | None]:
+    """The kind of device, `cpu` or `cuda`, and the index of the GPU.
+
+    Raises:
+        UsageError: if a GPU is asked for that torch does not see.
+    """
+    import torch
+
+    kind, _, index = read_device(text).partition(":")
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return "cpu", None
+    if not torch.cuda.is_available():
+        reason = "sees no CUDA GPU" if torch.version.cuda else "is built without CUDA"
+        raise UsageError(f"--device {text}: torch {torch.__version__} {reason}; type --device cpu")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise UsageError(f"--device {text}: this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
+    return "cuda", int(index or 0)
+
+
+def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
+    """A number format. `auto` is bfloat16 where the device has arithmetic for it, not where it is emulated.
+
+    Raises:
+        UsageError: for float16 on a CPU; it is offered on CUDA alone.
+    """
+    if read_dtype(text) == "float16" and kind != "cuda":
+        raise UsageError("--dtype float16: is for CUDA devices; on the CPU type bfloat16, float32 or auto")
+    if text != "auto":
+        return text
+    if kind == "cuda":
+        import torch
+
+        return "bfloat16" if torch.cuda.get_device_capability(index) >= (8, 0) else "float32"
+    return "bfloat16" if has_bfloat16_cpu() else "float32"
+
+
+def check_execution(execution: str, kind: str, method: type[Method], name: str = "this method") -> None:
+    """Check that a method's steps can be executed so on a kind of device, `cpu` or `cuda`.
+
+    Raises:
+        UsageError: if not; one line that says what to type instead.
+    """
+    if execution == "compile":
+        # What the code that is generated needs: a compiler of C++, or of kernels for the GPU.
+        compiler = shlex.split(os.environ.get("CXX") or "g++")[0]
+        if kind == "cpu" and shutil.which(compiler) is None:
+            raise UsageError(f"recipe.execution=compile: no C++ compiler is found ({compiler}); take eager")
+        if kind == "cuda" and importlib.util.find_spec("triton") is None:
+            raise UsageError("recipe.execution=compile: the package triton is not installed; take eager or cuda_graph")
+    if execution == "cuda_graph":
+        if kind != "cuda":
+            raise UsageError(
+                f"recipe.execution=cuda_graph: there are no CUDA graphs on '{kind}'; take eager or compile"
+            )
+        if not method.replayable:
+            raise UsageError(
+                f"recipe.execution=cuda_graph: a step of {name} runs Python that a replay would leave out "
+                "(Method.replayable); take eager or compile"
+            )
+
+
+def has_bfloat16_cpu(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this CPU multiplies bfloat16 itself (AVX512_BF16, AMX, Arm BF16).
+
+    Read from the kernel: torch has no public question for it, and its private ones differ between versions.
+    """
+    return read_cpu(cpuinfo).bfloat16
+
+
+def busy_cores(seconds: float = 0.3) -> float:
+    """How many cores are at work just now, in this program or any other, observed for a moment.
+
+    The load average would still show what has just ended: the installation of this suite, for one.
+    """
+    import psutil
+
+    return psutil.cpu_percent(interval=seconds) / 100 * (psutil.cpu_count() or 1)
+
+
+def competition(load: float, cores: int) -> str:
+    """One line that warns of other programs, or nothing where the machine is free enough to measure times on.
+
+    Threads wait for each other at the end of every operation, so that one which another program keeps from its core
+    holds up all. Two-threaded trials were seen to take many times as long on a machine with two such programs a core.
+
+    Args:
+        load: cores that are at work before the trials start.
+        cores: what the trials will use.
+    """
+    if load < 0.5 * cores:
+        return ""
+    return f"{load:.1f} of {cores} cores are at work before the first trial: other programs compete; trust no time"
+
+
+def use_threads_of_environment() -> None:
+    """Compute with as many threads as OMP_NUM_THREADS says; torch itself reads it as it is imported, if not before."""
+    import torch
+
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number a nesting level
+    if threads.isdigit() and int(threads):
+        torch.set_num_threads(int(threads))
+
+
+def available_cores() -> int:
+    """Physical cores that this process may keep busy: those of its affinity, within the container's quota.
+
+    Two hardware threads of one core share its multipliers, so they count once.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    logical = os.sched_getaffinity(0)
+    siblings = [Path(f"/sys/devices/system/cpu/cpu{index}/topology/thread_siblings_list") for index in logical]
+    cores = len({path.read_text(encoding="ascii") if path.is_file() else str(path) for path in siblings})
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file():
+        limit, _, period = quota.read_text(encoding="ascii").strip().partition(" ")
+        if limit.isdigit() and period.isdigit():
+            cores = min(cores, max(1, int(limit) // int(period)))
+    return cores

@@ -1,0 +1,73 @@
+"""A function in a process of its own, with the allocator and the threads that trials have: for times beside theirs.
+
+python -m suite.runs.engines.subprocess_call MODULE:FUNCTION < arguments.json
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from suite.runs.engines.lifeline import PARENT
+from suite.runs.engines.local import environment
+
+
+class Found(NamedTuple):
+    """What a function returned; `where`, hardware and threads as one line; and cores that other programs kept busy."""
+
+    value: Any
+    where: str
+    busy_cores: float
+
+
+def run_apart(function: str, arguments: Mapping[str, Any], device: str, plugins: tuple[str, ...] = ()) -> Found:
+    """Run a function in a new process and wait for it.
+
+    Args:
+        function: `module:name`; its arguments and what it returns are plain data.
+        arguments: by name; `device` is added.
+        device: `cpu`, `cuda` or `cuda:N`.
+        plugins: files to load before.
+
+    Raises:
+        RuntimeError: if it fails; the message has its last line.
+    """
+    asked = {"arguments": {**arguments, "device": device}, "plugins": plugins}
+    done = subprocess.run(
+        [sys.executable, "-m", "suite.runs.engines.subprocess_call", function],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in environment(1).items() if name != PARENT},  # it has no lifeline
+    )
+    if done.returncode:
+        raise RuntimeError(f"{function} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    return Found(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Call the function that the command names and print what it returned, as the last line."""
+    from suite import registry
+    from suite.runs.devices import use_threads_of_environment
+    from suite.runs.provenance import collect
+
+    module, _, name = sys.argv[1].partition(":")
+    asked = json.loads(sys.stdin.read())
+    for plugin in asked["plugins"]:
+        registry.load_plugin(plugin)
+    use_threads_of_environment()
+    facts = collect(asked["arguments"]["device"])
+    hardware = facts["hardware"]
+    on = hardware.get("gpu") or f"{hardware['cpu']}, {hardware['threads']} threads"
+    where = f"{on}; other programs kept {facts['busy_cores']:.1f} cores busy as it began"
+    busy = float(facts["busy_cores"])
+    value = getattr(importlib.import_module(module), name)(**asked["arguments"])
+    print(json.dumps({"value": value, "where": where, "busy_cores": busy}))
+
+
+if __name__ == "__main__":
+    main()

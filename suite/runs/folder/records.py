@@ -1,0 +1,226 @@
+"""A trial's record, `trial.json`: written with what it takes to notice damage, and read with distrust.
+
+    {"trial_id", "spec", "status", "message", "result", "provenance", "files": {name: {"size", "sha256"}}, "sha256"}
+
+`sha256` is that of the canonical JSON of all the rest, so that no edit goes unnoticed; `files` is there when the trial
+is done. Records of before that have none of `trial_id`, `files` and `sha256`: of them everything else is checked, and
+their files are checked by what is in them.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from suite import files
+
+from suite.runs.folder import packed
+from suite.errors import in_words
+from suite.runs.spec import LARGEST_SEED, TrialSpec, canonical_json
+
+ENDED = ("done", "diverged", "oom", "timeout", "error", "skipped")
+RUNNING = "running"
+FILES = ("model.pt", "epochs.jsonl", "layers.csv")
+"""What a trial that is done has left, beside its record."""
+
+LARGEST_RECORD = 64 * 2**20  # bytes
+_LARGEST = {int: 2**63 - 1, float: 1.7e308}
+_OURS = {"trial_id", "files", "sha256"}
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON atomically. Infinities and NaN, which JSON does not have, become null: not measured."""
+    text = json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False)
+    files.write(path, text + "\n")
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    if isinstance(data, Mapping):
+        return {str(key): _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(item) for item in data]
+    return data
+
+
+def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", **more: Any) -> None:
+    """Write a trial's `trial.json`; `more` holds `result` and `provenance` where they are known.
+
+    The record of a trial that is done has size and checksum of those of `FILES` that are in the folder: write it last.
+    """
+    if status not in (*ENDED, RUNNING):
+        raise ValueError(f"'{status}' is no status of a trial")
+    content = {"trial_id": spec.trial_id, "spec": spec.to_json(), "status": status, "message": message, **more}
+    if status == "done":
+        content["files"] = {name: _facts(folder / name) for name in FILES if (folder / name).is_file()}
+    content = _finite(content)
+    write_json(folder / "trial.json", {**content, "sha256": _digest(content)})
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The content of a trial's `trial.json`; `None` where there is none.
+
+    A file that cannot be read, that is another trial's, or in which something is not what it can be, gives the status
+    `error` and a message that begins with `damaged record`: one bad file must not hide the other trials. The files
+    beside it are not looked at; see `damage`.
+    """
+    path = packed.held(folder / "trial.json")
+    if path is None:
+        return None
+    try:
+        if path.stat().st_size > LARGEST_RECORD:
+            raise ValueError(f"it is larger than {LARGEST_RECORD} bytes")
+        record = json.loads(packed.read(path))
+        _check(record, folder.name)
+    except OSError as error:
+        return _damaged(error.strerror or "it cannot be read")
+    except (ValueError, RecursionError) as error:
+        return _damaged(str(error))
+    return dict(record)
+
+
+def damage(folder: Path, record: Mapping[str, Any]) -> str:
+    """Why a trial whose record says that it is done is not: one of its files is gone, or is not what it was.
+
+    Reads all of its files, and imports no torch.
+
+    Args:
+        folder: the trial's.
+        record: from `read_record`, with the status `done`.
+
+    Returns:
+        The reason, to be read after the trial's name; empty if all is well.
+    """
+    try:
+        if not _OURS & set(record):
+            return _old_damage(folder, record)
+        for name in FILES:
+            if name not in record["files"] or not (folder / name).is_file():
+                return f"{name} is missing"
+            expected, size = record["files"][name], (folder / name).stat().st_size
+            if size != expected["size"]:
+                return f"{name} has {size} bytes, not {expected['size']}"
+            if _facts(folder / name) != expected:
+                return f"{name} does not have the checksum in trial.json"
+    except OSError as error:
+        return f"its files cannot be read: {in_words(error)}"
+    return ""
+
+
+def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
+    """As of `damage`, for a record without checksums: each file is held to what it has to contain."""
+    for name in FILES:
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+    try:
+        epochs = [json.loads(line) for line in (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]
+        count = record["spec"]["recipe"]["epochs"]
+        if len(epochs) != count or any(epoch["epoch"] != number for number, epoch in enumerate(epochs, 1)):
+            return "epochs.jsonl does not hold each epoch once"
+        result = record.get("result", {})
+        if any(epochs[-1].get(name) != result.get(name) for name in ("test_accuracy", "test_loss")):
+            return "its result is not that of the last line of epochs.jsonl"
+    except (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError):
+        return "epochs.jsonl is damaged"
+    lines = (folder / "layers.csv").read_text(encoding="utf-8", errors="replace").splitlines()
+    if len(lines) < 2 or any(line.count(",") < lines[0].count(",") for line in lines) or "," not in lines[0]:
+        return "layers.csv is damaged"
+    reason = archive_damage(folder / "model.pt")
+    return f"model.pt {reason}" if reason else ""
+
+
+def archive_damage(path: Path) -> str:
+    """Why a file is not a whole file of tensors, to be read after its name; empty if it is.
+
+    torch writes them as zip archives, not compressed, and its own reader does not look at the checksums in them.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                return "is not a file of tensors"
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, RuntimeError, EOFError, KeyError):
+        return "is damaged, or not a file of tensors"  # the errors of the reader of archives, for bytes that are none
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return "is damaged: its table of contents leads outside of it"  # to seek before a file's beginning is invalid
+    return f"is damaged: {broken} in it does not have its checksum" if broken else ""
+
+
+def _check(record: Any, name: str) -> None:
+    """See that a record can be what it says of the trial whose folder has a name.
+
+    Raises:
+        ValueError: if not; the reason.
+    """
+    if not isinstance(record, dict):
+        raise ValueError("it holds no JSON object")
+    if ours := _OURS & set(record):
+        if not {"trial_id", "sha256"} <= ours:
+            raise ValueError(f"it has no {min({'trial_id', 'sha256'} - ours)}")
+        if record["sha256"] != _digest({key: value for key, value in record.items() if key != "sha256"}):
+            raise ValueError("it was changed: it does not have its checksum")
+    spec = record.get("spec")
+    if not isinstance(spec, dict) or "hash" not in spec:
+        raise ValueError("it has no spec with a hash")
+    read = TrialSpec.from_json(spec)
+    if not (_is_integer(read.seed) and 0 <= read.seed <= LARGEST_SEED):
+        raise ValueError(f"its seed is {str(read.seed)[:40]}")
+    for field in ("method", "variant", "task", "model", "preset", "device", "dtype"):
+        if not isinstance(getattr(read, field), str):
+            raise ValueError(f"its {field} is not a text")
+    for field in ("epochs", "batch_size"):
+        value = read.recipe.get(field)
+        if not (isinstance(value, int) and _is_integer(value) and 1 <= value <= _LARGEST[int]):
+            raise ValueError(f"its recipe.{field} is {str(value)[:40]}")
+    if record.get("trial_id", name) != name or not name.endswith(f"-{read.hash[:8]}"):
+        raise ValueError(f"it is that of {read.trial_id}")
+    if record.get("status") not in (*ENDED, RUNNING):
+        raise ValueError("it has no status")
+    if not isinstance(record.get("message", ""), str):
+        raise ValueError("its message is not a text")
+    for field in ("result", "provenance", "files"):
+        if not isinstance(record.get(field, {}), dict):
+            raise ValueError(f"its {field} is not an object")
+    for column, value in record.get("result", {}).items():
+        _check_value(column, value)
+
+
+def _check_value(column: str, value: Any) -> None:
+    """A measured value: a number that is not negative, and a share where it is an accuracy."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"its {column} is not a number")
+    largest = 1 if column.endswith("accuracy") else _LARGEST[type(value)]
+    if not 0 <= value <= largest:
+        raise ValueError(f"its {column} is {value:.6g}, which is not from 0 to {largest:.6g}")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _damaged(reason: str) -> dict[str, Any]:
+    return {"status": "error", "message": f"damaged record: {reason.splitlines()[0] if reason else 'unknown'}"}
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()

@@ -1,0 +1,215 @@
+"""The table of results: a row a trial, from the trials' records and, of trials that are not there, from the table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from suite import files
+from suite.errors import UsageError
+from suite.runs.spec import TrialSpec, canonical_json
+from suite.runs.folder.store import RUNNING, Store, read_record
+from suite.runs.versions import minor_version
+
+TEXT_COLUMNS = (
+    *("trial_id", "method", "variant", "task", "model", "preset", "status", "message", "device", "hardware_id"),
+    *("dtype", "data_copy", "parameters", "execution", "torch"),
+)
+INTEGER_COLUMNS = (
+    *("seed", "batch_size", "epochs", "params_dense", "params", "nonzero_params"),
+    *("peak_memory_bytes", "peak_rss_bytes", "threads"),
+)
+COLUMNS = (
+    *("trial_id", "method", "variant", "task", "model", "preset", "seed", "status", "message", "device", "hardware_id"),
+    *("dtype", "data_copy", "parameters", "batch_size", "epochs", "test_accuracy", "test_loss", "val_accuracy"),
+    *("best_epoch_accuracy", "train_time_s", "eval_time_s", "reconfigure_time_s", "wall_time_s", "samples_per_s"),
+    *("inference_images_per_s", "train_flops_dense", "train_flops_current", "train_flops_effective"),
+    *("train_flops_executed", "inference_flops_dense", "inference_flops", "inference_flops_effective", "params_dense"),
+    *("params", "nonzero_params", "peak_memory_bytes", "peak_rss_bytes", "execution", "compile_time_s"),
+    *("threads", "torch"),
+)
+NEEDED = ("trial_id", "method", "status")  # columns without which a file is no table of results
+_LARGEST_INTEGER = 2**63 - 1
+
+
+def row(folder: Path, record: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """One trial's row. What its spec says is taken from there; a result cannot contradict it.
+
+    Args:
+        folder: the trial's.
+        record: what `read_record` gave.
+        earlier: the trial's row of the table as it is. Of a damaged record it keeps the numbers, which exist nowhere
+            else any more; the status says that they do not count.
+    """
+    outcome = {"trial_id": folder.name, "status": record["status"], "message": str(record.get("message", ""))}
+    if record["status"] == RUNNING:
+        outcome |= {"status": "error", "message": "did not end: the command that ran it is gone"}
+    found = {**(earlier or dict.fromkeys(COLUMNS)), **outcome}
+    if "spec" in record:
+        values, wrong = _values(record)
+        others = {name: value for name, value in (earlier or {}).items() if name not in COLUMNS}
+        found = {**dict.fromkeys(COLUMNS), **others, **values, **outcome}
+        if wrong:
+            found |= {"status": "error", "message": f"damaged record: {wrong}"}
+    # A folder's name may be no UTF-8, which no file could then hold.
+    return {column: _encodable(value) if isinstance(value, str) else value for column, value in found.items()}
+
+
+def _values(record: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The columns that spec, provenance and result of a record give, and what is wrong with the first wrong one."""
+    spec = TrialSpec.from_json(record["spec"])
+    provenance = record.get("provenance", {})
+    hardware, software = (_mapping(provenance.get(name)) for name in ("hardware", "software"))
+    copy, recipe = _mapping(spec.data_copy), _mapping(spec.recipe)
+    known = {
+        **{
+            name: getattr(spec, name)
+            for name in ("method", "variant", "task", "model", "preset", "seed", "device", "dtype")
+        },
+        "hardware_id": provenance.get("hardware_id"),
+        "data_copy": f"{copy.get('kind', '')}-{str(copy.get('checksum', ''))[:8]}",
+        "parameters": canonical_json(spec.parameters),
+        "batch_size": recipe.get("batch_size"),
+        "epochs": recipe.get("epochs"),
+        "execution": recipe.get("execution", "eager"),  # records from before there was a choice
+        "threads": hardware.get("threads"),
+        "torch": minor_version(str(software.get("torch", ""))) or None,
+    }
+    measured = record.get("result", {})
+    sound = {name: value for name, value in {**measured, **known}.items() if name in COLUMNS}
+    wrong = [f"results.csv has no column {name}" for name in measured if name not in COLUMNS]
+    faults = {name: fault for name, value in sound.items() if value is not None and (fault := _fault(name, value))}
+    wrong += [f"{name} is {fault}" for name, fault in faults.items()]
+    return {name: None if name in faults else value for name, value in sound.items()}, next(iter(wrong), "")
+
+
+def _fault(column: str, value: Any) -> str:
+    """Why a value cannot be in a column; empty if it can."""
+    if column in TEXT_COLUMNS:
+        return "" if isinstance(value, str) else "not a text"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "not a number"
+    try:
+        finite = math.isfinite(value)  # an integer past the largest float is an OverflowError
+    except OverflowError:
+        finite = False
+    if not finite:
+        return "not a finite number"
+    if column in INTEGER_COLUMNS and not (isinstance(value, int) and abs(value) <= _LARGEST_INTEGER):
+        return "not an integer of 64 bits"
+    return ""
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def rows(
+    store: Store, none_runs: bool = False, earlier: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """The rows of all trials of the folder that ended, by trial id; one that runs now has none yet.
+
+    Args:
+        store: the folder.
+        none_runs: the caller holds the folder's lock and runs nothing: what says that it runs was left by a killed
+            command.
+        earlier: the table as it is, by trial id; see `row`.
+    """
+    busy = not none_runs and store.is_locked()
+    found = []
+    for folder in store.trial_folders():
+        record = read_record(folder)
+        if record is not None and not (record["status"] == RUNNING and busy):
+            found.append(row(folder, record, (earlier or {}).get(_encodable(folder.name))))
+    return found
+
+
+def read_table(folder: Path) -> dict[str, dict[str, Any]]:
+    """The rows of `results.csv` by trial id, as text and `None` where they are empty; no rows without that file.
+
+    Raises:
+        UsageError: if the file cannot be read as a table of results. Rewriting it would lose what it holds.
+    """
+    path = folder / "results.csv"
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder, and the table of results is to be there; move it away")
+    if not path.is_file():
+        return {}
+    try:
+        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
+        found = [dict(line) for line in reader]
+        names = reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path}: cannot be read as CSV: {error}; repair it, or move it away") from error
+    if missing := [name for name in NEEDED if name not in names]:
+        raise UsageError(f"{path}: has no column '{missing[0]}'; repair it, or move it away")
+    for number, line in enumerate(found, 2):
+        if None in line or any(value is None for value in line.values()):
+            raise UsageError(f"{path}: row {number} does not have {len(names)} fields; repair it, or move it away")
+    table = {line["trial_id"]: {name: value or None for name, value in line.items()} for line in found}
+    if len(table) < len(found):
+        raise UsageError(f"{path}: a trial has two rows; repair it, or move it away")
+    return table
+
+
+def write_results(store: Store, none_runs: bool = False, forget: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Bring `results.csv` and `results.parquet` up to date, each atomically. What was not measured is empty.
+
+    A row that the table has and the folder has no trial of stays as it is: suites are kept and shared without their
+    trials. A trial that is there replaces its row. Columns that this version does not know stay while they hold
+    something.
+
+    Args:
+        store: the folder.
+        none_runs: see `rows`.
+        forget: trials whose rows go unless the folder has the trial: those that `--only all` begins again.
+
+    Returns:
+        The rows of the trials that the folder holds.
+
+    Raises:
+        UsageError: if there is a `results.csv` that cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    earlier = {name: line for name, line in read_table(store.folder).items() if name not in forget}
+    found = rows(store, none_runs, earlier)
+    merged = {**earlier, **{line["trial_id"]: line for line in found}}
+    table = [merged[name] for name in sorted(merged)]
+    others = [name for line in table for name, value in line.items() if name not in COLUMNS and value is not None]
+    columns = (*COLUMNS, *dict.fromkeys(others))
+
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in line.items()} for line in table)
+    files.write(store.folder / "results.csv", text.getvalue())
+
+    # The types are fixed: a column in which nothing was measured would else change its type from folder to folder.
+    types = dict.fromkeys(columns, pa.float64()) | dict.fromkeys(others, pa.string())
+    types |= dict.fromkeys(TEXT_COLUMNS, pa.string()) | dict.fromkeys(INTEGER_COLUMNS, pa.int64())
+    plain = [{name: _typed(line.get(name), name, others) for name in columns} for line in table]
+    with files.replacing(store.folder / "results.parquet") as file:
+        parquet.write_table(pa.Table.from_pylist(plain, schema=pa.schema(list(types.items()))), file)
+    return found
+
+
+def _typed(value: Any, column: str, texts: Collection[str]) -> Any:
+    """A value as Parquet's type of its column; nothing where a row of the table has something else there."""
+    if value is None or column in TEXT_COLUMNS or column in texts:
+        return value
+    try:
+        # Counts above 2**53 do not fit a float exactly; 16 digits of a FLOP count are enough.
+        number = int(value) if column in INTEGER_COLUMNS else float(value)
+    except (ValueError, OverflowError):
+        return None
+    return None if _fault(column, number) else number

@@ -1,0 +1,230 @@
+"""A suite's folder: its lock, atomic records, and which trials are still to be done.
+
+    OUT/.lock                       held by the command that works in the folder
+    OUT/suite.json                  the latest command's spec, line and provenance; `commands` lists all of them
+    OUT/trials/<trial-id>/...       a folder a trial
+    OUT/results.csv, .parquet       a row a trial (`suite.runs.folder.results`)
+
+A folder collects trials: another command with the same `--out` adds its own and leaves the others, so that a seed or a
+method can be added to what is there. A trial's folder is named by its hash, so nothing is ever confused.
+
+`OUT` itself may be a symbolic link to a folder, on a larger disk perhaps; in it, links in place of what the suite
+writes are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from suite import files
+from suite.errors import UsageError, in_words
+from suite.runs.provenance import without_home
+from suite.runs.folder.records import ENDED, RUNNING, damage, read_record, write_json, write_record
+from suite.runs.spec import SuiteSpec, TrialSpec
+
+__all__ = ["ENDED", "ONLY", "RUNNING", "Store", "read_record", "write_json", "write_record"]
+
+ONLY = ("missing", "failed", "all")
+FOLDERS = ("trials", "figures", "reproduce")
+WRITTEN = (".lock", "suite.json", "results.csv", "results.parquet", "report.html", "report.md")
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """One suite's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def check(self) -> None:
+        """Check that the folder may be used; writes nothing.
+
+        Raises:
+            UsageError: if it is a file, cannot be made, or holds something that is not a suite's, or a symbolic link in
+                place of what is.
+        """
+        for path in (self.folder, *self.folder.parents):
+            if path.is_symlink() and not path.exists():
+                raise UsageError(f"--out {self.folder}: {path} is a symbolic link that leads to nothing")
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"--out {self.folder}: {path} is a file, not a folder")
+            if path.is_dir():
+                if not os.access(path, os.W_OK | os.X_OK):
+                    raise UsageError(f"--out {self.folder}: {path} may not be written to")
+                break
+        # A command that was killed before it wrote suite.json leaves only its lock, and perhaps half of that file.
+        ours = {self.folder / ".lock", *files.parts(self.folder, "suite.json")}
+        held = set(self.folder.glob("*")) - ours
+        names = sorted(path.name for path in held)
+        if names and "suite.json" not in names:
+            inside = sorted(path.parent.name for path in self.folder.glob("*/suite.json"))
+            hint = (
+                f"name an empty folder, or a suite's own, such as {inside[0]} in it"
+                if inside
+                else "name an empty folder"
+            )
+            raise UsageError(f"--out {self.folder}: holds '{names[0]}' and no suite.json; {hint}")
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """See that what the suite writes into the folder is not there as something else: found now, not after hours."""
+        for name in (*FOLDERS, *WRITTEN):
+            path = self.folder / name
+            files.refuse_link(path)
+            if path.exists() and path.is_dir() != (name in FOLDERS):
+                is_now, should_be = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
+                raise UsageError(f"--out {self.folder}: {path} is {is_now}, and {should_be} is to be there")
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder, made if need be. The kernel lets go of the lock when this process ends, however it ends.
+
+        Raises:
+            UsageError: if another process holds it, or it cannot be held here.
+        """
+        fcntl = _fcntl()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._check_places()  # for those who did not call `check`
+            descriptor = files.opened(self.folder / ".lock", os.O_RDWR)
+        except OSError as error:
+            raise UsageError(f"--out {self.folder}: {in_words(error)}") from error
+        # Python's files are closed in child processes, so that no trial keeps the lock of a killed command.
+        with os.fdopen(descriptor, "r+", encoding="ascii", errors="replace") as file:
+            for patience in (1.0, 0.0):  # `report` looks at the lock by holding it for a moment
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not patience:
+                        raise UsageError(f"{self.folder} is in use by {self._holder()}") from None
+                    time.sleep(patience)
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            self._remove_parts()
+            yield
+
+    def is_locked(self) -> bool:
+        """Whether a process works in the folder, this one included."""
+        fcntl = _fcntl()
+        path = self.folder / ".lock"
+        files.refuse_link(path)
+        if not path.is_file():
+            return False
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def _remove_parts(self) -> None:
+        """Remove what killed processes left half-written; a user's own folders may lie in this one, and are left alone.
+
+        No trial of a locked folder runs, but `report` may write.
+        """
+        for folder in (self.folder, self.folder / "figures", self.folder / "reproduce", *self.trial_folders()):
+            if folder == self.folder or not folder.is_symlink():
+                files.remove_left(folder)
+
+    def _holder(self) -> str:
+        text = (self.folder / ".lock").read_text(encoding="ascii", errors="replace")[:20].strip()
+        return f"process {text}" if text.isascii() and text.isdigit() else "another process"
+
+    def add_command(self, spec: SuiteSpec, command_line: str, provenance: Mapping[str, Any]) -> None:
+        """Write `suite.json`: this command first, and all that the folder has seen under `commands`."""
+        path = self.folder / "suite.json"
+        commands: list[Any] = []
+        if path.is_file():
+            try:
+                commands = json.loads(path.read_bytes())["commands"]
+                if not isinstance(commands, list) or not all(isinstance(command, dict) for command in commands):
+                    raise ValueError("its commands are not a list of objects")
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                reason = f"it has no {error}" if isinstance(error, KeyError) else error
+                raise UsageError(f"{path} is damaged: {reason}; move it away to go on") from error
+        # For readers alone, so that the home folder, which holds the user's name, need not be in it.
+        plain = spec.to_json()
+        plain |= {"data_root": without_home(plain["data_root"]), "plugins": [without_home(p) for p in plain["plugins"]]}
+        entry = {"command_line": command_line, "spec": plain, "time_utc": provenance.get("time_utc", "")}
+        content = {"command_line": command_line, "spec": plain, "provenance": provenance}
+        write_json(path, {**content, "commands": [*commands, entry]})
+
+    def trial_folder(self, trial_id: str) -> Path:
+        """Where a trial's files lie."""
+        return self.folder / "trials" / trial_id
+
+    def trial_folders(self) -> list[Path]:
+        """The folders of all trials that were ever started, by name."""
+        return sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
+
+    def status(self, trial_id: str) -> str:
+        """One of `ENDED`, or `""` for a trial that was never started.
+
+        Call it with the lock held: a trial that still says `running` then lost its process, and counts as an error.
+        """
+        return self._state(trial_id)[0]
+
+    def _state(self, trial_id: str) -> tuple[str, str]:
+        """The status, and why a trial that was done, or a record, does not count."""
+        folder = self.trial_folder(trial_id)
+        record = read_record(folder)
+        if record is None:
+            return "", ""
+        if "spec" not in record:
+            return "error", record["message"]
+        if record["status"] == "done" and (reason := damage(folder, record)):
+            return "error", reason
+        return "error" if record["status"] == RUNNING else str(record["status"]), ""
+
+    def choose(self, trials: Sequence[TrialSpec], only: str) -> list[tuple[TrialSpec, Path]]:
+        """The trials to run, each with its folder. One that was done and is damaged is among them, with a line.
+
+        Args:
+            only: `missing`: every trial that is not `done`; `failed`: those that ended with another status; `all`: all
+                of them, from the beginning: their folders are cleared at once, so that an interrupted `all` goes on as
+                `missing`.
+
+        Raises:
+            UsageError: if a symbolic link, or a file, is in place of the folder of one of them; nothing is deleted yet.
+        """
+        chosen = []
+        for trial in trials:
+            folder = self.trial_folder(trial.trial_id)
+            status, reason = ("", "") if only == "all" else self._state(trial.trial_id)
+            if status == "done" and not folder.is_symlink():
+                # Left by a process that was killed between its record and this.
+                (folder / "checkpoint.pt").unlink(missing_ok=True)
+            if (
+                only == "all"
+                or (only == "missing" and status != "done")
+                or (only == "failed" and status not in ("", "done"))
+            ):
+                files.refuse_link(folder)
+                if folder.exists() and not folder.is_dir():
+                    raise UsageError(f"{folder} is a file, and the trial's folder is to be there")
+                if reason:
+                    log.warning("%s is run again: %s", trial.trial_id, reason)
+                chosen.append((trial, folder))
+        if only == "all":
+            for _, folder in chosen:
+                if folder.exists():
+                    files.remove_folder(folder)
+        return chosen
+
+
+def _fcntl() -> Any:
+    try:
+        import fcntl
+    except ModuleNotFoundError as error:
+        raise UsageError("this platform has no file locks (fcntl); run on Linux or macOS, or in WSL") from error
+    return fcntl

@@ -1,0 +1,313 @@
+"""One trial, in its own process: `python -m suite.runs.trial FOLDER`, from `trial.json` to `model.pt` and a result.
+
+A trial ends with a status in `trial.json` whatever happens in it; one that is killed is given its status by the engine.
+It goes on from `checkpoint.pt` where there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from suite.runs.engines.lifeline import watch_parent
+
+log = logging.getLogger("pdt.trial")
+
+
+def main() -> int:
+    """Run the trial whose folder is the first argument; 0 if it is done, 1 if it ended otherwise."""
+    watch_parent()  # before torch starts threads
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    folder = Path(sys.argv[1])
+    # Imported late: the line above must run first.
+    from suite.errors import in_words
+    from suite.runs.folder.records import write_record
+    from suite.runs.spec import TrialSpec
+
+    spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text(encoding="utf-8"))["spec"])
+    result: dict[str, Any] = {}
+    provenance: dict[str, Any] = {}
+    status, message = "done", ""
+    try:
+        Trial(spec, folder).run(result, provenance)
+    except Exception as error:  # every failure becomes a status; the traceback is in log.txt
+        with contextlib.suppress(OSError):  # the log is on the disk that may be full
+            traceback.print_exc()
+        status, message = _failure(error)
+    try:
+        write_record(folder, spec, status, message, result=result, provenance=provenance)
+    except OSError as error:  # the engine takes the log's last line for the reason
+        with contextlib.suppress(OSError):
+            print(in_words(error), flush=True)
+        return 1
+    if status == "done":
+        (folder / "checkpoint.pt").unlink(missing_ok=True)
+    return 0 if status == "done" else 1
+
+
+class Trial:
+    """Builds what a spec names, trains it, and keeps the trial's files."""
+
+    def __init__(self, spec: Any, folder: Path) -> None:
+        self.spec, self.folder = spec, folder
+        self.began = time.perf_counter()
+        self.earlier_wall_time = 0.0
+        self.earlier_rss = 0
+        self.provenance: dict[str, Any] = {}
+
+    def run(self, result: dict[str, Any], provenance: dict[str, Any]) -> None:
+        """Train to the end and fill in result and provenance; what was found out before a failure stays in them."""
+        import torch
+
+        import kernels
+        from suite import checkpoint, registry
+        from suite.runs.devices import use_threads_of_environment
+        from suite.parameters import build_method, build_model
+        from suite.runs.progress import ProgressFile
+        from suite.runs.provenance import collect, without_home
+        from suite.task import DataCopy
+        from suite.training.trainer import Trainer
+
+        spec = self.spec
+        for plugin in spec.plugins:
+            registry.load_plugin(plugin)
+        device = torch.device(spec.device, spec.device_index) if spec.device == "cuda" else torch.device("cpu")
+        use_threads_of_environment()
+        provenance.update(collect(device))
+        provenance["method"] = {"source": registry.get("method", spec.method).source}
+        spec.check_files()
+        task, recipe = registry.get("task", spec.task)(), spec.make_recipe()
+        splits = task.load(DataCopy(**spec.data_copy), recipe, spec.seed, device)
+
+        torch.manual_seed(spec.seed)  # the same weights for every method of a seed
+        model = build_model(spec.model, task.input_shape, task.num_classes)
+        model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        progress = ProgressFile(self.folder)
+        trainer = Trainer(
+            model,
+            build_method(spec.method, spec.parameters, spec.label),
+            recipe,
+            splits,
+            input_shape=task.input_shape,
+            num_classes=task.num_classes,
+            seed=spec.seed,
+            device=device,
+            dtype=getattr(torch, spec.dtype),
+            task=spec.task,
+            network=spec.model.partition("[")[0],
+            preset=spec.preset,
+            others=self._others(),
+            on_epoch=self._append_record,
+            on_checkpoint=lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
+            on_step=lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
+        )
+        if trainer.not_counted:
+            provenance["not_counted"] = list(trainer.not_counted)
+        if unplanned := trainer.hooks.not_planned:
+            provenance["not_planned"] = [f"{name}: {reason}" for name, reason in unplanned.items()]
+        provenance["pruning"] = kernels.backends_in_use()
+        self._resume(trainer, provenance)
+        if provenance["pruning"]:
+            provenance["kernels"] = without_home("; ".join(map(kernels.backend_report, provenance["pruning"])))
+        self.provenance = provenance
+        try:
+            trainer.fit()
+        finally:
+            result.update(self._result(trainer))
+            if device.type == "cpu":
+                provenance["onednn_fallbacks"] = self._fallbacks(trainer)
+        checkpoint.save_model(
+            self.folder / "model.pt",
+            trainer.model,
+            name=spec.model,
+            num_classes=task.num_classes,
+            input_shape=task.input_shape,
+            reconfigurations=trainer.hooks.reconfigurations,
+        )
+
+    def _fallbacks(self, trainer: Any) -> list[str] | str:
+        """Products that a reference implementation of oneDNN computes in the last network; each is a warning too."""
+        found: list[str] | str = trainer.products.fallbacks()
+        for product in found if isinstance(found, list) else []:
+            log.warning("oneDNN has no fast implementation for %s: trust no time as that of a tuned kernel", product)
+        return found or "none"
+
+    def _others(self) -> dict[str, Any]:
+        """What became of the trials that this one depends on, by the method as it names them.
+
+        Raises:
+            UsageError: if one of them has no final model.
+        """
+        from suite import checkpoint
+        from suite.errors import UsageError
+        from suite.method import OtherTrial
+        from suite.runs.folder.records import damage, read_record
+
+        found = {}
+        for text, trial_id in self.spec.depends_on.items():
+            folder = self.folder.parent / trial_id
+            record = read_record(folder) or {}
+            flops = (record.get("result") or {}).get("inference_flops")
+            if flops is None or record["status"] != "done":
+                raise UsageError(f"{trial_id}, on which this trial depends, is not done")
+            if reason := damage(folder, record):
+                raise UsageError(f"{trial_id}, on which this trial depends, is damaged: {reason}")
+            model_file = folder / "model.pt"
+            found[text] = OtherTrial(tuple(checkpoint.read_reconfigurations(model_file)), flops, model_file)
+        return found
+
+    def _resume(self, trainer: Any, provenance: dict[str, Any]) -> None:
+        """Go on from the last finished epoch, and cut off records that were written after it.
+
+        Raises:
+            UsageError: if the files of the earlier attempt are damaged; one line that says what to do.
+        """
+        import kernels
+        from suite import checkpoint, files
+        from suite.errors import UsageError
+
+        path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
+        if not path.is_file():
+            records.unlink(missing_ok=True)
+            return
+        hint = f"delete {path} to train from the beginning"
+        try:
+            state = checkpoint.load(path, trainer.device)
+            if state.get("trial", self.spec.hash) != self.spec.hash:
+                raise ValueError("checkpoint.pt is another trial's")
+            earlier, done = state["provenance"], state["trainer"]["hooks"]["epochs_done"]
+            before = comparable(earlier)
+            attempt = {**{name: earlier[name] for name in ("time_utc", "busy_cores")}, "until_epoch": done}
+            lines = records.read_text(encoding="utf-8").splitlines(keepends=True)[:done]
+            if [json.loads(line)["epoch"] for line in lines] != list(range(1, done + 1)):
+                raise ValueError(f"epochs.jsonl does not hold the {done} epochs of the checkpoint")
+            digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+            if state.get("epochs_sha256", digest) != digest:
+                raise ValueError("epochs.jsonl was changed after the checkpoint was written")
+        except (UsageError, OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise UsageError(f"cannot be resumed ({reason}); {hint}") from error
+        kernels.replay_backends(earlier.get("pruning", {}))
+        if provenance["pruning"]:
+            provenance["pruning"] = kernels.backends_in_use()
+        now = comparable(provenance)
+        notes = [
+            f"{name} was {before.get(name)} until epoch {done} and then {now.get(name)}"
+            for name in {**before, **now}
+            if before.get(name) != now.get(name)
+        ]
+        for note in notes:
+            log.warning("resumed elsewhere: %s; results may differ in bits, times are not comparable", note)
+        provenance["attempts"] = [*earlier.get("attempts", []), attempt]
+        if notes := [*earlier.get("resumed_elsewhere", []), *notes]:
+            provenance["resumed_elsewhere"] = notes
+        trainer.load_state_dict(state["trainer"])
+        self.earlier_wall_time, self.earlier_rss = state["wall_time_s"], state["peak_rss_bytes"]
+        files.write(records, "".join(lines))
+        log.info("resumed after epoch %d", done)
+
+    def _append_record(self, record: dict[str, Any]) -> None:
+        from suite import files
+
+        files.append(self.folder / "epochs.jsonl", json.dumps(record, allow_nan=False) + "\n")
+
+    def _save_checkpoint(self, state: Callable[[], dict[str, Any]], epochs_done: int) -> None:
+        from suite import checkpoint
+
+        attempt = {"wall_time_s": self._wall_time, "peak_rss_bytes": self._peak_rss, "provenance": self.provenance}
+        lines = (self.folder / "epochs.jsonl").read_bytes().splitlines(keepends=True)[:epochs_done]
+        belongs = {"trial": self.spec.hash, "epochs_sha256": hashlib.sha256(b"".join(lines)).hexdigest()}
+        checkpoint.save(self.folder / "checkpoint.pt", {"trainer": state(), **attempt, **belongs})
+        log.info("epoch %d is saved", epochs_done)
+
+    @property
+    def _wall_time(self) -> float:
+        return self.earlier_wall_time + time.perf_counter() - self.began
+
+    @property
+    def _peak_rss(self) -> int:
+        """Bytes; the largest of all attempts."""
+        unit = 1 if sys.platform == "darwin" else 1024
+        return max(self.earlier_rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+    def _result(self, trainer: Any) -> dict[str, Any]:
+        """The columns of `results.csv` that the trial alone knows, and `layers.csv`. Not measured: absent."""
+        from suite import files
+        from suite.cost.timing import images_per_second
+
+        ledger, progress, seconds = trainer.ledger, trainer.progress, trainer.clock.seconds
+        last_epoch = trainer.ctx.epochs_done + (trainer.ctx.batch_index > 0)
+        files.write(self.folder / "layers.csv", ledger.to_csv(last_epoch))
+        flops = {f"train_flops_{column}": value for column, value in ledger.train_flops.items()}
+        result: dict[str, Any] = {
+            "train_time_s": trainer.clock.training,
+            "eval_time_s": seconds["eval"],
+            "reconfigure_time_s": seconds["reconfigure"],
+            "compile_time_s": seconds["compile"],
+            "wall_time_s": self._wall_time,
+            **flops,
+            "inference_flops_dense": ledger.inference_flops_dense,
+            "params_dense": trainer.dense_params,
+            "peak_memory_bytes": progress.peak_memory_bytes or None,
+            "peak_rss_bytes": self._peak_rss,
+        }
+        if trainer.clock.training:
+            result["samples_per_s"] = progress.samples / trainer.clock.training
+        if progress.finished:  # accuracy and inference describe the model in model.pt, or nothing
+            record = progress.last_record
+            parameters = list(trainer.model.parameters())
+            result |= {
+                "test_accuracy": record["test_accuracy"],
+                "test_loss": record["test_loss"],
+                "val_accuracy": record.get("val_accuracy"),
+                "best_epoch_accuracy": progress.best_accuracy,
+                "inference_flops": ledger.inference_flops(),
+                "inference_flops_effective": ledger.inference_flops(effective=True),
+                "params": sum(parameter.numel() for parameter in parameters),
+                "nonzero_params": sum(int(parameter.count_nonzero()) for parameter in parameters),
+                "inference_images_per_s": images_per_second(trainer),
+            }
+        return {column: value for column, value in result.items() if value is not None}
+
+
+def comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a provenance decides bits and times: a resumed trial should find it unchanged."""
+    return {
+        "hardware": provenance["hardware_id"],
+        "number of threads": provenance["hardware"]["threads"],
+        "commit": provenance["git"].get("commit"),
+        **{f"pruning on {kind}": backend for kind, backend in provenance.get("pruning", {}).items()},
+        **provenance["software"],
+    }
+
+
+def _failure(error: Exception) -> tuple[str, str]:
+    """The status and the one line that an exception ends a trial with."""
+    import torch
+
+    from suite.training.trainer import Diverged
+
+    text = (str(error).splitlines() or [""])[0]
+    if isinstance(error, Diverged):
+        return "diverged", text
+    # torch says that the CPU's memory is full by a RuntimeError of its allocator.
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in text:
+        return "oom", text
+    from suite.errors import UsageError, in_words
+
+    if isinstance(error, OSError) and error.filename is not None:
+        return "error", in_words(error)
+    return "error", text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

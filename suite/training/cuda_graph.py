@@ -1,0 +1,104 @@
+"""Loss and gradients of one training step as a CUDA graph: captured once, replayed by the device in every step.
+
+A replay runs no Python. What would have told one step from another is refilled before it: the batch, and the random
+keys (`suite.random_keys`). The optimizer stays outside, so that the learning rate and every hook around it are as in
+eager training. The operations and their order are those of eager training.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from suite.cost.memory import SavedTensors
+from suite.ops import ExecutedMeter
+from suite.random_keys import KeyBuffer
+from suite.recipe import Recipe
+from suite.training.hooks import Hooks
+from suite.training.steps import EagerStep, Outcome, undisturbed
+
+WARM_UP = 3
+"""Steps before the capture: libraries choose algorithms and take their memory in the first ones."""
+OPERANDS = 4
+
+
+class GraphStep(EagerStep):
+    """A step whose shapes and plans stay is captured; if one of them changes, it is captured anew.
+
+    An epoch's last batch, if it is smaller than the others, runs eagerly: a graph has one shape, and to capture it
+    twice in every epoch would take longer.
+    """
+
+    _graph: torch.cuda.CUDAGraph | None
+    _outcome: Outcome
+    _gradients: list[tuple[Tensor, Tensor | None]]  # parameter and gradient
+    _executed: list[tuple[ExecutedMeter, ExecutedMeter]]  # a layer's meter, and what one step adds to it
+    _tensors: list[Tensor]  # what the graph reads and writes where it lay as it was captured
+
+    def __init__(
+        self, hooks: Hooks, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None = None
+    ) -> None:
+        super().__init__(hooks, recipe, dtype, scaler)
+        self.forget()
+
+    def is_ready(self, images: Tensor, labels: Tensor) -> bool:
+        if self._graph is None:
+            return False
+        return self._is_smaller(images) or self._captured == self._depends_on(images, labels)
+
+    def prepare(self, images: Tensor, labels: Tensor) -> None:
+        self.forget()
+        self._images, self._labels = images.clone(), labels.clone()
+        places = OPERANDS * len(self.hooks.planned_layers) * self.recipe.micro_batches
+        self._keys = KeyBuffer(places, self.hooks.ctx.seed, self.device)
+        stream, outside = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with undisturbed(self.hooks), self.hooks.drawing_from(self._keys):
+            stream.wait_stream(outside)
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    self.model.zero_grad(set_to_none=True)
+                    super().gradients(self._images, self._labels)
+                self.model.zero_grad(set_to_none=True)
+            outside.wait_stream(stream)
+            for layer in self.hooks.planned_layers:
+                layer.meter.take()
+            with torch.cuda.graph(graph, stream=stream):
+                self._outcome = super().gradients(self._images, self._labels)
+            # A replay writes into the memory of these gradients, whatever became of `.grad` since.
+            self._gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
+            self._executed = [(layer.meter, layer.meter.copy()) for layer in self.hooks.planned_layers]
+        self._graph = graph
+        self._tensors = [*self.model.parameters(), *self.model.buffers()]
+        self._captured = self._depends_on(images, labels)
+
+    def forget(self) -> None:
+        # All that lies in the graph's memory goes before the next capture takes its own.
+        self._graph = None
+        self._gradients, self._executed, self._tensors = [], [], []
+        self._outcome = (torch.zeros(()), None)
+
+    def gradients(self, images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
+        assert self._graph is not None, "prepare() comes first"
+        if self._is_smaller(images):
+            return super().gradients(images, labels, saved)
+        self._images.copy_(images)
+        self._labels.copy_(labels)
+        self._keys.fill(self.hooks.ctx.step)
+        self._graph.replay()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        for meter, captured in self._executed:
+            meter.add_all(captured)
+        return self._outcome
+
+    def _is_smaller(self, images: Tensor) -> bool:
+        return len(images) < len(self._images)
+
+    def peak_memory(self) -> int:
+        # A graph keeps its memory from one replay to the next, and the allocator calls that reserved, not allocated.
+        return torch.cuda.max_memory_reserved(self.device)
+
+    def _depends_on(self, images: Tensor, labels: Tensor) -> tuple[object, ...]:
+        addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
+        return (images.shape, images.dtype, labels.shape, labels.dtype, self.hooks.plans_made, addresses)

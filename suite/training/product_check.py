@@ -1,0 +1,252 @@
+"""Whether a library multiplies right: the products of each layer against float64, on a few images.
+
+A library's fast convolutions have been wrong for single geometries, silently. So the products of each layer are
+computed for the geometry that it has, by what computes them in training, from operands that are drawn; and again by
+torch's plain loops in float64. The same runs tell which of oneDNN's implementations a layer gets.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suite.cost.flops import LayerCost
+from suite.network.backends import TORCH, Backend, Geometry
+from suite.ops import PlannedConv2d, PlannedLayer
+from suite.training import onednn
+
+log = logging.getLogger(__name__)
+
+IMAGES = 4
+IMAGES_POINTWISE = 16  # torch hands a 1x1 convolution of fewer images to oneDNN only where there are several threads
+FEWEST_IMAGES, MACS = 2, 4e8  # fewer images where a product of so many multiply-adds is reached; the check stays cheap
+ROWS = 256  # of a linear layer's operands, at most
+# The largest error of an element over the root mean square of the product. Rounding stays far below; a product that
+# was seen to be wrong was wrong by 0.8 and more.
+LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
+NAMES = {"forward": "output", "dgrad": "data gradient", "wgrad": "weight gradient", "bias": "bias gradient"}
+
+
+class WrongProduct(Exception):
+    """A layer's product differs from float64 by more than rounding; the text names layer, geometry and library."""
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What the products of a layer depend on."""
+
+    geometry: Geometry
+    shape: tuple[int, ...]  # of the weight
+    input: tuple[int, int]  # (H, W); of a linear layer (rows, 1)
+    with_bias: bool
+    backend: str
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        geometry, (out_channels, in_channels, *kernel) = self.geometry, self.shape
+        dtype = str(self.dtype).removeprefix("torch.")
+        if geometry.kind == "linear":
+            return f"linear layer {in_channels} to {out_channels}, {dtype}, backend {self.backend}"
+        numbers = {
+            "kernel": tuple(kernel),
+            "stride": geometry.stride,
+            "padding": geometry.padding,
+            "dilation": geometry.dilation,
+            "input": self.input,
+        }
+        text = ", ".join(f"{name} {rows}x{columns}" for name, (rows, columns) in numbers.items())
+        channels = f"{in_channels * geometry.groups} to {out_channels} channels in {geometry.groups} group(s)"
+        return f"convolution of {channels}, {text}, {dtype}, channels-last, backend {self.backend}"
+
+
+class ProductCheck:
+    """Checks the layers of one training, each again when its geometry or its backend is another.
+
+    Args:
+        dtype: `torch.float32`, or the type of autocast.
+        device: of the model.
+
+    Attributes:
+        implementations: by layer and product (`forward`, `dgrad`, `wgrad`), what oneDNN ran: names of its
+            implementations, or `torch` where torch called no oneDNN. On the CPU alone.
+        unheard: why oneDNN could not be listened to; empty where it could.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self.implementations: dict[str, dict[str, str]] = {}
+        self.unheard = ""
+        self._checked: dict[str, _Problem] = {}
+        self._right: dict[_Problem, dict[str, str]] = {}  # problems of torch's own products, which layers share
+
+    def check(self, layers: Mapping[str, nn.Module], costs: Mapping[str, LayerCost]) -> int:
+        """Check the layers that are new or changed; the random state of torch stays as it is.
+
+        Args:
+            layers: planned layers by name.
+            costs: what `suite.cost.flops.count_layers` says of them; a layer that is not there is never run, and
+            skipped.
+
+        Returns:
+            How many layers were new or changed.
+
+        Raises:
+            WrongProduct: for the first product that is wrong.
+        """
+        changed = 0
+        for name, layer in layers.items():
+            if name not in costs or not isinstance(layer, PlannedLayer):
+                continue
+            problem = self._problem(layer, costs[name])
+            if self._checked.get(name) == problem:
+                continue
+            changed += 1
+            backend = layer.op_plan.backend or TORCH
+            found = self._right.get(problem) if backend is TORCH else None
+            if found is None:
+                found = self._examine(name, layer, backend, problem)
+            if backend is TORCH:
+                self._right[problem] = found
+            self._checked[name], self.implementations[name] = problem, found
+        for name in set(self._checked) - set(layers):
+            del self._checked[name]
+            self.implementations.pop(name, None)
+        if changed and self.device.type == "cuda":
+            torch.cuda.empty_cache()  # so that the memory of these products is in no peak of the training
+        return changed
+
+    def fallbacks(self) -> list[str] | str:
+        """The products that a reference implementation of oneDNN computes, as `layer product: implementation`.
+
+        Text in place of a list where that cannot be known.
+        """
+        if self.unheard:
+            return f"{onednn.NOT_RECORDED}: {self.unheard}"
+        return [
+            f"{name} {product}: {implementation}"
+            for name, products in self.implementations.items()
+            for product, implementation in products.items()
+            if onednn.is_reference(implementation)
+        ]
+
+    def _problem(self, layer: PlannedLayer, cost: LayerCost) -> _Problem:
+        size = cost.input
+        if isinstance(layer, PlannedConv2d):
+            size = layer.padded_size(*size)
+        else:
+            size = (cost.macs // max(1, cost.in_channels * cost.out_channels), 1)
+        backend = layer.op_plan.backend or TORCH
+        shape, with_bias = tuple(layer.weight.shape), getattr(layer, "bias", None) is not None
+        return _Problem(layer.geometry, shape, size, with_bias, backend.name, self.dtype)
+
+    def _examine(self, name: str, layer: PlannedLayer, backend: Backend, problem: _Problem) -> dict[str, str]:
+        """Compare all products of a layer; which implementation computed each, empty on a GPU."""
+        used = None if backend is TORCH else layer.forward_weight(layer.weight.detach())
+        activation, weight, grad = _operands(problem, used, self.device)
+        geometry, implementations = problem.geometry, {}
+        calls: dict[str, Callable[[], Any]] = {
+            "forward": lambda: backend.forward(activation, weight, None, geometry),
+            "dgrad": lambda: backend.dgrad(grad, weight, activation, geometry),
+            "wgrad": lambda: backend.wgrad(grad, activation, weight, geometry, problem.with_bias),
+        }
+        found = {}
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            for product, call in calls.items():
+                if self.device.type == "cpu":
+                    with onednn.listening() as heard:
+                        found[product] = call()
+                    self.unheard = self.unheard or heard.reason
+                    implementations[product] = heard.summary()
+                else:
+                    found[product] = call()
+            found["wgrad"], found["bias"] = found["wgrad"]
+            wanted = _reference(activation.double(), weight.double(), grad.double(), geometry)
+        for product, value in found.items():
+            if value is None:
+                continue
+            right = wanted[product]
+            if product == "wgrad" and used is not None:
+                # A backend may leave out the gradients of weights that are 0.
+                right = torch.where((weight == 0) & (value == 0), 0.0, right)
+            error, limit = _error(value, right), _limit(self.dtype, self.device)
+            if not error <= limit:
+                raise WrongProduct(
+                    f"layer '{name}': its {NAMES[product]} is wrong by {error:.2g} times the root mean square of the "
+                    f"right one (rounding stays below {limit:g}): {problem}, {torch.get_num_threads()} threads; "
+                    f"{_library(self.device)}"
+                )
+        return implementations
+
+
+def _operands(problem: _Problem, used: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """A, W and dO of a problem: normal numbers, W with the zeros of `used`; in the type and layout of training."""
+    generator = torch.Generator().manual_seed(0)
+    geometry, shape = problem.geometry, problem.shape
+    (rows, columns), channels = problem.input, shape[1] * problem.geometry.groups
+    weight = torch.randn(shape, generator=generator)
+    if geometry.kind == "linear":
+        rows = min(ROWS, IMAGES * rows)
+        activation, grad = (torch.randn((rows, width), generator=generator) for width in (channels, shape[0]))
+        layout = torch.contiguous_format
+    else:
+        one = torch.empty((1, 1, rows, columns), device="meta"), torch.empty((1, 1, *shape[2:]), device="meta")
+        size = F.conv2d(*one, None, geometry.stride, geometry.padding, geometry.dilation).shape[2:]
+        pointwise = shape[2:] == (1, 1) and device.type == "cpu"
+        fit = int(MACS / max(1, math.prod(shape) * math.prod(size)))
+        images = max(FEWEST_IMAGES, min(fit, IMAGES_POINTWISE if pointwise else IMAGES))
+        activation = torch.randn((images, channels, rows, columns), generator=generator)
+        grad = torch.randn((images, shape[0], *size), generator=generator)
+        layout = torch.channels_last
+    weight, activation, grad = (
+        tensor.to(device, problem.dtype).contiguous(memory_format=layout) for tensor in (weight, activation, grad)
+    )
+    return activation, weight if used is None else weight * (used != 0), grad
+
+
+def _reference(activation: Tensor, weight: Tensor, grad: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+    """The products in float64, which no library but torch itself computes on the CPU."""
+    if geometry.kind == "linear":
+        return {
+            "forward": activation @ weight.t(),
+            "dgrad": grad @ weight,
+            "wgrad": grad.t() @ activation,
+            "bias": grad.sum(0),
+        }
+    numbers = (geometry.stride, geometry.padding, geometry.dilation)
+    found = torch.ops.aten.convolution_backward(
+        grad, activation, weight, [len(weight)], *numbers, False, (0, 0), geometry.groups, (True, True, True)
+    )
+    forward = F.conv2d(activation, weight, None, *numbers, geometry.groups)
+    return {"forward": forward, **dict(zip(("dgrad", "wgrad", "bias"), found, strict=True))}
+
+
+def _error(value: Tensor, right: Tensor) -> float:
+    """The largest error over the root mean square of what is right; infinite where a value is not finite."""
+    if not right.numel():
+        return 0.0
+    scale = right.square().mean().sqrt().item() or 1.0
+    error = (value.double() - right).abs().max().item() / scale
+    return error if math.isfinite(error) else math.inf
+
+
+def _limit(dtype: torch.dtype, device: torch.device) -> float:
+    """What rounding may explain; float32 products may be computed in fewer bits where torch allows that."""
+    if dtype == torch.float32:
+        if torch.get_float32_matmul_precision() != "highest":
+            return LIMITS[torch.bfloat16]
+        if device.type == "cuda":
+            return LIMITS[torch.float16]  # TF32 has its mantissa
+    return LIMITS[dtype]
+
+
+def _library(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
+    return f"torch {torch.__version__}, oneDNN {onednn.version()}, {onednn.instruction_set()}"

@@ -1,0 +1,157 @@
+"""A cut on trial: half of every index space goes out of a copy, which must compute what the masked copy does.
+
+Tracing finds what a model's graph says. Python that it does not see (`sum(p.numel() for p in self.parameters())`) may
+depend on the number of channels all the same; that shows only when they are fewer.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from suite.index_spaces import IndexSpaces
+from suite.method import ReconfigPlan
+from suite.network.forward_pass import first_parameter
+from suite.network.probing import probing
+from suite.network.surgery import apply_plan
+
+log = logging.getLogger(__name__)
+
+BATCH = 2
+TOLERANCE = 1e-3
+"""Of the largest output. Products of other shapes round differently by 1e-6; a size changes by a factor of 2."""
+CHANGES_OUTPUTS = "cutting it changes what the model computes, or ends its forward"
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_DROPOUTS = {
+    "dropout", "dropout_", "alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_",
+    "feature_alpha_dropout", "feature_alpha_dropout_",
+}  # fmt: skip
+
+
+def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[int, int, int]) -> None:
+    """Cut half of all free index spaces out of a copy, and freeze those for which outputs are not the masked model's.
+
+    Outputs are compared in evaluation and in training (where normalisation uses its statistics and dropout is left
+    out), on random images, with normalisation and all-zero parameters of the copy drawn at random. The model stays as
+    it is.
+
+    Args:
+        model: the bare model.
+        spaces: its index spaces; those found wrong are frozen.
+        input_shape: (C, H, W).
+    """
+    free = [name for name, space in spaces.items() if not space.frozen and space.size > 1]
+    if not free:
+        return
+    # Without cuDNN, whose products round to TF32: that error would be as large as the tolerance.
+    with probing(model), torch.no_grad(), torch.backends.cudnn.flags(enabled=False):
+        torch.manual_seed(0)  # the same verdict in every process and when a training is resumed
+        drawn = _drawn(model)
+        first = first_parameter(model)
+        images = torch.randn(BATCH, *input_shape, device=first.device)
+        _set_statistics(drawn, images)
+        if not all(torch.isfinite(output).all() for output in _outputs(drawn, images)):
+            log.warning("no cut was tried out: the model's outputs for random images are not finite")
+            return
+        if _agrees(drawn, spaces, free, images):
+            return
+        wrong = [name for name in free if not _agrees(drawn, spaces, [name], images)]
+        left = [name for name in free if name not in wrong]
+        if not wrong or not _agrees(drawn, spaces, left, images):
+            wrong = free
+    for name in wrong:
+        spaces[name].frozen_because = CHANGES_OUTPUTS
+    for name, branch in list(spaces.removable_branches.items()):
+        if set(branch.spaces) & set(wrong):
+            del spaces.removable_branches[name]
+            spaces.fixed_branches[name] = CHANGES_OUTPUTS
+            for inner in branch.spaces:
+                spaces[inner].may_be_empty = False
+
+
+def _drawn(model: nn.Module) -> nn.Module:
+    """A copy in float32 in which no parameter hides what is before it."""
+    drawn = copy.deepcopy(model).float()
+    for module in drawn.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(module, _NORMS):
+                parameter.normal_(float(name == "weight"), 0.2)
+            elif not parameter.any():
+                parameter.normal_(0.0, 0.1)
+    return drawn
+
+
+def _set_statistics(model: nn.Module, images: Tensor) -> None:
+    """Give every normalisation the statistics of these images."""
+    for module in model.modules():
+        if isinstance(module, _NORMS):
+            module.momentum = 1.0
+    with _WithoutDropout():
+        model.train()(images)
+
+
+def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images: Tensor) -> bool:
+    """Whether a copy with half of these spaces cut out computes what one does in which nothing reads those channels."""
+    kept = {}
+    for name in names:
+        order = torch.randperm(spaces[name].size)[: spaces[name].size // 2].tolist()
+        kept[name] = [spaces[name].original[place] for place in sorted(order)]
+    masked = copy.deepcopy(model)
+    _mask(masked, spaces, kept)
+    cut = copy.deepcopy(masked)
+    apply_plan(cut, ReconfigPlan(kept=kept), copy.deepcopy(spaces), None)
+    wanted = _outputs(masked, images)
+    try:
+        found = _outputs(cut, images)
+    except Exception as error:  # a forward may raise anything; the verdict names what was cut
+        log.debug("a cut of %s ends the forward: %s", ", ".join(kept), error)
+        return False
+    return len(found) == len(wanted) and all(
+        a.shape == b.shape and bool((a - b).abs().max() <= TOLERANCE * a.abs().max())
+        for a, b in zip(wanted, found, strict=True)
+    )
+
+
+def _mask(model: nn.Module, spaces: IndexSpaces, kept: dict[str, list[int]]) -> None:
+    """Set to zero all that convolution and linear layers have of the channels that go: nothing reads them then."""
+    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    for name, channels in kept.items():
+        gone = [place for place, number in enumerate(spaces[name].original) if number not in set(channels)]
+        for one in spaces[name].slices:
+            if isinstance(model.get_submodule(one.tensor.rpartition(".")[0]), (nn.Conv2d, nn.Linear)):
+                entries = one.entries[gone].flatten().to(tensors[one.tensor].device)
+                tensors[one.tensor].index_fill_(one.axis, entries, 0.0)
+
+
+def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """All tensors that the model gives, in evaluation and in training."""
+    found: list[Tensor] = []
+    for training in (False, True):
+        model.train(training)
+        for module in model.modules():
+            if isinstance(module, _NORMS):
+                module.eval()
+        torch.manual_seed(1)  # what is random (whole blocks left out) is so for both models
+        with _WithoutDropout():
+            outputs = model(images)
+        found += [leaf.float() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    return found
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Dropout hands on what it is given: its draws would differ with the number of channels."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _DROPOUTS or getattr(func, "__name__", "") in ("dropout2d", "dropout3d"):
+            return args[0] if args else (kwargs or {})["input"]
+        return func(*args, **(kwargs or {}))

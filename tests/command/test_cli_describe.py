@@ -1,0 +1,135 @@
+"""What the command line tells: lists, descriptions and help."""
+
+import json
+import os
+import subprocess
+import sys
+
+from toy_suite import ROOT, pdt
+
+from suite import registry
+from suite.command import cli
+
+
+def test_list_imports_no_torch(folder):
+    answer = pdt("list", "--json")
+    assert answer.returncode == 0
+    assert "local" in [item["name"] for item in json.loads(answer.stdout)["engines"]]
+    script = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+        "from suite.command.cli import main; main(['list']); main(['--help'])"
+    )
+    answer = subprocess.run([sys.executable, "-X", "importtime", "-c", script], capture_output=True, text=True)
+    imported = {
+        line.rpartition("|")[2].strip() for line in answer.stderr.splitlines() if line.startswith("import time:")
+    }
+    assert "suite.command.options" in imported
+    assert not imported & {"torch", "numpy", "pandas", "pyarrow", "matplotlib"}
+
+
+def test_help_names_every_option_and_verb():
+    answer = pdt("--help")
+    assert answer.returncode == 0
+    for word in (
+        "--methods",
+        "--seeds",
+        "--config",
+        "describe NAME",
+        "reproduce NAME",
+        "exit status",
+        "examples",
+        "runs/TASK-HASH",
+    ):
+        assert word in answer.stdout
+    assert "--nproc" not in answer.stdout
+
+
+def test_describe(folder, capsys, forget_toys):
+    toys = ["--plugin", "toy.py"]
+    assert cli.main(["describe", "toy_method", "--task", "toy_task", "--json", *toys]) == 0
+    method = json.loads(capsys.readouterr().out)
+    assert (method["name"], method["source"], method["version"]) == ("toy_method", "nowhere", 1)
+    n, mode = method["parameters"]
+    assert (n["name"], n["type"], n["default"], n["presets"]["smoke"]) == ("n", "int", 2, 1)
+    assert mode["type"] == "random | magnitude"
+    assert cli.main(["describe", "toy_task", "--json", *toys]) == 0
+    task = json.loads(capsys.readouterr().out)
+    assert (task["title"], task["classes"], task["recipes"]["paper"]["epochs"]) == ("Toy", 3, 3)
+    assert cli.main(["describe", "toy_method", *toys]) == 0
+    assert "n: int = 2 (smoke 1)" in capsys.readouterr().out
+
+
+def test_describe_a_model(capsys):
+    assert cli.main(["describe", "resnet9[width=0.25]", "--json"]) == 0
+    model = json.loads(capsys.readouterr().out)
+    assert model["name"] == "resnet9[width=0.25]"
+    assert model["input_shape"] == [3, 32, 32]
+    assert model["inference_flops"] == 2 * model["macs"] > 2 * model["params"] > 0
+
+
+def test_describe_names_what_the_flops_leave_out(folder, capsys, forget_toys):
+    (folder / "mixes.py").write_text(
+        "from torch import nn\n"
+        "from suite.registry import register\n"
+        "class Mixes(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.line, self.head = nn.Conv1d(3, 8, 1), nn.Linear(8, classes)\n"
+        "    def forward(self, x):\n"
+        "        return self.head(self.line(x.flatten(2)).mean(2))\n"
+        "@register('model', 'toy_mixes')\n"
+        "def toy_mixes(num_classes=10):\n"
+        '    """A convolution of one dimension."""\n'
+        "    return Mixes(num_classes)\n"
+    )
+    line = "convolution in 'line' (24,576 multiply-adds an image)"
+    assert cli.main(["describe", "toy_mixes", "--json", "--plugin", "mixes.py"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_counted"] == [line]
+    assert cli.main(["describe", "toy_mixes", "--plugin", "mixes.py"]) == 0
+    assert f"not counted: {line}" in capsys.readouterr().out.splitlines()
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} {ROOT / 'run_suite.py'} list --json | head -c 1"
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)
+    assert answer.stderr == ""
+
+
+def test_a_recipe_is_told_by_what_it_changes(capsys):
+    assert cli.main(["describe", "digits"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  paper    as quick, but epochs 40" in lines
+    assert max(map(len, lines)) <= 120
+
+
+def test_describe_a_reproduction(capsys):
+    assert cli.main(["describe", "sdgp-table1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["name"]) == ("reproduction", "sdgp-table1")
+    assert found["command"].endswith("reproduce sdgp-table1")
+    assert found["parts"]["columns"]["task"] == "cifar10"
+    assert found["parts"]["columns"]["seeds"] == {"smoke": 1, "quick": 3, "paper": 3}
+    assert "sdgp-table1-cifar10-resnet9" in found["published"]
+    assert cli.main(["describe", "sdgp-table1"]) == 0
+    assert "seeds (smoke 1, quick 3, paper 3)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_reproduction_can_be_described(capsys):
+    for name in registry.names("reproduction"):
+        assert cli.main(["describe", name]) == 0
+        assert f"reproduce {name}" in capsys.readouterr().out
+
+
+def test_describe_a_preset(folder, capsys, forget_toys):
+    assert cli.main(["describe", "quick", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["seeds"]) == ("preset", 1)
+    assert found["recipes"]["digits"]["epochs"] == 10
+    assert found["recipes"]["digits"]["model"] == "resnet9[width=0.125]"
+    assert found["methods on cifar10"]["prunetrain"]["interval"] == 1
+    assert cli.main(["describe", "paper", "--task", "toy_task", "--plugin", "toy.py"]) == 0
+    text = capsys.readouterr().out
+    assert "seeds: 3" in text
+    assert "toy_task model toy_model[width=2], epochs 3" in " ".join(text.split())
+    assert cli.main(["describe", "quick[n=1]"]) == 2
+    assert "a preset takes no parameters; name 'quick'" in capsys.readouterr().err

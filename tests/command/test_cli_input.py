@@ -1,0 +1,181 @@
+"""What a user types: what is wrong is one line and exit status 2, and nothing was written."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from toy_suite import assert_one_line, good, listing, pdt
+
+from suite.command import cli
+from suite.command.options import read_config, read_run_options
+
+NAMES = [
+    (["--methods", "sdpg"], "did you mean 'sdgp'"),
+    (["--task", "cifar11"], "did you mean 'cifar10'"),
+    (["--model", "resnt9"], "did you mean 'resnet9'"),
+    (["--seeds", "x"], "--seeds 'x'"),
+    (["--seeds", "0,0"], "comes twice"),
+    (["--epochs", "-1"], "--epochs -1"),
+    (["--epochs", "two"], "an integer"),
+    (["--batch-size", "0"], "--batch-size 0"),
+    (["--methods", "dense[n=2"], "never closed"),
+    (["--methods", "dense]"], "closes nothing"),
+    (["--methods", "dense[n]"], "not key=value"),
+    (["--methods", "dense[]"], "not key=value"),
+    (["--methods", "dense,"], "expected name"),
+    (["--methods", "dense", "sdgp"], "has commas and no spaces"),
+    (["--task", "digits[a=1]"], "takes no parameters"),
+    (["--set", "recipe.epoch=3"], "did you mean 'epochs'"),
+    (["--set", "recipe.epochs"], "expected recipe.key=value"),
+    (["--epochs", "3", "--set", "recipe.epochs=4"], "given twice"),
+    (["--preset", "fast"], "--preset 'fast': no preset is called so; known: paper, quick, smoke"),
+    (["--device", "gpu"], "--device 'gpu'"),
+    (["--dtype", "float61"], "did you mean 'float16'"),
+    (["--set", "recipe.execution=graph"], "allowed: eager, compile, cuda_graph"),
+    (["--only", "mising"], "did you mean 'missing'"),
+    (["--jobs", "0"], "--jobs '0'"),
+    (["--engine", "ray"], "--engine 'ray'"),
+    (["--timeout", "0"], "--timeout '0'"),
+    (["--data-root", "toy.py"], "is a file"),
+    (["--data-root", "toy.py/below"], "is a file"),
+    (["--plugin", "absent.py"], "no such file"),
+    (["--config", "absent.toml"], "--config absent.toml"),
+    (["--nproc-per-trial", "2"], "no option is called '--nproc-per-trial'"),
+    (["--method", "dense"], "did you mean '--methods'"),
+    (["--seeds"], "expected one argument"),
+    (["plan"], "no verb is called 'plan'"),
+    (["reprot", "x"], "did you mean 'report'"),
+    (["report", "absent"], "no suite.json"),
+    (["describe", "resnt9"], "did you mean 'resnet9'"),
+    (["describe"], "required: NAME"),
+    (["check", "sdpg"], "did you mean 'sdgp'"),
+    (["--sede", "2"], "did you mean '--seeds'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"), NAMES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_what_is_wrong_is_found_before_torch_is_imported(folder, capsys, monkeypatch, arguments, expected):
+    # In this process, for speed; `test_a_user_sees_one_line` starts real ones.
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it would now fail
+    before = listing(folder)
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert_one_line(captured.err, expected)
+    assert listing(folder) == before
+
+
+WRONG = [
+    (["--methods", "sdpg"], "did you mean 'sdgp'"),
+    (["--task", "cifar11"], "did you mean 'cifar10'"),
+    (["--seeds", "x"], "--seeds 'x'"),
+    (["--epochs", "-1"], "--epochs -1"),
+    (["--methods", "dense[n=2"], "never closed"),
+    (["--plugin", "raises.py", "--methods", "dense"], "RuntimeError: line one line two"),
+    (good("--out", "toy.py"), "is a file"),
+    (good("--out", "."), "no suite.json"),
+    (good("--methods", "toy_method[n=5]"), "toy_method[n=5]: n is 5; the largest is 4"),
+    (good("--device", "cpu", "--dtype", "float16"), "on the CPU type bfloat16, float32 or auto"),
+    (good("--device", "cpu", "--set", "recipe.execution=cuda_graph"), "no CUDA graphs on 'cpu'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_user_sees_one_line(folder, arguments, expected):
+    (folder / "raises.py").write_text(
+        "from suite.registry import register\n@register('model', 'bad')\nclass Bad: pass\n"
+        "raise RuntimeError('line one\\nline two')"
+    )
+    before = listing(folder)
+    answer = pdt(*arguments)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert_one_line(answer.stderr, expected)
+    assert listing(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("method = 'dense'", "no option is called 'method'; did you mean 'methods'"),
+        ("config = 'x'", "no option is called 'config'"),
+        ("batch_size = 3\nbatch-size = 4", "given twice"),
+        ("methods = {a = 1}", "allowed: text or a number"),
+        ("set = 'recipe.epochs=3'", "must be a table"),
+        ("methods = ", "Invalid value"),
+        ("[set.recipe]\nepoch = 3", "did you mean 'epochs'"),
+        ("[set.recipe]\nepochs = 'x'", "an integer"),
+        ("seeds = -1", "--seeds '-1'"),
+    ],
+)
+def test_a_config_that_is_wrong(folder, capsys, text, expected):
+    (folder / "c.toml").write_text(text)
+    before = listing(folder)
+    assert cli.main(["--config", "c.toml"]) == 2
+    assert_one_line(capsys.readouterr().err, expected)
+    assert listing(folder) == before
+
+
+def test_a_config_gives_what_is_not_typed(folder, monkeypatch):
+    (folder / "c.toml").write_text(
+        "methods = ['dense', 'sdgp[n=1,m=4]']\nseeds = [3]\njobs = 2\nbatch_size = 8\ntimeout = 1.5\n"
+        "data-root = 'there'\n[set.recipe]\nlearning_rate = 1\nepochs = 7\nmilestones = [0.5, 0.75]\nflip = false\n"
+    )
+    options = read_run_options(["--config", "c.toml", "--epochs", "2", "--jobs", "3"])
+    assert options.methods == "dense,sdgp[n=1,m=4]"
+    assert options.seeds == (3,)
+    assert (options.jobs, options.timeout) == (3, 1.5)
+    assert options.data_root == folder / "there"
+    expected = {"batch_size": 8, "learning_rate": 1.0, "epochs": 2, "milestones": (0.5, 0.75), "flip": False}
+    assert options.overrides == expected
+    (folder / "c.toml").write_text("seeds = 3\nplugin = 'toy.py'")
+    assert read_config(folder / "c.toml") == {"seeds": "3", "plugin": ["toy.py"]}
+    monkeypatch.setenv("PDT_DATA", "/elsewhere")
+    assert read_run_options([]).data_root == Path("/elsewhere")
+    assert read_run_options(["--data-root", "/x"]).data_root == Path("/x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--methods", "toy_method[n=5]"], "toy_method[n=5]: n is 5; the largest is 4"),
+        (["--methods", "toy_method[k=5]"], "has no parameter 'k'"),
+        (["--methods", "toy_method[mode=rando]"], "allowed: random, magnitude"),
+        (["--model", "toy_model[width=0]"], "toy_model[width=0.0]: width is 0.0"),
+        (["--set", "recipe.peak_at=2"], "recipe.peak_at is 2.0"),
+        (["--batch-size", "13"], "task toy_task: a batch of 13 is more than the 12 images"),
+        (["--set", "recipe.split_seed=-1"], "recipe.split_seed is -1"),
+        (["--set", "recipe.nesterov=true", "--set", "recipe.momentum=0"], "recipe.nesterov needs"),
+        (["--device", "cuda"], "type --device cpu"),
+        (["--task", "toy_task,missing_task"], "toys are sold out"),
+    ],
+)
+def test_what_needs_the_things_themselves_is_found_before_anything_is_written(
+    suite, folder, capsys, monkeypatch, arguments, expected
+):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = listing(folder)
+    assert suite(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert_one_line(captured.err, expected)
+    assert listing(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sdgp[n=9,m=4]", "sdgp[n=9,m=4]: n is 9; it lies between 1 and m, which is 4"),
+        ("resnet9[width=8000]", "resnet9[width=8000.0]: does not fit into memory"),
+        ("resnet9[width=0.3]", "use a multiple of 1/128"),
+    ],
+)
+def test_describe_refuses_what_run_would(capsys, name, expected):
+    assert cli.main(["describe", name]) == 2
+    assert_one_line(capsys.readouterr().err, expected)

@@ -1,0 +1,180 @@
+"""What a method cannot train is refused before the first trial: in one line, and nothing is written."""
+
+import dataclasses
+import textwrap
+
+import pytest
+import torch
+from toy_suite import assert_one_line, forget_plugins, listing
+
+import kernels
+from suite.command import cli
+from suite.command.rehearsal import rehearse
+from suite.method import Method
+from suite.runs.planning import plan
+from suite.runs.spec import SuiteSpec
+from suite.training.hooks import Hooks
+from tasks.models.resnet9 import resnet9
+
+NETWORKS = textwrap.dedent(
+    """
+    import torch
+    from torch import nn
+
+    from suite.method import Method
+    from suite.registry import register
+
+    @register("model", "toy_linear")
+    def toy_linear(*, input_shape: tuple[int, int, int], num_classes: int):
+        "No convolution."
+        return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.ReLU(), nn.Linear(8, num_classes))
+
+    class Net(nn.Module):
+        def __init__(self, num_classes, kernel=1, outputs=None):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(1, 8, kernel), nn.Conv2d(8, 8, kernel)
+            self.last, self.outputs = nn.Linear(8, num_classes), outputs
+
+        def forward(self, images):
+            found = self.last(self.second(self.first(images)).mean((2, 3)))
+            return found if self.outputs is None else self.outputs(found)
+
+    class Branching(Net):
+        def forward(self, images):
+            return super().forward(images if images.sum() < 1e9 else -images)
+
+    @register("model", "toy_branching")
+    def toy_branching(*, num_classes: int):
+        "Its forward depends on values."
+        return Branching(num_classes)
+
+    @register("model", "toy_1x1")
+    def toy_1x1(*, num_classes: int):
+        "No 3x3 convolution."
+        return Net(num_classes)
+
+    @register("model", "toy_nothing")
+    def toy_nothing(*, num_classes: int):
+        "Its forward returns nothing."
+        return Net(num_classes, outputs=lambda found: [].append(found))
+
+    @register("model", "toy_wide")
+    def toy_wide(*, num_classes: int):
+        "It has a class too many."
+        return Net(num_classes + 1)
+
+    @register("model", "toy_large")
+    def toy_large(*, num_classes: int):
+        "Its kernels are larger than the images."
+        return Net(num_classes, kernel=30)
+
+    @register("model", "toy_none")
+    def toy_none():
+        "No model."
+
+    @register("model", "toy_empty")
+    def toy_empty():
+        "Nothing to train."
+        return nn.Flatten()
+
+    @register("method", "toy_fussy")
+    class Fussy(Method):
+        "Its setup has a programming error."
+
+        def setup(self, ctx):
+            self.absent.append(ctx)
+    """
+)
+
+
+@pytest.fixture
+def networks(folder):
+    forget_plugins()
+    (folder / "networks.py").write_text(NETWORKS)
+    yield folder
+    forget_plugins()
+
+
+CASES = [
+    ("prunetrain", "toy_branching", "prunetrain cannot train toy_branching on task digits: the channels of this model"),
+    ("prunetrain[dynamic_batch=device]", "resnet9[width=0.125]", "needs a CUDA device"),
+    ("sdgp", "toy_linear", "sdgp cannot train toy_linear on task digits: no layer of this model is pruned"),
+    ("clicktrain", "toy_1x1", "clicktrain cannot train toy_1x1 on task digits: this network has no 3x3 convolution"),
+    ("clicktrain[ratios=cifar10-vgg16_click-1]", "resnet9[width=0.125]", "does not fit a network of"),
+    ("clicktrain[warmup=0.9,hard_prune=0.95]", "resnet9[width=0.125]", "so that these ascend and one epoch is left"),
+    ("clicktrain[batches=1000]", "resnet9[width=0.125]", "batches is 1000; the epoch that decides has 22"),
+    ("ssl[from_trained=dense]", "toy_branching", "ssl[from_trained=dense] cannot train toy_branching"),
+    ("scratch[of=prunetrain]", "toy_branching", "prunetrain cannot train toy_branching"),  # what it depends on
+    (
+        "dense",
+        "toy_nothing",
+        "toy_nothing on task digits: its forward returns a NoneType for 2 images, not 2x10 logits",
+    ),
+    ("dense", "toy_wide", "its forward returns 2x11 for 2 images, not 2x10 logits"),
+    ("dense", "toy_large", "its forward fails on images of 1x16x16: RuntimeError: "),
+    ("dense", "toy_none", "toy_none: its function returned NoneType, not a torch.nn.Module"),
+    ("dense", "toy_empty", "toy_empty: the model has no parameters to train"),
+    ("toy_fussy", "toy_1x1", "in setup: AttributeError: "),
+]
+
+
+@pytest.mark.parametrize(("methods", "model", "expected"), CASES)
+def test_what_does_not_fit_together_is_refused_before_anything_is_written(networks, capsys, methods, model, expected):
+    before = listing(networks)
+    line = ["--plugin", "networks.py", "--methods", f"dense,{methods}", "--model", model, "--task", "digits"]
+    assert cli.main([*line, "--preset", "smoke", "--device", "cpu", "--out", "out"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert_one_line(captured.err, expected)
+    assert listing(networks) == before
+
+
+def planned(**changes):
+    fields = {
+        "tasks": "digits",
+        "preset": "smoke",
+        "device": "cpu",
+        "dtype": "float32",
+        "data_root": "",
+        "seeds": (0, 1),
+    }
+    return plan(SuiteSpec(**(fields | changes)))
+
+
+def test_each_combination_is_begun_once_and_all_that_the_suite_brings_fit(monkeypatch):
+    begun = []
+    original = Hooks.__init__
+    monkeypatch.setattr(Hooks, "__init__", lambda self, *a, **k: begun.append(a[1]) or original(self, *a, **k))
+    rehearse(planned(methods="dense,sdgp,sdgp[n=1],prunetrain,clicktrain,ssl,oneshot,scratch,dense[match=prunetrain]"))
+    assert len(begun) == 9  # prunetrain once, though two depend on it
+
+
+def test_a_training_on_another_device_is_rehearsed_on_the_cpu():
+    trials = [
+        dataclasses.replace(trial, device="cuda") for trial in planned(methods="prunetrain[dynamic_batch=device]")
+    ]
+    rehearse(trials)
+
+
+def test_a_rehearsal_compiles_nothing_and_asks_for_no_other_trial(monkeypatch):
+    monkeypatch.setattr(kernels, "prepare", lambda *arguments: pytest.fail("kernels are compiled"))
+    rehearse(planned(methods="sdgp,ssl[from_trained=dense],scratch"))
+
+
+def test_layers_are_planned_unless_the_method_has_more_to_do_before():
+    class Asks(Method):
+        def setup(self, ctx):
+            self.planned = []
+
+        def plan(self, name, layer):
+            self.planned.append(name)
+
+    class Begins(Asks):
+        def begin(self, ctx):
+            return pytest.fail("a rehearsal begins nothing")
+
+    for method, planned_layers in ((Asks(), True), (Begins(), False)):
+        torch.manual_seed(0)
+        model = resnet9(width=0.125, input_shape=(1, 16, 16))
+        Hooks(model, method, input_shape=(1, 16, 16), num_classes=10, epochs=1, batch_size=4, rehearsal=True)
+        assert bool(method.planned) is planned_layers

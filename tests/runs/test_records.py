@@ -1,0 +1,196 @@
+"""Records and files of trials that are damaged: they do not count as done, and the line says why."""
+
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from suite.recipe import Recipe
+from suite.runs.folder.records import FILES, damage, read_record, write_record
+from suite.runs.spec import TrialSpec
+from suite.runs.folder.store import Store
+
+RESULT = {"test_accuracy": 0.75, "test_loss": 0.5, "train_time_s": 2.0, "params": 10}
+
+
+def spec(seed=0, **fields):
+    recipe = vars(Recipe(epochs=2, batch_size=4, learning_rate=0.1))
+    copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
+    known = {"method": "dense", "task": "digits", "model": "resnet9", "preset": "smoke", "device": "cpu"}
+    return TrialSpec(**{**known, "recipe": recipe, "seed": seed, "dtype": "float32", "data_copy": copy, **fields})
+
+
+def finished(out, trial):
+    """A folder as a trial leaves it that is done."""
+    folder = out / "trials" / trial.trial_id
+    folder.mkdir(parents=True)
+    torch.save({"tensors": {"weight": torch.arange(1000.0) + trial.seed}}, folder / "model.pt")
+    epochs = [{"epoch": epoch, "test_accuracy": 0.75, "test_loss": 0.5} for epoch in (1, 2)]
+    (folder / "epochs.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs))
+    (folder / "layers.csv").write_text(f"epoch,layer\n1,conv{trial.seed}\n")
+    write_record(folder, trial, "done", result=RESULT, provenance={"x": 1})
+    return folder
+
+
+@pytest.fixture
+def two(tmp_path):
+    return [finished(tmp_path, spec(seed)) for seed in (0, 1)]
+
+
+def rewritten(folder, change):
+    """The record with something else in it, and without its own checksum if that was taken out."""
+    record = json.loads((folder / "trial.json").read_text())
+    change(record)
+    (folder / "trial.json").write_text(json.dumps(record))
+
+
+def as_before_checksums(folder, change=lambda record: None):
+    def old(record):
+        for name in ("trial_id", "files", "sha256"):
+            del record[name]
+        change(record)
+
+    rewritten(folder, old)
+
+
+def without_hash(folder):
+    rewritten(folder, lambda record: record["spec"].pop("hash"))
+
+
+def without_any_hash(folder):
+    as_before_checksums(folder, lambda record: record["spec"].pop("hash"))
+
+
+def of_another_trial(folder):
+    other = next(path for path in folder.parent.iterdir() if path != folder)
+    shutil.copyfile(other / "trial.json", folder / "trial.json")
+
+
+def all_of_another_trial(folder):
+    other = next(path for path in folder.parent.iterdir() if path != folder)
+    shutil.copytree(other, folder, dirs_exist_ok=True)
+
+
+def accuracy_of_7(folder):
+    rewritten(folder, lambda record: record["result"].update(test_accuracy=7.0))
+
+
+def accuracy_of_7_before_checksums(folder):
+    as_before_checksums(folder, lambda record: record["result"].update(test_accuracy=7.0))
+
+
+def another_accuracy(folder):
+    rewritten(folder, lambda record: record["result"].update(test_accuracy=0.76))
+
+
+def another_accuracy_before_checksums(folder):
+    as_before_checksums(folder, lambda record: record["result"].update(test_accuracy=0.76))
+
+
+def damages():
+    found = [without_hash, without_any_hash, of_another_trial, all_of_another_trial, accuracy_of_7, another_accuracy]
+    found += [accuracy_of_7_before_checksums, another_accuracy_before_checksums]
+    for name in FILES:
+        for kind, content in (("missing", None), ("empty", b""), ("random", b"\x93" * 300)):
+            for prepare in (lambda folder: None, as_before_checksums):
+
+                def change(folder, name=name, content=content, prepare=prepare):
+                    prepare(folder)
+                    (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+
+                found.append(
+                    pytest.param(change, id=f"{name}-{kind}-{'old' if prepare is as_before_checksums else ''}")
+                )
+    return found
+
+
+@pytest.mark.parametrize("change", damages())
+def test_a_damaged_trial_is_run_again_and_the_line_says_why(two, tmp_path, caplog, change):
+    store, trials = Store(tmp_path), [spec(0), spec(1)]
+    assert store.choose(trials, "missing") == []
+    change(two[0])
+    with caplog.at_level(logging.WARNING):
+        assert store.choose(trials, "missing") == store.choose(trials, "failed") == [(trials[0], two[0])]
+    (line, _) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"{two[0].name} is run again: ")
+    assert line.count("\n") == 0
+
+
+def test_a_flipped_bit_in_a_model_is_damage_with_a_checksum_in_the_record_and_without(two):
+    for folder, prepare in zip(two, (lambda folder: None, as_before_checksums), strict=True):
+        prepare(folder)
+        assert damage(folder, read_record(folder)) == ""
+        content = bytearray((folder / "model.pt").read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / "model.pt").write_bytes(content)
+        assert damage(folder, read_record(folder)).startswith("model.pt ")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("test_accuracy", -0.1),
+        ("test_accuracy", float("nan")),
+        ("test_accuracy", True),
+        ("test_accuracy", "0.5"),
+        ("params", 2**63),
+        ("train_time_s", -1.0),
+        ("train_time_s", [1.0]),
+    ],
+)
+def test_values_that_cannot_be(two, field, value):
+    write_record(two[0], spec(0), "done", result=RESULT | {field: value})
+    if isinstance(value, float) and value != value:
+        rewritten(two[0], lambda record: record["result"].update({field: value}))
+    record = read_record(two[0])
+    assert record["status"] == "error"
+    assert record["message"].startswith("damaged record: ")
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"spec": ' + b"9" * 5000 + b"}", b'{"spec": {"hash": 1}}'])
+def test_contents_that_readers_trip_over(two, content):
+    (two[0] / "trial.json").write_bytes(content)
+    assert read_record(two[0])["message"].startswith("damaged record: ")
+
+
+def test_a_record_with_a_path_that_is_not_utf8_reads_as_it_was_written(tmp_path):
+    trial = spec(0, plugins=("/home/\udcff/x.py",))
+    folder = finished(tmp_path, trial)
+    record = read_record(folder)
+    assert TrialSpec.from_json(record["spec"]) == trial
+    assert damage(folder, record) == ""
+
+
+def test_an_honest_model_of_any_size_is_whole(tmp_path):
+    folder = finished(tmp_path, spec(0))
+    torch.save({"tensors": nn.Linear(300, 300).state_dict()}, folder / "model.pt")
+    write_record(folder, spec(0), "done", result=RESULT)
+    assert damage(folder, read_record(folder)) == ""
+    as_before_checksums(folder)
+    assert damage(folder, read_record(folder)) == ""
+
+
+def test_a_checkpoint_that_a_killed_process_left_in_a_finished_trial_is_removed(two, tmp_path):
+    for folder in two:
+        (folder / "checkpoint.pt").write_text("x")
+    write_record(two[1], spec(1), "error", "killed by signal 9")
+    assert [folder for _, folder in Store(tmp_path).choose([spec(0), spec(1)], "missing")] == [two[1]]
+    assert [(folder / "checkpoint.pt").exists() for folder in two] == [False, True]
+
+
+def test_a_file_that_its_record_does_not_know_is_not_taken_on_trust(two):
+    rewritten(two[0], lambda record: record["files"].pop("layers.csv"))
+    record = json.loads((two[0] / "trial.json").read_text())
+    assert damage(two[0], record) == "layers.csv is missing"
+
+
+def test_a_record_without_its_own_checksum_or_in_the_folder_of_another_hash_is_damaged(two):
+    rewritten(two[0], lambda record: record.pop("sha256"))
+    assert read_record(two[0])["message"] == "damaged record: it has no sha256"
+    old = two[1].with_name(two[1].name[:-8] + "0" * 8)
+    as_before_checksums(two[1])
+    two[1].rename(old)
+    assert "it is that of dense-digits" in read_record(old)["message"]

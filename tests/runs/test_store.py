@@ -1,0 +1,294 @@
+"""The suite's folder: atomic records, its lock, and what is still to be done. Locks are held by real processes."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from suite.errors import UsageError
+from suite.recipe import Recipe
+from suite.runs.folder.records import FILES
+from suite.runs.folder.results import COLUMNS, INTEGER_COLUMNS, TEXT_COLUMNS, write_results
+from suite.runs.spec import SuiteSpec, TrialSpec
+from suite.runs.folder.store import Store, read_record, write_json, write_record
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINE = {"hardware_id": "h1234567", "hardware": {"threads": 2}, "software": {"torch": "2.15.0+cu132"}}
+LISTED = """trial_id, method, variant, task, model, preset, seed, status, message, device, hardware_id, dtype,
+data_copy, parameters, batch_size, epochs, test_accuracy, test_loss, val_accuracy, best_epoch_accuracy,
+train_time_s, eval_time_s, reconfigure_time_s, wall_time_s, samples_per_s, inference_images_per_s,
+train_flops_dense, train_flops_current, train_flops_effective, train_flops_executed,
+inference_flops_dense, inference_flops, inference_flops_effective, params_dense, params, nonzero_params,
+peak_memory_bytes, peak_rss_bytes, execution, compile_time_s, threads, torch"""
+
+
+def spec(seed=0, **fields):
+    recipe = vars(Recipe(epochs=3, batch_size=4, learning_rate=0.1))
+    copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
+    known = {"method": "dense", "task": "digits", "model": "resnet9", "preset": "smoke", "device": "cpu"}
+    return TrialSpec(**{**known, "recipe": recipe, "seed": seed, "dtype": "float32", "data_copy": copy, **fields})
+
+
+SUITE = SuiteSpec(
+    methods="dense", tasks="digits", preset="smoke", seeds=(0,), device="cpu", dtype="float32", data_root="/d"
+)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "out")
+
+
+def put(store, trial, status, message="", **more):
+    folder = store.trial_folder(trial.trial_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    if status == "done":
+        for name in FILES:
+            (folder / name).write_text("x")
+    write_record(folder, trial, status, message, **more)
+    return folder
+
+
+def holder(folder):
+    """A process that holds the lock of a folder until it is killed."""
+    script = "import sys, time; from suite.runs.folder.store import Store; from pathlib import Path\n"
+    script += "with Store(Path(sys.argv[1])).lock(): print('held', flush=True); time.sleep(100)"
+    command = [sys.executable, "-c", script, str(folder)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path):
+    path, stop = tmp_path / "x.json", threading.Event()
+    write_json(path, {"n": 0})
+    seen = []
+
+    def read():
+        while not stop.is_set():
+            seen.append(json.loads(path.read_text())["n"])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for n in range(100):
+        write_json(path, {"n": n, "padding": "x" * 20_000})
+    stop.set()
+    reader.join()
+    assert seen == sorted(seen)
+    assert [item.name for item in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_what_json_does_not_have_becomes_null(tmp_path):
+    write_json(tmp_path / "x.json", {"loss": float("nan"), "list": [float("inf"), 1.5], 3: (1, 2)})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"loss": None, "list": [None, 1.5], "3": [1, 2]}
+
+
+def test_a_second_process_is_told_who_holds_the_folder_and_a_killed_one_holds_nothing(store):
+    first = holder(store.folder)
+    try:
+        assert store.is_locked()
+        with pytest.raises(UsageError, match=f"in use by process {first.pid}") as caught, store.lock():
+            pass
+        assert str(store.folder) in str(caught.value)
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    with store.lock():
+        assert store.is_locked()
+    assert not store.is_locked()
+
+
+def test_folders_that_are_not_ours(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / ".lock").write_text("1")
+    before = sorted(tmp_path.rglob("*"))
+    for name, expected in (("file", "is a file"), ("file/below", "is a file"), ("full", r"holds 'thesis.tex'")):
+        with pytest.raises(UsageError, match=expected):
+            Store(tmp_path / name).check()
+    for name in ("empty", "killed", "absent/below"):
+        Store(tmp_path / name).check()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_suite_json_remembers_every_command(store):
+    with store.lock():
+        store.add_command(SUITE, "run_suite.py one", {"time_utc": "t1"})
+        store.add_command(SUITE, "run_suite.py two", {"time_utc": "t2"})
+    store.check()
+    content = json.loads((store.folder / "suite.json").read_text())
+    assert content["command_line"] == "run_suite.py two"
+    assert content["provenance"] == {"time_utc": "t2"}
+    assert [entry["command_line"] for entry in content["commands"]] == ["run_suite.py one", "run_suite.py two"]
+    (store.folder / "suite.json").write_text("{")
+    with pytest.raises(UsageError, match="is damaged"):
+        store.add_command(SUITE, "three", {})
+
+
+def test_which_trials_are_chosen(store):
+    statuses = ["done", "diverged", "oom", "timeout", "error", "running", "damaged", "absent"]
+    trials = [spec(seed) for seed in range(len(statuses))]
+    for trial, status in zip(trials, statuses, strict=True):
+        if status != "absent":
+            folder = put(store, trial, status if status != "damaged" else "done")
+            if status == "damaged":
+                (folder / "trial.json").write_text('{"spec": {')
+
+    def chosen(only):
+        return [statuses[trial.seed] for trial, _ in store.choose(trials, only)]
+
+    assert store.status(trials[5].trial_id) == "error"  # its process is gone, or we would not hold the lock
+    assert chosen("missing") == statuses[1:]
+    assert chosen("failed") == ["diverged", "oom", "timeout", "error", "running", "damaged"]
+    assert chosen("all") == statuses
+    assert store.trial_folders() == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"null", b'{"status": "done"}', b'{"spec": 3, "status": "done"}']
+)
+def test_a_damaged_record_is_a_trial_with_an_error(store, content):
+    folder = put(store, spec(0), "done")
+    put(store, spec(1), "done")
+    (folder / "trial.json").write_bytes(content)
+    record = read_record(folder)
+    assert set(record) == {"status", "message"}
+    assert record["status"] == "error"
+    assert record["message"].startswith("damaged record: ")
+    rows = {row["trial_id"]: row for row in write_results(store)}
+    assert rows[folder.name]["status"] == "error"
+    assert rows[folder.name]["message"] == record["message"]
+    assert rows[spec(1).trial_id]["status"] == "done"
+
+
+def test_the_table_has_the_columns_of_the_interface(store):
+    assert list(COLUMNS) == [name.strip() for name in LISTED.replace("\n", " ").split(",")]
+    assert set(TEXT_COLUMNS) | set(INTEGER_COLUMNS) < set(COLUMNS)
+    result = {
+        "test_accuracy": 0.5,
+        "train_time_s": 1.25,
+        "params": 10,
+        "train_flops_dense": 3 * 10**18,
+        "val_accuracy": None,
+    }
+    first = spec(0, method="sdgp", variant="n=2,m=4", parameters={"m": 4, "n": 2})
+    put(store, first, "done", result=result, provenance=MACHINE)
+    put(store, spec(1), "error", 'a "quoted", line')
+    put(store, spec(2), "running")
+    write_results(store)
+    with open(store.folder / "results.csv", newline="") as file:
+        rows = {row["trial_id"]: row for row in csv.DictReader(file)}
+    row = rows[first.trial_id]
+    assert list(row) == list(COLUMNS)
+    expected = {"method": "sdgp", "variant": "n=2,m=4", "parameters": '{"m":4,"n":2}', "seed": "0", "status": "done"}
+    expected |= {"data_copy": "original-abababab", "hardware_id": "h1234567", "epochs": "3", "batch_size": "4"}
+    expected |= {
+        "test_accuracy": "0.5",
+        "params": "10",
+        "train_flops_dense": str(3 * 10**18),
+        "val_accuracy": "",
+        "threads": "2",
+    }
+    expected |= {"torch": "2.15"}
+    assert {key: row[key] for key in expected} == expected
+    assert row["test_loss"] == ""
+    assert rows[spec(1).trial_id]["message"] == 'a "quoted", line'
+    assert rows[spec(2).trial_id]["status"] == "error"
+    frame = pd.read_parquet(store.folder / "results.parquet")
+    assert list(frame) == list(COLUMNS)
+    assert frame["test_accuracy"].dtype == float
+    assert frame["val_accuracy"].isna().all()
+
+
+def test_a_trial_that_runs_now_has_no_row(store):
+    put(store, spec(0), "running")
+    with store.lock():
+        assert write_results(store) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"result": {"test_acuracy": 0.5}}, {"result": {"test_accuracy": "high"}}, {"result": [1]}, {"provenance": ["x"]}],
+)
+def test_a_damaged_record_hides_no_other(store, content):
+    put(store, spec(0), "done", **content)
+    put(store, spec(1), "done", result={"test_accuracy": 0.5})
+    rows = {row["seed"]: row for row in write_results(store)}
+    assert rows[1]["status"] == "done"
+    (damaged,) = [row for row in rows.values() if row["status"] == "error"]
+    assert damaged["message"].startswith("damaged record")
+
+
+def part(name):
+    """The name under which a file is written before it takes its place."""
+    return f".{name}.0123456789abcdef.part"
+
+
+def test_what_a_killed_writer_left_keeps_nobody_out_and_goes(store):
+    trial = store.trial_folder("dense-digits-resnet9-s0-01234567")
+    trial.mkdir(parents=True)
+    (store.folder / "figures").mkdir()
+    (store.folder / "mine").mkdir()
+    left = [store.folder / part("suite.json"), store.folder / "figures" / part("g-1.svg")]
+    left += [trial / part(name) for name in ("trial.json", "checkpoint.pt")]
+    kept = [store.folder / ".gitignore", trial / "notes.txt", store.folder / "mine" / part("x")]
+    kept += [store.folder / ".film.mp4.abcd.part", trial / part("epochs.jsonl")]
+    for path in (*left, *kept):
+        path.write_text("half")
+        os.utime(path, (0, 0))
+    os.utime(kept[-1])  # somebody writes to it
+    (store.folder / "suite.json").write_text("{}")
+    with store.lock():
+        pass
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in kept)
+
+
+def test_a_folder_in_which_only_half_of_suite_json_was_written_may_be_used(tmp_path):
+    (tmp_path / part("suite.json")).write_text("half")
+    Store(tmp_path).check()
+    (tmp_path / ".film.mp4.abcd.part").write_text("somebody else's")
+    with pytest.raises(UsageError, match=r"holds '\.film\.mp4\.abcd\.part' and no"):
+        Store(tmp_path).check()
+
+
+def test_a_folder_of_suites_names_one_of_them(tmp_path):
+    (tmp_path / "cifar10-01234567").mkdir()
+    (tmp_path / "cifar10-01234567" / "suite.json").write_text("{}")
+    with pytest.raises(UsageError, match="or a suite's own, such as cifar10-01234567 in it"):
+        Store(tmp_path).check()
+
+
+def test_a_lock_that_is_held_for_a_moment_is_waited_for(store):
+    store.folder.mkdir(parents=True)
+    script = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_SH); print(flush=True); "
+        "time.sleep(0.4)"
+    )
+    reader = subprocess.Popen([sys.executable, "-c", script, str(store.folder / ".lock")], stdout=subprocess.PIPE)
+    reader.stdout.readline()
+    with store.lock():
+        pass
+    reader.wait()
+
+
+def test_the_table_says_how_steps_were_executed(store):
+    for seed, execution in ((0, "cuda_graph"), (1, None)):
+        recipe = {**spec().recipe, "execution": execution}
+        if execution is None:
+            del recipe["execution"]  # a record from before there was a choice
+        put(store, spec(seed, recipe=recipe), "done")
+    assert [row["execution"] for row in sorted(write_results(store), key=lambda row: row["seed"])] == [
+        "cuda_graph",
+        "eager",
+    ]

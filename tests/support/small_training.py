@@ -1,0 +1,92 @@
+"""A net, images and a trainer small enough for a test of the loop."""
+
+import io
+
+import torch
+from torch import nn
+
+from suite.recipe import Recipe
+from suite.task import Splits
+from suite.training.trainer import Trainer
+
+SHAPE = (3, 8, 8)
+CLASSES = 4
+
+
+class SmallResidual(nn.Module):
+    residual_branch = "branch"
+
+    def __init__(self, channels):
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+        )
+
+    def forward(self, x):
+        return x + self.branch(x)
+
+
+def small_net():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        SmallResidual(8),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveMaxPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
+    )
+
+
+class SmallBatches:
+    """Images whose class is the quadrant that is bright; shuffled by the epoch."""
+
+    def __init__(self, count, seed, shuffle=True, drop_last=True):
+        generator = torch.Generator().manual_seed(seed)
+        self.labels = torch.arange(count) % CLASSES
+        self.images = 0.5 * torch.randn(count, *SHAPE, generator=generator)
+        for index, label in enumerate(self.labels.tolist()):
+            row, column = divmod(label, 2)
+            self.images[index, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += label + 1.0
+        self.images = self.images.contiguous(memory_format=torch.channels_last)
+        self.num_samples, self.shuffle, self.drop_last = count, shuffle, drop_last and shuffle
+
+    def steps_per_epoch(self, batch_size):
+        return self.num_samples // batch_size if self.drop_last else -(-self.num_samples // batch_size)
+
+    def epoch(self, epoch, batch_size):
+        order = torch.arange(self.num_samples)
+        if self.shuffle:
+            order = torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(epoch))
+        for step in range(self.steps_per_epoch(batch_size)):
+            chosen = order[step * batch_size : (step + 1) * batch_size]
+            yield self.images[chosen], self.labels[chosen]
+
+
+class Checkpoints(list):
+    """The states that a trainer saves, each as it comes back from its file."""
+
+    def keep(self, state):
+        file = io.BytesIO()
+        torch.save(state(), file)
+        file.seek(0)
+        self.append(torch.load(file, weights_only=True))
+
+
+RECIPE = Recipe(epochs=3, batch_size=16, eval_batch_size=32, learning_rate=0.05, schedule="linear", lr_end=0.1)
+
+
+def small_trainer(method, recipe=RECIPE, model=None, train_images=64, **options):
+    torch.manual_seed(0)
+    model = (model or small_net()).to(memory_format=torch.channels_last)
+    train = SmallBatches(train_images, seed=1, drop_last=recipe.drop_last)
+    splits = Splits(train=train, test=SmallBatches(40, seed=2, shuffle=False))
+    defaults = {"input_shape": SHAPE, "num_classes": CLASSES, "seed": 0, "device": torch.device("cpu")}
+    return Trainer(model, method, recipe, splits, **(defaults | options))

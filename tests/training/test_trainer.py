@@ -1,0 +1,236 @@
+"""The training loop: every operand and hook trains and resumes bit for bit, and divergence ends it."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_methods import METHODS, Decays, Nothing, RandomChannels, Shrinks, WeightMask
+from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_trainer
+from torch import nn
+
+from suite.method import Method, OpPlan, ReconfigPlan
+from suite.training.trainer import Diverged
+
+FIVE = dataclasses.replace(RECIPE, epochs=5)
+
+
+def without_times(record):
+    return {key: value for key, value in record.items() if not key.endswith("time_s")}
+
+
+def trained(record):
+    """What was trained: another execution takes other memory, too."""
+    return {key: value for key, value in without_times(record).items() if key != "step_memory_bytes"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_operand_and_hook_trains_and_resumes_bit_exactly(method, dtype):
+    records, states = [], Checkpoints()
+    whole = small_trainer(method(), FIVE, dtype=dtype, on_epoch=records.append, on_checkpoint=states.keep)
+    whole.fit()
+    assert records[-1]["train_loss"] < records[0]["train_loss"]
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4, 5]
+    for done, state in enumerate(states, start=1):
+        again = []
+        resumed = small_trainer(method(), FIVE, dtype=dtype, on_epoch=again.append)
+        resumed.load_state_dict(state)
+        resumed.fit()
+        for name, tensor in whole.model.state_dict().items():
+            assert torch.equal(resumed.model.state_dict()[name], tensor), (done, name)
+        assert [without_times(r) for r in again] == [without_times(r) for r in records[done:]]
+        assert resumed.ledger.to_csv(5) == whole.ledger.to_csv(5)
+
+
+def test_dense_equals_a_loop_written_by_hand():
+    recipe = dataclasses.replace(RECIPE, label_smoothing=0.1, weight_decay=1e-3, nesterov=True)
+    trainer = small_trainer(Nothing(), recipe)
+    trainer.fit()
+
+    torch.manual_seed(0)
+    model = small_net().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1, momentum=0.9, weight_decay=1e-3, nesterov=True)
+    data, step = SmallBatches(64, seed=1), 0
+    for epoch in range(3):
+        for images, labels in data.epoch(epoch, 16):
+            optimizer.param_groups[0]["lr"] = 0.05 * (1 - 0.9 * step / 12)
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels, label_smoothing=0.1).backward()
+            optimizer.step()
+            step += 1
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(trainer.model.state_dict()[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_evaluation_comes_after_the_reconfiguration_of_the_last_epoch():
+    class PrunesLast(Method):
+        def reconfigure(self, ctx):
+            return ReconfigPlan(kept={"0": [0]}) if ctx.epochs_done == ctx.epochs else None
+
+    records = []
+    trainer = small_trainer(PrunesLast(), on_epoch=records.append)
+    trainer.fit()
+    accuracy, loss = trainer.evaluate(trainer.splits.test)
+    assert (records[-1]["test_accuracy"], records[-1]["test_loss"]) == (accuracy, loss)
+    assert records[-1]["layers"]["0"]["out"] == 1
+    assert records[-1]["params"] == sum(p.numel() for p in trainer.model.parameters())
+
+
+def test_loss_that_is_no_number_is_divergence():
+    with pytest.raises(Diverged, match=r"the loss is (nan|inf) in epoch"):
+        small_trainer(Nothing(), dataclasses.replace(RECIPE, learning_rate=1e30)).fit()
+
+
+@pytest.mark.parametrize("method", [Nothing, RandomChannels, Decays])
+def test_micro_batches_accumulate_and_have_slots_of_their_own(method):
+    slots = set()
+
+    class Notes(method):
+        def plan(self, name, layer):
+            inner = super().plan(name, layer) or OpPlan()
+            return dataclasses.replace(inner, grad_shared=lambda grad, site: (slots.add(site.slot), grad)[1])
+
+    def without_norm():
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+
+    whole = small_trainer(Notes(), RECIPE, model=without_norm())
+    torch.manual_seed(0)
+    parts = small_trainer(Notes(), dataclasses.replace(RECIPE, micro_batches=4), model=without_norm())
+    parts.model.load_state_dict(whole.model.state_dict())
+    whole.fit()
+    assert slots == {0}
+    parts.fit()
+    assert slots == {0, 1, 2, 3}
+    if method is not RandomChannels:
+        for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_gradient_clipping_bounds_the_norm():
+    norms = []
+
+    class Watches(Method):
+        def before_optimizer_step(self, ctx):
+            norms.append(torch.nn.utils.get_total_norm([p.grad for p in ctx.model.parameters()]).item())
+
+    small_trainer(Watches(), dataclasses.replace(RECIPE, clip_norm=0.01)).fit()
+    assert max(norms) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_record_says_who_multiplies_in_each_layer():
+    records = []
+    trainer = small_trainer(WeightMask(), on_epoch=records.append)
+    trainer.fit()
+    found = records[-1]["backends"]
+    assert set(found.values()) == {"torch", "compact"}
+    for name, layer in trainer.ctx.layers.items():
+        assert (found[name] == "compact") is (layer.weight.shape[1] == 8)
+
+
+def test_reconfiguration_changes_batch_learning_rate_and_ledger():
+    records = []
+    trainer = small_trainer(Shrinks(), on_epoch=records.append)
+    trainer.fit()
+    assert [record["batch_size"] for record in records] == [16, 32, 32]
+    assert [record["steps"] for record in records] == [4, 2, 2]
+    assert records[1]["learning_rate"] == pytest.approx(0.5 * RECIPE.learning_rate_at(0.5))
+    assert records[0]["layers"]["0"]["out"] == 7
+    flops = [record["step_flops"] for record in records]
+    assert flops[1]["dense"] == 2 * flops[0]["dense"]  # twice the batch
+    assert flops[1]["current"] < flops[1]["dense"]
+    assert flops[2]["current"] < flops[1]["current"]
+    assert [record["reconfigured"] for record in records] == [True, True, False]
+
+
+def test_restart_begins_schedule_and_epochs_again():
+    class Restarts(Method):
+        def reconfigure(self, ctx):
+            return ReconfigPlan(restart=True) if ctx.epochs_done == 2 else None
+
+    records = []
+    trainer = small_trainer(Restarts(), on_epoch=records.append)
+    trainer.fit()
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4, 5]
+    assert records[2]["learning_rate"] == records[0]["learning_rate"]
+
+
+def test_a_restart_clears_the_momentum():
+    held = {}
+
+    class Restarts(Method):
+        def before_optimizer_step(self, ctx):
+            held[ctx.step] = len(ctx.optimizer.state)
+
+        def reconfigure(self, ctx):
+            return ReconfigPlan(restart=True) if ctx.epochs_done == 2 else None
+
+    small_trainer(Restarts()).fit()
+    assert (held[0], held[8]) == (0, 0)  # four steps an epoch
+    assert all(count for step, count in held.items() if step not in (0, 8))
+
+
+def test_evaluation_that_is_no_number_is_divergence():
+    class Poisons(Method):
+        def on_epoch_end(self, ctx):
+            ctx.model[0].weight.data.fill_(float("nan"))
+
+    with pytest.raises(Diverged, match="the test_loss is nan after epoch 1"):
+        small_trainer(Poisons()).fit()
+
+
+def test_batch_that_does_not_split_into_micro_batches_is_refused():
+    class Odd(Method):
+        def reconfigure(self, ctx):
+            return ReconfigPlan(batch_size=10)
+
+    with pytest.raises(ValueError, match=r"a batch of 10 does not split into recipe\.micro_batches=4"):
+        small_trainer(Odd(), dataclasses.replace(RECIPE, micro_batches=4)).fit()
+
+
+def test_infinite_regulariser_is_divergence_though_its_gradient_is_finite():
+    class Infinite(Method):
+        def regularization(self, model, ctx):
+            return (model[0].weight * 0).sum() + float("inf")
+
+    with pytest.raises(Diverged, match="the regularization is inf in epoch 1, step 1"):
+        small_trainer(Infinite()).fit()
+
+
+def test_divergence_in_the_last_evaluation_leaves_the_trial_unfinished():
+    class Poisons(Method):
+        def on_epoch_end(self, ctx):
+            if ctx.epochs_done == ctx.epochs:
+                ctx.model[0].weight.data.fill_(float("nan"))
+
+    trainer = small_trainer(Poisons())
+    with pytest.raises(Diverged, match="after epoch 3"):
+        trainer.fit()
+    assert not trainer.progress.finished
+    assert trainer.progress.last_record["epoch"] == 2
+
+
+def test_resume_goes_on_with_random_numbers_clock_and_counters():
+    """Dropout draws from torch's own generator, whose state is in the checkpoint; so are seconds and samples."""
+
+    def with_dropout():
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(288, 4))
+
+    states = []
+    whole = small_trainer(
+        Nothing(), model=with_dropout(), on_checkpoint=lambda state: states.append(copy.deepcopy(state()))
+    )
+    whole.fit()
+    resumed = small_trainer(Nothing(), model=with_dropout())
+    torch.manual_seed(123)  # another process has drawn other numbers
+    resumed.load_state_dict(states[0])
+    assert resumed.clock.seconds == states[0]["clock"]
+    assert resumed.clock.seconds["train"] > 0
+    assert resumed.progress.samples == 64
+    assert resumed.progress.peak_memory_bytes == whole.progress.peak_memory_bytes > 0
+    assert 0 < resumed.ctx.progress < 1
+    resumed.fit()
+    assert resumed.progress.samples == whole.progress.samples == 192
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor), name
