@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 
 from reports.data.trial_files import clean, finite, read_epochs, read_layers, read_object, without_others
-from suite.runs.folder import packed
 from suite.errors import UsageError
+from suite.runs.folder import packed
 from suite.runs.versions import minor_version
 
 TEXT_COLUMNS = (

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.data.estimates import Estimate, Missing, Quantity, estimate, paired
 from reports.content.model import BASELINE, MethodRow, mean_of
+from reports.data.estimates import Estimate, Missing, Quantity, estimate, paired
 from reports.data.records import Trial
 from reports.data.steadiness import is_disturbed
 

@@ -13,8 +13,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.runs.cpu import CPUINFO, read_cpu
 from suite.errors import UsageError, nearest
+from suite.runs.cpu import CPUINFO, read_cpu
 
 if TYPE_CHECKING:
     from suite.method import Method

@@ -11,7 +11,6 @@ from typing import Any
 
 from suite import registry
 from suite.brackets import Request, read_list
-from suite.runs.devices import check_execution
 from suite.errors import UsageError, nearest
 from suite.parameters import (
     Choice,
@@ -26,8 +25,9 @@ from suite.parameters import (
     read_one,
     resolve,
 )
-from suite.runs.plugin_files import defining_files
 from suite.recipe import Recipe
+from suite.runs.devices import check_execution
+from suite.runs.plugin_files import defining_files
 from suite.runs.spec import SuiteSpec, TrialSpec, checksum
 from suite.typed import read_path
 

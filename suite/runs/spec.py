@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from suite.errors import UsageError, nearest
-from suite.runs.plugin_files import check_defining_files, digests
 from suite.recipe import Recipe
+from suite.runs.plugin_files import check_defining_files, digests
 
 PRESETS = ("smoke", "quick", "paper")
 LARGEST_SEED = 2**31 - 1

@@ -10,10 +10,10 @@ from toy_suite import starts
 
 from methods.dense import Dense
 from methods.scratch import Scratch
-from suite.command import cli
 from suite.checkpoint import load_model
-from suite.errors import UsageError
+from suite.command import cli
 from suite.cost.flops import count_model
+from suite.errors import UsageError
 from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.ops import apply
 from suite.runs.planning import plan

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from suite.recipe import Recipe
 from suite.runs.engines import local
 from suite.runs.engines.local import LocalEngine, environment, trial_command
-from suite.runs.progress import EpochReader, Lines, Position, ProgressFile, duration, ended_line, epoch_line, shown_on
-from suite.recipe import Recipe
-from suite.runs.spec import TrialSpec
 from suite.runs.folder.store import read_record, write_record
+from suite.runs.progress import EpochReader, Lines, Position, ProgressFile, duration, ended_line, epoch_line, shown_on
+from suite.runs.spec import TrialSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 

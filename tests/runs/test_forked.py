@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from suite import parameters
-
 from suite.runs import planning
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec

@@ -12,8 +12,8 @@ from toy_suite import ROOT, TOY, forget_plugins, starts
 
 from reports.content import trust
 from suite import registry
-from suite.runs import plugin_files
 from suite.errors import UsageError
+from suite.runs import plugin_files
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec, TrialSpec
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from suite.recipe import Recipe
 from suite.runs.folder.records import FILES, damage, read_record, write_record
-from suite.runs.spec import TrialSpec
 from suite.runs.folder.store import Store
+from suite.runs.spec import TrialSpec
 
 RESULT = {"test_accuracy": 0.75, "test_loss": 0.5, "train_time_s": 2.0, "params": 10}
 

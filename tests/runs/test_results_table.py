@@ -10,10 +10,9 @@ import pytest
 from test_store import put, spec
 
 from suite.command import cli
-
-from suite.runs.folder import packed
-from suite.errors import UsageError
 from suite.command.export import export
+from suite.errors import UsageError
+from suite.runs.folder import packed
 from suite.runs.folder.results import COLUMNS, read_table, write_results
 from suite.runs.folder.store import Store, read_record, write_json
 

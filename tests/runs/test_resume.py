@@ -19,8 +19,8 @@ from suite import checkpoint, registry
 from suite.errors import UsageError
 from suite.ops import PlannedLayer
 from suite.runs.spec import TrialSpec
-from suite.task import DataCopy
 from suite.runs.trial import Trial
+from suite.task import DataCopy
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("dense", "sdgp", "prunetrain")

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from suite.errors import UsageError
+from suite.recipe import Recipe
 from suite.runs.devices import (
     available_cores,
     competition,
@@ -15,9 +17,7 @@ from suite.runs.devices import (
     resolve_device,
     resolve_dtype,
 )
-from suite.errors import UsageError
 from suite.runs.planning import read_override
-from suite.recipe import Recipe
 from suite.runs.spec import SuiteSpec, TrialSpec, read_preset, read_seeds, suite_hash
 
 RECIPE = dataclasses.asdict(Recipe(epochs=3, batch_size=4, learning_rate=0.1, milestones=(0.5, 0.75)))

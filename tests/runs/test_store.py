@@ -16,8 +16,8 @@ from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.runs.folder.records import FILES
 from suite.runs.folder.results import COLUMNS, INTEGER_COLUMNS, TEXT_COLUMNS, write_results
-from suite.runs.spec import SuiteSpec, TrialSpec
 from suite.runs.folder.store import Store, read_record, write_json, write_record
+from suite.runs.spec import SuiteSpec, TrialSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = {"hardware_id": "h1234567", "hardware": {"threads": 2}, "software": {"torch": "2.15.0+cu132"}}

@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-from suite.runs.engines.lifeline import die_with
 from suite.errors import UsageError
+from suite.runs.engines.lifeline import die_with
 
 Result = TypeVar("Result")
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from suite import files
+from suite.errors import UsageError, in_words
+from suite.registry import register
 from suite.runs.devices import available_cores
 from suite.runs.engines.lifeline import PARENT
-from suite.errors import UsageError, in_words
-from suite.runs.progress import EpochReader, ProgressFile, Shown
 from suite.runs.folder.records import RUNNING, damage, read_record, write_record
-from suite.registry import register
+from suite.runs.progress import EpochReader, ProgressFile, Shown
 from suite.runs.spec import TrialSpec
 
 POLL_INTERVAL = 0.1

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from suite import files
-
-from suite.runs.folder import packed
 from suite.errors import in_words
+from suite.runs.folder import packed
 from suite.runs.spec import LARGEST_SEED, TrialSpec, canonical_json
 
 ENDED = ("done", "diverged", "oom", "timeout", "error", "skipped")

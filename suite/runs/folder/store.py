@@ -25,8 +25,8 @@ from typing import Any
 
 from suite import files
 from suite.errors import UsageError, in_words
-from suite.runs.provenance import without_home
 from suite.runs.folder.records import ENDED, RUNNING, damage, read_record, write_json, write_record
+from suite.runs.provenance import without_home
 from suite.runs.spec import SuiteSpec, TrialSpec
 
 __all__ = ["ENDED", "ONLY", "RUNNING", "Store", "read_record", "write_json", "write_record"]
