@@ -14,8 +14,8 @@ from made_files import ours, rows, trials_of
 from kernels.sparse_conv.dispatch import library
 from reports.data.estimates import Estimate
 from reports.data.records import Trial
-from reproductions.clicktrain.declarations import pattern_layers
-from reproductions.clicktrain.declarations import tradeoff as clicktrain_tradeoff
+from reproductions.clicktrain import pattern_layers
+from reproductions.clicktrain import tradeoff as clicktrain_tradeoff
 from reproductions.clicktrain.kernels import fastest_dense, loses
 from reproductions.clicktrain.network import COUNTS, NETWORKS, QUANTITIES, heat, large_weights, network_shares
 from reproductions.clicktrain.network import statistics as statistics_of

@@ -13,7 +13,7 @@ from torch import nn
 from reports.data.estimates import Missing
 from reports.data.records import Trial
 from reproductions.contract import Ran
-from reproductions.sdgp.declarations import gradient as sdgp_gradient
+from reproductions.sdgp import gradient as sdgp_gradient
 from suite import registry
 from suite.recipe import Recipe
 from suite.runs.spec import TrialSpec

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from reproductions import published
-from reproductions.sdgp.declarations import declarations as sdgp
-from reproductions.sdgp.declarations import gradient as sdgp_gradient
+from reproductions.sdgp import declarations as sdgp
+from reproductions.sdgp import gradient as sdgp_gradient
 from suite import registry
 from suite.brackets import read_list
 from suite.parameters import choices

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from planned_layers import LAYERS, gradients, identity, planned_copy
 from small_methods import (
     METHODS,
     REPLAYED,
@@ -15,7 +16,6 @@ from small_methods import (
     Shrinks,
 )
 from small_training import CLASSES, SHAPE, Checkpoints, SmallBatches, small_net
-from test_ops import LAYERS, gradients, identity, planned_copy
 from test_trainer import FIVE, without_times
 
 from suite.method import OpPlan

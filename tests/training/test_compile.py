@@ -9,9 +9,9 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from planned_layers import LAYERS, gradients, identity, planned_copy
 from small_methods import METHODS, Nothing, RandomChannels, Replans, Shrinks, WeightMask
 from small_training import RECIPE, SHAPE, Checkpoints, SmallBatches, small_net, small_trainer
-from test_ops import LAYERS, gradients, identity, planned_copy
 from test_trainer import trained
 from torch import nn
 
