@@ -124,7 +124,7 @@ def choose(
         with _locked(path.parent):
             if (found := _read(path, key)) is not None:  # another process has measured it in the meantime
                 return found
-            files.remove_left(path.parent)
+            files.remove_abandoned(path.parent)
             choice = measure(prepare(), candidates, device)
             _write(path, key, choice)
             return choice
@@ -214,7 +214,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, which the kernel releases when the process ends; waits for another holder."""
     import fcntl
 
-    with os.fdopen(files.opened(folder / ".lock", os.O_WRONLY), "wb") as file:
+    with os.fdopen(files.open_descriptor(folder / ".lock", os.O_WRONLY), "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,7 +1,9 @@
-"""Files that are written whole: a reader, or a crash, finds the old content or the new, never a part of it.
+"""Paths, and reading and writing of files.
 
-Nothing here writes or deletes through a symbolic link: a link in the place of a file or folder of ours leads to
-something that is not ours, and is refused with a `UsageError`. Errors of the disk name the file.
+`read_path` and `read_bytes` check paths and files that a user names. The other functions write files atomically: a
+reader, or a program that starts after a crash, finds either the old content or the new content, never a part of it.
+Nothing here writes or deletes through a symbolic link: if a link has the name of one of the suite's files or folders,
+its target does not belong to the suite, and a `UsageError` is raised. Errors of the disk name the file.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,70 +23,148 @@ from typing import IO
 
 from suite.errors import UsageError, in_words
 
-# `.NAME.RANDOM.part`, beside the file that it is to become.
+MAX_NAME_BYTES = 255  # the limit of every file system in common use
+MAX_PATH_BYTES = 3500  # Linux allows 4,095; the suite's own folders and files are appended to the path
+MAX_FILE_BYTES = 1 << 20  # of a file of options or a plugin
+
+# `.NAME.RANDOM.part`, in the folder of the file that it will replace.
 _PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.part")
-_LEFT_AFTER_S = 3600
-"""What nobody has written to for so long was left by a writer that was killed."""
-_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+_ABANDONED_AFTER_S = 3600
+"""Temporary files older than this are considered abandoned."""
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
+
+def read_path(text: str, option: str) -> Path:
+    """Return the absolute path that a text names; `~` is the home folder. The file or folder need not exist.
+
+    Args:
+        text: Path as typed.
+        option: Name of the option for error messages, like `--out`.
+
+    Raises:
+        UsageError: If the text is not a valid path, or the path cannot be looked up.
+    """
+    if not text:
+        raise UsageError(f"{option} is empty; give the path of a file or a folder")
+    try:
+        path = Path(text).expanduser().absolute()
+    except RuntimeError:  # raised by pathlib for ~NAME where no such user exists
+        user = Path(text).parts[0]
+        hint = f"there is no user '{user[1:]}'; ./{user} is a folder of that name" if user != "~" else "HOME is not set"
+        raise UsageError(f"{option} '{text}': {hint}") from None
+    except OSError as error:
+        raise UsageError(f"{option} '{text}': {error.strerror or error}") from error
+    try:
+        if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in path.parts):
+            raise UsageError(f"{option} '{text}': a name in it is longer than {MAX_NAME_BYTES} bytes")
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+            raise UsageError(f"{option} '{text}': the path is longer than {MAX_PATH_BYTES} bytes")
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # the caller reports a missing file, or a file in place of a folder
+    except (OSError, ValueError) as error:  # a loop of links, a folder without permission; a null byte
+        raise UsageError(f"{option} '{text}': {getattr(error, 'strerror', None) or error}") from error
+    return path
+
+
+def read_bytes(path: Path, option: str, limit: int = MAX_FILE_BYTES) -> bytes:
+    """Return the content of a regular file.
+
+    Devices and pipes, which may never end, are refused, and so are files larger than `limit` bytes.
+
+    Args:
+        path: Path of the file.
+        option: Name of the option for error messages.
+        limit: Largest number of bytes.
+
+    Raises:
+        UsageError: If the file does not exist, cannot be read, is not a regular file, or is too large.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise UsageError(f"{option} {path}: is {_file_type(mode)}, not a regular file")
+            content = file.read(limit + 1)
+    except FileNotFoundError:
+        raise UsageError(f"{option} {path}: no such file") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, IsADirectoryError):
+            raise UsageError(f"{option} {path}: is a folder, not a regular file") from None
+        raise UsageError(f"{option} {path}: {getattr(error, 'strerror', None) or error}") from error
+    if len(content) > limit:
+        raise UsageError(f"{option} {path}: is too large; the limit is {limit:,} bytes")
+    return content
+
+
+def _file_type(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    return "a pipe or socket" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else "a device"
 
 
 def refuse_link(path: Path) -> None:
-    """See that a path is not a symbolic link, whether what it leads to exists or not.
+    """Check that a path is not a symbolic link, whether the target of the link exists or not.
 
     Raises:
-        UsageError: if it is one.
+        UsageError: If it is a symbolic link.
     """
     if path.is_symlink():
         raise UsageError(
-            f"{path} is a symbolic link, and nothing is written or deleted through links; remove it, or move what it "
-            "leads to into its place"
+            f"{path} is a symbolic link, and nothing is written or deleted through links; remove the link, or replace "
+            "it by its target"
         )
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it; one that exists may stay.
+    """Create a folder and its parents; the folder may exist already.
 
     Raises:
-        UsageError: if a symbolic link has its name.
-        OSError: if it cannot be made.
+        UsageError: If the path is a symbolic link.
+        OSError: If the folder cannot be created.
     """
     refuse_link(path)
     path.mkdir(parents=True, exist_ok=True)
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder with all that is in it. Links inside are deleted, and what they lead to stays.
+    """Delete a folder with its content. Links inside it are deleted; their targets are kept.
 
     Raises:
-        UsageError: if it is a symbolic link.
-        OSError: if it cannot be deleted.
+        UsageError: If the path is a symbolic link.
+        OSError: If the folder cannot be deleted.
     """
     refuse_link(path)
     shutil.rmtree(path)
 
 
-def opened(path: Path, flags: int) -> int:
-    """A descriptor of an ordinary file, which is made where there is none; `flags` are those of `os.open`.
+def open_descriptor(path: Path, flags: int) -> int:
+    """Open an ordinary file, which is created if it does not exist, and return its descriptor.
+
+    Args:
+        path: Path of the file.
+        flags: Flags of `os.open`.
 
     Raises:
-        UsageError: if a link, a folder, a pipe or a device has its name.
-        OSError: if it cannot be opened.
+        UsageError: If the path is a symbolic link, a folder, a pipe or a device.
+        OSError: If the file cannot be opened.
     """
     refuse_link(path)
-    # Also keeps out a pipe, which would wait for its other end.
+    # This also excludes a pipe, where opening would wait for the other end.
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is not an ordinary file, and one is to be there")
+        raise UsageError(f"{path} is not an ordinary file; move it away")
     return os.open(path, flags | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def append(path: Path, text: str) -> None:
-    """Add text to the end of a file, and wait until it is on the disk. A crash may leave a part of the text.
+    """Append text to a file and wait until it is on the disk. After a crash, the text may be incomplete.
 
     Raises:
-        UsageError: if it is a symbolic link, or not a file.
-        OSError: if it cannot be written; it names the file.
+        UsageError: If the path is a symbolic link or not a regular file.
+        OSError: If the file cannot be written; the error names the file.
     """
-    with _named(path), os.fdopen(opened(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
+    with _named(path), os.fdopen(open_descriptor(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
         file.write(_encoded(text))
         file.flush()
         os.fsync(file.fileno())
@@ -91,7 +172,7 @@ def append(path: Path, text: str) -> None:
 
 @contextmanager
 def errors_of(folder: Path) -> Iterator[None]:
-    """Make errors of files in a folder, such as a full disk, a `UsageError`: one line with the reason and the file."""
+    """Turn errors of files in a folder, such as a full disk, into a `UsageError`: one line with reason and file."""
     try:
         yield
     except OSError as error:
@@ -102,35 +183,39 @@ def errors_of(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Give errors of the disk the name of the file that was written; `write` and `fsync` do not know it."""
+    """Add the name of the file to errors of the disk; `write` and `fsync` do not know it."""
     try:
         yield
     except OSError as error:
-        if error.errno in _OF_THE_DISK and error.filename is None:
+        if error.errno in _DISK_ERRORS and error.filename is None:
             error.filename = str(path)
         raise
 
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """A binary file to write; when the block ends it takes the place of `path`, and if the block fails nothing is left.
+    """Open a temporary binary file that replaces `path` when the block ends.
 
-    Two processes may write one path at once; the later one stays.
+    If the block fails, the temporary file is removed. Two processes may write the same path at once; the later one
+    wins.
 
     Args:
-        path: in a folder that exists.
-        durable: outlast a power failure, for the price of waiting for the disk.
+        path: Path in an existing folder.
+        durable: Whether to wait for the disk, so that the file survives a power failure.
+
+    Yields:
+        The temporary file.
 
     Raises:
-        UsageError: if `path` is a symbolic link.
-        OSError: if it cannot be written; it names the file, and `path` is as it was before.
+        UsageError: If `path` is a symbolic link.
+        OSError: If the file cannot be written; the error names the file, and `path` is unchanged.
     """
     refuse_link(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
     except OSError as error:
-        error.filename = str(path)  # the user knows this name alone
+        error.filename = str(path)  # the user does not know the temporary name
         raise
     try:
         with _named(path):
@@ -143,8 +228,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     finally:
         temporary.unlink(missing_ok=True)
     if durable:
-        # The rename itself is lost in a power failure unless the folder reaches the disk too. Not every file system can
-        # be asked for that, and the file is in its place.
+        # A power failure undoes the rename unless the folder is written to the disk too. Some file systems cannot do
+        # this for a folder; the file has been replaced in any case.
         with contextlib.suppress(OSError):
             folder = os.open(path.parent, os.O_RDONLY)
             try:
@@ -154,9 +239,9 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write(path: Path, content: bytes | str, *, durable: bool = True) -> None:
-    """Replace a file by new content; text as UTF-8. Arguments and errors as of `replacing`.
+    """Replace the content of a file; text is written as UTF-8. Arguments and errors are those of `replacing`.
 
-    Paths that are not UTF-8 hold lone surrogates, which become `\\udcXX`: in JSON, this is how they are written.
+    A path that is not UTF-8 contains lone surrogates, which are written as `\\udcXX`, the notation of JSON.
     """
     with replacing(path, durable=durable) as file:
         file.write(_encoded(content) if isinstance(content, str) else content)
@@ -167,7 +252,10 @@ def _encoded(text: str) -> bytes:
 
 
 def parts(folder: Path, name: str = "") -> list[Path]:
-    """What killed writers left in a folder, and what others write there now: of one file, or of all."""
+    """Return the temporary files in a folder, of the file `name` or of all files.
+
+    Some belong to writers that were killed, others to writers that are still running.
+    """
     found = []
     for path in sorted(folder.glob(".*.part")):
         matched = _PART.fullmatch(path.name)
@@ -176,9 +264,9 @@ def parts(folder: Path, name: str = "") -> list[Path]:
     return found
 
 
-def remove_left(folder: Path, name: str = "") -> None:
-    """Remove parts that killed writers left, of one file or of all; one that grows is another's, and stays."""
+def remove_abandoned(folder: Path, name: str = "") -> None:
+    """Remove abandoned temporary files of the file `name` or of all files; a file that still grows is kept."""
     for path in parts(folder, name):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _LEFT_AFTER_S:
+            if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
                 path.unlink()

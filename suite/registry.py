@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from suite.errors import UsageError, nearest
-from suite.typed import read_bytes, read_path
+from suite.files import read_bytes, read_path
 
 KINDS = ("method", "task", "model", "engine", "reproduction")
 PACKAGES = {

@@ -68,7 +68,7 @@ def decode_once(task: str, source: Source, data_root: Path) -> Cached:
 
     data = source.decode()
     path = _writable(folders) / name
-    files.remove_left(path.parent)
+    files.remove_abandoned(path.parent)
     try:
         checksum = save_decoded(path, data, fingerprint)
     except OSError as error:

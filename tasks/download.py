@@ -54,7 +54,7 @@ def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
     """
     folder_is_new = not destination.parent.exists()
     destination.parent.mkdir(parents=True, exist_ok=True)
-    files.remove_left(destination.parent, destination.name)
+    files.remove_abandoned(destination.parent, destination.name)
     reasons: list[str] = []
     slow: list[str] = []
     for url in urls:

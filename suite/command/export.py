@@ -9,7 +9,6 @@ from suite import files
 from suite.command.options import Parser, door
 from suite.errors import UsageError
 from suite.runs.folder import packed
-from suite.typed import read_path
 
 WHOLE = ("suite.json", "results.csv", "report.md")  # of the folder, copied as they are
 FOLDERS = ("figures", "reproduce")  # of the folder, whose files are copied as they are
@@ -26,7 +25,7 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", metavar="DIR", help="a suite's folder: what --out named")
     parser.add_argument("destination", metavar="DEST", help="a folder that does not exist or is empty")
     namespace = parser.read(arguments)
-    source, destination = read_path(namespace.folder, "export"), read_path(namespace.destination, "export")
+    source, destination = files.read_path(namespace.folder, "export"), files.read_path(namespace.destination, "export")
     if not (source / "suite.json").is_file():
         raise UsageError(f"export {source}: no suite's folder; it has no suite.json")
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 from suite import registry
 from suite.errors import UsageError, nearest
+from suite.files import read_bytes, read_path
 from suite.runs.devices import read_device, read_dtype
 from suite.runs.folder.store import ONLY, Store
 from suite.runs.planning import read_names, read_override
 from suite.runs.spec import read_preset, read_seeds
-from suite.typed import read_bytes, read_path
 
 DEFAULTS = {
     "methods": "dense,sdgp,prunetrain",

@@ -9,7 +9,6 @@ from suite import files, registry
 from suite.command.options import Parser, door
 from suite.errors import UsageError
 from suite.runs.planning import read_names
-from suite.typed import read_path
 
 
 def check(arguments: Sequence[str]) -> int:
@@ -38,7 +37,7 @@ def report(arguments: Sequence[str]) -> int:
     parser = Parser(prog=f"{door()} report", description="Make results.csv and the report of a suite's folder again.")
     parser.add_argument("folder", metavar="DIR", help="what --out named, or a copy without its trials")
     typed = parser.read(arguments).folder
-    read_path(typed, "report")
+    files.read_path(typed, "report")
     folder = Path(typed).expanduser()
 
     from suite.runs.folder import packed

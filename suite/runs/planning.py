@@ -12,6 +12,7 @@ from typing import Any
 from suite import registry
 from suite.brackets import Request, read_list
 from suite.errors import UsageError, nearest
+from suite.files import read_path
 from suite.parameters import (
     Choice,
     build_method,
@@ -29,7 +30,6 @@ from suite.recipe import Recipe
 from suite.runs.devices import check_execution
 from suite.runs.plugin_files import defining_files
 from suite.runs.spec import SuiteSpec, TrialSpec, checksum
-from suite.typed import read_path
 
 log = logging.getLogger(__name__)
 

@@ -78,9 +78,9 @@ def test_only_what_was_left_long_ago_is_removed(tmp_path):
     folder.mkdir()
     for path in (left, other, folder):
         os.utime(path, (0, 0))
-    files.remove_left(tmp_path, "y")
+    files.remove_abandoned(tmp_path, "y")
     assert left.exists()
-    files.remove_left(tmp_path)
+    files.remove_abandoned(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([grows, other, folder])
 
 

@@ -117,7 +117,7 @@ class LocalEngine:
         (folder / ProgressFile.NAME).unlink(missing_ok=True)
         write_record(folder, trial, RUNNING)
         reader = EpochReader(folder)
-        with os.fdopen(files.opened(folder / "log.txt", os.O_WRONLY | os.O_APPEND), "ab") as log:
+        with os.fdopen(files.open_descriptor(folder / "log.txt", os.O_WRONLY | os.O_APPEND), "ab") as log:
             log.write(f"--- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {trial.trial_id} ---\n".encode())
             log.flush()
             process = subprocess.Popen(

@@ -94,7 +94,7 @@ class Store:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._check_places()  # for those who did not call `check`
-            descriptor = files.opened(self.folder / ".lock", os.O_RDWR)
+            descriptor = files.open_descriptor(self.folder / ".lock", os.O_RDWR)
         except OSError as error:
             raise UsageError(f"--out {self.folder}: {in_words(error)}") from error
         # Python's files are closed in child processes, so that no trial keeps the lock of a killed command.
@@ -134,7 +134,7 @@ class Store:
         """
         for folder in (self.folder, self.folder / "figures", self.folder / "reproduce", *self.trial_folders()):
             if folder == self.folder or not folder.is_symlink():
-                files.remove_left(folder)
+                files.remove_abandoned(folder)
 
     def _holder(self) -> str:
         text = (self.folder / ".lock").read_text(encoding="ascii", errors="replace")[:20].strip()
