@@ -21,15 +21,18 @@ def test_there_is_a_main_job():
 @pytest.mark.parametrize("folder", MAIN_JOBS, ids=lambda folder: folder.parent.name)
 def test_main_job_meets_its_bars_and_report_and_table_agree(folder):
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "main_job_bars.py"), str(folder)], capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.evidence.main_job_bars", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_texts_quote_the_ratios_that_were_measured_last():
-    """If not, the benchmark has run again: `python benchmarks/quoted_ratios.py --write`."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "quoted_ratios.py")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    """If not, the benchmark has run again: `python -m benchmarks.evidence.quoted_ratios --write`."""
+    command = [sys.executable, "-m", "benchmarks.evidence.quoted_ratios"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -39,7 +42,10 @@ def test_a_table_that_misses_a_bar_or_disagrees_with_its_report_is_told(tmp_path
     lines = (folder / "results.csv").read_text("utf-8").splitlines(keepends=True)
     (tmp_path / "results.csv").write_text("".join(lines[:-1]), "utf-8")  # one seed of one method is gone
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "main_job_bars.py"), str(tmp_path)], capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.evidence.main_job_bars", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1
     assert "MISSED  seeds" in done.stdout

@@ -22,8 +22,8 @@ SCOPES = {"none": 0, "group": 1, "sample_channel": 2, "channel": 3}
 ROW_SCOPE = 4
 
 # Time of the plain-torch path over the compiled one: magnitude 2:4, ResNet-9's largest gradient at batch 512, two cores
-# of an AMD EPYC (Zen 4): results/cpu-zen4-2cores/kernels. benchmarks/bench_kernels.py measures it for the machine at
-# hand (as `plain torch`).
+# of an AMD EPYC (Zen 4): results/cpu-zen4-2cores/kernels. benchmarks/kernels/bench_kernels.py measures it on this
+# machine (as `plain torch`).
 REFERENCE_SLOWDOWN = "about 90 (fp32) to 120 (bf16)"
 
 

@@ -5,7 +5,7 @@ workspace where there are fewer input channels than one vector block (8 on AVX2,
 hangs, or weight gradients are wrong. The rule is by geometry, for all channel counts and CPUs: which kernel oneDNN
 takes cannot be known beforehand, and what the copy of the sampled input costs, oneDNN's kernels spend on the same copy.
 
-Source: https://github.com/uxlfoundation/oneDNN/issues/6035; measured by `benchmarks/search_products.py`.
+Source: https://github.com/uxlfoundation/oneDNN/issues/6035; measured by `benchmarks/products/search_products.py`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ FLAG_PREFIXES = (
 )
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT_FILE = ".commit.json"
-"""Says what `git_facts` would, in a copy of a checkout without its `.git`; `benchmarks/carry.py` writes it."""
+"""Says what `git_facts` would, in a copy of a checkout without its `.git`; `benchmarks/evidence/carry.py` writes it."""
 _CPU_IDENTITY = ("cpu", "cpu_vendor", "cpu_family", "cpu_model", "cpu_stepping", "instruction_set", "cores")
 
 

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import kernel_results
 import pytest
 import torch
 
+from benchmarks.kernels import results as kernel_results
+
 ROOT = Path(__file__).parents[2]
-BENCH = "benchmarks/bench_kernels.py"
+BENCH = "benchmarks/kernels/bench_kernels.py"
 
 
 def run(*command, **variables):
@@ -91,7 +92,7 @@ def test_kept_cases_are_those_of_pytest_benchmark_and_are_not_measured_again(ker
 
 
 def test_kernel_tables_reads_them(kernel_json, tmp_path):
-    done = run(sys.executable, "benchmarks/kernel_tables.py", kernel_json, "-o", tmp_path)
+    done = run(sys.executable, "-m", "benchmarks.kernels.tables", kernel_json, "-o", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     page = (tmp_path / "kernels.md").read_text(encoding="utf-8")
     assert "| float32 | rescaled by sample\\_channel | 3×64×16×16 |" in page
@@ -136,13 +137,13 @@ def test_a_wrong_option_is_one_line(options, line):
 
 
 def test_check_kernels_finds_all_right():
-    done = run(sys.executable, "benchmarks/check_kernels.py", "--device", "cpu")
+    done = run(sys.executable, "-m", "benchmarks.kernels.check_kernels", "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("; 0 wrong\n")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_patterns_are_not_measured_on_a_device_that_is_not_there():
-    done = run(sys.executable, "benchmarks/bench_patterns.py", "layers", "--device", "cuda")
+    done = run(sys.executable, "-m", "benchmarks.steps.bench_patterns", "layers", "--device", "cuda")
     assert done.returncode == 2
     assert "error: --device cuda: torch" in done.stderr.splitlines()[-1]

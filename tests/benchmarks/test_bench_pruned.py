@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import bench_pruned
 import pytest
 import torch
 
+from benchmarks.steps import bench_pruned
 from suite.cost.flops import count_model
 from suite.network.surgery import find_index_spaces
 from suite.parameters import build_model

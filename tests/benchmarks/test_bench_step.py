@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-import bench_step
 import pytest
 import torch
-from pairs import interleaved_ratio
 
+from benchmarks.interleaved import interleaved_ratio
+from benchmarks.steps import bench_step
 from suite.parameters import build_model
 
 

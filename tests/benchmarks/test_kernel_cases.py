@@ -6,16 +6,16 @@ import itertools
 import math
 from types import SimpleNamespace
 
-import alternatives
-import kernel_cases
 import numpy as np
-import pairs
 import pytest
-import stopwatch
 import torch
-from gradient_shapes import gradients
 
 import kernels
+from benchmarks import interleaved as pairs
+from benchmarks import stopwatch
+from benchmarks.kernels import alternatives
+from benchmarks.kernels import cases as kernel_cases
+from benchmarks.kernels.gradient_shapes import gradients
 from kernels.prune import reference
 from suite.errors import UsageError
 
@@ -204,7 +204,7 @@ def test_ratio_of_pairs_has_median_interval_and_least():
 
 def test_a_kernel_that_moves_fewer_bytes_than_a_copy_reaches_less_of_its_rate():
     pytest.importorskip("pytest_benchmark")
-    import bench_kernels
+    from benchmarks.kernels import bench_kernels
 
     copy_over_kernel = pairs.ratio_of([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
     found = bench_kernels.fraction_of_copy(copy_over_kernel, 25 / 32)

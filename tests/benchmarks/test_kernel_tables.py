@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 
-import kernel_tables
 import pytest
-from kernel_bars import verdicts
-from kernel_results import read, read_file
 
+from benchmarks.kernels import tables as kernel_tables
+from benchmarks.kernels.bars import verdicts
+from benchmarks.kernels.results import read, read_file
 from suite.errors import UsageError
 
 TIMES_AS_LONG = {"median": 52.4, "low": 50.1, "high": 55.0, "least": 53.3}
@@ -138,7 +138,7 @@ def broken(change):
         (broken(lambda row, all_: row["fraction_of_copy"].pop("low")), "fraction_of_copy: has no 'low'"),
         (broken(lambda row, all_: row.update(instead={"topk": 3})), "topk: has no 'seconds'"),
         (broken(lambda row, all_: row.update(instead=[3])), "'instead' is [3], which is of the wrong type"),
-        (broken(lambda row, all_: all_.pop("kernel_benchmarks")), "but not of benchmarks/bench_kernels.py"),
+        (broken(lambda row, all_: all_.pop("kernel_benchmarks")), "but not of benchmarks/kernels/bench_kernels.py"),
         (broken(lambda row, all_: all_.pop("benchmarks")), "is not of pytest-benchmark"),
         (broken(lambda row, all_: all_.update(benchmarks=[])), "holds no benchmark"),
         (broken(lambda row, all_: all_["kernel_benchmarks"].update(format=2)), "is of format 2"),

@@ -29,21 +29,23 @@ pytestmark = pytest.mark.skipif(
     shutil.which("bash") is None or not Path("/proc/self").exists(), reason="needs bash, and /proc to find processes"
 )
 
-# Benchmarks keep made-up cases by the real `kept.py`; each is noted in the file MEASURED once it has been kept.
+# Benchmarks save invented cases with the real `partial_results.py`; each saved case is then noted in the file MEASURED.
 PYTHON = """#!{python} -IS
 import os, random, subprocess, sys, time
 from pathlib import Path
 
 given = sys.argv[1:]
 line = " ".join(given)
+if given[0] == "-m":
+    del given[0]
 Path(os.environ["CALLED"]).open("a").write(line + "\\n")
-if given[0] == "benchmarks/pack.py":
-    os.execv("{python}", ["{python}", "-IS", *given])
-if given[:2] == ["benchmarks/machine_facts.py", "--line"]:
+if given[0] == "benchmarks.evidence.pack":
+    os.execv("{python}", ["{python}", "-EsS", "-m", *given])
+if given[:2] == ["benchmarks.evidence.machine_facts", "--line"]:
     print("0123456789ab", os.environ.get("LACKING", ""))
-elif given[:2] == ["benchmarks/machine_facts.py", "--tool"]:
+elif given[:2] == ["benchmarks.evidence.machine_facts", "--tool"]:
     print(given[2])
-elif given[0] == "benchmarks/machine_facts.py":
+elif given[0] == "benchmarks.evidence.machine_facts":
     if os.environ.get("NO_GPU"):
         sys.exit("machine_facts: error: torch sees no CUDA GPU")
     Path(given[1]).write_text("{{}}")
@@ -51,8 +53,8 @@ elif os.environ.get("BREAKS", "nothing") in line:
     print("it breaks")
     sys.exit(3)
 elif "--json" in given:
-    sys.path.insert(0, "benchmarks")
-    from kept import kept
+    sys.path.insert(0, "")
+    from benchmarks.partial_results import kept
     path = Path(given[given.index("--json") + 1])
     found = kept(path, {{}}, "found")
     kind = given[given.index("--execution") + 1] if "--execution" in given else path.stem
@@ -76,9 +78,16 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.checkout, self.out, self.tools = folder / "checkout", folder / "out", folder / "tools"
         self.called, self.measured = folder / "called", folder / "measured"
-        (self.checkout / "benchmarks").mkdir(parents=True)
-        for name in ("on_gpu.sh", "pack.py", "kept.py"):
-            shutil.copy(ROOT / "benchmarks" / name, self.checkout / "benchmarks")
+        for name in (
+            "__init__.py",
+            "partial_results.py",
+            "evidence/__init__.py",
+            "evidence/pack.py",
+            "evidence/on_gpu.sh",
+        ):
+            copied = self.checkout / "benchmarks" / name
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / "benchmarks" / name, copied)
         self.tools.mkdir()
         self._tool("python3", PYTHON.format(python=sys.executable, cases=CASES))
         self._tool("compute-sanitizer", '#!/bin/sh\nwhile [ "$1" != python3 ]; do shift; done\nexec "$@"\n')
@@ -95,7 +104,7 @@ class Machine:
             "PATH": f"{self.tools}{os.pathsep}{os.environ['PATH']}",
         }
         return subprocess.Popen(
-            ["bash", str(self.checkout / "benchmarks" / "on_gpu.sh"), str(self.out), *parts],
+            ["bash", str(self.checkout / "benchmarks" / "evidence" / "on_gpu.sh"), str(self.out), *parts],
             env={name: str(value) for name, value in changed.items()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -109,7 +118,11 @@ class Machine:
         process = self.start(*parts, **variables)
         output, errors = process.communicate(timeout=120)
         lines = self.called.read_text().splitlines() if self.called.exists() else []
-        ours = [line for line in lines if not any(one in line for one in ("machine_facts", "pack.py", "kernel_tables"))]
+        ours = [
+            line
+            for line in lines
+            if not any(one in line for one in ("machine_facts", "evidence.pack", "kernels.tables"))
+        ]
         return process.returncode, output, errors, ours
 
     @property
@@ -209,17 +222,17 @@ def test_all_parts_run_in_order_and_the_same_command_goes_on(machine):
     assert output.endswith("not done: patterns\n")
     order = (
         "bench_kernels.py -q --benchmark-columns=median --device cuda --json",
-        "bench_step.py --device cuda --execution eager",
+        "bench_step --device cuda --execution eager",
         "--execution cuda_graph",
-        "check_kernels.py --device cuda",
+        "check_kernels --device cuda",
         "-m gpu tests/kernels",
-        "-m gpu tests/suite tests/methods tests/tasks tests/benchmarks",
+        "-m gpu tests --ignore tests/kernels",
         "--execution compile",
-        "bench_patterns.py layers --device cuda",
+        "bench_patterns layers --device cuda",
         "--shapes resnet9,resnet18,resnet50",
         "--groups 1:2,2:8,2:16 --compile",
-        "bench_pruned.py --device cuda",
-        "check_kernels.py --device cuda --few",
+        "bench_pruned --device cuda",
+        "check_kernels --device cuda --few",
         "test_cuda_tap_conv.py",
         "--preset smoke --device cuda --out",
         "--preset quick --seeds 3",
@@ -232,7 +245,7 @@ def test_all_parts_run_in_order_and_the_same_command_goes_on(machine):
 
     status, output, _, called = machine.run()
     assert status == 0
-    assert [line.split()[0] for line in called] == ["benchmarks/bench_patterns.py"]
+    assert [line.split()[1] for line in called] == ["benchmarks.steps.bench_patterns"]
     assert output.endswith(f"all done: {' '.join(PARTS)}\n")
     assert b"it breaks" in machine.packed()["patterns.txt"]
 
@@ -322,7 +335,7 @@ def test_what_is_carried_along_tells_a_copy_without_history_its_commit(tmp_path)
     def facts():
         environment = {"PYTHONPATH": str(checkout), "PATH": os.environ["PATH"]}
         return subprocess.run(
-            [sys.executable, "benchmarks/machine_facts.py", "--line"],
+            [sys.executable, "-m", "benchmarks.evidence.machine_facts", "--line"],
             cwd=checkout, env=environment, capture_output=True, text=True, timeout=60, check=True,
         ).stdout.split()  # fmt: skip
 
@@ -331,7 +344,7 @@ def test_what_is_carried_along_tells_a_copy_without_history_its_commit(tmp_path)
         call(*git, *command)
     commit = call(*git, "rev-parse", "HEAD")[:12]
     assert f".commit.json: {commit}\n" in call(
-        sys.executable, "benchmarks/carry.py", "--data-root", tmp_path / "images"
+        sys.executable, "-m", "benchmarks.evidence.carry", "--data-root", tmp_path / "images"
     )
     assert call(*git, "status", "--porcelain") == ""  # both are ignored
     with tarfile.open(checkout / "data" / "cifar10.tar.gz") as tar:

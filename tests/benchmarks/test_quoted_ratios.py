@@ -6,7 +6,8 @@ import json
 import sys
 
 import pytest
-import quoted_ratios
+
+from benchmarks.evidence import quoted_ratios
 
 MEASURED = {
     "pairs": 30,

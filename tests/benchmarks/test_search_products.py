@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import search_products
-from product_cases import GROUPINGS, all_cases
+from benchmarks.products import search_products
+from benchmarks.products.cases import GROUPINGS, all_cases
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,19 +59,20 @@ def test_ranges():
 
 def test_a_forked_process_that_crashes_or_hangs_is_told_apart():
     code = (
-        "import os, signal, time, search_products as s\n"
+        "import os, signal, time\n"
+        "from benchmarks.products import worker\n"
         "from test_search_products import some_cases\n"
         "def errors_of(case, suite):\n"
         "    if case.in_channels == 2: os.kill(os.getpid(), signal.SIGSEGV)\n"
         "    if case.in_channels == 3: time.sleep(60)\n"
         "    return {'forward': 0.0}\n"
-        "s.errors_of = errors_of\n"
+        "worker.errors_of = errors_of\n"
         "cases = some_cases()\n"
-        "assert s._forked(cases, 30, False) == ([{'forward': 0.0}], 'crashed, signal 11')\n"
-        "assert s._forked(cases[2:], 1, False) == ([], 'hung')\n"
-        "assert s._forked(cases[3:], 30, False) == ([{'forward': 0.0}], '')\n"
+        "assert worker.forked(cases, 30, False) == ([{'forward': 0.0}], 'crashed, signal 11')\n"
+        "assert worker.forked(cases[2:], 1, False) == ([], 'hung')\n"
+        "assert worker.forked(cases[3:], 30, False) == ([{'forward': 0.0}], '')\n"
     )
-    path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), str(Path(__file__).parent)])
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=120)
 
 
@@ -80,7 +81,7 @@ def test_the_program_finds_the_suite_s_products_right_and_writes_what_it_did(tmp
     options = ("--through", "suite", "--kernels", "1", "--strides", "2", "--groups", "1", "--threads", "1")
     options += ("--dtypes", "float32", "--layouts", "channels-last", "--pairs", "1", "--isa", "AVX2")
     done = subprocess.run(
-        [sys.executable, "benchmarks/search_products.py", *options, "--json", str(file)],
+        [sys.executable, "-m", "benchmarks.products.search_products", *options, "--json", str(file)],
         cwd=ROOT, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from types import SimpleNamespace
 
-import stopwatch
 import torch
+
+from benchmarks import stopwatch
 
 
 def test_the_cache_is_emptied_by_reading_twice_its_size(monkeypatch):

@@ -1,9 +1,10 @@
-"""Lets the kernel benchmarks run as a trial does; their options and fixtures are in `kernel_options.py`."""
+"""Lets the kernel benchmarks run as a trial does; their options and fixtures are in `options.py`."""
 
 from __future__ import annotations
 
 import pytest
-from pairs import run_as_a_trial_does
+
+from benchmarks.interleaved import run_as_a_trial_does
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -13,6 +14,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     capture = pluginmanager.getplugin("capturemanager")
     run_as_a_trial_does(before=lambda: capture.stop_global_capturing() if capture else None)
 
-    import kernel_options
+    from benchmarks.kernels import options as kernel_options
 
     pluginmanager.register(kernel_options)

@@ -1,6 +1,6 @@
 """What a command costs that finds all of its trials done: seconds and memory, for a folder of many finished trials.
 
-    python benchmarks/bench_planning.py [--trials 1000] [--folder DIR]
+    python -m benchmarks.steps.bench_planning [--trials 1000] [--folder DIR]
 
 One small trial is trained; the others are copies of it under other seeds, with records of their own. Then the command
 that would train all of them runs, and prints that there is nothing to run. The figures:
@@ -27,11 +27,10 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from suite.runs.folder.records import FILES, write_record
+from suite.runs.spec import TrialSpec
 
-from suite.runs.folder.records import FILES, write_record  # noqa: E402
-from suite.runs.spec import TrialSpec  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 OPTIONS = ("--methods", "dense", "--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32")
 

@@ -1,6 +1,6 @@
 """Hold the ratios that the texts quote to what was measured last; with `--write`, correct the texts.
 
-    python benchmarks/quoted_ratios.py [--write] [FILE]
+    python -m benchmarks.evidence.quoted_ratios [--write] [FILE]
 
 A ratio is quoted by its name in `bench_step.json`, its median and its 95 % interval, eager where the name says nothing
 else: `sdgp 2:4 rescaled / dense` 1.052 [1.045, 1.060]. The number of "interleaved pairs" is held to the file too.
@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "results" / "cpu-zen4-2cores" / "bench_step.json"
 TEXTS = ("README.md", "docs/methods/dense.md", "docs/methods/sdgp.md", "docs/methods/prunetrain.md")
 FIGURE = r"\d+\.\d+\s+\[\d+\.\d+,\s+\d+\.\d+\]"

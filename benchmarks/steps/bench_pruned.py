@@ -1,6 +1,6 @@
 """Whether PruneTrain's smaller networks are as much faster as they are smaller, and what its own work costs.
 
-    python benchmarks/bench_pruned.py [steps] [lasso] [surgery] [gating] [--pairs 30] [--device cpu] [--json FILE]
+    python -m benchmarks.steps.bench_pruned [steps] [lasso] [surgery] [gating] [--pairs 30] [--device cpu] [--json FILE]
 
 In one run each, in alternation, on random images of CIFAR-10's shape at batch 128 (all four where none is named):
 
@@ -30,11 +30,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_step import CLASSES, SHAPE, Setting, device_clock, random_splits, trainer_steps
-from kept import OtherRunError, kept
-from pairs import interleaved_ratio, run_as_a_trial_does
 from torch import nn
 
+from benchmarks.interleaved import interleaved_ratio, run_as_a_trial_does
+from benchmarks.partial_results import OtherRunError, kept
+from benchmarks.steps.bench_step import CLASSES, SHAPE, Setting, device_clock, random_splits, trainer_steps
 from methods.prunetrain import PruneTrain
 from suite.checkpoint import load, read_reconfigurations
 from suite.cost.flops import count_model

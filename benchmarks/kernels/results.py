@@ -149,7 +149,7 @@ def read_file(path: Path) -> Run:
         raise UsageError(f"{path}: is not of pytest-benchmark: it has no list 'benchmarks'")
     facts = content.get(KEY)
     if not isinstance(facts, dict):
-        raise UsageError(f"{path}: is of pytest-benchmark, but not of benchmarks/bench_kernels.py: no '{KEY}'")
+        raise UsageError(f"{path}: is of pytest-benchmark, but not of benchmarks/kernels/bench_kernels.py: no '{KEY}'")
     if facts.get("format") != FORMAT:
         raise UsageError(f"{path}: is of format {facts.get('format')}; this program reads format {FORMAT}")
     if not content["benchmarks"]:

@@ -1,6 +1,6 @@
 """Search for wrong products of torch's convolutions on this CPU, in processes that may crash or hang.
 
-    python benchmarks/search_products.py [--through suite] [--isa AVX2] [--guard] [--minutes 20] [--json FILE] ...
+    python -m benchmarks.products.search_products [--through suite] [--isa AVX2] [--guard] [--minutes 20] [--json FILE]
 
 Output, data gradient, weight gradient and bias gradient of each case are compared with float64: kernels 1, 3 and 5;
 strides 1 to 3; 1 to 33 input and output channels; groups; both memory layouts; float32 and bfloat16; 1 and 2 threads.
@@ -17,14 +17,11 @@ ISA limits: `--isa AVX2` lets oneDNN use no wider instructions than that (its ON
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import random
-import select
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,7 +32,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from product_cases import (
+from benchmarks.products.cases import (
     DTYPES,
     GROUPINGS,
     KERNELS,
@@ -46,85 +43,13 @@ from product_cases import (
     THREADS,
     Case,
     all_cases,
-    errors_of,
 )
+from benchmarks.products.worker import Worker
 
 TOGETHER = 33  # cases in one process
 SECONDS_TOGETHER, SECONDS_ALONE = 120.0, 30.0
 ALONE = 3  # times that each case runs alone where a process failed and no case did alone
 SAVE_EVERY = 5.0  # seconds
-
-
-class Worker:
-    """A process that has imported torch and forks a process for each list of cases."""
-
-    def __init__(self, environment: dict[str, str], through_suite: bool) -> None:
-        command = [sys.executable, __file__, "--worker", *(["--through", "suite"] if through_suite else [])]
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def run(self, cases: Sequence[Case], seconds: float) -> tuple[list[dict[str, float]], str]:
-        """The errors of the cases that were finished, in order, and how the process ended: empty, or in words."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps({"cases": [asdict(case) for case in cases], "seconds": seconds}), file=self._process.stdin)
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"search_products: error: the worker ended with status {self._process.wait()}")
-        answer = json.loads(line)
-        return answer["errors"], answer["ended"]
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-def work(through_suite: bool) -> None:
-    """What a worker does: lists of cases come by stdin, a line each; the answers go to stdout."""
-    # Imported once: the processes that are forked have it. None of torch's threads has started yet.
-    importlib.import_module("suite.ops")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints is no answer
-    for line in sys.stdin:
-        asked = json.loads(line)
-        found = _forked([Case(**case) for case in asked["cases"]], asked["seconds"], through_suite)
-        print(json.dumps(dict(zip(("errors", "ended"), found, strict=True))), file=answers, flush=True)
-
-
-def _forked(cases: list[Case], seconds: float, through_suite: bool) -> tuple[list[dict[str, float]], str]:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.close(reading)
-            for case in cases:
-                os.write(writing, (json.dumps(errors_of(case, through_suite)) + "\n").encode())
-            status = 0
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        finally:
-            os._exit(status)
-    os.close(writing)
-    text, until, hung = b"", time.monotonic() + seconds, False
-    while True:
-        left = until - time.monotonic()
-        if left <= 0 or not select.select([reading], [], [], left)[0]:
-            hung = True
-            os.kill(child, signal.SIGKILL)
-            break
-        part = os.read(reading, 65536)
-        if not part:
-            break
-        text += part
-    os.close(reading)
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    ended = "hung" if hung else f"crashed, signal {-code}" if code < 0 else f"failed, status {code}" if code else ""
-    return [json.loads(line) for line in text.decode().splitlines(keepends=True) if line.endswith("\n")], ended
 
 
 def outcome(case: Case, errors: dict[str, float]) -> str:
@@ -239,7 +164,7 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
     ended = "all cases were examined"
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *_python_path()])
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *_python_path()])
         # Threads that wait for each other without taking a core: a busy machine would seem to hang.
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if options.isa:
@@ -252,7 +177,7 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
         def found(state: str) -> dict[str, Any]:
             return {
                 **facts,
-                "options": {key: value for key, value in vars(options).items() if key not in ("json", "worker")},
+                "options": {key: value for key, value in vars(options).items() if key != "json"},
                 "limits": LIMITS,
                 "state": state,
                 "seconds": round(time.monotonic() - began, 1),
@@ -335,7 +260,6 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     ):
         kind = type(known[0])
         parser.add_argument(f"--{name}", type=kind, nargs="+", choices=known, default=known, help="only these")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.quick:
         options.pairs = 1
@@ -347,9 +271,6 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """0 if no case failed, else 1."""
     options = read_options(arguments)
-    if options.worker:
-        work(options.through == "suite")
-        return 0
     return 1 if any(row["failed"] for row in search(options)["rows"]) else 0
 
 

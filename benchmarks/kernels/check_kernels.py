@@ -1,6 +1,6 @@
 """Every way of pruning once, on small gradients, against the oracle: short enough for compute-sanitizer to watch.
 
-    compute-sanitizer --tool memcheck python benchmarks/check_kernels.py --device cuda --few
+    compute-sanitizer --tool memcheck python -m benchmarks.kernels.check_kernels --device cuda --few
 
 The oracle runs on the CPU, so that the kernels are nearly all that runs on the GPU. Exit status 1 if a result is wrong,
 or is not of the device's compiled kernels.
@@ -13,10 +13,10 @@ import itertools
 import sys
 
 import torch
-from alternatives import expand_24
-from kernel_cases import MODES
 
 import kernels
+from benchmarks.kernels.alternatives import expand_24
+from benchmarks.kernels.cases import MODES
 from kernels.prune import reference
 from suite.errors import UsageError
 from suite.runs.devices import resolve_device

@@ -9,8 +9,9 @@ import tarfile
 import threading
 
 import pytest
-from kept import Kept, OtherRunError, kept
-from pack import LEFT_OUT, LIMIT_BYTES, pack
+
+from benchmarks.evidence.pack import LEFT_OUT, LIMIT_BYTES, pack
+from benchmarks.partial_results import Kept, OtherRunError, kept
 
 FACTS = {"torch": "2.11", "pairs": 30}
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 import torch
-from gradient_shapes import Gradient, gradients
-from stopwatch import cache_bytes
 
+from benchmarks.kernels.gradient_shapes import Gradient, gradients
+from benchmarks.stopwatch import cache_bytes
 from suite.errors import UsageError, nearest
 from suite.runs.devices import resolve_device
 

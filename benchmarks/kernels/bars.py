@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from alternatives import TOPK
-from kernel_results import Row, Run
+from benchmarks.kernels.alternatives import TOPK
+from benchmarks.kernels.results import Row, Run
 
 LARGE_BYTES = 256e6  # on a GPU, tensors above this are judged
 CACHES = 4  # on a CPU, tensors of at least so many last-level caches

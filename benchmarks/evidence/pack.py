@@ -1,6 +1,6 @@
 """Packs a folder of results into one archive, which is whole at every moment.
 
-    python benchmarks/pack.py FOLDER ARCHIVE.tar.gz
+    python -m benchmarks.evidence.pack FOLDER ARCHIVE.tar.gz
 
 Networks are left out, and so are the largest files where the archive would grow beyond what can be brought back from
 a rented machine; LEFT_OUT.txt in the archive names them. Several processes may pack the same folder: one after the

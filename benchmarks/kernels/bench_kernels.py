@@ -1,13 +1,13 @@
 """Times of the pruning kernels, against a copy of the same tensor and against what one would use instead.
 
-    python -m pytest benchmarks/bench_kernels.py --benchmark-json FILE
-    python benchmarks/kernel_tables.py FILE
+    python -m pytest benchmarks/kernels/bench_kernels.py --benchmark-json FILE
+    python -m benchmarks.kernels.tables FILE
 
 On a GPU where there is one. Every case is checked before it is timed: a fresh random gradient, results' memory filled
 with NaN beforehand, the whole result against `kernels.prune.reference`. A round then times the kernel and the
 fastest known
 copy of the same tensor beside each other, in alternating order, so that a neighbour's load hits both; the clock that
-pytest-benchmark reads is moved by the kernel's time alone. `extra_info` holds the rest: see `kernel_results.py`, which
+pytest-benchmark reads is moved by the kernel's time alone. `extra_info` holds the rest: see `results.py`, which
 reads it. `--help` has the options under "kernel benchmarks"; `--json FILE` keeps each case as soon as it is measured.
 """
 
@@ -20,15 +20,15 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-import alternatives
 import pytest
 import torch
-from kernel_cases import LEAST_ROUNDS, MODES, Case, Plan
-from pairs import Ratio, ratio_of
-from stopwatch import Watch, copies, count, measured_time, watch_of
 from torch import Tensor
 
 import kernels
+from benchmarks.interleaved import Ratio, ratio_of
+from benchmarks.kernels import alternatives
+from benchmarks.kernels.cases import LEAST_ROUNDS, MODES, Case, Plan
+from benchmarks.stopwatch import Watch, copies, count, measured_time, watch_of
 from kernels.prune import reference
 
 pytestmark = pytest.mark.benchmark(timer=measured_time)

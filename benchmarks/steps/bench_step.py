@@ -1,6 +1,6 @@
 """Time of whole training steps and of the planned op, each against what a user would have without the suite.
 
-    python benchmarks/bench_step.py [--device auto] [--execution all] [--pairs 30] [--json FILE]
+    python -m benchmarks.steps.bench_step [--device auto] [--execution all] [--pairs 30] [--json FILE]
 
 In one run, in alternation:
 
@@ -29,11 +29,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from kept import OtherRunError, kept
-from pairs import interleaved_ratio, run_as_a_trial_does
 from torch import Tensor, nn
 
 import kernels
+from benchmarks.interleaved import interleaved_ratio, run_as_a_trial_does
+from benchmarks.partial_results import OtherRunError, kept
 from suite import registry
 from suite.cost.flops import count_layers
 from suite.errors import UsageError

@@ -1,6 +1,6 @@
 """Tables and charts of the kernel benchmarks, from the JSON that they left.
 
-    python benchmarks/kernel_tables.py FILE.json [FILE.json ...] [-o FOLDER]
+    python -m benchmarks.kernels.tables FILE.json [FILE.json ...] [-o FOLDER]
 
 Writes `kernels.md` and `figures/kernels-*.svg` into FOLDER (default: where the first file lies), and prints the bars.
 Exit status: 0, also where a bar is missed; 2 for a file that is not of `bench_kernels.py`.
@@ -12,11 +12,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from alternatives import NOTES
-from kernel_bars import BARS, Verdict, verdicts
-from kernel_charts import DTYPES, PRUNINGS, charts
-from kernel_results import Row, Run, read
-
+from benchmarks.kernels.alternatives import NOTES
+from benchmarks.kernels.bars import BARS, Verdict, verdicts
+from benchmarks.kernels.charts import DTYPES, PRUNINGS, charts
+from benchmarks.kernels.results import Row, Run, read
 from reports.content import numbers
 from reports.content.model import Cell, Column, Figure, Table
 from reports.render.markdown import code, escape, table
@@ -32,7 +31,7 @@ _BYTES = "The least that must move: each element read once, each result written 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for."""
-    parser = Parser(prog="python benchmarks/kernel_tables.py", description=__doc__)
+    parser = Parser(prog="python -m benchmarks.kernels.tables", description=__doc__)
     parser.add_argument("files", metavar="FILE.json", nargs="+", help="what --benchmark-json left")
     parser.add_argument("-o", "--out", metavar="FOLDER", help="where to write (default: beside the first file)")
     try:

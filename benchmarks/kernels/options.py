@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept import OtherRunError, compare, read, write
-from kernel_cases import CHOSEN_MODES, GROUPS, MODES, ROUNDS, SHAPES, SLOW_ROUNDS, TYPES, Case, Plan
-from kernel_cases import read as read_plan
-from kernel_results import FORMAT, KEY
-from stopwatch import cache_bytes
 
 import kernels
+from benchmarks.kernels.cases import CHOSEN_MODES, GROUPS, MODES, ROUNDS, SHAPES, SLOW_ROUNDS, TYPES, Case, Plan
+from benchmarks.kernels.cases import read as read_plan
+from benchmarks.kernels.results import FORMAT, KEY
+from benchmarks.partial_results import OtherRunError, compare, read, write
+from benchmarks.stopwatch import cache_bytes
 from suite.errors import UsageError
 from suite.runs.provenance import collect, without_home
 
@@ -24,7 +24,7 @@ MEASURED = pytest.StashKey[list[dict[str, Any]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("kernels", "kernel benchmarks (benchmarks/bench_kernels.py)")
+    group = parser.getgroup("kernels", "kernel benchmarks (benchmarks/kernels/bench_kernels.py)")
 
     def default(by_kind: dict[str, Any]) -> str:
         return "; ".join(f"{kind}: {value}" for kind, value in by_kind.items())

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, on a machine that is rented for minutes and may be gone at any moment:
-#     benchmarks/on_gpu.sh OUT [PART ...]
+#     benchmarks/evidence/on_gpu.sh OUT [PART ...]
 # All results are packed into OUT/on_gpu.tar.gz (below 16 MB): after every case of a benchmark, after every part, and
 # every few seconds meanwhile. Parts, in order of worth (default: all):
-#     bars            pruning kernels on one large tensor, against a copy: the bars (kernel_bars.py)
+#     bars            pruning kernels on one large tensor, against a copy: the bars (benchmarks/kernels/bars.py)
 #     steps           whole training steps, eager; each convolution with a plan against torch's
 #     steps-graph     the same steps as CUDA graphs
 #     check           every way of pruning against the oracle
@@ -21,7 +21,7 @@
 # runs/gpu-COMMIT; where that folder is gone, they are unpacked from data/on_gpu.tar.gz, an archive that was brought
 # back and is carried along again. Archives have no networks (model.pt), without which a trial does not count as done: of a
 # suite that was cut off, all trials run again on another machine. Carried along are, since such a machine has no network and no .git, the folder data and
-# the file .commit.json, which `python benchmarks/carry.py` makes. Exit status: 0 all done, 1 some part is not, 2 wrong
+# the file .commit.json, which `python -m benchmarks.evidence.carry` makes. Exit status: 0 all done, 1 some part is not, 2 wrong
 # usage or no GPU.
 set -uo pipefail
 
@@ -31,7 +31,7 @@ usage() {
   echo "on_gpu.sh: error: $1" >&2
   exit 2
 }
-(($#)) || usage "name a folder for the archive: benchmarks/on_gpu.sh OUT [${parts[*]}]"
+(($#)) || usage "name a folder for the archive: benchmarks/evidence/on_gpu.sh OUT [${parts[*]}]"
 out=$(realpath -m "$1")
 shift
 for name in "$@"; do
@@ -43,10 +43,10 @@ part_seconds=${PDT_PART_SECONDS:-480}
 total_seconds=${PDT_TOTAL_SECONDS:-570}
 least_seconds=20 # a part that has less is not begun
 
-cd "$(dirname "$0")/.." || exit 2
+cd "$(dirname "$0")/../.." || exit 2
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$out" runs || exit 2
-facts=$(python3 benchmarks/machine_facts.py --line) || exit 2
+facts=$(python3 -m benchmarks.evidence.machine_facts --line) || exit 2
 read -r commit missing <<<"$facts"
 results=$PWD/runs/gpu-$commit
 archive=$out/on_gpu.tar.gz
@@ -63,10 +63,10 @@ if [[ ! -d $results && -f data/on_gpu.tar.gz ]]; then
 fi
 mkdir -p "$results/done" || exit 2
 export PDT_RESULTS=$results PDT_ARCHIVE=$archive
-pack() { timeout 60 python3 benchmarks/pack.py "$results" "$archive" || echo "== the results could not be packed"; }
+pack() { timeout 60 python3 -m benchmarks.evidence.pack "$results" "$archive" || echo "== the results could not be packed"; }
 
 [[ -z $missing ]] || echo "missing: $missing; parts that need them are left out"
-[[ -f $results/machine.json ]] || python3 benchmarks/machine_facts.py "$results/machine.json" || exit 2
+[[ -f $results/machine.json ]] || python3 -m benchmarks.evidence.machine_facts "$results/machine.json" || exit 2
 if [[ -z ${PDT_DATA:-} ]]; then
   export PDT_DATA=$PWD/runs/data
   if [[ -f data/cifar10.tar.gz && ! -e $PDT_DATA/unpacked ]]; then
@@ -132,13 +132,13 @@ threads=(env OMP_NUM_THREADS=8) # the tests' references are computed on the CPU
 kernels() {
   local name=$1 file found=()
   shift
-  run "$name" "cupy pytest pytest_benchmark" "${pytest[@]}" benchmarks/bench_kernels.py -q --benchmark-columns=median \
+  run "$name" "cupy pytest pytest_benchmark" "${pytest[@]}" benchmarks/kernels/bench_kernels.py -q --benchmark-columns=median \
     --device cuda --json "$results/kernels-$name.json" "$@"
   for file in "$results"/kernels-*.json; do [[ -s $file ]] && found+=("$file"); done
-  if ((${#found[@]})); then timeout 60 python3 benchmarks/kernel_tables.py "${found[@]}" -o "$results" && pack; fi
+  if ((${#found[@]})); then timeout 60 python3 -m benchmarks.kernels.tables "${found[@]}" -o "$results" && pack; fi
 }
 steps() {
-  run "$1" "" python3 benchmarks/bench_step.py --device cuda --execution "$2" --json "$results/bench_step.json"
+  run "$1" "" python3 -m benchmarks.steps.bench_step --device cuda --execution "$2" --json "$results/bench_step.json"
 }
 # suite PART OPTION...: a suite of trials; one that was cut off goes on.
 suite() {
@@ -150,9 +150,9 @@ suite() {
 taps=("${pytest[@]}" tests/kernels/test_cuda_tap_conv.py -m gpu -k small)
 sanitizer() {
   # Without torch's caching allocator each tensor is an allocation of its own, whose end the tool knows.
-  local tool=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$(python3 benchmarks/machine_facts.py --tool compute-sanitizer)"
+  local tool=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$(python3 -m benchmarks.evidence.machine_facts --tool compute-sanitizer)"
     --error-exitcode 9 --tool "$1")
-  run "$1" "compute-sanitizer cupy" "${tool[@]}" python3 benchmarks/check_kernels.py --device cuda --few
+  run "$1" "compute-sanitizer cupy" "${tool[@]}" python3 -m benchmarks.kernels.check_kernels --device cuda --few
   run "$1-taps" "compute-sanitizer cupy pytest hypothesis" "${tool[@]}" "${taps[@]}"
 }
 
@@ -162,21 +162,21 @@ for name in "${chosen[@]}"; do
     steps) steps steps eager ;;
     steps-graph) steps steps-graph cuda_graph ;;
     steps-compile) steps steps-compile compile ;;
-    check) run check cupy python3 benchmarks/check_kernels.py --device cuda ;;
+    check) run check cupy python3 -m benchmarks.kernels.check_kernels --device cuda ;;
     tests) run tests "cupy pytest hypothesis" "${threads[@]}" "${pytest[@]}" -v -m gpu tests/kernels ;;
     tests-suite)
-      run tests-suite "cupy pytest hypothesis" "${threads[@]}" "${pytest[@]}" -v -m gpu tests/suite tests/methods \
-        tests/tasks tests/benchmarks
+      run tests-suite "cupy pytest hypothesis" "${threads[@]}" "${pytest[@]}" -v -m gpu tests \
+        --ignore tests/kernels
       ;;
     patterns)
-      run patterns cupy python3 benchmarks/bench_patterns.py layers --device cuda --json "$results/bench_patterns.json"
+      run patterns cupy python3 -m benchmarks.steps.bench_patterns layers --device cuda --json "$results/bench_patterns.json"
       ;;
     layers)
       kernels layers --shapes resnet9,resnet18,resnet50 --groups 2:4,4:8,8:16 --dtypes float32,bfloat16 \
         --modes magnitude,random,sample_channel
       ;;
     large) kernels large --shapes large --groups 1:2,2:8,2:16 --compile ;;
-    pruned) run pruned "" python3 benchmarks/bench_pruned.py --device cuda --json "$results/bench_pruned.json" ;;
+    pruned) run pruned "" python3 -m benchmarks.steps.bench_pruned --device cuda --json "$results/bench_pruned.json" ;;
     memcheck | racecheck) sanitizer "$name" ;;
     smoke) suite smoke --methods dense,sdgp,prunetrain,clicktrain --task cifar10 --preset smoke ;;
     quick)

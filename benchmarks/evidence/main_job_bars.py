@@ -1,6 +1,6 @@
 """What the main job has to show, from its committed table: a line a bar, and whether report.md says the same numbers.
 
-    python benchmarks/main_job_bars.py results/cpu-zen4-2cores/main-job
+    python -m benchmarks.evidence.main_job_bars results/cpu-zen4-2cores/main-job
 
 Exit status 1 if a bar is missed, or the report's table disagrees with `results.csv`.
 """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pack import pack
+from benchmarks.evidence.pack import pack
 
 
 class OtherRunError(Exception):

@@ -1,6 +1,6 @@
 """Whether convolutions that skip ClickTrain's masked weights are faster than dense ones, and what the rest of it costs.
 
-    python benchmarks/bench_patterns.py [layers] [conversion] [steps] [--device cpu] [--pairs 30] [--json FILE]
+    python -m benchmarks.steps.bench_patterns [layers] [conversion] [steps] [--device cpu] [--pairs 30] [--json FILE]
 
 In one run, in alternation (all three where none is named; on CUDA `layers` alone):
 
@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_step import Setting, random_splits, trainer_steps
-from kept import Kept, OtherRunError, kept
-from pairs import Ratio, interleaved_ratio, ratio_of, run_as_a_trial_does
-from stopwatch import Watch, watch_of
 from torch import Tensor, nn
 
+from benchmarks.interleaved import Ratio, interleaved_ratio, ratio_of, run_as_a_trial_does
+from benchmarks.partial_results import Kept, OtherRunError, kept
+from benchmarks.steps.bench_step import Setting, random_splits, trainer_steps
+from benchmarks.stopwatch import Watch, watch_of
 from kernels.cuda import library as cuda
 from kernels.cuda.tap_conv import CudaTapConvolution, available
 from kernels.sparse_conv.dispatch import TapConvolution, library

@@ -1,6 +1,6 @@
-"""Puts beside the checkout what a rented machine needs that is in no checkout, for `benchmarks/on_gpu.sh`.
+"""Puts beside the checkout what a rented machine needs that is in no checkout, for `benchmarks/evidence/on_gpu.sh`.
 
-    python benchmarks/carry.py [--data-root FOLDER]
+    python -m benchmarks.evidence.carry [--data-root FOLDER]
 
 Writes `.commit.json`, the commit of this checkout, and `data/cifar10.tar.gz`, the images of the data root (its folder
 `cifar10`, or the published archive as it is). git ignores both. The second is not made again where it is there.
@@ -16,16 +16,15 @@ import sys
 import tarfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from suite.runs.provenance import COMMIT_FILE, git_facts
+
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz")
 LIMIT_BYTES = 64 * 2**20  # of all that travels to such a machine
 
 
 def main() -> int:
     """Write both, and say how much travels."""
-    sys.path.insert(0, str(ROOT))
-    from suite.runs.provenance import COMMIT_FILE, git_facts
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", type=Path, default=os.environ.get("PDT_DATA"), help="of CIFAR-10 (PDT_DATA)")
     chosen = parser.parse_args()

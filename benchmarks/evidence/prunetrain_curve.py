@@ -1,8 +1,8 @@
 """The curve of accuracy against what PruneTrain leaves, from a suite's folder: a table, and the figure.
 
-    python run_suite.py --methods "$(python benchmarks/prunetrain_curve.py --methods)" --task cifar10 \\
+    python run_suite.py --methods "$(python -m benchmarks.evidence.prunetrain_curve --methods)" --task cifar10 \\
         --model resnet32 --preset quick --seeds 0, --jobs 2 --out DIR
-    python benchmarks/prunetrain_curve.py DIR -o results/NAME
+    python -m benchmarks.evidence.prunetrain_curve DIR -o results/NAME
 
 leaves NAME.csv and NAME.svg. Times are left out: trials ran beside each other.
 """

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import matplotlib.figure
 import pandas as pd
-from alternatives import TOPK
-from kernel_bars import verdicts
-from kernel_results import Row, Run
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from benchmarks.kernels.alternatives import TOPK
+from benchmarks.kernels.bars import verdicts
+from benchmarks.kernels.results import Row, Run
 from reports.content.model import Figure
 from reports.figures import svg
 

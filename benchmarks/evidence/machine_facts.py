@@ -1,8 +1,10 @@
-"""What `on_gpu.sh` asks of the machine that it runs on.
+"""Facts about the machine that `on_gpu.sh` runs on.
 
-python benchmarks/machine_facts.py --line         the commit, and what is missing of modules and tools, on one line
-python benchmarks/machine_facts.py --tool NAME    where a tool of the CUDA toolkit is; its name where it is not found
-python benchmarks/machine_facts.py FILE           GPU, driver, versions and commit as JSON; status 2 without a GPU
+python -m benchmarks.evidence.machine_facts --line         print the commit and what is missing of modules and tools
+python -m benchmarks.evidence.machine_facts --tool NAME    print the path of a CUDA tool, or its name if it is not found
+python -m benchmarks.evidence.machine_facts FILE           write GPU, driver, versions and commit as JSON
+
+The exit status is 2 if FILE is requested on a machine without a GPU.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Search for convolutions that compute wrong products on a CPU."""
