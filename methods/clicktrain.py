@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from methods.backends.autotune import Choice
 from methods.backends.blocks import BlockConvolutions
 from methods.backends.fastest_backend import fastest
 from methods.backends.sparse_convolution import Skipping, can_skip
@@ -33,7 +34,6 @@ from methods.shared.patterns import (
     penalty,
     penalty_arithmetic,
 )
-from suite.autotune import Choice
 from suite.method import Context, Density, Method, OpPlan
 from suite.network.backends import TORCH, Backend
 from suite.ops import PlannedConv2d
@@ -73,7 +73,7 @@ class ClickTrain(Method):
         backend: who multiplies by masked weights. `masked`: torch, zeros and all (code); `compact`: kernels that skip
             them; `blocks`: torch, by 2x2 convolutions of the filters that keep the same block (`scope=filter`,
             `pool=4`); `auto`: for each layer the one that is faster than `masked` by a margin, as measured once on
-            this machine for layers of its shape and density (`suite.autotune`).
+            this machine for layers of its shape and density (`methods.backends.autotune`).
     """
 
     source: ClassVar[str] = "Zhang et al., ClickTrain, ICS 2021"
@@ -318,7 +318,9 @@ class ClickTrain(Method):
                 }
                 prepare = functools.partial(self._example_backends, can, layer, percent)
                 with ctx.untimed():
-                    found[key] = fastest(can, prepare, layer, geometry, images, size, ctx.dtype, structure)
+                    found[key] = fastest(
+                        can, prepare, layer, geometry, images, size, ctx.dtype, structure, ctx.hardware_id()
+                    )
             if key in found:
                 self._choices[name] = found[key].to_json()
             self._chosen[name] = found[key].name if key in found else MASKED

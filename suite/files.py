@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from suite.errors import UsageError, in_words
 
@@ -270,3 +271,14 @@ def remove_abandoned(folder: Path, name: str = "") -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
                 path.unlink()
+
+
+def canonical_json(data: Any) -> str:
+    """Return JSON with sorted keys, without spaces and infinities, so that equal data gives equal text."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{value!r} is no plain data")

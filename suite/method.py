@@ -290,6 +290,8 @@ class Context:
         inference_flops: counts one image's inference by the network that a `ReconfigPlan` would leave.
         memory_estimate: bytes of a training step with a `ReconfigPlan` carried out, measured on a copy of the model:
             parameters, gradients, optimizer state, and what a batch of that size keeps for backward.
+        hardware_id: returns the short name of the hardware that the trial computes on, as its record has it; what is
+            measured on one kind of machine is kept under this name.
         untimed: a context manager for preparation that a later trial may find done, such as measuring which kernel is
             fastest: what runs inside is counted as compilation, not as training.
     """
@@ -320,6 +322,7 @@ class Context:
     all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
     memory_estimate: Callable[[ReconfigPlan], int] = lambda plan: 0
     inference_flops: Callable[[ReconfigPlan], float] = lambda plan: 0.0
+    hardware_id: Callable[[], str] = lambda: ""
     untimed: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def key(self, purpose: str) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from methods.backends.autotune import Choice, Step, choose
 from methods.backends.sparse_convolution import kernels_version
-from suite.autotune import Choice, Step, choose
 from suite.network.backends import TORCH, Backend, Geometry
 
 
@@ -23,6 +23,7 @@ def fastest(
     size: tuple[int, int],
     dtype: torch.dtype,
     structure: Mapping[str, Any],
+    hardware_id: str,
 ) -> Choice:
     """Choose the backend with the least time for the three products of a layer, from random operands.
 
@@ -39,6 +40,7 @@ def fastest(
         size: (H, W) of its input.
         dtype: of the products.
         structure: plain data that determines how fast a mask of this kind is, such as the density.
+        hardware_id: short name of the machine's hardware.
     """
     device = layer.weight.device
     question = {
@@ -52,7 +54,9 @@ def fastest(
         "mask": dict(structure),
         "kernels": kernels_version(device),
     }
-    return choose(question, backends, lambda: _steps(*prepare(), layer, geometry, images, size, dtype), device)
+    return choose(
+        question, backends, lambda: _steps(*prepare(), layer, geometry, images, size, dtype), device, hardware_id
+    )
 
 
 def _steps(

@@ -30,7 +30,7 @@ def can_skip(device: torch.device) -> bool:
 def kernels_version(device: torch.device) -> str:
     """Changes with everything that the times of masked products depend on in this code: kernels, compiler and flags."""
     digest = hashlib.sha256()
-    for path in (*sorted(Path(kernels.__file__).parent.rglob("*")), *Path(__file__).parent.glob("*_convolutions.py")):
+    for path in (*sorted(Path(kernels.__file__).parent.rglob("*")), *sorted(Path(__file__).parent.glob("*.py"))):
         if path.suffix in (".py", ".cpp", ".h", ".cu", ".cuh"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     if device.type == "cpu" and (compiled := library()) is not None:

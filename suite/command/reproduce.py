@@ -15,7 +15,8 @@ from suite import files, registry
 from suite.brackets import split
 from suite.command.options import Parser, RunOptions, add_run_options, door, resolve_run_options
 from suite.errors import UsageError, nearest
-from suite.runs.spec import SuiteSpec, TrialSpec, canonical_json
+from suite.files import canonical_json
+from suite.runs.spec import SuiteSpec, TrialSpec
 
 if TYPE_CHECKING:
     from reproductions.contract import Part, Reproduction

@@ -119,7 +119,8 @@ def run_trials(
         UsageError: if a method cannot train a model on a task; then nothing is written.
     """
     from reports import write_report
-    from suite.runs.devices import available_cores, competition
+    from suite.cost.hardware import available_cores
+    from suite.runs.devices import competition
     from suite.runs.folder.results import read_table, write_results
     from suite.runs.provenance import without_home
 

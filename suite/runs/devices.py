@@ -13,8 +13,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from suite.cost.hardware import CPUINFO, read_cpu
 from suite.errors import UsageError, nearest
-from suite.runs.cpu import CPUINFO, read_cpu
 
 if TYPE_CHECKING:
     from suite.method import Method
@@ -140,21 +140,3 @@ def use_threads_of_environment() -> None:
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number a nesting level
     if threads.isdigit() and int(threads):
         torch.set_num_threads(int(threads))
-
-
-def available_cores() -> int:
-    """Physical cores that this process may keep busy: those of its affinity, within the container's quota.
-
-    Two hardware threads of one core share its multipliers, so they count once.
-    """
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    logical = os.sched_getaffinity(0)
-    siblings = [Path(f"/sys/devices/system/cpu/cpu{index}/topology/thread_siblings_list") for index in logical]
-    cores = len({path.read_text(encoding="ascii") if path.is_file() else str(path) for path in siblings})
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        limit, _, period = quota.read_text(encoding="ascii").strip().partition(" ")
-        if limit.isdigit() and period.isdigit():
-            cores = min(cores, max(1, int(limit) // int(period)))
-    return cores

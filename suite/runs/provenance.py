@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
 import platform
 import shlex
-import shutil
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.runs.cpu import read_cpu
-from suite.runs.devices import available_cores, busy_cores
+from suite.cost.hardware import hardware_facts, hardware_id, program_output
+from suite.runs.devices import busy_cores
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +26,6 @@ FLAG_PREFIXES = (
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT_FILE = ".commit.json"
 """Says what `git_facts` would, in a copy of a checkout without its `.git`; `benchmarks/evidence/carry.py` writes it."""
-_CPU_IDENTITY = ("cpu", "cpu_vendor", "cpu_family", "cpu_model", "cpu_stepping", "instruction_set", "cores")
 
 
 def collect(device: torch.device | str) -> dict[str, Any]:
@@ -42,7 +38,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
 
     busy = busy_cores()  # first: what follows starts programs
     device = torch.device(device)
-    hardware = _hardware(device)
+    hardware = hardware_facts(device)
     return {
         "hardware_id": hardware_id(hardware),
         "hardware": hardware,
@@ -65,48 +61,10 @@ def collect(device: torch.device | str) -> dict[str, Any]:
     }
 
 
-def hardware_id(hardware: dict[str, Any]) -> str:
-    """A name, 8 characters, of what decides speed and cannot be set: two ids, two kinds of machine.
-
-    Of a CPU: its name, vendor, family, model, stepping, the instruction set that the machine offers, and the cores that
-    the process may use; virtual machines give different CPUs one name. Of a GPU: its name and the driver's major
-    version. The number of threads is a setting, and recorded beside. The id begins with a letter, so that no reader
-    takes it for a number.
-    """
-    if hardware["device"] == "cuda":
-        device = (hardware["gpu"], 1, str(hardware["driver"]).partition(".")[0])
-    else:
-        device = tuple(hardware.get(name, "") for name in _CPU_IDENTITY)
-    return "h" + hashlib.sha256("\n".join(str(part) for part in device).encode()).hexdigest()[:7]
-
-
 def without_home(text: str) -> str:
     """The text with the home folder, which holds the user's name, as `~`."""
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text
-
-
-def _hardware(device: torch.device) -> dict[str, Any]:
-    import torch
-
-    found: dict[str, Any] = {
-        "device": device.type,
-        **read_cpu().facts(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": available_cores(),
-        "threads": torch.get_num_threads(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    }
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        found |= {
-            "gpu": properties.name,
-            "gpu_count": torch.cuda.device_count(),
-            "gpu_memory_bytes": properties.total_memory,
-            "compute_capability": f"{properties.major}.{properties.minor}",
-            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],
-        }
-    return found
 
 
 def _software() -> dict[str, Any]:
@@ -118,7 +76,7 @@ def _software() -> dict[str, Any]:
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
-        "compiler": _output(*shlex.split(os.environ.get("CXX") or "c++"), "--version").partition("\n")[0],
+        "compiler": program_output(*shlex.split(os.environ.get("CXX") or "c++"), "--version").partition("\n")[0],
         "cuda": torch.version.cuda or "",
         "cudnn": str(torch.backends.cudnn.version() or "") if torch.version.cuda else "",
         **onednn.facts(),
@@ -147,19 +105,9 @@ def _git(root: Path) -> dict[str, Any]:
 
 def git_facts(root: Path) -> dict[str, Any]:
     """As `_git`, by asking git; empty where that fails."""
-    commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
+    commit = program_output("git", "-C", str(root), "rev-parse", "HEAD")
     if not commit:
         return {}
     # Without optional locks, `status` does not write to the repository. An untracked method may be the one that ran.
-    changed = _output("git", "--no-optional-locks", "-C", str(root), "status", "--porcelain")
+    changed = program_output("git", "--no-optional-locks", "-C", str(root), "status", "--porcelain")
     return {"commit": commit, "dirty": bool(changed)}
-
-
-def _output(*command: str) -> str:
-    """What a program prints; empty where there is no such program, or it fails: then the fact stays unknown."""
-    if shutil.which(command[0]) is None:
-        return ""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-    except (subprocess.SubprocessError, OSError):
-        return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.errors import UsageError, nearest
+from suite.files import canonical_json
 from suite.recipe import Recipe
 from suite.runs.plugin_files import check_defining_files, digests
 
@@ -180,11 +180,6 @@ def checksum(path: Path, name: str) -> str:
         raise UsageError(f"{name} is '{path}': {error.strerror or error}") from error
 
 
-def canonical_json(data: Any) -> str:
-    """JSON with sorted keys, no spaces and no infinities: equal data, equal text."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
-
-
 def suite_hash(trials: Iterable[TrialSpec]) -> str:
     """A hash over the trials' hashes, whatever their order."""
     return hashlib.sha256("\n".join(sorted(trial.hash for trial in trials)).encode()).hexdigest()
@@ -218,12 +213,6 @@ def read_seeds(text: str) -> tuple[int, ...]:
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"--seeds '{text}': a seed comes twice")
     return seeds
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{value!r} is no plain data")
 
 
 def _without_lists(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.cost.flops import count_model
+from suite.cost.hardware import hardware_facts, hardware_id
 from suite.cost.memory import StepMemory, measure_step
 from suite.errors import UsageError
 from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, OtherTrial, ReconfigPlan
@@ -126,6 +127,7 @@ class Hooks:
             all_reduce=self.ranks.all_reduce,
             memory_estimate=self._memory_estimate,
             inference_flops=self._inference_flops,
+            hardware_id=lambda: hardware_id(hardware_facts(self.ctx.device)),
         )
         for name in layers:  # what runs in training alone has a size too
             given, output = self._uses.shapes[name]

@@ -5,9 +5,9 @@ import torch
 from small_clicktrain import Run, network, stages
 from torch import nn
 
+from methods.backends.autotune import Choice
 from methods.backends.sparse_convolution import can_skip
 from methods.dense import Dense
-from suite.autotune import Choice
 from suite.ops import apply
 from tasks.models.clicktrain_vgg import vgg11_click
 
@@ -186,8 +186,8 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
 
 
 def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeypatch):
+    from methods.backends import autotune
     from methods.backends.fastest_backend import fastest
-    from suite import autotune
     from suite.network.backends import TorchBackend
     from suite.ops import convert
 
@@ -211,7 +211,7 @@ def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeyp
     kept = torch.rand(4, 3, 3, 3) > 0.5
     backend, timed = Recording(), []
     monkeypatch.setattr(autotune, "_seconds", lambda step, *rest: timed.append(len(backend.seen)) or step() or 1.0)
-    given = (planned, planned.geometry, 2, (5, 6), torch.bfloat16, {"test": "operands"})
+    given = (planned, planned.geometry, 2, (5, 6), torch.bfloat16, {"test": "operands"}, "")
     fastest(["one"], lambda: (kept, {"one": backend}), *given)
     assert timed[0] == 3  # all three ran once before the clock
     assert [product for product, _, _ in backend.seen] == ["forward", "dgrad", "wgrad"] * (len(timed) + 1)
@@ -233,7 +233,7 @@ def test_blocks_say_what_they_need(given, message):
 
 def test_trials_of_different_seeds_ask_the_same_and_compute_alike(skipping, choices, monkeypatch):
     """The clock is made to prefer another backend at every look, as noise would; only the first trial looks at it."""
-    from suite import autotune
+    from methods.backends import autotune
 
     clock = iter(range(10**6))
     monkeypatch.setattr(autotune, "_seconds", lambda step, *rest: 1.0 + (next(clock) // 100) % 7)

@@ -21,6 +21,6 @@ def test_each_fact_that_decides_a_time_makes_another_question(monkeypatch):
         {"dtype": torch.bfloat16},
         {"structure": {"percent": 60.0}},
     ):
-        race.fastest(("masked",), lambda: None, layer, geometry, **{**facts, **changed})
-    race.fastest(("masked",), lambda: None, nn.Conv2d(4, 9, 3), geometry, **facts)
+        race.fastest(("masked",), lambda: None, layer, geometry, **{**facts, **changed}, hardware_id="")
+    race.fastest(("masked",), lambda: None, nn.Conv2d(4, 9, 3), geometry, **facts, hardware_id="")
     assert len({str(one) for one in asked}) == len(asked) == 6

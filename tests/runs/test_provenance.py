@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.runs.cpu import read_cpu
-from suite.runs.provenance import _git, _output, collect, hardware_id, without_home
+from suite.cost.hardware import hardware_id, program_output, read_cpu
+from suite.runs.provenance import _git, collect, without_home
 from suite.runs.trial import comparable
 from suite.runs.versions import minor_version
 
@@ -133,5 +133,5 @@ def test_git_of_a_copy_without_its_history_is_in_a_file(tmp_path):
 
 
 def test_a_program_that_is_missing_or_fails_leaves_the_fact_unknown():
-    assert _output("no-such-program-anywhere") == ""
-    assert _output("false") == ""
+    assert program_output("no-such-program-anywhere") == ""
+    assert program_output("false") == ""

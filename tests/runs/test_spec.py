@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from suite.cost.hardware import available_cores
 from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.runs.devices import (
-    available_cores,
     competition,
     has_bfloat16_cpu,
     read_device,

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from suite import files
+from suite.cost.hardware import available_cores
 from suite.errors import UsageError, in_words
 from suite.registry import register
-from suite.runs.devices import available_cores
 from suite.runs.engines.lifeline import PARENT
 from suite.runs.folder.records import RUNNING, damage, read_record, write_record
 from suite.runs.progress import EpochReader, ProgressFile, Shown

@@ -21,8 +21,9 @@ from typing import Any
 
 from suite import files
 from suite.errors import in_words
+from suite.files import canonical_json
 from suite.runs.folder import packed
-from suite.runs.spec import LARGEST_SEED, TrialSpec, canonical_json
+from suite.runs.spec import LARGEST_SEED, TrialSpec
 
 ENDED = ("done", "diverged", "oom", "timeout", "error", "skipped")
 RUNNING = "running"

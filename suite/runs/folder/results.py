@@ -11,8 +11,9 @@ from typing import Any
 
 from suite import files
 from suite.errors import UsageError
+from suite.files import canonical_json
 from suite.runs.folder.store import RUNNING, Store, read_record
-from suite.runs.spec import TrialSpec, canonical_json
+from suite.runs.spec import TrialSpec
 from suite.runs.versions import minor_version
 
 TEXT_COLUMNS = (

@@ -28,8 +28,7 @@ import torch
 
 from suite import files
 from suite.errors import UsageError
-from suite.runs import provenance
-from suite.runs.spec import canonical_json
+from suite.files import canonical_json
 
 log = logging.getLogger("pdt.autotune")
 
@@ -100,6 +99,7 @@ def choose(
     candidates: Sequence[str],
     prepare: Callable[[], Mapping[str, Step]],
     device: torch.device,
+    hardware_id: str,
 ) -> Choice:
     """Choose the fastest candidate for this machine, from the kept choice if there is one.
 
@@ -111,11 +111,13 @@ def choose(
         candidates: names; the first is the baseline.
         prepare: gives a callable for each candidate, which runs it once; called only if something has to be measured.
         device: that the candidates run on.
+        hardware_id: its short name (`Context.hardware_id`).
 
     Raises:
         UsageError: if the folder of choices cannot be written.
     """
-    key = json.loads(canonical_json({"question": question, "candidates": [*candidates], "machine": machine(device)}))
+    asked = {"question": question, "candidates": [*candidates], "machine": machine(hardware_id)}
+    key = json.loads(canonical_json(asked))
     path = choices_folder() / f"{hashlib.sha256(canonical_json(key).encode()).hexdigest()[:24]}.json"
     if (found := _read(path, key)) is not None:
         return found
@@ -135,10 +137,10 @@ def choose(
         ) from error
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(hardware_id: str) -> dict[str, Any]:
     """What decides times apart from the question: hardware, threads, versions and number format settings."""
     return {
-        "hardware": provenance.hardware_id(provenance._hardware(device)),
+        "hardware": hardware_id,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "instruction_set": torch.backends.cpu.get_cpu_capability(),

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite import autotune
+from methods.backends import autotune
 from suite.errors import UsageError
 
 CPU = torch.device("cpu")
+HARDWARE = "h1234567"
 NAMES = ("base", "other", "third")
 
 
@@ -46,7 +47,7 @@ def prepare():
 
 
 def ask(question=None, names=NAMES):
-    return autotune.choose(question or {"what": "test"}, names, lambda: prepare(), CPU)
+    return autotune.choose(question or {"what": "test"}, names, lambda: prepare(), CPU, HARDWARE)
 
 
 def test_the_baseline_is_left_only_for_what_beats_it_by_the_margin_in_its_whole_interval(monkeypatch, folder):
@@ -100,13 +101,13 @@ def test_fast_candidates_run_several_times_in_a_sample(monkeypatch):
         (torch, "get_num_threads", 99),
         (torch, "get_float32_matmul_precision", "another"),
         (torch.backends.cpu, "get_cpu_capability", "another"),
-        (autotune.provenance, "hardware_id", "another"),
     ],
 )
 def test_a_machine_with_another_setting_is_another_machine(monkeypatch, owner, name, value):
-    before = autotune.machine(CPU)
+    before = autotune.machine(HARDWARE)
+    assert autotune.machine("another") != before
     monkeypatch.setattr(owner, name, lambda *given: value)
-    assert autotune.machine(CPU) != before
+    assert autotune.machine(HARDWARE) != before
 
 
 def test_the_interval_encloses_the_median_ratio_of_paired_samples():
@@ -127,8 +128,8 @@ def test_a_choice_is_kept_for_the_question_and_the_machine_alone(monkeypatch, fo
     assert (again.name, again.timings, again.rounds) == (measured.name, measured.timings, measured.rounds)
     assert ask({"what": "another"}).name == "base"
     assert ask(names=("other", "base", "third")).name == "base"
-    machine = autotune.machine(CPU)
-    monkeypatch.setattr(autotune, "machine", lambda device: {**machine, "threads": 99})
+    machine = autotune.machine(HARDWARE)
+    monkeypatch.setattr(autotune, "machine", lambda hardware_id: {**machine, "threads": 99})
     assert ask().name == "base"
     assert len(list(folder.glob("*.json"))) == 4
 
@@ -199,7 +200,7 @@ def test_links_and_pipes_in_place_of_the_files_are_refused_and_not_written_throu
 
 HOLDER = """
 import sys, time
-from suite import autotune
+from methods.backends import autotune
 from pathlib import Path
 folder = Path(sys.argv[1])
 with autotune._locked(folder):

@@ -1,0 +1,161 @@
+"""Facts about this machine's hardware, and the short name that stands for them in records."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+CPUINFO = Path("/proc/cpuinfo")
+
+# The flags that decide which kernels a library chooses. The other flags (virtualisation, mitigations, power) differ
+# between two boots of one machine and say nothing of arithmetic.
+_INSTRUCTIONS = re.compile(
+    r"(?:sse4_[12]|ssse3|fma4?|f16c|avx\w*|amx\w*"  # x86
+    r"|asimd\w*|neon|sve\w*|sme(?!p)\w*|bf16|i8mm|fphp|fp)"  # Arm
+)
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, Arm: as the kernel spells them
+# By the field of `Cpu`: the key on x86, then the one on Arm.
+_KEYS = {
+    "name": ("model name", "cpu"),
+    "vendor": ("vendor_id", "cpu implementer"),
+    "family": ("cpu family", "cpu architecture"),
+    "model": ("model", "cpu part"),
+    "stepping": ("stepping", "cpu revision"),
+}
+_FLAGS = ("flags", "features")
+_DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+_CPU_IDENTITY = ("cpu", "cpu_vendor", "cpu_family", "cpu_model", "cpu_stepping", "instruction_set", "cores")
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The first processor of `/proc/cpuinfo`; what the kernel does not say is empty.
+
+    Attributes:
+        name: the marketing name, which all CPUs of a virtual machine's host family may share ("AMD EPYC").
+        vendor, family, model, stepping: as the kernel spells them: numbers on x86. On Arm: implementer, architecture,
+            part, and variant with revision ("r1p2").
+        instructions: the flags of vector, matrix and half-precision arithmetic, sorted.
+        bfloat16: whether the CPU multiplies bfloat16 itself.
+    """
+
+    name: str
+    vendor: str
+    family: str
+    model: str
+    stepping: str
+    instructions: tuple[str, ...]
+    bfloat16: bool
+
+    def facts(self) -> dict[str, Any]:
+        """The fields as a record of provenance has them."""
+        return {
+            "cpu": self.name,
+            "cpu_vendor": self.vendor,
+            "cpu_family": self.family,
+            "cpu_model": self.model,
+            "cpu_stepping": self.stepping,
+            "instruction_set": " ".join(self.instructions),
+        }
+
+
+def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
+    """Read the CPU; where there is no such file (macOS), only the name is known."""
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            # The processors follow one another; what the first does not have (Arm's "Hardware") is in the last lines.
+            found.setdefault(key.strip().lower(), value.strip())
+    fields = {name: next((found[key] for key in keys if key in found), "") for name, keys in _KEYS.items()}
+    if "cpu variant" in found:
+        fields["stepping"] = f"r{_number(found['cpu variant'])}p{_number(found.get('cpu revision', ''))}"
+    fields["name"] = fields["name"] or found.get("hardware", "") or platform.processor() or platform.machine()
+    flags = set(next((found[key] for key in _FLAGS if key in found), "").split())
+    instructions = tuple(sorted(flag for flag in flags if _INSTRUCTIONS.fullmatch(flag)))
+    return Cpu(**fields, instructions=instructions, bfloat16=bool(flags & _BFLOAT16_FLAGS))
+
+
+def available_cores() -> int:
+    """Return the number of physical cores that this process may use: its affinity, within the container's quota.
+
+    Two hardware threads of one core share its multipliers, so they count once.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    logical = os.sched_getaffinity(0)
+    siblings = [Path(f"/sys/devices/system/cpu/cpu{index}/topology/thread_siblings_list") for index in logical]
+    cores = len({path.read_text(encoding="ascii") if path.is_file() else str(path) for path in siblings})
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file():
+        limit, _, period = quota.read_text(encoding="ascii").strip().partition(" ")
+        if limit.isdigit() and period.isdigit():
+            cores = min(cores, max(1, int(limit) // int(period)))
+    return cores
+
+
+def hardware_facts(device: torch.device) -> dict[str, Any]:
+    """Return what is known about the CPU, the memory and, if `device` is one, the GPU."""
+    import torch
+
+    found: dict[str, Any] = {
+        "device": device.type,
+        **read_cpu().facts(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": available_cores(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {
+            "gpu": properties.name,
+            "gpu_count": torch.cuda.device_count(),
+            "gpu_memory_bytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "driver": program_output(*_DRIVER_QUERY).partition("\n")[0],
+        }
+    return found
+
+
+def hardware_id(hardware: dict[str, Any]) -> str:
+    """Return an 8-character name of the hardware that decides speed; different ids mean different kinds of machine.
+
+    For a CPU the id covers name, vendor, family, model, stepping, instruction set, and the number of cores that the
+    process may use, because virtual machines report the same name for different CPUs. For a GPU it covers the name and
+    the major version of the driver. The number of threads is a setting and is recorded separately. The id begins with a
+    letter, so that no reader takes it for a number.
+
+    Args:
+        hardware: The facts that `hardware_facts` returns.
+    """
+    if hardware["device"] == "cuda":
+        device = (hardware["gpu"], 1, str(hardware["driver"]).partition(".")[0])
+    else:
+        device = tuple(hardware.get(name, "") for name in _CPU_IDENTITY)
+    return "h" + hashlib.sha256("\n".join(str(part) for part in device).encode()).hexdigest()[:7]
+
+
+def program_output(*command: str) -> str:
+    """Return what a program prints; empty if it is not installed or fails, so that the fact stays unknown."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (subprocess.SubprocessError, OSError):
+        return ""
+
+
+def _number(text: str) -> str:
+    return str(int(text, 0)) if re.fullmatch(r"0x[0-9a-f]+|[0-9]+", text) else text
