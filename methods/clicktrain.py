@@ -317,7 +317,6 @@ class ClickTrain(Method):
                     "balance": self.balance,
                 }
                 prepare = functools.partial(self._example_backends, can, layer, percent)
-                hardware = ctx.hardware_id()
                 with ctx.untimed():
                     found[key] = fastest(
                         can, prepare, layer, geometry, images, size, ctx.dtype, structure, ctx.hardware_id()
