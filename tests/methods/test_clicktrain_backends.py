@@ -54,7 +54,7 @@ def test_skipped_weights_change_nothing_but_the_work(skipping):
 def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
     asked = []
 
-    def fastest(names, prepare, layer, geometry, images, size, dtype, structure):
+    def fastest(names, prepare, layer, geometry, images, size, dtype, structure, hardware_id):
         kept, backends = prepare()
         asked.append((tuple(kept.shape), images, size))
         assert kept.float().mean() == pytest.approx(0.125, rel=0.05)
@@ -162,7 +162,7 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
     """Patterns of the method's own pool, a micro-batch, the padded size, and each share of kernels apart."""
     asked = {}
 
-    def fastest(names, prepare, layer, geometry, images, size, dtype, structure):
+    def fastest(names, prepare, layer, geometry, images, size, dtype, structure, hardware_id):
         asked[layer.name] = (prepare()[0], images, size)
         return choice("masked")
 
