@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reports.content.model import BASELINE
-from reports.content.numbers import scaled
+from reports.data.disturbed_times import competing_programs, is_disturbed, resumed, slow_products, unsteady_times
 from reports.data.estimates import Estimate, Missing, Quantity, estimate, paired
+from reports.data.groups import BASELINE, column_text, seed_of
+from reports.data.method_rows import by_seed
 from reports.data.records import Trial
-from reports.data.rows import by_seed, column_text, seed_of
-from reports.data.steadiness import competing_programs, is_disturbed, resumed, slow_products, unsteady_times
 from reproductions.published import Group, Published, kind_of
 
 Against = Literal["", "difference", "ratio", "saving"]
@@ -189,7 +188,7 @@ def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]],
             theirs = round(theirs - baseline, 9)
             source += f", minus {_key(one.published_baseline)} of {other.place}"
     ours = _ours(one, trials)
-    unit_of_ours = ours if isinstance(ours, Missing) else scaled(ours, one.scale)
+    unit_of_ours = ours if isinstance(ours, Missing) else ours.scaled(one.scale)
     return Comparison(
         one.quantity,
         one.unit,

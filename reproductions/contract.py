@@ -20,8 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reports.content.model import Figure
 from reports.data.records import Trial
+from reports.figures.figure import Figure
 from reproductions import published
 from reproductions.comparison import Compared, Comparison, compare, published_alone
 from suite.runs.spec import PRESETS, TrialSpec

@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from reports.content import numbers
-from reports.content.model import Figure
+from reports import formatting
 from reports.data.estimates import Estimate
 from reports.figures import svg
+from reports.figures.figure import Figure
 from reproductions.comparison import Comparison
 
 WIDTH = 7.2
@@ -43,11 +43,11 @@ def differences_figure(name: str, title: str, comparisons: Sequence[Comparison])
             texts = []
             if row.published is not None:
                 axes.plot(row.published, height - 0.14, color=svg.colour(_THEIRS), markersize=5.5, **_HOLLOW)
-                texts.append(f"published {numbers.signed(row.published, 1)}")
+                texts.append(f"published {formatting.signed(row.published, 1)}")
             if isinstance(row.ours, Estimate):
                 axes.errorbar(row.ours.mean, height + 0.14, xerr=row.ours.half_width, color=svg.colour(_OURS),
                               marker="o", markersize=5.5, linestyle="none", capsize=2.5, elinewidth=1.1)  # fmt: skip
-                texts.append(f"ours {numbers.interval(row.ours, 2, sign=True)}")
+                texts.append(f"ours {formatting.interval(row.ours, 2, sign=True)}")
             alts.append(f"{row.quantity}: {', '.join(texts)}")
         axes.set_yticks(range(len(rows)), [row.quantity.removesuffix(" minus dense") for row in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -144,11 +144,11 @@ def _mean(one: Comparison) -> float | None:
 
 
 def _plain(value: float | None, *, sign: bool = False) -> str:
-    return "" if value is None else numbers.signed(value, 1) if sign else numbers.plain(value, 1)
+    return "" if value is None else formatting.signed(value, 1) if sign else formatting.plain(value, 1)
 
 
 def _estimated(one: Comparison, *, sign: bool = False) -> str:
-    return numbers.interval(one.ours, 2, sign=sign) if isinstance(one.ours, Estimate) else ""
+    return formatting.interval(one.ours, 2, sign=sign) if isinstance(one.ours, Estimate) else ""
 
 
 def _written(value: str, gap: str) -> str:

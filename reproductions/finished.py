@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reports.content.numbers import scaled
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
+from reports.data.groups import seed_of
 from reports.data.records import Trial
-from reports.data.rows import seed_of
 from reproductions.comparison import Comparison
 from reproductions.contract import Part, Ran, Reproduction
 from reproductions.published import Published
@@ -34,7 +33,7 @@ def over_seeds(
     """The mean of a value of each trial, with its interval."""
     found = [number for trial in trials if (number := value(trial)) is not None]
     quantity = estimate(found, reason)
-    return quantity if isinstance(quantity, Missing) else scaled(quantity, scale)
+    return quantity if isinstance(quantity, Missing) else quantity.scaled(scale)
 
 
 def with_own_trials(reproduction: Reproduction, ran: Ran) -> list[tuple[Part, dict[str, list[Trial]]]]:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.content import numbers
-from reports.content.model import Cell, Column, Figure, Table, dash
+from reports import formatting
+from reports.content.model import Cell, Column, Table, missing_cell
+from reports.data.disturbed_times import DISTURBED, DISTURBED_NOTE, mark_disturbed
 from reports.data.estimates import Missing
+from reports.data.groups import label
 from reports.data.records import Trial
-from reports.data.rows import label
-from reports.data.steadiness import MARK, MEANING, marked
 from reports.data.trial_files import clean
+from reports.figures.figure import Figure
 from reports.render import markdown
 from reproductions.comparison import Comparison, conditions_in_words
 from reproductions.published import MEASURED, Group, kind_of
@@ -120,7 +121,7 @@ def to_csv(comparisons: Sequence[Comparison]) -> str:
 
 
 def _about_ours(one: Comparison) -> str:
-    return one.ours.reason if isinstance(one.ours, Missing) else MARK if one.disturbed else ""
+    return one.ours.reason if isinstance(one.ours, Missing) else DISTURBED if one.disturbed else ""
 
 
 def _plain(value: object) -> object:
@@ -184,9 +185,9 @@ def _conditions(trials: Sequence[Trial], reference: Group) -> Table | None:
     rows = []
     for key, theirs in reference.conditions.items():
         ours = _ours(trials, key)
-        cell = Cell(", ".join(ours)) if ours else dash("not recorded")
+        cell = Cell(", ".join(ours)) if ours else missing_cell("not recorded")
         if not ours:
-            same = dash("cannot be compared")
+            same = missing_cell("cannot be compared")
         elif key == "hardware":
             named = _text(theirs).casefold()
             same = Cell("yes" if all(named in one.casefold() for one in ours) else "no")
@@ -239,17 +240,17 @@ def _row(one: Comparison) -> tuple[Cell, ...]:
     kinds = Cell(one.kind), Cell(one.published_kind)
     name = Cell(one.quantity, one.note)
     if isinstance(one.ours, Missing):
-        reason = dash(one.ours.reason)
+        reason = missing_cell(one.ours.reason)
         return name, theirs, reason, reason, reason, reason, *kinds
     gap = one.difference
     if gap is None:
-        difference = dash("what the paper projected is another quantity than what was measured")
+        difference = missing_cell("what the paper projected is another quantity than what was measured")
     else:
-        difference = Cell(numbers.signed(gap, numbers.decimals_for(one.ours.half_width, 2)), value=gap)
+        difference = Cell(formatting.signed(gap, formatting.decimals_for(one.ours.half_width, 2)), value=gap)
     if one.published_kind != kind_of(MEASURED):
-        covered = dash("what the paper computed is no measurement that ours could confirm")
+        covered = missing_cell("what the paper computed is no measurement that ours could confirm")
     elif one.covered is None:
-        covered = dash("one seed, or equal values: no interval")
+        covered = missing_cell("one seed, or equal values: no interval")
     else:
         covered = Cell("yes" if one.covered else "no")
     return name, theirs, _our_cell(one), difference, covered, Cell(str(one.ours.count)), *kinds
@@ -257,11 +258,11 @@ def _row(one: Comparison) -> tuple[Cell, ...]:
 
 def _our_cell(one: Comparison) -> Cell:
     if isinstance(one.ours, Missing):
-        return dash(one.ours.reason)
+        return missing_cell(one.ours.reason)
     signed = one.is_difference and one.unit == "points"
     decimals = 2 if one.unit else 0 if abs(one.ours.mean) >= 100 else 3
-    text = _in_unit(numbers.interval(one.ours, decimals, sign=signed), one.unit)
-    return Cell(marked(text, one.disturbed), MEANING if one.disturbed else "", one.ours.mean)
+    text = _in_unit(formatting.interval(one.ours, decimals, sign=signed), one.unit)
+    return Cell(mark_disturbed(text, one.disturbed), DISTURBED_NOTE if one.disturbed else "", one.ours.mean)
 
 
 def _in_unit(text: str, unit: str) -> str:
@@ -280,7 +281,7 @@ def _published(one: Comparison, signed: bool) -> str:
     assert one.published is not None
     printed_whole = one.rounding >= 0.5  # 25 must not become 25.0
     decimals = max(0 if printed_whole else 1, len(f"{one.published:.10g}".partition(".")[2]))
-    return numbers.signed(one.published, decimals) if signed else numbers.plain(one.published, decimals)
+    return formatting.signed(one.published, decimals) if signed else formatting.plain(one.published, decimals)
 
 
 def _alone(groups: Sequence[Group]) -> Table | None:

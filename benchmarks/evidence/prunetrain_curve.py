@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from reports.data.records import Trial, read
-from reports.figures.curves import Line, Panel, curves_figure
+from reports.figures.panels import Line, Panel, curves_figure
 
 # Of the penalty in the loss, for each update; a proximal step shrinks a group by less where it is far from zero.
 RATIOS = {"subgradient": 0.3, "proximal": 0.81}

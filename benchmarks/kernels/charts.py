@@ -15,8 +15,8 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from benchmarks.kernels.alternatives import TOPK
 from benchmarks.kernels.bars import verdicts
 from benchmarks.kernels.results import Row, Run
-from reports.content.model import Figure
 from reports.figures import svg
+from reports.figures.figure import Figure
 
 # Index of the palette, the same in every chart; 0 is black, which a copy has as the reference of all.
 PRUNINGS = ("magnitude", "random", "rescaled by sample_channel", "rescaled by group", "rescaled by channel")

@@ -16,8 +16,9 @@ from benchmarks.kernels.alternatives import NOTES
 from benchmarks.kernels.bars import BARS, Verdict, verdicts
 from benchmarks.kernels.charts import DTYPES, PRUNINGS, charts
 from benchmarks.kernels.results import Row, Run, read
-from reports.content import numbers
-from reports.content.model import Cell, Column, Figure, Table
+from reports import formatting
+from reports.content.model import Cell, Column, Table
+from reports.figures.figure import Figure
 from reports.render.markdown import code, escape, table
 from suite.command.options import Parser
 from suite.errors import UsageError
@@ -104,7 +105,9 @@ def _facts(runs: Sequence[Run]) -> Iterator[str]:
         commit = f"{str(git.get('commit', 'unknown'))[:12]}{changes}"
         line = f"{found.get('time_utc', '')}: {len(run.rows)} cases, {run.rounds} rounds, commit {commit}{busy}."
         yield escape(line) + (f" {code(str(found['command_line']))}" if found.get("command_line") else "")
-    cache = f"The last cache before memory: {numbers.binary_bytes(runs[0].cache_bytes)} ({runs[0].cache_known_from})."
+    cache = (
+        f"The last cache before memory: {formatting.binary_bytes(runs[0].cache_bytes)} ({runs[0].cache_known_from})."
+    )
     yield escape(cache)
     yield escape(
         "Times, GB/s, fractions and ratios are measured; bytes are counted. Every case was checked against the oracle "
@@ -209,7 +212,7 @@ def _alternative(row: Row, name: str) -> Cell:
                 return Cell("failed", note=item.failed)
             note = "" if item.same_values else "Its values are not the oracle's, bit for bit: see below."
             return Cell(f"{ratio.median:.3g} [{ratio.low:.3g}, {ratio.high:.3g}], {ratio.least:.3g}", note=note)
-    return Cell(numbers.DASH)
+    return Cell(formatting.DASH)
 
 
 def _copy_table(rows: Sequence[Row]) -> Table:
@@ -231,7 +234,7 @@ def _copy_table(rows: Sequence[Row]) -> Table:
             Cell(row.dtype),
             Cell(f"{row.tensor_bytes / 1e6:.4g}"),
             *(
-                Cell(f"{row.copies_gb_per_s[name]:.4g}" if name in row.copies_gb_per_s else numbers.DASH)
+                Cell(f"{row.copies_gb_per_s[name]:.4g}" if name in row.copies_gb_per_s else formatting.DASH)
                 for name in ways
             ),
             Cell(row.copy),

@@ -6,18 +6,19 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from reports.content.headline import headlines
-from reports.content.model import BASELINE, SMOKE, Group, Report
-from reports.content.multipliers import multipliers
-from reports.content.tables import flops_table, trade_table
-from reports.content.trust import flatten, problems, trust
-from reports.data.lacks import kept_line, lacks
+from reports.content.backends import multipliers
+from reports.content.headlines import headlines
+from reports.content.missing_files import kept_line, lacks
+from reports.content.model import Group, Report
+from reports.content.provenance import flatten, problems, trust
+from reports.content.tables import flops_table, summary_table
+from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
+from reports.data.groups import BASELINE, TrialGroup, group_trials, label
+from reports.data.method_rows import method_rows, repeated_seeds
 from reports.data.records import Records
-from reports.data.rows import TrialGroup, group_trials, label, method_rows, repeated_seeds
-from reports.data.steadiness import competing_programs, resumed, slow_products, unsteady_times
 from reports.data.trial_files import clean
-from reports.figures.course import course_figures
-from reports.figures.trade import trade_figures
+from reports.figures.tradeoff import tradeoff_figures
+from reports.figures.training_curves import curve_figures
 
 
 def build(records: Records, figures: Collection[str] = ()) -> Report:
@@ -46,8 +47,8 @@ def build(records: Records, figures: Collection[str] = ()) -> Report:
             summary += f" {len(several)} trials {why} and stand in the list of what went wrong alone."
     title = f"Pruning during training: {tasks}"
     kept: tuple[str, ...] = ()
-    if any(trial.done and "epochs.jsonl" in trial.absent for trial in records.trials):
-        own = {f"{figure.name}.svg" for group in drawn for figure in (*group.trade_figures, *group.course_figures)}
+    if any(trial.done and "epochs.jsonl" in trial.missing_files for trial in records.trials):
+        own = {f"{figure.name}.svg" for group in drawn for figure in (*group.tradeoff_figures, *group.curve_figures)}
         kept = tuple(sorted(set(figures) - own))
     lacking = (*lacks(records), *kept_line([_without_slug(name, slugs) for name in kept]))
     return Report(title, summary, lacking, drawn, problems(records), trust(records), kept)
@@ -86,8 +87,8 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
         title += f" · {differences}"
         setting += f", {differences}"
     device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
-    trade, missing_trade = trade_figures(rows, slug)
-    course, missing_course = course_figures(rows, slug)
+    trade, missing_trade = tradeoff_figures(rows, slug)
+    course, missing_course = curve_figures(rows, slug)
     any_done = any(row.done for row in rows)
     disturbances = (*competing_programs(group.trials), *unsteady_times(group.trials))
     return Group(
@@ -105,10 +106,10 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
             *repeated_seeds(group),
             *multipliers(rows),
         ),
-        trade_table=trade_table(rows, slug, device) if any_done else None,
+        summary_table=summary_table(rows, slug, device) if any_done else None,
         flops_table=flops_table(rows, slug) if any_done else None,
-        trade_figures=tuple(trade),
-        course_figures=tuple(course),
+        tradeoff_figures=tuple(trade),
+        curve_figures=tuple(course),
         missing_figures=(*missing_trade, *missing_course),
     )
 
@@ -119,6 +120,7 @@ def _smoke(preset: str) -> tuple[str, ...]:
     )
 
 
+SMOKE = "smoke"  # the preset that trains for seconds, to see that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch"}
 _TITLED = ("task", "data_copy", "model", "preset", "dtype")
 

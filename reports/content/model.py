@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from reports.content import numbers
-from reports.data.estimates import Estimate, Missing, Quantity
-from reports.data.records import Trial
-
-# The one name a report must know: what everything is compared with, when it has no parameters of its own.
-BASELINE = "dense"
-
-# The preset that trains for seconds, to see that everything runs.
-SMOKE = "smoke"
+from reports import formatting
+from reports.data.estimates import Missing, Quantity
+from reports.figures.figure import Figure
 
 Kind = Literal["measured", "counted", "counted, assumes hardware that skips", "modelled", "published", ""]
 
@@ -71,19 +65,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure: `inline` follows the page's light or dark scheme, `standalone` is a file on a light ground."""
-
-    name: str
-    title: str
-    alt: str
-    caption: str
-    inline: str
-    standalone: str
-    wide: bool = False
-
-
-@dataclass(frozen=True)
 class Headline:
     """One sentence about one method: the name is set as code, the text follows it."""
 
@@ -106,10 +87,10 @@ class Group:
     data_note: str
     headlines: tuple[Headline, ...]
     remarks: tuple[str, ...]
-    trade_table: Table | None
+    summary_table: Table | None
     flops_table: Table | None
-    trade_figures: tuple[Figure, ...]
-    course_figures: tuple[Figure, ...]
+    tradeoff_figures: tuple[Figure, ...]
+    curve_figures: tuple[Figure, ...]
     missing_figures: tuple[str, ...]
 
 
@@ -152,68 +133,17 @@ class Report:
     @property
     def figures(self) -> tuple[Figure, ...]:
         """All figures, in reading order."""
-        return tuple(figure for group in self.groups for figure in (*group.trade_figures, *group.course_figures))
-
-
-NOT_MEASURED = Missing("not measured")
-
-
-@dataclass(frozen=True)
-class MethodRow:
-    """A method with its parameters, in one group: what its seeds say together.
-
-    Times are compared with the dense trials of the same seeds; counted numbers with the dense net of the trial itself
-    (`train_flops_dense`, `params_dense`, ...), which is there even where no dense trial was run. A time is disturbed
-    where the records of one of its trials say so (`reports.data.steadiness`); a ratio of times also where those of
-    dense do.
-    """
-
-    label: str
-    colour: int
-    is_baseline: bool
-    trials: tuple[Trial, ...]
-    accuracy: Quantity
-    accuracy_difference: Quantity
-    train_time: Quantity
-    time_ratio: Quantity
-    flops: dict[str, Quantity] = field(default_factory=dict)
-    flops_ratio: dict[str, Quantity] = field(default_factory=dict)
-    inference_ratio: Quantity = NOT_MEASURED
-    inference_effective_ratio: Quantity = NOT_MEASURED
-    params_ratio: Quantity = NOT_MEASURED
-    time_is_disturbed: bool = False
-    ratio_is_disturbed: bool = False
-
-    @property
-    def done(self) -> tuple[Trial, ...]:
-        """The trials whose numbers count."""
-        return tuple(trial for trial in self.trials if trial.done)
-
-    @property
-    def seeds(self) -> int:
-        """How many different seeds are done."""
-        return len({trial.number("seed") for trial in self.done})
-
-    @property
-    def failures(self) -> str:
-        """`1 diverged, 2 error`; empty where all trials are done."""
-        statuses = [trial.text("status") or "without a status" for trial in self.trials if not trial.done]
-        return ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses)))
+        return tuple(figure for group in self.groups for figure in (*group.tradeoff_figures, *group.curve_figures))
 
 
 def quantity_cell(quantity: Quantity, text: str, expected: int) -> Cell:
     """A cell for a number, or a dash with its reason; says so where fewer seeds than `expected` stand behind it."""
     if isinstance(quantity, Missing):
-        return dash(quantity.reason)
+        return missing_cell(quantity.reason)
     short = f"from {quantity.count} of {expected} seeds" if quantity.count < expected else ""
     return Cell(text, short, quantity.mean)
 
 
-def dash(reason: str) -> Cell:
+def missing_cell(reason: str) -> Cell:
     """What stands where a number was not measured, with the reason as a sentence."""
-    return Cell(numbers.DASH, f"{reason[:1].upper()}{reason[1:].rstrip('.')}.")
-
-
-def mean_of(quantity: Quantity) -> float | None:
-    """The mean, or `None` where there is none."""
-    return quantity.mean if isinstance(quantity, Estimate) else None
+    return Cell(formatting.DASH, f"{reason[:1].upper()}{reason[1:].rstrip('.')}.")

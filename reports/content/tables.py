@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from reports.content import numbers
-from reports.content.model import Cell, Column, Kind, MethodRow, Table, dash, quantity_cell
+from reports import formatting
+from reports.content.model import Cell, Column, Kind, Table, missing_cell, quantity_cell
+from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
+from reports.data.method_rows import MethodRow, by_seed
 from reports.data.records import Trial
-from reports.data.rows import by_seed
-from reports.data.steadiness import MEANING, marked
 
 _INTERVAL = "± is the half-width of the 95 % t-interval over seeds."
 _ONE_SEED = "From one seed: no interval, and no telling what chance did; --seeds 3 gives one."
@@ -19,7 +19,7 @@ _SKIPS = (
 )
 
 
-def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
+def summary_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
     """How sure, and at what cost: a row a method, in the order of `rows`.
 
     Args:
@@ -27,7 +27,7 @@ def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
         slug: the group's, for the table's name.
         device: of the group; it decides whether peak memory was measured or counted.
     """
-    doubt = f" {MEANING}" if any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows) else ""
+    doubt = f" {DISTURBED_NOTE}" if any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows) else ""
     memory: tuple[Kind, str] = ("counted", "Bytes of saved tensors, parameters, gradients and optimizer state.")
     if device.startswith("cuda"):
         memory = ("measured", "The allocator's maximum.")
@@ -56,7 +56,7 @@ def trade_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
         Column("Parameters", "× dense", "counted", "Of the final model's shapes."),
         Column("Peak memory", "", memory[0], f"{memory[1]} The largest over seeds."),
     )
-    body = tuple(_trade_row(row) for row in rows)
+    body = tuple(_summary_row(row) for row in rows)
     caption = "Dense first, then by best measured trade of accuracy against training time, by means, told apart or not."
     if doubt:
         caption += " Disturbed times take part in this order: do not trust it either."
@@ -68,23 +68,31 @@ def _realised_note(rows: Sequence[MethodRow]) -> str:
     return note if any(row.seeds > 1 for row in rows) else f"{note} {_ONE_SEED}"
 
 
-def _trade_row(row: MethodRow) -> tuple[Cell, ...]:
+def _summary_row(row: MethodRow) -> tuple[Cell, ...]:
     expected = row.seeds
     done = str(expected) if not row.failures else f"{len(row.done)} of {len(row.trials)}"
     return (
         Cell(row.label, code=True, colour=row.colour),
         Cell(done, f"Not done: {row.failures}." if row.failures else "", float(expected)),
-        _cell(row.accuracy, expected, lambda value: numbers.percent(value)),
+        _cell(row.accuracy, expected, lambda value: formatting.percent(value)),
         _cell(
             row.accuracy_difference,
             expected,
-            lambda value: numbers.interval(numbers.scaled(value, 100), 2, sign=True, reference=0),
+            lambda value: formatting.interval(value.scaled(100), 2, sign=True, reference=0),
         ),
-        _cell(row.train_time, expected, lambda value: marked(numbers.duration_interval(value), row.time_is_disturbed)),
-        _cell(row.time_ratio, expected, lambda value: marked(numbers.ratio(value), row.ratio_is_disturbed)),
-        _cell(_saving(row.time_ratio), expected, lambda value: marked(_whole_percent(value), row.ratio_is_disturbed))
+        _cell(
+            row.train_time,
+            expected,
+            lambda value: mark_disturbed(formatting.duration_interval(value), row.time_is_disturbed),
+        ),
+        _cell(row.time_ratio, expected, lambda value: mark_disturbed(formatting.ratio(value), row.ratio_is_disturbed)),
+        _cell(
+            _saving(row.time_ratio),
+            expected,
+            lambda value: mark_disturbed(_whole_percent(value), row.ratio_is_disturbed),
+        )
         if not row.is_baseline
-        else dash("Dense saves nothing."),
+        else missing_cell("Dense saves nothing."),
         _cell(_saving(row.flops_ratio["effective"]), expected, lambda value: _whole_percent(value, exact=True)),
         _ratio_cell(row.flops_ratio["executed"], expected),
         _ratio_cell(row.flops_ratio["effective"], expected),
@@ -126,7 +134,7 @@ def flops_table(rows: Sequence[MethodRow], slug: str) -> Table:
 def _flops_row(row: MethodRow) -> tuple[Cell, ...]:
     def counted(column: str, unit: str) -> Cell:
         quantity = _column(row.done, column)
-        return _cell(quantity, row.seeds, lambda value: numbers.si(value.mean, unit))
+        return _cell(quantity, row.seeds, lambda value: formatting.si(value.mean, unit))
 
     return (
         Cell(row.label, code=True, colour=row.colour),
@@ -148,7 +156,7 @@ def _cell(quantity: Quantity, expected: int, write: Callable[[Estimate], str]) -
 
 
 def _ratio_cell(quantity: Quantity, expected: int) -> Cell:
-    return _cell(quantity, expected, lambda value: numbers.ratio(value, exact=True))
+    return _cell(quantity, expected, lambda value: formatting.ratio(value, exact=True))
 
 
 def _saving(quantity: Quantity) -> Quantity:
@@ -158,12 +166,12 @@ def _saving(quantity: Quantity) -> Quantity:
 
 
 def _whole_percent(value: Estimate, *, exact: bool = False) -> str:
-    share = numbers.scaled(value, 100)
-    return numbers.interval(share, 0, exact=exact, reference=None if exact else 0)
+    share = value.scaled(100)
+    return formatting.interval(share, 0, exact=exact, reference=None if exact else 0)
 
 
 def _peak_memory(done: Sequence[Trial]) -> Cell:
     values = by_seed(done, "peak_memory_bytes")
     if not values:
-        return dash("Not measured: peak_memory_bytes is empty." if done else "No trial of this method is done.")
-    return Cell(numbers.binary_bytes(max(values.values())), value=max(values.values()))
+        return missing_cell("Not measured: peak_memory_bytes is empty." if done else "No trial of this method is done.")
+    return Cell(formatting.binary_bytes(max(values.values())), value=max(values.values()))

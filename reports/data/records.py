@@ -1,9 +1,8 @@
-"""What a suite's folder holds, read once, with what is damaged named instead of passed over."""
+"""Records of a suite's folder. Everything is read once; damaged content is named, never ignored silently."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import re
@@ -12,9 +11,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from reports.data.trial_files import clean, finite, read_epochs, read_layers, read_object, without_others
+from reports.data.trial_files import (
+    Damage,
+    LayerRow,
+    clean,
+    drop_non_objects,
+    finite,
+    parse_table,
+    read_epochs,
+    read_layers,
+    read_object,
+)
 from suite.errors import UsageError
 from suite.runs.folder import packed
 from suite.runs.versions import minor_version
@@ -31,7 +38,7 @@ NUMBER_COLUMNS = (
     "compile_time_s", "threads",
 )  # fmt: skip
 RECORDS = ("trial.json", f"trial.json{packed.SUFFIX}")
-FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # of a trial, that a report is made from
+FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # the files of a trial that a report is made from
 _NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
 _SPEC_OBJECTS = ("recipe", "parameters", "model_parameters", "data_copy", "depends_on", "files")
 _PROVENANCE_OBJECTS = ("hardware", "software", "settings", "git", "method")
@@ -40,15 +47,17 @@ _ACCURACIES = ("test_accuracy", "val_accuracy", "best_epoch_accuracy")
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial: its row of the results table and the files beside it.
+    """One trial: its row of the results table and the files of its folder.
 
     Attributes:
-        texts, numbers: its columns of `results.csv`; what is empty there is absent here.
-        spec, provenance: of `trial.json`; empty where that is missing.
-        epochs: the records of `epochs.jsonl`, in order.
-        layers: the rows of `layers.csv`; no rows where that is missing.
-        damage: one line for each file that cannot be read, and for each value that its column cannot have.
-        absent: those of `FILES` that are not there.
+        texts: Text columns of `results.csv`. Empty cells are absent.
+        numbers: Numeric columns of `results.csv`. Empty cells are absent.
+        spec: Specification from `trial.json`; empty if that file is missing.
+        provenance: Provenance from `trial.json`; empty if that file is missing.
+        epochs: Records of `epochs.jsonl`, in order.
+        layers: Rows of `layers.csv`; empty if that file is missing.
+        damage: One line for each file that cannot be read and each value that is not valid for its column.
+        missing_files: Those of `FILES` that do not exist.
     """
 
     texts: Mapping[str, str]
@@ -56,38 +65,39 @@ class Trial:
     spec: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     epochs: tuple[Mapping[str, Any], ...] = ()
-    layers: pd.DataFrame = field(default_factory=pd.DataFrame)
+    layers: tuple[LayerRow, ...] = ()
     damage: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
+    missing_files: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """The trial's id."""
+        """Id of the trial."""
         return self.text("trial_id")
 
     @property
     def done(self) -> bool:
-        """Whether its numbers count: a diverged trial may have some, and they do not."""
+        """Whether the numbers of this trial count. A diverged trial may have numbers, but they do not count."""
         return self.text("status") == "done"
 
     def text(self, column: str) -> str:
-        """A text column; empty where it is empty."""
+        """Return a text column; empty if the trial has no value."""
         return self.texts.get(column, "")
 
     def number(self, column: str) -> float | None:
-        """A numeric column; `None` where it is empty."""
+        """Return a numeric column; `None` if the trial has no value."""
         return self.numbers.get(column)
 
 
 @dataclass(frozen=True)
 class Records:
-    """A suite's folder.
+    """Records of a suite's folder.
 
     Attributes:
-        trials: in the order of the table.
-        suite: `suite.json`; empty where that is missing.
-        source: the table the numbers come from, in words, with its checksum.
-        damage: one line for each file of the folder, outside trials, that cannot be read.
+        folder: Path of the folder.
+        trials: Trials in the order of the table.
+        suite: Content of `suite.json`; empty if that file is missing.
+        source: Description of the table that the numbers come from, with its checksum.
+        damage: One line for each damaged file outside the trials' folders.
     """
 
     folder: Path
@@ -101,10 +111,10 @@ def read(folder: Path) -> Records:
     """Read a suite's folder.
 
     Raises:
-        UsageError: if it has no results, or `results.csv` cannot be read.
+        UsageError: If the folder has no results, or `results.csv` cannot be read.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder")
+        raise UsageError(f"{folder} does not exist, or is not a folder")
     damage: list[str] = []
     suite = read_object(folder / "suite.json", damage, ("spec", "provenance"))
     table = folder / "results.csv"
@@ -117,15 +127,15 @@ def read(folder: Path) -> Records:
         paths = sorted(path.parent.name for path in folder.glob("trials/*/trial.json*") if path.name in RECORDS)
         trials = [_trial(folder / "trials", name, None) for name in dict.fromkeys(paths)]
     if not trials:
-        raise UsageError(f"{folder}: has no results to report: neither rows in results.csv nor trials/*/trial.json")
-    return Records(folder, tuple(_apart_by_content(trials)), suite, source, tuple(damage))
+        raise UsageError(f"{folder} has no results to report: neither rows in results.csv nor trials/*/trial.json")
+    return Records(folder, tuple(_label_file_versions(trials)), suite, source, tuple(damage))
 
 
-def _apart_by_content(trials: Sequence[Trial]) -> list[Trial]:
-    """Tell trials of one name apart whose method, task or model was defined by files of different content.
+def _label_file_versions(trials: Sequence[Trial]) -> list[Trial]:
+    """Give trials different labels if their method, task or model was defined by different versions of a file.
 
-    After an edit of a plugin the folder holds trials of the old content and of the new, which are different methods.
-    Where that is so, a short checksum follows the method's parameters, or the name of the task or model.
+    After a plugin was edited, the folder holds trials of both versions, which are different methods. In that case a
+    short checksum is added to the method's parameters, or to the name of the task or model.
     """
     for kind, column in (("method", "variant"), ("task", "task"), ("model", "model")):
         names = [(trial.text(kind), trial.text(column)) for trial in trials]
@@ -144,7 +154,7 @@ def _apart_by_content(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _content(trial: Trial, kind: str) -> str:
-    """A short checksum of the files that define a trial's method, task or model; empty where no plugin does."""
+    """Return a short checksum of the files that define the method, task or model; empty if it is not a plugin."""
     files = trial.spec.get("defined_by")
     one = files.get(kind) if isinstance(files, Mapping) else None
     if not isinstance(one, Mapping):
@@ -154,25 +164,25 @@ def _content(trial: Trial, kind: str) -> str:
 
 
 def _rows(table: Path, content: bytes) -> list[dict[str, str]]:
-    # Everything is read as text: a hardware id such as 12e45678 is no number, a method may be called "NA".
+    # All cells stay text: a hardware id such as 12e45678 is not a number, and a method may be called "NA".
     try:
-        frame = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False, index_col=False)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError) as error:
-        raise UsageError(f"{table}: cannot be read as CSV: {error}") from error
-    missing = [column for column in ("trial_id", "method", "status") if column not in frame]
+        rows = parse_table(content)
+    except Damage as error:
+        raise UsageError(f"{table} cannot be read as CSV: {error}") from error
+    missing = [column for column in ("trial_id", "method", "status") if rows and column not in rows[0]]
     if missing:
-        raise UsageError(f"{table}: has no column '{missing[0]}'")
-    return [{str(key): str(value) for key, value in row.items()} for row in frame.to_dict("records")]
+        raise UsageError(f"{table} has no column '{missing[0]}'")
+    return rows
 
 
 def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
     damage: list[str] = []
-    # An id that is not the name of a folder (a table may hold anything) has no files; `..` would leave the suite's.
+    # A table may contain any text as an id. Only the name of a subfolder is followed; `..` would leave the suite.
     is_name = bool(_NAME.fullmatch(name)) and name not in (".", "..")
     folder = trials / (name if is_name else "\0")
     record = read_object(folder / "trial.json", damage, ("spec", "provenance", "result"))
-    spec = without_others(record.get("spec") or {}, _SPEC_OBJECTS, "the spec in trial.json", damage)
-    provenance = without_others(
+    spec = drop_non_objects(record.get("spec") or {}, _SPEC_OBJECTS, "the spec in trial.json", damage)
+    provenance = drop_non_objects(
         record.get("provenance") or {}, _PROVENANCE_OBJECTS, "the provenance in trial.json", damage
     )
     if row is None:
@@ -180,7 +190,7 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
         row |= {"trial_id": name}
         if damage:
             row |= {"status": "error", "message": "damaged record"}
-    # A trial that failed before it had a result still has a name, a seed, a task: its spec knows them.
+    # A trial that failed before it had a result still has a method, a task and a seed: they are in its spec.
     known = {**_from_spec(spec), **_from_provenance(provenance)}
     row = {**known, **{key: value for key, value in row.items() if value not in ("", None)}}
     texts = {column: clean(str(row[column])) for column in TEXT_COLUMNS if row.get(column) not in ("", None)}
@@ -191,7 +201,7 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
         if number is not None:
             numbers[column] = number
         elif value not in ("", None) and not _is_nan(value):
-            damage.append(clean(f"{column} is {str(value)[:40]!r}, which it cannot be"))
+            damage.append(clean(f"column {column} has the value {str(value)[:40]!r}, which is not valid"))
     epochs = read_epochs(folder / "epochs.jsonl", damage)
     layers = read_layers(folder / "layers.csv", damage)
     damage += packed.altered(folder, record)
@@ -221,7 +231,7 @@ def _from_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any, column: str) -> float | None:
-    """A value of a column of numbers; `None` where it has none, or one that the column cannot have."""
+    """Convert a value of a numeric column; `None` if it is missing or not valid for the column."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -236,7 +246,7 @@ def _number(value: Any, column: str) -> float | None:
 
 
 def _is_nan(value: Any) -> bool:
-    """Whether a value says by NaN that nothing was measured."""
+    """Return whether a value is NaN, which means that nothing was measured."""
     try:
         return not isinstance(value, bool) and math.isnan(float(value))
     except (TypeError, ValueError, OverflowError):

@@ -1,11 +1,12 @@
-"""The files of a suite's folder, each read for itself: what is damaged is named and left out, never a reason to stop.
+"""Readers for the files of a suite's folder. Damaged content is named and skipped; it never stops the report.
 
-What the rest of the report reads has been checked here: objects are objects, numbers are finite, text can be written as
-UTF-8 and put into XML.
+All values that leave this module have been checked: objects are objects, numbers are finite, and text can be encoded
+as UTF-8 and embedded in XML.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -14,62 +15,62 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from suite.runs.folder import packed
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
-_DEEPEST = 40  # levels of nesting; ours have seven
-_LARGEST = 1e30  # past the FLOPs of any training: sums and squares of such numbers are finite
-_LARGEST_INTEGER = 2**63
+_MAX_DEPTH = 40  # levels of nesting; records of this suite have seven
+_MAX_MAGNITUDE = 1e30  # beyond the FLOPs of any training; sums and squares of such numbers are finite
+_MAX_INTEGER = 2**63
 _NUMBERS_OF_LAYERS = ("interval", "out_channels")  # the columns of layers.csv that figures are drawn from
+
+LayerRow = Mapping[str, int | float | str | None]
 
 
 class Damage(ValueError):
-    """What is wrong with a file, in words."""
+    """Description of what is wrong with a file."""
 
 
 def clean(text: str) -> str:
-    """Text that may stand in XML: control characters become U+FFFD."""
+    """Replace characters that XML does not allow by U+FFFD."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def finite(value: Any) -> float | None:
-    """A number that can be computed with; `None` for anything else, a truth value included."""
+    """Return a number that is safe to compute with, or `None` for anything else, including booleans."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) and abs(number) <= _LARGEST else None
+    return number if math.isfinite(number) and abs(number) <= _MAX_MAGNITUDE else None
 
 
 def parse(text: str | bytes) -> Any:
-    """JSON as plain data whose text is clean; integers beyond 64 bits become floats.
+    """Parse JSON into plain data with clean text. Integers beyond 64 bits become floats.
 
     Raises:
-        Damage: if it is no JSON, or nested deeper than any record.
+        Damage: If the text is not JSON, or is nested more deeply than any record.
     """
     try:
         return _tidy(json.loads(text, parse_int=_integer), 0)
     except RecursionError as error:
         raise Damage("it is nested too deeply") from error
-    except ValueError as error:  # JSON's and UTF-8's own
+    except ValueError as error:  # errors of the JSON and UTF-8 decoders
         raise Damage(str(error)) from error
 
 
 def _integer(text: str) -> int | float:
-    if len(text) > 4000:  # Python refuses to read longer ones
+    if len(text) > 4000:  # Python refuses to parse longer integers
         return math.inf
     number = int(text)
-    if abs(number) < _LARGEST_INTEGER:
+    if abs(number) < _MAX_INTEGER:
         return number
     return float(number) if len(text) < 300 else math.inf
 
 
 def _tidy(value: Any, depth: int) -> Any:
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise Damage("it is nested too deeply")
     if isinstance(value, str):
         return clean(value)
@@ -81,12 +82,12 @@ def _tidy(value: Any, depth: int) -> Any:
 
 
 def read_object(path: Path, damage: list[str], objects: tuple[str, ...] = ()) -> Mapping[str, Any]:
-    """A JSON object; empty where there is no such file, or a damaged one.
+    """Read a JSON object; return an empty one if the file is missing or damaged.
 
     Args:
-        path: of the file; its compressed form will do.
-        damage: takes a line for what is wrong.
-        objects: keys whose values are objects where they are there; one that is not is left out and named.
+        path: Path of the file. The compressed form is read if only that exists.
+        damage: List to which a line is added for each fault.
+        objects: Keys whose values must be objects. A value of another type is dropped and named in `damage`.
     """
     content = _content(path, damage)
     if content is None:
@@ -97,22 +98,22 @@ def read_object(path: Path, damage: list[str], objects: tuple[str, ...] = ()) ->
         damage.append(f"{path.name} is damaged: {error}")
         return {}
     if not isinstance(value, dict):
-        damage.append(f"{path.name} is damaged: it holds no JSON object")
+        damage.append(f"{path.name} is damaged: it is not a JSON object")
         return {}
-    return without_others(value, objects, path.name, damage)
+    return drop_non_objects(value, objects, path.name, damage)
 
 
-def without_others(
+def drop_non_objects(
     value: Mapping[str, Any], objects: tuple[str, ...], where: str, damage: list[str]
 ) -> Mapping[str, Any]:
-    """The mapping without those of `objects` that are none, each named in `damage`."""
+    """Return the mapping without the keys of `objects` whose value is not an object; add each to `damage`."""
     wrong = [key for key in objects if value.get(key) is not None and not isinstance(value[key], Mapping)]
-    damage.extend(f"{where} is damaged: '{key}' is no JSON object" for key in wrong)
+    damage.extend(f"{where} is damaged: '{key}' is not a JSON object" for key in wrong)
     return {key: inner for key, inner in value.items() if key not in wrong}
 
 
 def read_epochs(path: Path, damage: list[str]) -> tuple[Mapping[str, Any], ...]:
-    """The records of `epochs.jsonl` in order, without those that are damaged."""
+    """Read the records of `epochs.jsonl` in order, without damaged ones."""
     content = _content(path, damage)
     records: list[Mapping[str, Any]] = []
     for number, line in enumerate((content or b"").splitlines(), 1):
@@ -124,19 +125,19 @@ def read_epochs(path: Path, damage: list[str]) -> tuple[Mapping[str, Any], ...]:
             damage.append(f"{path.name}, line {number} is damaged: {error}")
             continue
         if wrong := _fault(record, records[-1]["epoch"] if records else 0):
-            damage.append(f"{path.name}, line {number} is no record of an epoch: {wrong}")
+            damage.append(f"{path.name}, line {number} is not a valid record of an epoch: {wrong}")
         else:
             records.append(record)
     return tuple(records)
 
 
 def _fault(record: Any, last: int) -> str:
-    """What is wrong with a record of an epoch, where another part of the report would stumble over it."""
+    """Describe what makes the record of an epoch unusable for the report; empty if nothing does."""
     if not isinstance(record, dict):
-        return "it is no JSON object"
+        return "it is not a JSON object"
     epoch = record.get("epoch")
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 < epoch < 10**9:
-        return "it has no number of an epoch"
+        return "it has no valid epoch number"
     if epoch <= last:
         return f"epoch {epoch} follows epoch {last}"
     checks: dict[str, Callable[[Any], bool]] = {
@@ -146,7 +147,7 @@ def _fault(record: Any, last: int) -> str:
         "layers": lambda value: isinstance(value, dict) and all(map(_is_layer, value.values())),
     }
     wrong = [name for name, is_sound in checks.items() if record.get(name) is not None and not is_sound(record[name])]
-    return f"'{wrong[0]}' is of another kind" if wrong else ""
+    return f"'{wrong[0]}' has the wrong type" if wrong else ""
 
 
 def _are_numbers(value: Any) -> bool:
@@ -161,20 +162,57 @@ def _is_layer(value: Any) -> bool:
     return isinstance(densities, list) and all(finite(one) is not None for one in (*numbers, *densities))
 
 
-def read_layers(path: Path, damage: list[str]) -> pd.DataFrame:
-    """The rows of `layers.csv`; no rows where that file is missing or damaged."""
+def parse_table(content: bytes) -> list[dict[str, str]]:
+    """Parse CSV into one dictionary of text per row. Empty lines are skipped; missing cells are empty.
+
+    Raises:
+        Damage: If the content is not UTF-8 or not CSV, or has no header, or if a row has more cells than the header.
+    """
+    try:
+        lines = [line for line in csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True) if line]
+    except (csv.Error, ValueError) as error:
+        raise Damage(str(error)) from error
+    if not lines:
+        raise Damage("it is empty")
+    header, *rows = lines
+    for number, row in enumerate(rows, 1):
+        if len(row) > len(header):
+            raise Damage(f"row {number} has {len(row)} cells, but the header has {len(header)}")
+    # If a column occurs twice, the first one counts.
+    return [
+        {**dict.fromkeys(header, ""), **dict(reversed(list(zip(header, row, strict=False))))}  # type: ignore[call-overload]
+        for row in rows
+    ]
+
+
+def read_layers(path: Path, damage: list[str]) -> tuple[LayerRow, ...]:
+    """Read the rows of `layers.csv` with numbers as numbers; return none if the file is missing or damaged."""
     content = _content(path, damage)
     if content is None:
-        return pd.DataFrame()
+        return ()
     try:
-        frame = pd.read_csv(io.BytesIO(content))
-        for column in frame.columns.intersection(list(_NUMBERS_OF_LAYERS)):
-            if not (pd.to_numeric(frame[column]).abs() <= _LARGEST).all():
-                raise Damage(f"{column} has something that is no number")
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, TypeError, OverflowError) as error:
+        rows = [{name: _cell(text) for name, text in row.items()} for row in parse_table(content)]
+        for column in _NUMBERS_OF_LAYERS:
+            if any(column in row and finite(row[column]) is None for row in rows):
+                raise Damage(f"column {column} has a value that is not a number")
+    except Damage as error:
         damage.append(f"{path.name} is damaged: {error}")
-        return pd.DataFrame()
-    return frame
+        return ()
+    return tuple(rows)
+
+
+def _cell(text: str) -> int | float | str | None:
+    """Convert the text of a cell to a number if it is one; an empty cell is `None`."""
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return clean(text)
 
 
 def _content(path: Path, damage: list[str]) -> bytes | None:

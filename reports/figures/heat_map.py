@@ -9,10 +9,11 @@ import matplotlib.figure
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from reports.content.model import Figure, MethodRow
+from reports.data.groups import seed_of
+from reports.data.method_rows import MethodRow
 from reports.data.records import Trial
-from reports.data.rows import seed_of
 from reports.figures import svg
+from reports.figures.figure import Figure
 
 # Past so many cells the map is stored as a picture, and the numbers are not written into the cells.
 _MOST_VECTOR_CELLS = 3000
@@ -50,9 +51,11 @@ def _channels(trial: Trial) -> tuple[dict[str, list[float]], dict[str, float]]:
     channels = _by_layer(trial, "out")
     original = {layer: max(values) for layer, values in channels.items()}
     # The ledger knows the shapes before the first reconfiguration, which may end the first epoch.
-    if {"layer", "interval", "out_channels"} <= set(trial.layers.columns):
-        first = trial.layers.sort_values("interval", kind="stable").groupby("layer")["out_channels"].first()
-        original |= {layer: max(float(first[layer]), original[layer]) for layer in original if layer in first.index}
+    usable = [row for row in trial.layers if {"layer", "interval", "out_channels"} <= set(row)]
+    first: dict[str, float] = {}
+    for row in sorted(usable, key=lambda row: float(row["interval"] or 0)):
+        first.setdefault(str(row["layer"]), float(row["out_channels"] or 0))
+    original |= {layer: max(first[layer], original[layer]) for layer in original if layer in first}
     return channels, original
 
 

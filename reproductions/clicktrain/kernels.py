@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reports.content.model import Figure
 from reports.data.estimates import Missing, estimate
 from reports.data.records import Trial
+from reports.figures.figure import Figure
 from reproductions.clicktrain.declarations import SMALL, recipe_name
 from reproductions.clicktrain.pattern_layers import CONVERSIONS, CSR, DENSE, METHODS, OURS, PRODUCTS, Seconds
 from reproductions.comparison import Comparison
@@ -103,7 +103,7 @@ class Figure9(Reproduction):
         return lines
 
     def _figure(self, trial: Trial, layers: Mapping[str, Any]) -> Figure:
-        from reports.figures.curves import bars_figure
+        from reports.figures.panels import bars_figure
 
         return bars_figure(
             self.registered_name,
@@ -172,7 +172,7 @@ class Figure10(Reproduction):
         return lines
 
     def _figure(self, trial: Trial, batch: int, layers: Mapping[str, Any]) -> Figure:
-        from reports.figures.curves import bars_figure
+        from reports.figures.panels import bars_figure
 
         ran = [method for method in METHODS if all(method in one["seconds"] for one in layers.values())]
         times = {method: [_product(one["seconds"][method], "") for one in layers.values()] for method in ran}

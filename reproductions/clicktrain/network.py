@@ -142,8 +142,9 @@ def prunetrain_shares(costs: Iterable[LayerCost]) -> list[float]:
 
 
 def executed_shares(trial: Trial) -> list[float]:
-    """Of a trial, what its steps executed, from its ledger."""
-    return _percents([float(trial.layers[f"{name}_executed"].sum()) for name in ("forward", "dgrad", "wgrad")])
+    """Return the share in percent of each product in the FLOPs that a trial executed, from its ledger."""
+    columns = ("forward_executed", "dgrad_executed", "wgrad_executed")
+    return _percents([sum(float(row[column] or 0) for row in trial.layers) for column in columns])
 
 
 def _percents(values: list[float]) -> list[float]:

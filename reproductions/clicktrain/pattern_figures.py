@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from reports.content.model import Figure
 from reports.figures import svg
+from reports.figures.figure import Figure
 
 WIDTH = 8.6
 _DASHES = (0, (4, 2))

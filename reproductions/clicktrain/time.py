@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from reports.content.model import Figure
 from reports.data.records import Trial
+from reports.figures.figure import Figure
 from reproductions.clicktrain.declarations import SMALL
 from reproductions.comparison import Compared, Comparison, compare
 from reproductions.contract import Outcome, Part, Ran, Reproduction
@@ -145,7 +145,7 @@ class Figure13(Reproduction):
         return Outcome(tuple(lines), self._figure(by_way), (*pays(lines), *self.remarks))
 
     def _figure(self, by_way: Mapping[str, list[Trial]]) -> Figure | None:
-        from reports.figures.curves import bars_figure
+        from reports.figures.panels import bars_figure
 
         bars: dict[str, list[float]] = {}
         spreads: dict[str, list[tuple[float, float]]] = {}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from reports.content.model import Figure
 from reports.data.records import Trial
+from reports.figures.figure import Figure
 from reproductions.clicktrain.declarations import SMALL, compression_at_the_end, recipe_name
 from reproductions.comparison import Compared, Comparison
 from reproductions.contract import Outcome, Part, Ran, Reproduction
@@ -260,7 +260,7 @@ class Figure17(Reproduction):
         return Outcome(lines, self._figure(ran, part), remarks)
 
     def _figure(self, ran: Ran, part: str) -> Figure | None:
-        from reports.figures.curves import Line, Panel, curves_figure
+        from reports.figures.panels import Line, Panel, curves_figure
 
         groups = {name: [done(ran, part, method) for method in several] for name, several in METHODS.items()}
         trials = [trial for several in groups.values() for each in several for trial in each]

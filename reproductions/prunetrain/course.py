@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.data.estimates import Estimate, Missing, estimate
+from reports.data.method_rows import by_seed
 from reports.data.records import Trial
-from reports.data.rows import by_seed
 from reproductions.comparison import Compared, Comparison
 from reproductions.contract import Outcome, Ran, Reproduction
 from reproductions.finished import done, line, over_seeds, share_of_dense
@@ -71,7 +71,7 @@ class Figure2(Reproduction):
         return {"lost_in_first_half": (shares[0] - shares[len(shares) // 2]) / (shares[0] - shares[-1])}
 
     def outcome(self, ran: Ran) -> Outcome:
-        from reports.figures.curves import Line, Panel, curves_figure
+        from reports.figures.panels import Line, Panel, curves_figure
 
         comparisons = self.compare(ran)
         trials = {label: done(ran, "strengths", label) for label in map(strength, STRENGTHS)}
@@ -164,7 +164,7 @@ class Figure4(Reproduction):
         if not trials:
             missing = Missing("the trial is not done")
             return Outcome((line("output channels that died", "channels", missing, "counted"),), remarks=self.remarks)
-        from reports.figures.curves import peaks_figure
+        from reports.figures.panels import peaks_figure
 
         trial = trials[0]
         peaks = watched_peaks(trial)
@@ -261,7 +261,7 @@ class Figure9(Reproduction):
         }
 
     def outcome(self, ran: Ran) -> Outcome:
-        from reports.figures.curves import Line, Panel, curves_figure
+        from reports.figures.panels import Line, Panel, curves_figure
 
         names = {NAIVE: "batch as it was", GROWING: "growing batch"}
         # Of one task, and not one line of each: the first part that has both, or else what there is of the first.

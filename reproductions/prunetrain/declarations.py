@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reports.content.model import Figure
 from reports.data.records import Trial
+from reports.figures.figure import Figure
 from reproductions.comparison import Compared, Comparison, accuracy
 from reproductions.contract import Part, Reproduction
 from suite.registry import register
@@ -146,8 +146,7 @@ def modelled_costs(trial: Trial) -> dict[str, float]:
     """What the paper's conventions say of a whole training: `their_train_flops`, `norm_traffic`, `allreduce`."""
     from suite.cost.paper_conventions import prunetrain_training, read_intervals
 
-    rows = ({str(key): value for key, value in row.items()} for row in trial.layers.to_dict("records"))
-    intervals = read_intervals(rows)
+    intervals = read_intervals(trial.layers)
     if not intervals:
         return {}
     cost = prunetrain_training(intervals)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from reports.data.estimates import Missing, estimate
+from reports.data.groups import seed_of
 from reports.data.records import Trial
-from reports.data.rows import seed_of
 from reproductions.comparison import Comparison
 from reproductions.contract import Outcome, Part, Ran, Reproduction
 from reproductions.final_networks import REPETITIONS
@@ -140,7 +140,7 @@ class Figure6(Reproduction):
     )
 
     def outcome(self, ran: Ran) -> Outcome:
-        from reports.figures.curves import Line, Panel, curves_figure
+        from reports.figures.panels import Line, Panel, curves_figure
 
         lines: list[Comparison] = []
         differences: list[float] = []
@@ -209,7 +209,7 @@ class Figure7(Reproduction):
     parts = (figure_part("blocks", f"prunetrain at the ratio {RATIOS[-1]}", [strength(RATIOS[-1])], seeds=ONE_SEED),)
 
     def outcome(self, ran: Ran) -> Outcome:
-        from reports.figures.curves import bars_figure
+        from reports.figures.panels import bars_figure
 
         trials = done(ran, "blocks", strength(RATIOS[-1]))
         found = layer_times(ran, trials[0]) if trials else Found({}, "", 0.0)
@@ -271,7 +271,7 @@ class Figure12(Reproduction):
     parts = (figure_part("layers", "prunetrain", ["prunetrain"], seeds=ONE_SEED),)
 
     def outcome(self, ran: Ran) -> Outcome:
-        from reports.figures.curves import bars_figure
+        from reports.figures.panels import bars_figure
 
         trials = done(ran, "layers", "prunetrain")
         found = densities(ran, trials[0]) if trials else {}

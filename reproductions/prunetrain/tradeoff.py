@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from reports.content.model import Figure
 from reports.data.records import Trial
+from reports.figures.figure import Figure
 from reproductions.comparison import Compared
 from reproductions.contract import Outcome, Part, Ran, Reproduction
 from reproductions.finished import done, point, share_of_dense
@@ -174,7 +174,7 @@ class Figure10(Reproduction):
 
 def tradeoff_figure(name: str, title: str, caption: str, by_method: Mapping[str, list[list[Trial]]]) -> Figure | None:
     """Accuracy over inference FLOPs and over training FLOPs, a line a method, a point for each of its trial groups."""
-    from reports.figures.curves import Line, Panel, curves_figure
+    from reports.figures.panels import Line, Panel, curves_figure
 
     def lines(cost: Callable[[Trial], float | None]) -> list[Line]:
         return [

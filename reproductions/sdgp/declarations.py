@@ -6,7 +6,7 @@ Source: McDanel, Dinh, Magallanes, "Accelerating DNN Training with Structured Da
 
 from __future__ import annotations
 
-from reports.content.model import Figure
+from reports.figures.figure import Figure
 from reproductions.comparison import Compared, Comparison, accuracy
 from reproductions.contract import Part, Reproduction
 from suite.registry import register

@@ -199,8 +199,8 @@ def make_full(folder: Path) -> Suite:
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports are built without drawing, which takes seconds and is not what every test asks about."""
-    monkeypatch.setattr("reports.content.build.trade_figures", lambda rows, slug: ([], []))
-    monkeypatch.setattr("reports.content.build.course_figures", lambda rows, slug: ([], []))
+    monkeypatch.setattr("reports.content.build.tradeoff_figures", lambda rows, slug: ([], []))
+    monkeypatch.setattr("reports.content.build.curve_figures", lambda rows, slug: ([], []))
 
 
 @pytest.fixture

@@ -61,11 +61,11 @@ def edit(path: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda record: record.update(spec=[1]), "'spec' is no JSON object"),
-        (lambda record: record.update(provenance="x"), "'provenance' is no JSON object"),
-        (lambda record: record["spec"].update(recipe=3), "'recipe' is no JSON object"),
-        (lambda record: record["spec"].update(depends_on=7), "'depends_on' is no JSON object"),
-        (lambda record: record["provenance"].update(git=[]), "'git' is no JSON object"),
+        (lambda record: record.update(spec=[1]), "'spec' is not a JSON object"),
+        (lambda record: record.update(provenance="x"), "'provenance' is not a JSON object"),
+        (lambda record: record["spec"].update(recipe=3), "'recipe' is not a JSON object"),
+        (lambda record: record["spec"].update(depends_on=7), "'depends_on' is not a JSON object"),
+        (lambda record: record["provenance"].update(git=[]), "'git' is not a JSON object"),
         (lambda record: record.update(more=[[[[[[1]]]]] * 3]), ""),
         (lambda record: record["provenance"].update(busy_cores=10**400), ""),
     ],
@@ -75,7 +75,7 @@ def test_records_of_other_types_are_named_and_the_others_reported(suite: Any, ch
     folder = suite.write()
     edit(min(folder.glob("trials/*/trial.json")), change)
     report = build(read(folder))
-    assert sum(len(group.trade_table.rows) for group in report.groups if group.trade_table) >= 1
+    assert sum(len(group.summary_table.rows) for group in report.groups if group.summary_table) >= 1
     damage_named = [cell.text for row in report.problems.table.rows for cell in row] if report.problems else []
     assert not named or any(named in text for text in damage_named)
 
@@ -92,11 +92,11 @@ def test_a_record_nested_too_deeply_and_a_value_that_is_none(suite: Any) -> None
     report = build(read(folder))
     texts = " ".join(cell.text for row in report.problems.table.rows for cell in row) if report.problems else ""
     assert texts.count("it is nested too deeply") == 2
-    assert "test_accuracy is '7.5', which it cannot be" in texts
-    assert "train_time_s is '9999" in texts
+    assert "column test_accuracy has the value '7.5', which is not valid" in texts
+    assert "column train_time_s has the value '9999" in texts
     (group,) = report.groups
-    assert group.trade_table
-    assert group.trade_table.rows[0][1].text == "3"
+    assert group.summary_table
+    assert group.summary_table.rows[0][1].text == "3"
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -113,13 +113,13 @@ def test_a_table_whose_names_are_no_folders_reads_nothing_elsewhere(suite: Any) 
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"epoch": 6, "layers": {"a": 3}}', "'layers' is of another kind"),
-        ('{"epoch": 6, "layers": {"a": {"out": "x"}}}', "'layers' is of another kind"),
-        ('{"epoch": 6, "step_flops": [1]}', "'step_flops' is of another kind"),
-        ('{"epoch": 6, "train_time_s": true}', "'train_time_s' is of another kind"),
+        ('{"epoch": 6, "layers": {"a": 3}}', "'layers' has the wrong type"),
+        ('{"epoch": 6, "layers": {"a": {"out": "x"}}}', "'layers' has the wrong type"),
+        ('{"epoch": 6, "step_flops": [1]}', "'step_flops' has the wrong type"),
+        ('{"epoch": 6, "train_time_s": true}', "'train_time_s' has the wrong type"),
         ('{"epoch": 5}', "epoch 5 follows epoch 5"),
-        ('{"epoch": 1e3}', "it has no number of an epoch"),
-        (f'{{"epoch": {10**400}}}', "it has no number of an epoch"),
+        ('{"epoch": 1e3}', "it has no valid epoch number"),
+        (f'{{"epoch": {10**400}}}', "it has no valid epoch number"),
         ("[" * 3000, "it is nested too deeply"),
     ],
 )

@@ -10,7 +10,7 @@ import sys
 import pytest
 from toy_suite import ROOT, TOY, forget_plugins, starts
 
-from reports.content import trust
+from reports.content import provenance
 from suite import registry
 from suite.errors import UsageError
 from suite.runs import plugin_files
@@ -132,7 +132,7 @@ def test_the_table_of_facts_names_the_file_without_the_home_folder(tmp_path, mon
     path.write_text(METHOD.format(name="toy_one"))
     loaded(path)
     (trial,) = planned("toy_one")
-    facts = trust._facts(trial.to_json())
+    facts = provenance._facts(trial.to_json())
     assert facts["defined_by.method.path"] == "~/toys.py"
     assert facts["defined_by.method.sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert str(tmp_path) not in json.dumps(facts)

@@ -171,8 +171,8 @@ def test_report_needs_something_to_report(tmp_path, capsys):
 @pytest.fixture
 def whole(store, monkeypatch):
     """A suite's folder with every file that a trial leaves; its report is not drawn."""
-    monkeypatch.setattr("reports.content.build.trade_figures", lambda rows, slug: ([], []))
-    monkeypatch.setattr("reports.content.build.course_figures", lambda rows, slug: ([], []))
+    monkeypatch.setattr("reports.content.build.tradeoff_figures", lambda rows, slug: ([], []))
+    monkeypatch.setattr("reports.content.build.curve_figures", lambda rows, slug: ([], []))
     for folder in store.trial_folders():
         (folder / "epochs.jsonl").write_text('{"epoch": 1, "test_accuracy": 0.5}\n')
         (folder / "layers.csv").write_text("interval,layer,out_channels\n0,a,4\n")

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from reports import write_report
-from reports.content.trust import command_lines, rerun_command
+from reports.content.provenance import command_lines, rerun_command
 from reports.figures.labels import short_names, spread
 from reports.render.markdown import escape
 from suite.errors import UsageError

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 
 from reports.data.estimates import Estimate
 from reports.figures import svg
-from reports.figures.curves import Line, Panel, bars_figure, curves_figure, peaks_figure
+from reports.figures.panels import Line, Panel, bars_figure, curves_figure, peaks_figure
 from reproductions.clicktrain.pattern_figures import positions_figure, stacked_figure
 
 

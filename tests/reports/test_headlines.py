@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reports.content.build import build
-from reports.content.headline import _before
+from reports.content.headlines import _before
 from reports.data.records import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")

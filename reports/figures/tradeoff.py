@@ -8,11 +8,12 @@ import matplotlib.figure
 import pandas as pd
 import seaborn
 
-from reports.content import numbers
-from reports.content.model import Figure, MethodRow
+from reports import formatting
+from reports.data.disturbed_times import DISTURBED, is_disturbed, mark_disturbed
 from reports.data.estimates import Estimate, estimate
-from reports.data.steadiness import MARK, is_disturbed, marked
+from reports.data.method_rows import MethodRow
 from reports.figures import svg
+from reports.figures.figure import Figure
 from reports.figures.labels import legend
 
 SIZE = (5.6, 3.7)
@@ -24,7 +25,7 @@ CROSSED = "Crossed out: a disturbed time, or a mean with one in it; do not trust
 _SKIPS = "Effective assumes hardware that skips; where it is less than executed, this is no measured saving."
 
 
-def trade_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], list[str]]:
+def tradeoff_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], list[str]]:
     """Accuracy against measured training time and against effective training FLOPs.
 
     Returns:
@@ -38,14 +39,14 @@ def trade_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
         if points.empty:
             missing.append(f"{title}: not drawn, since no trial that is done has both numbers.")
         else:
-            doubt = f"; ×: {MARK}, not to be trusted" if points["disturbed"].any() else ""
+            doubt = f"; ×: {DISTURBED}, not to be trusted" if points["disturbed"].any() else ""
             figures.append(_scatter(points, f"{slug}-{name}", title, caption, f"{axis} ({unit}){doubt}", unit))
 
-    divisor, unit = numbers.time_scale(_largest(rows, "train_time_s"))
+    divisor, unit = formatting.time_scale(_largest(rows, "train_time_s"))
     title = "Accuracy against measured training time"
     doubt = f" {CROSSED}" if any(row.time_is_disturbed for row in rows) else ""
     draw("accuracy-time", "train_time_s", divisor, unit, "Training time, measured", title, f"{_CAPTION}{doubt}")
-    divisor, prefix = numbers.si_scale(_largest(rows, "train_flops_effective"))
+    divisor, prefix = formatting.si_scale(_largest(rows, "train_flops_effective"))
     title, axis = "Accuracy against effective training FLOPs", "Effective training FLOPs, counted, assumes skipping"
     caption = f"{_CAPTION} {_SKIPS}"
     draw("accuracy-flops", "train_flops_effective", divisor, f"{prefix}FLOPs", axis, title, caption)
@@ -127,7 +128,7 @@ def _scatter(points: pd.DataFrame, name: str, title: str, caption: str, axis: st
             if len(doubtful):
                 for xs, ys, size in ((doubtful["x"], doubtful["accuracy"], 30), ([x.mean], [y.mean], 130)):
                     axes.scatter(xs, ys, s=size, marker="x", color=svg.INK, linewidth=1.1, zorder=4)
-            alts.append(marked(f"{label}: {y.mean:.2f} % at {x.mean:.3g} {unit}", bool(len(doubtful))))
+            alts.append(mark_disturbed(f"{label}: {y.mean:.2f} % at {x.mean:.3g} {unit}", bool(len(doubtful))))
         axes.set(xlabel=axis, ylabel="Test accuracy, measured (%)")
         axes.margins(0.14)
         # An interval of few seeds may reach where no accuracy and no time can be.

@@ -16,8 +16,10 @@ _BUSY = 0.5
 
 
 # What a time is marked with wherever it is shown, and what that means.
-MARK = "disturbed"
-MEANING = "Disturbed: something other than the method had a part in this time (see the remarks). Do not trust it."
+DISTURBED = "disturbed"
+DISTURBED_NOTE = (
+    "Disturbed: something other than the method had a part in this time (see the remarks). Do not trust it."
+)
 
 
 def is_disturbed(trial: Trial) -> bool:
@@ -25,9 +27,9 @@ def is_disturbed(trial: Trial) -> bool:
     return trial.done and (_spread(trial) > _UNSTEADY or _busy_share(trial) >= _BUSY)
 
 
-def marked(text: str, disturbed: bool) -> str:
+def mark_disturbed(text: str, disturbed: bool) -> str:
     """A time as it is shown: `6 min 12 s (disturbed)` where it is not to be trusted."""
-    return f"{text} ({MARK})" if disturbed else text
+    return f"{text} ({DISTURBED})" if disturbed else text
 
 
 def unsteady_times(trials: Sequence[Trial]) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.content import numbers
+from reports import formatting
 from reports.data.estimates import Estimate, Missing, estimate, paired
 
 
@@ -57,16 +57,16 @@ def test_no_common_seed_is_missing_and_not_zero() -> None:
     ],
 )
 def test_no_more_digits_than_the_interval_supports(mean: float, half_width: float | None, text: str) -> None:
-    assert numbers.interval(Estimate(mean, half_width, 3), 2) == text
+    assert formatting.interval(Estimate(mean, half_width, 3), 2) == text
 
 
 def test_rounding_never_contradicts_the_verdict() -> None:
     # Rounded to one decimal this would read 0.5 ± 0.5, as if 0 were covered.
     told_apart = Estimate(0.52, 0.49, 3)
-    assert numbers.interval(told_apart, 2, reference=0) == "0.52 ± 0.49"
+    assert formatting.interval(told_apart, 2, reference=0) == "0.52 ± 0.49"
     # And this 0.6 ± 0.5, as if it were not.
     covered = Estimate(0.551, 0.5511, 3)
-    text = numbers.interval(covered, 2, reference=0)
+    text = formatting.interval(covered, 2, reference=0)
     mean, half_width = (float(part) for part in text.split(" ± "))
     assert mean <= half_width
 
@@ -77,7 +77,7 @@ def test_written_intervals_say_what_the_exact_ones_say(mean: float, half_width: 
     # Closer to the edge than any sensible count of decimals can show.
     if abs(abs(mean) - half_width) < 1e-4:
         return
-    text = numbers.interval(exact, 2, reference=0).replace(numbers.MINUS, "-")
+    text = formatting.interval(exact, 2, reference=0).replace(formatting.MINUS, "-")
     written_mean, written_half_width = (float(part) for part in text.split(" ± "))
     assert (abs(written_mean) <= written_half_width) == exact.covers(0)
 
@@ -87,13 +87,13 @@ def test_written_intervals_say_what_the_exact_ones_say(mean: float, half_width: 
     [(372, "6 min 12 s"), (59.96, "1 min 00 s"), (12.34, "12.3 s"), (0.0421, "0.042 s"), (7505, "2 h 05 min 05 s")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert numbers.duration(seconds).replace("60.0 s", "1 min 00 s") == text
+    assert formatting.duration(seconds).replace("60.0 s", "1 min 00 s") == text
 
 
 def test_durations_with_intervals_lose_digits_that_are_not_supported() -> None:
-    assert numbers.duration_interval(Estimate(372, 17.39, 3)) == "6 min 12 s ± 17 s"
-    assert numbers.duration_interval(Estimate(372, 95, 3)) == "6 min 10 s ± 1 min 40 s"
-    assert numbers.duration_interval(Estimate(12.34, 0.4, 3)) == "12.3 s ± 0.4 s"
+    assert formatting.duration_interval(Estimate(372, 17.39, 3)) == "6 min 12 s ± 17 s"
+    assert formatting.duration_interval(Estimate(372, 95, 3)) == "6 min 10 s ± 1 min 40 s"
+    assert formatting.duration_interval(Estimate(12.34, 0.4, 3)) == "12.3 s ± 0.4 s"
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,17 @@ def test_durations_with_intervals_lose_digits_that_are_not_supported() -> None:
     ],
 )
 def test_flops_have_si_prefixes(value: float, text: str) -> None:
-    assert numbers.si(value, "FLOPs") == text
+    assert formatting.si(value, "FLOPs") == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(512, "512 B"), (300 * 2**20, "300 MiB"), (1000 * 2**20, "0.98 GiB"), (1.5 * 2**30, "1.50 GiB")]
 )
 def test_bytes_have_iec_prefixes(value: float, text: str) -> None:
-    assert numbers.binary_bytes(value) == text
+    assert formatting.binary_bytes(value) == text
 
 
 def test_signs_are_true_and_zero_has_none() -> None:
-    assert numbers.signed(-0.2, 1) == "−0.2"
-    assert numbers.signed(0.2, 1) == "+0.2"
-    assert numbers.signed(-0.04, 1) == "0.0"
+    assert formatting.signed(-0.2, 1) == "−0.2"
+    assert formatting.signed(0.2, 1) == "+0.2"
+    assert formatting.signed(-0.04, 1) == "0.0"

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reports.content import numbers
-from reports.content.model import Cell, Column, Problems, Table, Trust, dash
+from reports import formatting
+from reports.content.model import Cell, Column, Problems, Table, Trust, missing_cell
+from reports.data.disturbed_times import is_disturbed, mark_disturbed
+from reports.data.groups import label
 from reports.data.records import Records, Trial
-from reports.data.rows import label
-from reports.data.steadiness import is_disturbed, marked
 from reports.data.trial_files import clean
 
 # What is in a record and in no table of facts: it names the trial, or is shown elsewhere.
 _NOT_FACTS = ("method", "variant", "parameters", "seed", "hash", "trial_id", "source", "command_line", "commands")
-MEANING = (
+DISTURBED_NOTE = (
     "Measured: a clock or a counter on this hardware, in these runs. Training time is that of the "
     "training loop: the input pipeline, pruning, regulariser and reconfigurations are inside; evaluation, checkpoints, "
     "start-up and compilation are outside.",
@@ -43,13 +43,15 @@ def problems(records: Records) -> Problems | None:
         (
             Cell(trial.name, code=True),
             Cell("done, but damaged" if trial.done else trial.text("status") or "without a status"),
-            Cell(trial.text("message")) if trial.text("message") else dash("The record has no message."),
-            Cell("; ".join(trial.damage)) if trial.damage else dash("Nothing is damaged."),
+            Cell(trial.text("message")) if trial.text("message") else missing_cell("The record has no message."),
+            Cell("; ".join(trial.damage)) if trial.damage else missing_cell("Nothing is damaged."),
         )
         for trial in bad
     ]
     for line in records.damage:
-        rows.append((Cell("suite.json", code=True), Cell("damaged"), dash("The record has no message."), Cell(line)))
+        rows.append(
+            (Cell("suite.json", code=True), Cell("damaged"), missing_cell("The record has no message."), Cell(line))
+        )
     columns: tuple[Column, ...] = tuple(
         Column(title, numeric=False) for title in ("Trial", "Status", "Message", "Damage")
     )
@@ -130,7 +132,7 @@ def trust(records: Records) -> Trust:
     if more:
         rows = tuple((Cell(key, code=True), Cell(value)) for key, value in more.items())
         tables.append(Table("suite", "The suite's own record, where it says more", facts, rows))
-    meaning = (*MEANING[:2], *_not_counted(records.trials), *MEANING[2:])
+    meaning = (*DISTURBED_NOTE[:2], *_not_counted(records.trials), *DISTURBED_NOTE[2:])
     return Trust(meaning, tuple(command_lines(records.suite)), records.source, tuple(tables))
 
 
@@ -162,7 +164,7 @@ def _trial_table(trials: Sequence[Trial]) -> Table:
 
 def _trial_row(trial: Trial) -> tuple[Cell, ...]:
     seed, accuracy, time = (trial.number(column) for column in ("seed", "test_accuracy", "train_time_s"))
-    missing = dash("Not measured in this trial.")
+    missing = missing_cell("Not measured in this trial.")
     digest = str(trial.spec.get("hash", ""))[:16] or trial.name.rsplit("-", 1)[-1]
     return (
         Cell(trial.name, code=True),
@@ -171,7 +173,7 @@ def _trial_row(trial: Trial) -> tuple[Cell, ...]:
         Cell(trial.text("status") or "without a status"),
         missing if seed is None else Cell(f"{seed:.0f}", value=seed),
         missing if accuracy is None else Cell(f"{100 * accuracy:.2f}", value=accuracy),
-        missing if time is None else Cell(marked(numbers.duration(time), is_disturbed(trial)), value=time),
+        missing if time is None else Cell(mark_disturbed(formatting.duration(time), is_disturbed(trial)), value=time),
         *(Cell(text, code=True) if text else missing for text in (trial.text("data_copy"), trial.text("hardware_id"))),
     )
 
@@ -236,8 +238,8 @@ def _method_table(trials: Sequence[Trial]) -> Table:
                 Cell(label(trial), code=True),
                 Cell(_parameters(parameters))
                 if parameters not in ("", "{}")
-                else dash("It has none, or none recorded."),
-                Cell(source) if source else dash("No record of a trial names it."),
+                else missing_cell("It has none, or none recorded."),
+                Cell(source) if source else missing_cell("No record of a trial names it."),
             )
     return Table("methods", "The methods", columns, tuple(rows.values()))
 

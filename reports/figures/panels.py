@@ -13,10 +13,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from reports.content import numbers
-from reports.content.model import Figure
+from reports import formatting
 from reports.data.estimates import Estimate
 from reports.figures import svg
+from reports.figures.figure import Figure
 
 WIDTH, HEIGHT = 8.6, 3.4
 _DEAD = "#d0d4d9"  # in no place of the colour scale
@@ -112,7 +112,7 @@ def _draw_line(axes: Axes, line: Line, place: int) -> str:
         xs, ys, yerr=widths if any(widths) else None, linestyle="-" if line.joined else "none", capsize=2.5,
         elinewidth=1.1, color=svg.colour(place), marker=svg.marker(place), markersize=4.5,
     )  # fmt: skip
-    ends = [f"{numbers.plain(y, 2)} at {x:.4g}" for x, y in zip(xs, ys, strict=True)]
+    ends = [f"{formatting.plain(y, 2)} at {x:.4g}" for x, y in zip(xs, ys, strict=True)]
     return ends[0] if len(ends) == 1 else f"{ends[0]}, {ends[-1]}"
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from reports.content.model import MethodRow
+from reports.data.groups import seed_of
+from reports.data.method_rows import MethodRow
 from reports.data.records import Trial
-from reports.data.rows import seed_of
 from reports.data.trial_files import clean
 
 _DENSE = "torch"

@@ -26,7 +26,7 @@ def lacks(records: Records) -> tuple[str, ...]:
     done = [trial for trial in records.trials if trial.done]
     lines = []
     for file, consequence in _WITHOUT.items():
-        without = [trial for trial in done if file in trial.absent]
+        without = [trial for trial in done if file in trial.missing_files]
         if without:
             lines.append(f"{_count(without, done)} no {file}: {consequence}.")
     if not records.suite and not records.damage:

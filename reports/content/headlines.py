@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports.content.model import Headline, MethodRow
-from reports.content.numbers import decimals_for_verdict, duration_interval, interval, percent, ratio, scaled
+from reports.content.model import Headline
+from reports.data.disturbed_times import DISTURBED
 from reports.data.estimates import Estimate, Missing, Quantity
-from reports.data.steadiness import MARK
+from reports.data.method_rows import MethodRow
+from reports.formatting import decimals_for_verdict, duration_interval, interval, percent, ratio
 
 _NEGLIGIBLE = 0.005
 # How much shorter than its effective FLOPs a training may be before something else must be in its time.
@@ -74,14 +75,14 @@ def _own_time(row: MethodRow) -> str:
 
 
 def _doubt(disturbed: bool) -> str:
-    return f" ({MARK}: not to be trusted)" if disturbed else ""
+    return f" ({DISTURBED}: not to be trusted)" if disturbed else ""
 
 
 def _accuracy(row: MethodRow) -> str:
     difference = row.accuracy_difference
     if isinstance(difference, Missing):
         return f"{_own_accuracy(row.accuracy)}, not compared with dense ({difference.reason})"
-    points = scaled(difference, 100)
+    points = difference.scaled(100)
     if points.half_width is None:
         side = "below" if points.mean < 0 else "above"
         size = f"{abs(points.mean):.2f}"
@@ -166,7 +167,7 @@ def _difference(one: Estimate, other: Estimate) -> Estimate:
 
 def _share(saved: Estimate) -> str:
     """`23 ± 4 % fewer`, `12 % more`: whole percents, and no interval where it rounds to nothing."""
-    share = scaled(Estimate(abs(saved.mean), saved.half_width, saved.count), 100)
+    share = Estimate(abs(saved.mean), saved.half_width, saved.count).scaled(100)
     word = "fewer" if saved.mean > 0 else "more"
     if share.half_width is None or round(share.half_width) == 0:
         return f"{share.mean:.0f} % {word}"

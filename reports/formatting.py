@@ -69,15 +69,9 @@ def interval(
     return f"{mean} ± {estimate.half_width:.{decimals}f}"
 
 
-def scaled(estimate: Estimate, factor: float) -> Estimate:
-    """The same estimate in another unit: fractions as percent, for example."""
-    half_width = None if estimate.half_width is None else estimate.half_width * abs(factor)
-    return Estimate(estimate.mean * factor, half_width, estimate.count)
-
-
 def percent(estimate: Estimate) -> str:
     """A fraction in percent, without the sign %."""
-    return interval(scaled(estimate, 100), 2)
+    return interval(estimate.scaled(100), 2)
 
 
 def ratio(estimate: Estimate, *, exact: bool = False) -> str:

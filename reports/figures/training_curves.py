@@ -12,14 +12,15 @@ import seaborn
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from reports.content import numbers
-from reports.content.model import Figure, MethodRow
-from reports.data.steadiness import MARK, is_disturbed
+from reports import formatting
+from reports.data.disturbed_times import DISTURBED, is_disturbed
+from reports.data.method_rows import MethodRow
 from reports.data.trial_files import finite
 from reports.figures import svg
+from reports.figures.figure import Figure
 from reports.figures.heat_map import shape_figures
 from reports.figures.labels import name_lines
-from reports.figures.trade import SIZE
+from reports.figures.tradeoff import SIZE
 
 _DOTTED = (0, (1, 1.5))
 
@@ -35,7 +36,7 @@ class _Drawing:
     draw: Callable[[Axes, pd.DataFrame], str]
 
 
-def course_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], list[str]]:
+def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], list[str]]:
     """The figures, and one line for each that cannot be drawn."""
     records = _epoch_frame(rows)
     if records.empty:
@@ -108,7 +109,7 @@ def _lines(axes: Axes, frame: pd.DataFrame, axis: str, unit: str) -> str:
 
 
 def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame) -> str:
-    divisor, unit = numbers.time_scale(float(records["train_time_s"].max()))
+    divisor, unit = formatting.time_scale(float(records["train_time_s"].max()))
     frame = records.assign(
         x=records["train_time_s"].astype(float) / divisor, y=100 * records["test_accuracy"].astype(float)
     )
@@ -130,13 +131,13 @@ def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame) -> str:
             linestyle=_DOTTED if own["disturbed"].any() else "-",
         )
         ends.append((str(label), index, float(mean["x"].iloc[-1]), float(mean["y"].iloc[-1])))
-    doubt = f"; dotted: {MARK}, not to be trusted" if frame["disturbed"].any() else ""
+    doubt = f"; dotted: {DISTURBED}, not to be trusted" if frame["disturbed"].any() else ""
     axes.set(xlabel=f"Training time, measured ({unit}){doubt}", ylabel="Test accuracy (%)")
     return name_lines(axes, frame, ends, "%")
 
 
 def _draw_step_flops(axes: Axes, records: pd.DataFrame) -> str:
-    divisor, prefix = numbers.si_scale(float(records["step_executed"].max()))
+    divisor, prefix = formatting.si_scale(float(records["step_executed"].max()))
     ends = []
     for label, own in records.groupby("method", sort=False):
         index = int(own["colour"].iloc[0])
