@@ -4,7 +4,7 @@
     sdgp[mode=random|magnitude]    a grid: one choice for each alternative, in declaration order
     net[milestones=(0.5,0.75)]     parentheses (or brackets) around a value protect its commas
 
-Types come from the signature of the registered class or function: `suite.parameters.choices`.
+Types come from the signature of the registered class or function: `suite.choices`.
 """
 
 from __future__ import annotations

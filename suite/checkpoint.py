@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from suite import files
+from suite.choices import build_model
 from suite.errors import UsageError
 from suite.method import ReconfigPlan
 from suite.network.surgery import apply_plan, find_index_spaces
-from suite.parameters import build_model
 from suite.runs.folder.records import archive_damage
 
 MODEL_FORMAT = 1

@@ -11,9 +11,9 @@ from torch import nn
 
 from suite import registry
 from suite.brackets import Request, read_list
+from suite.choices import ModelChoice, build_model
 from suite.cost.flops import count_layers
 from suite.errors import UsageError, nearest
-from suite.parameters import build_model, choices
 
 LARGE = "large"
 CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
@@ -67,7 +67,7 @@ def _of(request: Request, batch_size: int | None, large_bytes: int) -> list[tupl
     if request.name not in known:
         raise UsageError(f"--shapes {request.name}{nearest(request.name, (LARGE, *known, *imagenet))}")
     rows = []
-    for choice in choices(request, registry.get("model", request.name)):
+    for choice in ModelChoice.expand(request):
         with torch.device("meta"):
             model = build_model(str(choice), CIFAR, 10)
         rows += _pruned(str(choice), model, CIFAR, batch_size or CIFAR_BATCH)

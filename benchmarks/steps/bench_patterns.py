@@ -42,10 +42,10 @@ from methods.shared import clicktrain_settings as settings
 from methods.shared.patterns import Dropped, choose_patterns, generic_pool, least_important_kernels
 from reproductions.clicktrain.pattern_layers import Layer
 from reproductions.clicktrain.pattern_layers import conversions as ways_to_convert
+from suite.choices import build_model
 from suite.errors import UsageError
 from suite.network.backends import TORCH, Geometry
 from suite.network.surgery import find_index_spaces
-from suite.parameters import build_model
 from suite.recipe import Recipe
 from suite.runs.devices import resolve_device
 

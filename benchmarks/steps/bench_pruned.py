@@ -37,12 +37,12 @@ from benchmarks.partial_results import OtherRunError, kept
 from benchmarks.steps.bench_step import CLASSES, SHAPE, Setting, device_clock, random_splits, trainer_steps
 from methods.prunetrain import PruneTrain
 from suite.checkpoint import load, read_reconfigurations
+from suite.choices import build_model
 from suite.cost.flops import count_model
 from suite.errors import UsageError
 from suite.method import Context, Method, ReconfigPlan
 from suite.network.gating import why_not_gated
 from suite.network.surgery import IndexSpaces, apply_plan, find_index_spaces
-from suite.parameters import build_model
 from suite.recipe import Recipe
 from suite.runs.devices import DTYPES, read_device, resolve_device, resolve_dtype
 

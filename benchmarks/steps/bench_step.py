@@ -35,11 +35,11 @@ import kernels
 from benchmarks.interleaved import interleaved_ratio, run_as_a_trial_does
 from benchmarks.partial_results import OtherRunError, kept
 from suite import registry
+from suite.choices import build_method, build_model
 from suite.cost.flops import count_layers
 from suite.errors import UsageError
 from suite.method import Method, OpPlan
 from suite.ops import convert
-from suite.parameters import build_method, build_model
 from suite.recipe import Recipe
 from suite.runs.devices import DTYPES, check_execution, read_device, resolve_device, resolve_dtype
 from suite.task import Splits

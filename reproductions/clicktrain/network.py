@@ -108,8 +108,8 @@ def network_shares(network: str) -> tuple[list[float], list[float]]:
     """Percent of a step's FLOPs in each of `PRODUCTS`, by this suite's count and by PruneTrain's."""
     import torch
 
+    from suite.choices import build_model
     from suite.cost.flops import count_layers
-    from suite.parameters import build_model
 
     shape, count = NETWORKS[network]
     with torch.device("meta"):  # shapes are enough
@@ -224,7 +224,7 @@ def untrained(ran: Ran, trial: Trial) -> nn.Module:
     """A network as a trial's was before its training, its weights drawn by the trial's seed."""
     import torch
 
-    from suite.parameters import build_model
+    from suite.choices import build_model
 
     spec = ran.specs[trial.name]
     with torch.random.fork_rng(devices=[]):

@@ -308,7 +308,7 @@ def densities(ran: Ran, trial: Trial) -> dict[str, dict[str, float]]:
     """By layer the weights that it was `built` with, those `left`, and those of them that are `near zero`."""
     from torch import nn
 
-    from suite.parameters import build_model
+    from suite.choices import build_model
 
     whole = build_model(ran.specs[trial.name].model, image_shape(ran, trial), classes(ran, trial))
     final = dict(final_model(ran, trial).named_modules())

@@ -86,13 +86,14 @@ def describe(arguments: Sequence[str]) -> int:
 
 def describe_method(text: str, task: str) -> dict[str, Any]:
     """Parameters of a method, with the defaults that each preset of a task gives."""
-    from suite.parameters import REQUIRED, allowed, build_method, declared, read_one, resolve, type_name
+    from suite.choices import MethodChoice
+    from suite.parameters import REQUIRED, allowed, type_name
 
-    choice = read_one(text, "method")
-    thing = registry.get("method", choice.name)
-    build_method(choice.name, choice.typed, str(choice))  # values that `run` would refuse are refused here too
+    choice = MethodChoice.read(text)
+    thing = choice.definition
+    choice.build()  # values that `run` would refuse are refused here too
     texts = parameter_texts(thing)
-    presets = {preset: resolve(thing, thing.defaults(task or "cifar10", preset), choice.typed) for preset in PRESETS}
+    presets = {preset: choice.parameters(task or "cifar10", preset) for preset in PRESETS}
     return {
         "name": str(choice),
         "kind": "method",
@@ -108,7 +109,7 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
                 "presets": {preset: values.get(name) for preset, values in presets.items()},
                 "text": texts.get(name, ""),
             }
-            for name, parameter in declared(thing).items()
+            for name, parameter in choice.declared.items()
         ],
         "presets_of_task": task or "cifar10",
     }
@@ -138,12 +139,13 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
 
 def describe_model(text: str, task: str) -> dict[str, Any]:
     """Size and cost of a network, for a task's images or those that it is made for."""
+    from suite.choices import ModelChoice
     from suite.cost.flops import count, count_model
     from suite.cost.paper_conventions import CONVENTIONS
-    from suite.parameters import build_model, canonical, check_model_size, declared, read_one, resolve, type_name
+    from suite.parameters import type_name
 
-    choice = read_one(text, "model")
-    thing = registry.get("model", choice.name)
+    choice = ModelChoice.read(text)
+    thing = choice.definition
     own = {
         name: one.default for name, one in inspect.signature(thing).parameters.items() if one.default is not one.empty
     }
@@ -151,12 +153,12 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
     if task:
         described = registry.get("task", task)
         shape, classes = described.input_shape, described.num_classes
-    check_model_size(text, shape, classes)
-    model = build_model(text, shape, classes)
+    choice.check_size(shape, classes)
+    model = choice.build(shape, classes)
     counts = count(model, shape)
-    values, texts = resolve(thing, choice.typed), parameter_texts(thing)
+    values, texts = choice.parameters(), parameter_texts(thing)
     return {
-        "name": str(canonical(choice, thing)),
+        "name": str(choice.canonical()),
         "kind": "model",
         "summary": _summary(thing),
         **count_model(model, shape),
@@ -171,7 +173,7 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
                 "value": values[name],
                 "text": texts.get(name, ""),
             }
-            for name, parameter in declared(thing).items()
+            for name, parameter in choice.declared.items()
         ],
     }
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from suite import registry
+from suite.choices import build_method, build_model
 from suite.errors import UsageError
 from suite.files import canonical_json
-from suite.parameters import build_method, build_model
 from suite.runs.spec import TrialSpec
 from suite.task import DataCopy
 from suite.training.hooks import Hooks

@@ -21,10 +21,10 @@ def check(arguments: Sequence[str]) -> int:
         registry.load_plugin(path)
     read_names(namespace.method, "method", "check")
 
-    from suite.parameters import read_one
+    from suite.choices import MethodChoice
     from suite.training import conformance
 
-    choice = read_one(namespace.method, "method")
+    choice = MethodChoice.read(namespace.method)
     results = conformance.check(choice.name, choice.typed)
     for result in results:
         line = f"{'ok    ' if result.passed else 'BROKEN'}  {result.name}"

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from suite import registry
 from suite.brackets import Request, read_list
+from suite.choices import MethodChoice, ModelChoice
 from suite.errors import UsageError, nearest
 from suite.files import read_path
-from suite.parameters import (
-    Choice,
-    build_method,
-    build_model,
-    canonical,
-    check_model_size,
-    choices,
-    convert,
-    declared,
-    normal,
-    read_one,
-    resolve,
-)
+from suite.parameters import convert, declared, normal
 from suite.recipe import Recipe
 from suite.runs.devices import check_execution
 from suite.runs.plugin_files import defining_files
 from suite.runs.spec import SuiteSpec, TrialSpec, checksum
 
 log = logging.getLogger(__name__)
+
+Chosen = TypeVar("Chosen", MethodChoice, ModelChoice)
 
 
 def read_names(text: str, kind: str, option: str) -> list[Request]:
@@ -64,54 +55,157 @@ def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
 
 
 def plan(suite: SuiteSpec) -> list[TrialSpec]:
-    """Every trial of a suite, each once: by task, model, seed, then method, dense first.
+    """Return every trial of a suite, each once, ordered by task, model, seed and method, with dense first.
 
-    A folder that was interrupted thus holds whole comparisons: all methods of the first seed, then all of the next.
-    Methods and networks are constructed once to see that their parameters are allowed; data is made ready last, since
-    that alone may take time or space.
+    An interrupted folder therefore holds whole comparisons: all methods of the first seed, then all of the next.
+    Methods and networks are constructed once to check that their parameters are allowed. Data is prepared last, since
+    that may take time and space.
 
     Raises:
-        UsageError: for anything that the user can mend.
+        UsageError: The user can correct the command, a file or a plugin.
     """
-    methods = _expand(suite.methods, "method", "--methods")
+    methods = _expand(suite.methods, MethodChoice, "--methods")
     methods.sort(key=lambda choice: str(choice) != "dense")
-    tasks = [
-        (request.name, registry.get("task", request.name)()) for request in read_names(suite.tasks, "task", "--task")
-    ]
-    typed_models = _expand(suite.models, "model", "--model") if suite.models else []
+    tasks = {
+        request.name: registry.get("task", request.name)() for request in read_names(suite.tasks, "task", "--task")
+    }
+    typed_models = _expand(suite.models, ModelChoice, "--model") if suite.models else []
 
-    settings = []
-    for name, task in tasks:
-        try:
-            base, source = _recipe(task, suite)
-            recipe = dataclasses.replace(base, **suite.overrides)
-        except ValueError as error:
-            raise UsageError(f"task {name}: {error}") from error
-        models = typed_models or [read_one(task.default_model(suite.preset), "model")]
-        for model in models:
-            check_model_size(str(model), task.input_shape, task.num_classes)
-            build_model(str(model), task.input_shape, task.num_classes)
-        for choice in methods:
-            for one in [choice, *_before(choice, name, suite.preset)]:
-                check_execution(recipe.execution, suite.device, registry.get("method", one.name), one.name)
-                _check_files(one, name, suite.preset)
-        settings.append((name, recipe, source, models))
+    settings = [_setting(suite, name, task, methods, typed_models) for name, task in tasks.items()]
+    copies = {name: task.prepare(Path(suite.data_root), suite.preset) for name, task in tasks.items()}
+    for setting in settings:
+        _check_fits(setting.task, tasks[setting.task], copies[setting.task], setting.recipe)
 
-    copies = {name: task.prepare(Path(suite.data_root), suite.preset) for name, task in tasks}
-    for (name, recipe, *_), (_, task) in zip(settings, tasks, strict=True):
-        _check_fits(name, task, copies[name], recipe)
     found: dict[str, TrialSpec] = {}
-    for name, recipe, source, models in settings:
-        for model in models:
-            kinds = [_kind(suite, choice, name, model, recipe, dataclasses.asdict(copies[name])) for choice in methods]
+    for setting in settings:
+        data_copy = dataclasses.asdict(copies[setting.task])
+        for model in setting.models:
+            templates = [_template(suite, setting, method, model, data_copy) for method in setting.methods]
             for seed in suite.seeds:
-                for kind in kinds:
-                    trials = [dataclasses.replace(trial, recipe_source=source) for trial in _trials(kind, seed)]
+                for template in templates:
+                    trials = template.trials(seed)
                     if trials[-1].hash in found:
-                        log.info("%s is %s again; it runs once", trials[-1].label, found[trials[-1].hash].label)
+                        log.info("%s repeats %s; it is trained once", trials[-1].label, found[trials[-1].hash].label)
                     for trial in trials:
                         found.setdefault(trial.hash, trial)
     return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Method:
+    """A method on one task.
+
+    Attributes:
+        choice: The method with its typed parameters.
+        parameters: Values of all parameters, with paths of files made absolute.
+        files: SHA-256 of the files that parameters name, by parameter.
+        before: The methods that it depends on, by the text with which it names them.
+    """
+
+    choice: MethodChoice
+    parameters: Mapping[str, Any]
+    files: Mapping[str, str]
+    before: Mapping[str, _Method]
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What the trials of one task share: recipe, source of the recipe, models and methods."""
+
+    task: str
+    recipe: Recipe
+    recipe_source: str
+    models: list[ModelChoice]
+    methods: list[_Method]
+
+
+@dataclass(frozen=True)
+class _Template:
+    """The trials of one method on one network, which differ by their seed alone.
+
+    Attributes:
+        trial: The trial of the first seed, without dependencies.
+        before: Templates of the trials that it depends on, by the text with which the method names them.
+    """
+
+    trial: TrialSpec
+    before: Mapping[str, _Template]
+
+    def trials(self, seed: int) -> list[TrialSpec]:
+        """Return the trial of a seed, preceded by those that it depends on."""
+        before: list[TrialSpec] = []
+        depends_on = {}
+        for text, other in self.before.items():
+            before += other.trials(seed)
+            depends_on[text] = before[-1].trial_id
+        return [*before, dataclasses.replace(self.trial, seed=seed, depends_on=depends_on)]
+
+
+def _setting(
+    suite: SuiteSpec, name: str, task: Any, methods: Sequence[MethodChoice], typed_models: list[ModelChoice]
+) -> _Setting:
+    try:
+        base, source = _recipe(task, suite)
+        recipe = dataclasses.replace(base, **suite.overrides)
+    except ValueError as error:
+        raise UsageError(f"task {name}: {error}") from error
+    models = typed_models or [ModelChoice.read(task.default_model(suite.preset))]
+    for model in models:
+        model.check_size(task.input_shape, task.num_classes)
+        model.build(task.input_shape, task.num_classes)
+    return _Setting(name, recipe, source, models, [_method(suite, choice, name, recipe) for choice in methods])
+
+
+def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -> _Method:
+    """Construct a method and those that it depends on, and check that their files exist.
+
+    Raises:
+        UsageError: A parameter is not allowed, a file is missing, or the recipe's execution is impossible.
+    """
+    check_execution(recipe.execution, suite.device, choice.definition, choice.name)
+    parameters = choice.parameters(task, suite.preset)
+    method = choice.build(parameters)
+    before = {}
+    for text in method.depends_on():
+        try:
+            read_names(text, "method", "a method")
+            before[text] = _method(suite, MethodChoice.read(text), task, recipe)
+        except UsageError as error:
+            raise UsageError(f"{choice} depends on '{text}': {error}") from None
+    paths = {name: read_path(path, f"{choice}: {name} is") for name, path in method.files().items()}
+    for name, path in paths.items():
+        if not path.is_file():
+            raise UsageError(f"{choice}: {name} is '{path}': no such file")
+    files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
+    return _Method(choice, {**parameters, **{name: str(path) for name, path in paths.items()}}, files, before)
+
+
+def _template(
+    suite: SuiteSpec, setting: _Setting, method: _Method, model: ModelChoice, data_copy: dict[str, str]
+) -> _Template:
+    fields = declared(Recipe)
+    trial = TrialSpec(
+        method=method.choice.name,
+        variant=method.choice.variant,
+        parameters=method.parameters,
+        method_version=method.choice.definition.version,
+        task=setting.task,
+        model=str(model.canonical()),
+        model_parameters=model.parameters(),
+        preset=suite.preset,
+        recipe={name: normal(value, fields[name].annotation) for name, value in setting.recipe.fields().items()},
+        recipe_source=setting.recipe_source,
+        seed=suite.seeds[0],
+        device=suite.device,
+        device_index=suite.device_index,
+        dtype=suite.dtype,
+        data_copy=data_copy,
+        plugins=suite.plugins,
+        files=method.files,
+        defined_by=defining_files(method=method.choice.name, task=setting.task, model=model.name),
+    )
+    before = {text: _template(suite, setting, other, model, data_copy) for text, other in method.before.items()}
+    return _Template(trial, before)
 
 
 def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
@@ -141,40 +235,6 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
     return recipe, f"{source}; changed: {changed}" if source and changed else source
 
 
-def _before(choice: Choice, task: str, preset: str) -> list[Choice]:
-    """The methods that a method depends on, and those that these depend on; each constructed once, as it is itself.
-
-    Raises:
-        UsageError: if one is not allowed, or is more than one.
-    """
-    found: list[Choice] = []
-    for text in build_method(choice.name, _parameters(choice, task, preset), str(choice)).depends_on():
-        try:
-            other = _named(text)
-            found += [*_before(other, task, preset), other]
-        except UsageError as error:
-            raise UsageError(f"{choice} depends on '{text}': {error}") from None
-    return found
-
-
-def _check_files(choice: Choice, task: str, preset: str) -> None:
-    """See that the files that a method's parameters name are there, before anything is downloaded.
-
-    Raises:
-        UsageError: for the first that is not.
-    """
-    method = build_method(choice.name, _parameters(choice, task, preset), str(choice))
-    for name, path in method.files().items():
-        if not (place := read_path(path, f"{choice}: {name} is")).is_file():
-            raise UsageError(f"{choice}: {name} is '{place}': no such file")
-
-
-def _named(text: str) -> Choice:
-    """The one method that a method names."""
-    read_names(text, "method", "a method")
-    return read_one(text, "method")
-
-
 def _check_fits(name: str, task: Any, copy: Any, recipe: Recipe) -> None:
     """Check that the data has the images that a recipe asks for, by making its splits once.
 
@@ -189,70 +249,9 @@ def _check_fits(name: str, task: Any, copy: Any, recipe: Recipe) -> None:
         raise UsageError(f"task {name}: {error}") from error
 
 
-def _expand(text: str, kind: str, option: str) -> list[Choice]:
-    requests = read_names(text, kind, option)
+def _expand(text: str, choice_class: type[Chosen], option: str) -> list[Chosen]:
+    requests = read_names(text, choice_class.kind, option)
     try:
-        return [choice for request in requests for choice in choices(request, registry.get(kind, request.name))]
+        return [choice for request in requests for choice in choice_class.expand(request)]
     except UsageError as error:
         raise UsageError(f"{option} {error}") from None
-
-
-def _parameters(choice: Choice, task: str, preset: str) -> dict[str, Any]:
-    """What is typed wins over what the method gives for the task and preset, and that over the declared defaults."""
-    thing = registry.get("method", choice.name)
-    return resolve(thing, thing.defaults(task, preset), choice.typed)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """The trials of a method on a network: what they share, however many seeds there are.
-
-    Attributes:
-        trial: the trial of the first seed, which depends on nothing yet.
-        before: the kinds that it depends on, by the texts with which the method names them.
-    """
-
-    trial: TrialSpec
-    before: Mapping[str, _Kind]
-
-
-def _trials(kind: _Kind, seed: int) -> list[TrialSpec]:
-    """A method's trial of a seed, behind those that it depends on."""
-    before: list[TrialSpec] = []
-    depends_on = {}
-    for text, other in kind.before.items():
-        before += _trials(other, seed)
-        depends_on[text] = before[-1].trial_id
-    return [*before, dataclasses.replace(kind.trial, seed=seed, depends_on=depends_on)]
-
-
-def _kind(
-    suite: SuiteSpec, choice: Choice, task: str, model: Choice, recipe: Recipe, data_copy: dict[str, str]
-) -> _Kind:
-    network = registry.get("model", model.name)
-    parameters = _parameters(choice, task, suite.preset)
-    method = build_method(choice.name, parameters, str(choice))
-    paths = {name: read_path(path, f"{choice}: {name} is") for name, path in method.files().items()}
-    files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
-    fields = declared(Recipe)
-    trial = TrialSpec(
-        method=choice.name,
-        variant=choice.variant,
-        parameters={**parameters, **{name: str(path) for name, path in paths.items()}},
-        method_version=registry.get("method", choice.name).version,
-        task=task,
-        model=str(canonical(model, network)),
-        model_parameters=resolve(network, model.typed),
-        preset=suite.preset,
-        recipe={name: normal(value, fields[name].annotation) for name, value in recipe.fields().items()},
-        seed=suite.seeds[0],
-        device=suite.device,
-        device_index=suite.device_index,
-        dtype=suite.dtype,
-        data_copy=data_copy,
-        plugins=suite.plugins,
-        files=files,
-        defined_by=defining_files(method=choice.name, task=task, model=model.name),
-    )
-    before = {text: _kind(suite, _named(text), task, model, recipe, data_copy) for text in method.depends_on()}
-    return _Kind(trial, before)

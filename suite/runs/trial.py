@@ -70,7 +70,7 @@ class Trial:
 
         import kernels
         from suite import checkpoint, registry
-        from suite.parameters import build_method, build_model
+        from suite.choices import build_method, build_model
         from suite.runs.devices import use_threads_of_environment
         from suite.runs.progress import ProgressFile
         from suite.runs.provenance import collect, without_home

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks.steps import bench_pruned
+from suite.choices import build_model
 from suite.cost.flops import count_model
 from suite.network.surgery import find_index_spaces
-from suite.parameters import build_model
 
 
 @pytest.fixture(autouse=True)

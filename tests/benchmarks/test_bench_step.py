@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.interleaved import interleaved_ratio
 from benchmarks.steps import bench_step
-from suite.parameters import build_model
+from suite.choices import build_model
 
 
 @pytest.mark.parametrize("pairs", ["1", "0", "-3"])

@@ -5,10 +5,10 @@ import io
 
 import pytest
 
+from suite.choices import build_model
 from suite.command.describe import describe_model
 from suite.cost.flops import LayerCost, count_layers
 from suite.cost.paper_conventions import CONVENTIONS, prunetrain, prunetrain_training, read_intervals
-from suite.parameters import build_model
 
 SHAPE = (3, 32, 32)
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from small_training import CLASSES, SmallBatches
 
 from methods.prunetrain import PruneTrain
-from suite.parameters import build_model
+from suite.choices import build_model
 from suite.recipe import Recipe
 from suite.task import Splits
 from suite.training.trainer import Trainer

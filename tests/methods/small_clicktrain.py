@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from methods.clicktrain import ClickTrain
+from suite.choices import build_model
 from suite.ops import apply
-from suite.parameters import build_model
 from tasks.models.resnet9 import resnet9
 
 SHAPE = (3, 32, 32)

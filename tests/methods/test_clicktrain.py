@@ -10,8 +10,8 @@ from torch import nn
 
 from methods.clicktrain import ClickTrain, compression
 from methods.dense import Dense
+from suite.choices import build_model
 from suite.ops import apply
-from suite.parameters import build_model
 from tasks.models.clicktrain_vgg import vgg11_click
 from tasks.models.resnet9 import resnet9
 

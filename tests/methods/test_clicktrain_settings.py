@@ -7,9 +7,9 @@ from small_clicktrain import SHAPE, network
 
 from methods.clicktrain import ClickTrain, compression
 from methods.shared import clicktrain_settings as settings
+from suite.choices import build_model
 from suite.cost.flops import count_layers
 from suite.ops import apply
-from suite.parameters import build_model
 
 # Compression that the ratios of each published list give, by the published measure; which list its file ships is first.
 COMPRESSION = {

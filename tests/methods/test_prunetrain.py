@@ -17,10 +17,10 @@ from methods.shared.lasso import (
     soft_threshold_arithmetic,
     weights_of,
 )
+from suite.choices import build_method
 from suite.errors import UsageError
 from suite.network.surgery import find_index_spaces
 from suite.ops import apply
-from suite.parameters import build_method
 from tasks.models.resnet9 import resnet9
 
 SHAPE, CLASSES, BATCH = (3, 16, 16), 10, 16

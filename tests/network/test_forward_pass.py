@@ -368,7 +368,7 @@ def test_watching_a_forward_does_not_import_torchs_compiler():
     code = """
 import sys
 from suite.cost.flops import count
-from suite.parameters import build_model
+from suite.choices import build_model
 count(build_model("resnet9", (3, 32, 32), 10), (3, 32, 32))
 assert "torch._dynamo" not in sys.modules
 """

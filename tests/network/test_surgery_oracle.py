@@ -9,8 +9,8 @@ from test_surgery import bottleneck, plain
 from test_surgery_spaces import resnet
 from torch import nn
 
+from suite.choices import build_model
 from suite.network.surgery import find_index_spaces
-from suite.parameters import build_model
 
 torch_pruning = pytest.importorskip("torch_pruning")
 

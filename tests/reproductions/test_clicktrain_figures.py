@@ -93,8 +93,8 @@ def test_figure_1_counts_two_thirds_and_prunetrains_count_more(folder):
 
 def test_figure_1_by_hand():
     """Of ResNet-18: its first convolution has no data gradient by ours, and one by PruneTrain's."""
+    from suite.choices import build_model
     from suite.cost.flops import count_layers
-    from suite.parameters import build_model
 
     with torch.device("meta"):
         costs = count_layers(build_model("resnet18", (3, 224, 224), 1000), (3, 224, 224))

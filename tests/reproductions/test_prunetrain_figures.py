@@ -17,11 +17,11 @@ from reproductions.final_networks import cut_again
 from reproductions.prunetrain.course import Figure2, Figure4
 from reproductions.prunetrain.tradeoff import every
 from suite.checkpoint import load_model, save_model
+from suite.choices import build_model
 from suite.command import cli
 from suite.cost.flops import count_model
 from suite.cost.paper_conventions import prunetrain_training, read_intervals
 from suite.cost.timing import interleaved_seconds
-from suite.parameters import build_model
 from suite.runs.engines.subprocess_call import run_apart
 
 # In this order: each finds most of its trials done by those before it.

@@ -13,7 +13,7 @@ from reproductions.sdgp import declarations as sdgp
 from reproductions.sdgp import gradient as sdgp_gradient
 from suite import registry
 from suite.brackets import read_list
-from suite.parameters import choices
+from suite.choices import MethodChoice
 
 NAMES = registry.names("reproduction")
 
@@ -27,7 +27,7 @@ def test_a_declaration_holds_together(name):
     assert len(set(names)) == len(names)
     for part in reproduction.parts:
         requests = read_list(part.methods, part.name)
-        labels = {str(choice) for one in requests for choice in choices(one, registry.get("method", one.name))}
+        labels = {str(choice) for one in requests for choice in MethodChoice.expand(one)}
         for one in part.compared:
             assert one.method in labels
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from suite import checkpoint, files
+from suite.choices import build_model
 from suite.errors import UsageError
-from suite.parameters import build_model
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from edits import edit

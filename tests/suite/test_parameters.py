@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.brackets import read_list, split
+from suite.choices import Choice
 from suite.errors import UsageError
-from suite.parameters import Choice, allowed, canonical, choices, convert, declared, normal, resolve, show, type_name
+from suite.parameters import allowed, convert, declared, normal, resolve, show, type_name
 
 
 @dataclass(kw_only=True)
@@ -34,7 +35,7 @@ class Child(Toy):
 
 
 def read(text, thing=Toy):
-    return [choice for request in read_list(text, "--methods") for choice in choices(request, thing)]
+    return [choice for request in read_list(text, "--methods") for choice in Choice.expand(request, thing)]
 
 
 def one(text, thing=Toy):
@@ -157,8 +158,8 @@ def test_resolve_overlays_in_order_and_normalises():
 
 
 def test_the_canonical_form_drops_defaults():
-    assert str(canonical(one("toy[ratio=1.0,n=3]"), Toy)) == "toy[n=3]"
-    assert str(canonical(one("toy[ratio=1]"), Toy)) == "toy"
+    assert str(one("toy[ratio=1.0,n=3]").canonical()) == "toy[n=3]"
+    assert str(one("toy[ratio=1]").canonical()) == "toy"
 
 
 def test_words_for_types():

@@ -1,5 +1,0 @@
-"""The entry point of the command line, under the name that installed scripts use."""
-
-from suite.command.cli import main
-
-__all__ = ["main"]
