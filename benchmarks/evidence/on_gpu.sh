@@ -147,7 +147,7 @@ suite() {
   run "$name" "torchvision scipy pandas matplotlib seaborn pyarrow jinja2 rich sklearn psutil" \
     python3 run_suite.py "$@" --device cuda --out "$results/$name"
 }
-taps=("${pytest[@]}" tests/kernels/test_cuda_tap_conv.py -m gpu -k small)
+taps=("${pytest[@]}" tests/kernels/test_cuda_sparse_conv.py -m gpu -k small)
 sanitizer() {
   # Without torch's caching allocator each tensor is an allocation of its own, whose end the tool knows.
   local tool=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$(python3 -m benchmarks.evidence.machine_facts --tool compute-sanitizer)"

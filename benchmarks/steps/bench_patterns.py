@@ -35,8 +35,7 @@ from benchmarks.partial_results import Kept, OtherRunError, kept
 from benchmarks.steps.bench_step import Setting, random_splits, trainer_steps
 from benchmarks.stopwatch import Watch, watch_of
 from kernels.cuda import library as cuda
-from kernels.cuda.tap_conv import CudaTapConvolution, available
-from kernels.sparse_conv.dispatch import TapConvolution, library
+from kernels.sparse_conv.dispatch import available, sparse_convolution
 from methods.clicktrain import ClickTrain
 from methods.shared import clicktrain_settings as settings
 from methods.shared.patterns import Dropped, choose_patterns, generic_pool, least_important_kernels
@@ -154,8 +153,7 @@ def dense_products(shape: Shape, given: Operands, tf32: bool) -> list[Product]:
 def skipping_products(shape: Shape, given: Operands) -> list[Product]:
     """The three products of a layer without the absent weights."""
     activation, weight, grad, geometry = given.activation, given.weight, given.grad, shape.geometry
-    kind = TapConvolution if activation.device.type == "cpu" else CudaTapConvolution
-    taps = kind(given.kept, geometry.stride, geometry.padding)
+    taps = sparse_convolution(given.kept, geometry.stride, geometry.padding)
     # Into blocks once for both gradients, as in training: charged to the data gradient.
     blocks = [taps.blocks_of_grad(grad, activation)]
 
@@ -293,7 +291,7 @@ def main() -> None:
     if kind == "cuda":
         measure_on_cuda(parser, chosen, device)
         return
-    if library() is None:
+    if not available(CPU):
         parser.error("there are no kernels that skip weights: no C++ compiler, or PDT_CPU_KERNEL=0")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     threads = torch.get_num_threads()

@@ -21,8 +21,8 @@ from pathlib import Path
 from kernels import cache
 from kernels.cpu import bounded
 
-KERNELS = Path(__file__).resolve().parent.parent
-INCLUDE_FOLDERS = (KERNELS / "include", KERNELS / "cpu")
+SOURCES = Path(__file__).resolve().parent / "sources"
+INCLUDE_FOLDERS = (SOURCES.parents[1] / "include", SOURCES)
 COMPILERS = ("c++", "g++", "clang++")
 BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 # Tried in this order: a compiler may lack OpenMP (Apple's clang) or -march=native.
@@ -54,7 +54,7 @@ def build(name: str) -> Build:
     """Finds the compiled kernel in the cache, or compiles it there.
 
     Args:
-        name: of the source in `kernels/cpu`, without its ending.
+        name: of the source in `kernels/cpu/sources`, without its ending.
 
     Raises:
         BuildError: no compiler, a failing compile, a compile that takes too long, or a cache that cannot be written.
@@ -110,7 +110,7 @@ def _compiler_version(compiler: list[str]) -> str:
 
 
 def _source(name: str) -> Path:
-    return KERNELS / "cpu" / f"{name}.cpp"
+    return SOURCES / f"{name}.cpp"
 
 
 def _library_path(name: str, compiler: list[str], version: str, flags: tuple[str, ...]) -> Path:

@@ -1,104 +1,11 @@
-"""Loads the compiled CPU kernel and calls it."""
+"""Opens a compiled CPU library."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
-import os
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from kernels import cache
 from kernels.cpu.build import Build, BuildError, build
-
-log = logging.getLogger("pdt.kernels")
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-MODES = {"magnitude": 0, "random": 1}
-SCOPES = {"none": 0, "group": 1, "sample_channel": 2, "channel": 3}
-ROW_SCOPE = 4
-
-# Time of the plain-torch path over the compiled one: magnitude 2:4, ResNet-9's largest gradient at batch 512, two cores
-# of an AMD EPYC (Zen 4): results/cpu-zen4-2cores/kernels. benchmarks/kernels/bench_kernels.py measures it on this
-# machine (as `plain torch`).
-REFERENCE_SLOWDOWN = "about 90 (fp32) to 120 (bf16)"
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The outcome of looking for the compiled kernel: the library, or the reason why there is none."""
-
-    library: ctypes.CDLL | None
-    description: str
-
-    @property
-    def available(self) -> bool:
-        return self.library is not None
-
-
-@functools.cache
-def load() -> Loaded:
-    """Builds and loads the kernel once per process, and logs in one line which path runs and why."""
-    if os.environ.get("PDT_CPU_KERNEL") == "0":
-        return _absent("it is turned off by PDT_CPU_KERNEL=0")
-    try:
-        library, built = open_library("prune_nm")
-    except BuildError as error:
-        return _absent(str(error))
-    library.pdt_prune_nm.restype = ctypes.c_int
-    library.pdt_prune_nm.argtypes = (
-        [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 5 + [ctypes.c_uint64, ctypes.c_int]
-    )
-    threads = "OpenMP" if library.pdt_has_openmp() else "one thread: the compiler has no OpenMP"
-    description = (
-        f"prune_nm: compiled CPU kernel ({built.compiler}; {library.pdt_vector_bits()}-bit vectors; {threads}; "
-        f"{built.library})"
-    )
-    log.info(description)
-    if built.refused:
-        log.warning("prune_nm: compiled with %s alone, and slower, because %s", " ".join(built.flags), built.refused)
-    return Loaded(library, description)
-
-
-def prune(grad: Tensor, pruned: Tensor, n: int, m: int, mode: str, rescale: str, seed: int) -> None:
-    """Prunes `grad` into `pruned`, which may be the same tensor.
-
-    Args:
-        grad: (N, K, P, Q) dense in channels-last order, or (rows, K) contiguous; fp32, bf16 or fp16, on the CPU.
-        pruned: of the same shape, dtype and order.
-        n: channels kept of each group.
-        m: channels of a group.
-        mode: a key of `MODES`.
-        rescale: a key of `SCOPES`.
-        seed: 0 .. 2^64 - 1.
-
-    Raises:
-        MemoryError: there is none for the sums of the rescaling.
-    """
-    library = load().library
-    assert library is not None, "prune() was called although the kernel is not there"
-    matrix = grad.dim() == 2
-    samples, channels = grad.shape[:2]
-    pixels = 1 if matrix else grad.shape[2] * grad.shape[3]
-    scope = ROW_SCOPE if matrix and rescale == "sample_channel" else SCOPES[rescale]
-    status = library.pdt_prune_nm(
-        grad.data_ptr(), pruned.data_ptr(), samples, pixels, channels, n, m, DTYPES[grad.dtype], MODES[mode], scope,
-        seed, torch.get_num_threads(),
-    )  # fmt: skip
-    if status == 2:
-        raise MemoryError(f"prune_nm: no memory for the sums of rescale={rescale!r} of a gradient {tuple(grad.shape)}")
-    assert status == 0, f"pdt_prune_nm refused its arguments (status {status})"
-
-
-def _absent(reason: str) -> Loaded:
-    description = (
-        f"prune_nm: plain torch instead of the compiled CPU kernel, {REFERENCE_SLOWDOWN} times slower, because {reason}"
-    )
-    log.warning(description)
-    return Loaded(None, description)
 
 
 def open_library(name: str) -> tuple[ctypes.CDLL, Build]:
@@ -107,7 +14,7 @@ def open_library(name: str) -> tuple[ctypes.CDLL, Build]:
     A library that does not open (another C library, an OpenMP runtime that has gone) is compiled once more.
 
     Args:
-        name: of the source in `kernels/cpu`, without its ending.
+        name: of the source in `kernels/cpu/sources`, without its ending.
 
     Raises:
         BuildError: it cannot be had on this machine.

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from kernels.cuda.compiler import architecture, cubin
-from kernels.cuda.plan import PRUNING, Launch, Shape, plan_compress, plan_prune
+from kernels.cuda.plan import Launch
 
 log = logging.getLogger("pdt.kernels")
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 STATIC_SHARED_BYTES = 48 * 1024  # more has to be asked for, kernel by kernel
+PROBE = ("prune_nm.cu", "pdt::finish_channels")  # a small kernel, which shows whether compilation works
 INTEGERS = {"int32": np.int32, "int64": np.int64}
 
 
@@ -53,7 +54,7 @@ def load() -> Loaded:
         extra = f"cuda{torch.version.cuda.split('.')[0]}"
         return _absent(f"CuPy cannot be imported ({_line(error)}); pip install 'pruning-during-training[{extra}]'")
     try:
-        _compiled(cupy, PRUNING, "pdt::finish_channels", torch.cuda.current_device())
+        _compiled(cupy, *PROBE, torch.cuda.current_device())
     except Exception as error:  # CuPy's compile and driver errors have no common base; the reason is reported
         return _absent(f"CuPy {cupy.__version__} cannot compile or load a kernel: {_line(error)}")
     compiler = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
@@ -61,49 +62,6 @@ def load() -> Loaded:
     description = f"prune_nm: CUDA kernels (CuPy {cupy.__version__}; NVRTC {compiler}; {target})"
     log.info(description)
     return Loaded(cupy, description)
-
-
-def prune(
-    grad: Tensor, pruned: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None
-) -> None:
-    """Prunes `grad` into `pruned`, which may be the same tensor; both dense in channels-last order, on one CUDA device.
-
-    Args:
-        grad: (N, K, P, Q) or (rows, K), not empty; fp32, bf16 or fp16.
-        pruned: of the same shape, dtype and order.
-        n: channels kept of each group.
-        m: channels of a group.
-        mode: `magnitude` or `random`.
-        rescale: `none`, `group`, `sample_channel` or `channel`.
-        seed: 0 .. 2^64 - 1.
-        key: int64 with no dimensions, on the same device; where it is given, its 64 bits are the seed.
-    """
-    aligned = grad.data_ptr() % 16 == 0 and pruned.data_ptr() % 16 == 0
-    properties = torch.cuda.get_device_properties(grad.device)
-    most = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # some releases' stubs leave it out
-    plan = plan_prune(_shape(grad), DTYPES[grad.dtype], n, m, mode, rescale, aligned, most)
-    spaces = {name: grad.new_empty(length, dtype=torch.float32) for name, length in plan.workspaces.items()}
-    apart = pruned
-    if "prune_any" in plan.launches[0].kernel and pruned.data_ptr() == grad.data_ptr():
-        apart = torch.empty_like(grad)  # those kernels read the gradient again after they have written
-    for launch in plan.launches:
-        carry_out(launch, {"grad": grad, "pruned": apart, **spaces}, seed, key)
-    if apart is not pruned:
-        pruned.copy_(apart)
-
-
-def compress(
-    grad: Tensor, values: Tensor, metadata: Tensor, n: int, m: int, mode: str, seed: int, key: Tensor | None = None
-) -> None:
-    """Prunes and compresses `grad`; see `kernels.prune_compress_24`. All three are dense in channels-last order."""
-    launch = plan_compress(_shape(grad), DTYPES[grad.dtype], n, m, mode)
-    carry_out(launch, {"grad": grad, "values": values, "metadata": metadata}, seed, key)
-
-
-def _shape(grad: Tensor) -> Shape:
-    if grad.dim() == 2:
-        return Shape(grad.shape[0], 1, grad.shape[1], matrix=True)
-    return Shape(grad.shape[0], grad.shape[2] * grad.shape[3], grad.shape[1])
 
 
 def carry_out(launch: Launch, tensors: dict[str, Tensor], seed: int = 0, key: Tensor | None = None) -> None:

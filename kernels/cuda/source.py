@@ -10,8 +10,8 @@ import functools
 import re
 from pathlib import Path
 
-KERNELS = Path(__file__).resolve().parent.parent
-FOLDERS = (KERNELS / "cuda", KERNELS / "include")
+HERE = Path(__file__).resolve().parent
+FOLDERS = (HERE / "sources", HERE.parent / "include")
 # Arithmetic as IEEE 754 has it, subnormal numbers included, so that results are those of `kernels.prune.reference`;
 # products
 # and sums of convolutions are contracted, which rounds once instead of twice.
@@ -21,7 +21,7 @@ INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 @functools.cache
 def source(name: str) -> str:
-    """Gives a file of kernels/cuda with each of the project's headers in place of its first #include."""
+    """Gives a file of kernels/cuda/sources with each of the project's headers in place of its first #include."""
     return inlined(name, FOLDERS, set())
 
 

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from kernels.cpu import library as cpu
-from kernels.cuda import library as cuda
-from kernels.prune import reference
+from kernels.prune import cpu, cuda, reference
 from kernels.prune.arguments import check, check_compression, signed, split_seed
 
 _COMPILED = {"cpu": cpu, "cuda": cuda}

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels.cuda.tap_conv import CudaBlocked, CudaTapConvolution, available
-from kernels.sparse_conv.dispatch import Blocked, TapConvolution, library
+from kernels.sparse_conv.cpu import library
+from kernels.sparse_conv.dispatch import available, sparse_convolution
 from methods.backends.per_gradient import PerGradient
 from suite.network.backends import Geometry
 
 
 def can_skip(device: torch.device) -> bool:
     """Whether there are kernels that skip weights on a device: where a compiler, or on CUDA CuPy, was found."""
-    return available(device) if device.type == "cuda" else device.type == "cpu" and library() is not None
+    return available(device)
 
 
 @functools.cache
@@ -49,10 +49,8 @@ class Skipping:
     name = "skipping"
 
     def __init__(self, kept: Tensor, geometry: Geometry) -> None:
-        taps = CudaTapConvolution if kept.device.type == "cuda" else TapConvolution
-        # Of either class, whose blocks are of two types that never meet.
-        self._taps: Any = taps(kept, geometry.stride, geometry.padding, geometry.dilation)
-        self._grads: PerGradient[Blocked | CudaBlocked] = PerGradient()
+        self._taps = sparse_convolution(kept, geometry.stride, geometry.padding, geometry.dilation)
+        self._grads: PerGradient[Any] = PerGradient()
 
     def forward(self, activation: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         """As of `suite.network.backends.Backend`."""
@@ -74,5 +72,5 @@ class Skipping:
         """As of `suite.network.backends.Backend`."""
         return self._taps.density
 
-    def _blocks_of(self, grad: Tensor, activation: Tensor) -> Blocked | CudaBlocked:
+    def _blocks_of(self, grad: Tensor, activation: Tensor) -> Any:
         return self._grads.of(grad, lambda: self._taps.blocks_of_grad(grad, activation))

@@ -88,14 +88,14 @@ def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
     """The ways to make the sparse form of a layer's weight, `CONVERSIONS`; the matrix for CSR is laid out before."""
     import torch
 
-    from kernels.sparse_conv.dispatch import TapConvolution
+    from kernels.sparse_conv.cpu import CpuSparseConvolution
 
     weight = layer.weight.contiguous(memory_format=torch.channels_last)
     matrix, kept = layer.weight.contiguous().flatten(1), layer.weight != 0
-    taps = TapConvolution(kept, layer.stride, layer.padding, layer.dilation)
+    taps = CpuSparseConvolution(kept, layer.stride, layer.padding, layer.dilation)
 
     def anew() -> Tensor:
-        made = TapConvolution(kept, layer.stride, layer.padding, layer.dilation)
+        made = CpuSparseConvolution(kept, layer.stride, layer.padding, layer.dilation)
         made.prepare(layer.size)
         return made.values(weight)
 
@@ -180,13 +180,13 @@ def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], 
     """This suite's kernels, with all their changes of layout and the compact form's values; none without a compiler."""
     import torch
 
-    from kernels.sparse_conv.dispatch import TapConvolution, library
+    from kernels.sparse_conv.cpu import CpuSparseConvolution, library
 
     if library() is None:
         return ()
     layout = torch.channels_last
     images, grad, weight = (one.contiguous(memory_format=layout) for one in (images, grad, layer.weight))
-    taps = TapConvolution(layer.weight != 0, layer.stride, layer.padding, layer.dilation)
+    taps = CpuSparseConvolution(layer.weight != 0, layer.stride, layer.padding, layer.dilation)
     # Into blocks once for both gradients, as in training: charged to the data gradient.
     blocks = [taps.blocks_of_grad(grad, images)]
 

@@ -233,7 +233,7 @@ def test_all_parts_run_in_order_and_the_same_command_goes_on(machine):
         "--groups 1:2,2:8,2:16 --compile",
         "bench_pruned --device cuda",
         "check_kernels --device cuda --few",
-        "test_cuda_tap_conv.py",
+        "test_cuda_sparse_conv.py",
         "--preset smoke --device cuda --out",
         "--preset quick --seeds 3",
         "reproduce sdgp-table1",

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.build import BuildError, find_compiler
-from kernels.cuda.plan import PRUNING, Launch, Plan, Shape
+from kernels.cuda.plan import Launch
+from kernels.cuda.source import FOLDERS
+from kernels.prune.cuda_plan import SOURCE as PRUNING
+from kernels.prune.cuda_plan import Plan, Shape
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE.parents[1] / "kernels"
 GUARD = 1024  # floats behind a workspace
 TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64}
 
@@ -46,7 +48,7 @@ def build(kernels: Sequence[str], folder: Path, source: str = PRUNING) -> dict[s
     text = "\n".join(lines) + "\n"
     stem = folder / f"emulated-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     stem.with_suffix(".cpp").write_text(text)
-    includes = [f"-I{path}" for path in (HERE, SOURCE / "cuda", SOURCE / "include")]
+    includes = [f"-I{path}" for path in (HERE, *FOLDERS)]
     command = [*find_compiler(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", *includes]
     result = subprocess.run(
         [*command, str(stem.with_suffix(".cpp")), "-o", str(stem.with_suffix(".so"))], capture_output=True, text=True

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import nvrtc_binding as binding
 import pytest
-import tap_kernels
+import sparse_conv_kernels
 
-from kernels.cuda import plan as plans
-from kernels.cuda import tap_plan
 from kernels.cuda.compiler import CompileError, architecture, compile_cubin, cubin
-from kernels.cuda.plan import Shape
 from kernels.cuda.source import FOLDERS, OPTIONS, inlined, source
+from kernels.prune import cuda_plan as plans
+from kernels.prune.cuda_plan import Shape
+from kernels.sparse_conv import cuda_plan as tap_plan
 
 GROUPS = ((1, 2), (2, 4), (4, 8), (2, 16), (8, 16), (16, 32))
 # A multiprocessor has 65,536 registers: at 64 a thread it holds half of its 2,048 threads, enough to keep memory busy.
@@ -36,7 +36,7 @@ def kernels_of(n: int, m: int) -> list[str]:
     return list(found)
 
 
-def compiled_cubin(kernels: list[str], target: str, file: str = plans.PRUNING, options=OPTIONS) -> bytes:
+def compiled_cubin(kernels: list[str], target: str, file: str = plans.SOURCE, options=OPTIONS) -> bytes:
     """Compiles as a program does that launches them."""
     return compile_cubin(binding, file, kernels, target, options)[0]
 
@@ -93,11 +93,13 @@ def ptx(file: str, kernels: list[str], options=OPTIONS) -> str:
     return binding.getPTX(program)
 
 
-@pytest.mark.parametrize("file", [plans.PRUNING, tap_plan.SOURCE])
+@pytest.mark.parametrize("file", [plans.SOURCE, tap_plan.SOURCE])
 def test_no_kernel_flushes_subnormal_numbers(file):
     kernels = {
-        plans.PRUNING: lambda: kernels_of(2, 4) + kernels_of(3, 7),
-        tap_plan.SOURCE: lambda: [name for dtype in plans.FORMATS for name in tap_kernels.kernels_of(dtype, (1,))],
+        plans.SOURCE: lambda: kernels_of(2, 4) + kernels_of(3, 7),
+        tap_plan.SOURCE: lambda: [
+            name for dtype in plans.FORMATS for name in sparse_conv_kernels.kernels_of(dtype, (1,))
+        ],
     }[file]()
     text = ptx(file, kernels)
     assert re.search(r"\b(add|fma)\.\S*f32", text)
@@ -110,29 +112,29 @@ def test_no_kernel_flushes_subnormal_numbers(file):
 def test_a_kernel_is_compiled_once_and_kept_for_its_device(tmp_path, monkeypatch):
     monkeypatch.setenv("PDT_CACHE", str(tmp_path))
     kernel = "pdt::finish_channels"
-    found = cubin(binding, plans.PRUNING, kernel, "sm_90a")
+    found = cubin(binding, plans.SOURCE, kernel, "sm_90a")
     assert re.fullmatch(r"finish_channels-sm_90a-[0-9a-f]{20}\.cubin", found.path.name)
     assert found.function in instructions(found.path)
     assert found.function != kernel
     whole = found.path.read_bytes()
     found.path.write_bytes(whole[:400])
-    assert cubin(binding, plans.PRUNING, kernel, "sm_90a") == found
+    assert cubin(binding, plans.SOURCE, kernel, "sm_90a") == found
     assert found.path.read_bytes() == whole
     compiled = []
     monkeypatch.setattr(binding, "compileProgram", lambda program, options: compiled.append(options))
-    assert cubin(binding, plans.PRUNING, kernel, "sm_90a") == found
+    assert cubin(binding, plans.SOURCE, kernel, "sm_90a") == found
     assert not compiled
     with pytest.raises(binding.NVRTCError):  # of a program that was not compiled
-        cubin(binding, plans.PRUNING, kernel, "sm_80")
+        cubin(binding, plans.SOURCE, kernel, "sm_80")
     assert len(compiled) == 1
 
 
 def test_what_does_not_compile_is_told_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PDT_CACHE", str(tmp_path))
     with pytest.raises(CompileError, match=r"^prune_nm.cu for sm_90a: .*error.*no_such_kernel[^\n]*$"):
-        cubin(binding, plans.PRUNING, "pdt::no_such_kernel", "sm_90a")
+        cubin(binding, plans.SOURCE, "pdt::no_such_kernel", "sm_90a")
     with pytest.raises(CompileError, match=r"^prune_nm.cu for sm_12: [^\n]*gpu-architecture[^\n]*$"):
-        cubin(binding, plans.PRUNING, "pdt::finish_channels", "sm_12")
+        cubin(binding, plans.SOURCE, "pdt::finish_channels", "sm_12")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,8 +156,8 @@ def test_cupy_compiles_the_same_code(tmp_path):
     cupy_nvrtc = pytest.importorskip("cupy").cuda.nvrtc
     if cupy_nvrtc.getVersion() != binding.getVersion():
         pytest.skip("CuPy has another NVRTC")
-    of_taps = tap_kernels.kernels_of("float32")[0]
-    for file, kernel in ((plans.PRUNING, "pdt::finish_channels"), (tap_plan.SOURCE, of_taps)):
+    of_taps = sparse_conv_kernels.kernels_of("float32")[0]
+    for file, kernel in ((plans.SOURCE, "pdt::finish_channels"), (tap_plan.SOURCE, of_taps)):
         found = []
         for one in (binding, cupy_nvrtc):
             content, functions = compile_cubin(one, file, (kernel,), "sm_90a")
@@ -226,7 +228,7 @@ def test_other_group_sizes_compile(n, m):
 )
 def test_convolutions_that_skip_weights_keep_their_sums_in_registers(architecture, dtype, tmp_path):
     steps = (0, 1, 2) if architecture == "sm_90a" else (1,)
-    kernels = tap_kernels.kernels_of(dtype, steps)
+    kernels = sparse_conv_kernels.kernels_of(dtype, steps)
     path = tmp_path / "kernels.cubin"
     path.write_bytes(compiled_cubin(kernels, architecture, tap_plan.SOURCE))
     used = resources(path)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.cuda import plan as plans
-from kernels.cuda.plan import Plan, Shape
+from kernels.prune import cuda_plan as plans
 from kernels.prune import reference
+from kernels.prune.cuda_plan import Plan, Shape
 
 RELATIVE_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

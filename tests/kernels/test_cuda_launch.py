@@ -14,9 +14,9 @@ from torch import Tensor
 
 import kernels
 from kernels.cuda import library
-from kernels.cuda import plan as plans
-from kernels.cuda.plan import Shape
-from kernels.prune import reference
+from kernels.prune import cuda, reference
+from kernels.prune import cuda_plan as plans
+from kernels.prune.cuda_plan import Shape
 
 SCOPES = ["none", "group", "sample_channel", "channel"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -51,17 +51,17 @@ def test_arguments_reach_the_kernels_in_their_order(on_cpu, shape, n, m, rescale
         grad = grad.contiguous(memory_format=torch.channels_last)
     expected = reference.prune_nm(grad, n, m, "random", rescale, 2**63 + 9)
     pruned = torch.full_like(grad, float("nan"))
-    library.prune(grad, pruned, n, m, "random", rescale, 2**63 + 9)
+    cuda.prune(grad, pruned, n, m, "random", rescale, 2**63 + 9)
     torch.testing.assert_close(pruned, expected, rtol=2e-6, atol=0)
     # In its own memory, which the slow kernels read again, and by a seed that lies in memory.
-    library.prune(grad, grad, n, m, "random", rescale, 1, torch.tensor(9 - 2**63))
+    cuda.prune(grad, grad, n, m, "random", rescale, 1, torch.tensor(9 - 2**63))
     torch.testing.assert_close(grad, expected, rtol=2e-6, atol=0)
 
 
 def test_memory_that_is_not_aligned_goes_to_the_slow_kernels(on_cpu):
     grad = torch.randn(8 * 64 + 1)[1:].reshape(8, 64)
     pruned = torch.empty_like(grad)
-    library.prune(grad, pruned, 2, 4, "random", "none", 3)
+    cuda.prune(grad, pruned, 2, 4, "random", "none", 3)
     assert torch.equal(pruned, reference.prune_nm(grad, 2, 4, "random", seed=3))
     assert on_cpu == ["pdt::prune_any<pdt::Float32, 4, 2, pdt::at_random, false>"]
 
@@ -69,14 +69,14 @@ def test_memory_that_is_not_aligned_goes_to_the_slow_kernels(on_cpu):
 def test_a_kernel_is_compiled_once_and_given_the_shared_memory_it_needs(on_cpu):
     grad = torch.randn(1, 64, 40, 40).contiguous(memory_format=torch.channels_last)
     for _ in range(2):
-        library.prune(grad, torch.empty_like(grad), 2, 4, "random", "sample_channel", 3)
+        cuda.prune(grad, torch.empty_like(grad), 2, 4, "random", "sample_channel", 3)
     assert on_cpu == ["pdt::prune_and_rescale_samples<pdt::Float32, 4, 2, pdt::at_random, true>"]
 
 
 def test_compressed_tensors_are_written(on_cpu):
     grad = torch.randn(6, 32).to(torch.bfloat16)
     values, metadata = (torch.zeros_like(like) for like in reference.prune_compress_24(grad, 2, 4))
-    library.compress(grad, values, metadata, 2, 4, "random", 5)
+    cuda.compress(grad, values, metadata, 2, 4, "random", 5)
     for found, expected in zip(
         (values, metadata), reference.prune_compress_24(grad, 2, 4, "random", seed=5), strict=True
     ):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from made_files import ours, rows, trials_of
 
-from kernels.sparse_conv.dispatch import library
+from kernels.sparse_conv.cpu import library
 from reports.data.estimates import Estimate
 from reports.data.records import Trial
 from reproductions.clicktrain import pattern_layers

@@ -15,7 +15,7 @@ from kernels.cuda.plan import FORMATS, Launch
 from kernels.sparse_conv.neighbours import KINDS, PAIR, SINGLE, SQUARE, neighbours
 from kernels.sparse_conv.taps import Integers, Pair, Taps, Window
 
-SOURCE = "tap_conv.cu"
+SOURCE = "sparse_conv.cu"
 LANES = 32
 WARPS = 4  # of a block that sums
 TURNING_WARPS = 8  # of a block that brings into blocks or out of them

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels.cuda import library
 from kernels.cuda.plan import Launch
-from kernels.cuda.tap_plan import (
+from kernels.sparse_conv.cuda_plan import (
     Grid,
     SumLists,
     images_of_block,
@@ -90,7 +90,7 @@ class _Products:
     number: Integers
 
 
-class CudaTapConvolution:
+class CudaSparseConvolution:
     """The three products of a convolution of which some weights are absent for good; see
     `kernels.sparse_conv.dispatch`.
 

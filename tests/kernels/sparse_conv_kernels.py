@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from kernels.cuda import tap_plan
 from kernels.cuda.plan import FORMATS
+from kernels.sparse_conv import cuda_plan as tap_plan
 
 TILES = (*tap_plan.TILES, (1, 1))
 

@@ -1,4 +1,4 @@
-// Convolutions that skip weights; `kernels.cuda.tap_plan` says which kernels one needs, and makes their lists.
+// Convolutions that skip weights; `kernels.sparse_conv.cuda_plan` says which kernels one needs, and makes their lists.
 //
 // A *tap* is a weight that is there. Each load of a warp feeds as few as one multiply-add a lane, and a multiprocessor
 // has four times as many multipliers as loads in a cycle: so a thread sums a tile of places in registers, and taps that

@@ -1,4 +1,4 @@
-// All CUDA kernels of n:m pruning; `kernels.cuda.plan` says which of them a gradient needs.
+// All CUDA kernels of n:m pruning; `kernels.prune.cuda_plan` says which of them a gradient needs.
 #include "device.cuh"
 
 #include "any_shape.cuh"

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from emulated import build, needs_compiler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sparse_conv_kernels import kernels_of
 from stand_in import standing_in
-from tap_kernels import kernels_of
-from test_tap_conv import compare, patterned
+from test_sparse_conv import compare, patterned
 
-from kernels.cuda import library, tap_plan
-from kernels.cuda.tap_conv import CudaTapConvolution, available, from_blocks, to_blocks
+from kernels.cuda import library
+from kernels.sparse_conv import cuda_plan as tap_plan
+from kernels.sparse_conv.cuda import CudaSparseConvolution, available, from_blocks, to_blocks
 from kernels.sparse_conv.taps import ConvolutionTaps, Window, without_border
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -170,7 +171,7 @@ class TestOnTheCpu:
             return
         want_warps(monkeypatch, enough)
         kept = patterned(out_channels, in_channels, absent, generator(seed))
-        compare(kept, images, size, stride, padding, last=last, seed=seed, convolution=CudaTapConvolution)
+        compare(kept, images, size, stride, padding, last=last, seed=seed, convolution=CudaSparseConvolution)
 
     @drawn
     @given(
@@ -181,11 +182,11 @@ class TestOnTheCpu:
         """Kernels of any size, and as many weights in each as chance leaves."""
         want_warps(monkeypatch, enough)
         kept = torch.rand(5, 7, rows, columns, generator=generator(seed)) < density
-        compare(kept, 3, (9, 11), stride, 1, dilation, last=last, seed=seed, convolution=CudaTapConvolution)
+        compare(kept, 3, (9, 11), stride, 1, dilation, last=last, seed=seed, convolution=CudaSparseConvolution)
 
     @pytest.mark.parametrize("images", [1, 31, 32, 33, 256])
     def test_batches_that_do_and_do_not_fill_blocks(self, images):
-        compare(patterned(5, 6, 0.5, generator()), images, (6, 6), 1, 1, convolution=CudaTapConvolution)
+        compare(patterned(5, 6, 0.5, generator()), images, (6, 6), 1, 1, convolution=CudaSparseConvolution)
 
     @pytest.mark.parametrize("last", [False, True])
     @pytest.mark.parametrize(("dtype", "stride"), [(torch.bfloat16, 1), (torch.float16, 1), (torch.float16, 2)])
@@ -193,16 +194,16 @@ class TestOnTheCpu:
     def test_16_bits_are_summed_in_fp32(self, monkeypatch, dtype, stride, last, enough):
         want_warps(monkeypatch, enough)
         kept = patterned(7, 10, 0.3, generator())
-        compare(kept, 67, (8, 9), stride, 1, dtype=dtype, last=last, convolution=CudaTapConvolution)
+        compare(kept, 67, (8, 9), stride, 1, dtype=dtype, last=last, convolution=CudaSparseConvolution)
 
     def test_results_repeat(self):
         kept = patterned(6, 6, 0.5, generator())
-        first, second = (compare(kept, 40, (8, 8), 1, 1, convolution=CudaTapConvolution) for _ in range(2))
+        first, second = (compare(kept, 40, (8, 8), 1, 1, convolution=CudaSparseConvolution) for _ in range(2))
         assert all(map(torch.equal, first, second))
 
     def test_every_kernel_is_compiled_once(self, on_cpu):
         kept = patterned(5, 5, 0.5, generator())
-        taps = CudaTapConvolution(kept, (1, 1), (1, 1))
+        taps = CudaSparseConvolution(kept, (1, 1), (1, 1))
         activation, weight = torch.randn(3, 5, 4, 4), torch.randn(5, 5, 3, 3)
         for _ in range(2):
             taps.dgrad(taps.forward(activation, weight), weight, activation)
@@ -212,12 +213,12 @@ class TestOnTheCpu:
         kept = patterned(5, 6, 0.5, generator())
         for last in (False, True):
             layout = torch.channels_last if last else torch.contiguous_format
-            out, grad, of_weight = compare(kept, 4, (6, 6), 1, 1, last=last, convolution=CudaTapConvolution)
+            out, grad, of_weight = compare(kept, 4, (6, 6), 1, 1, last=last, convolution=CudaSparseConvolution)
             assert all(found.is_contiguous(memory_format=layout) for found in (out, grad, of_weight))
 
     def test_both_gradients_take_the_same_blocks(self):
         kept = patterned(5, 6, 0.5, generator())
-        taps = CudaTapConvolution(kept, (1, 1), (1, 1))
+        taps = CudaSparseConvolution(kept, (1, 1), (1, 1))
         activation, weight, grad = torch.randn(4, 6, 5, 5), torch.randn(5, 6, 3, 3), torch.randn(4, 5, 5, 5)
         blocks = taps.blocks_of_grad(grad, activation)
         assert torch.equal(taps.dgrad_of_blocks(blocks, weight, activation), taps.dgrad(grad, weight, activation))
@@ -226,7 +227,7 @@ class TestOnTheCpu:
     def test_a_weight_may_have_a_type_of_its_own(self):
         """As a master weight in fp32 beside activations in 16 bits."""
         kept = patterned(5, 6, 0.5, generator())
-        taps = CudaTapConvolution(kept, (1, 1), (1, 1))
+        taps = CudaSparseConvolution(kept, (1, 1), (1, 1))
         activation, weight = torch.randn(4, 6, 5, 5).bfloat16(), torch.randn(5, 6, 3, 3)
         out = taps.forward(activation, weight)
         exact = F.conv2d(activation.float(), weight * kept, padding=1)
@@ -238,7 +239,7 @@ class TestOnTheCpu:
         """Sizes that tiles do not divide: those at the edge reach back over places that others have."""
         want_warps(monkeypatch, 1)
         kept = patterned(4, 4, 0.3, generator())
-        taps = CudaTapConvolution(kept, (stride, stride), (1, 1))
+        taps = CudaSparseConvolution(kept, (stride, stride), (1, 1))
         activation, weight = torch.randn(33, 4, 10, 11), torch.rand(4, 4, 3, 3) + 1
         activation[32, 2, 8, 10] = activation[0, 1, 9, 0] = float("nan")
         marked = activation.isnan().double()
@@ -259,12 +260,12 @@ class TestOnTheCpu:
             carry_out(launch, tensors)
 
         monkeypatch.setattr(library, "carry_out", note)
-        taps = CudaTapConvolution(torch.ones(3, 5, 3, 3, dtype=torch.bool), (2, 2), (1, 1))
+        taps = CudaSparseConvolution(torch.ones(3, 5, 3, 3, dtype=torch.bool), (2, 2), (1, 1))
         taps.dgrad(torch.randn(2, 3, 4, 4), torch.randn(3, 5, 3, 3), torch.randn(2, 5, 8, 8))
         assert begins == [0, 0, 0, 0]
 
     def test_nothing_comes_of_nothing(self):
-        taps = CudaTapConvolution(patterned(5, 6, 0.5, generator()), (1, 1), (1, 1))
+        taps = CudaSparseConvolution(patterned(5, 6, 0.5, generator()), (1, 1), (1, 1))
         activation, weight = torch.randn(0, 6, 5, 5), torch.randn(5, 6, 3, 3)
         assert taps.forward(activation, weight).shape == (0, 5, 5, 5)
         assert taps.dgrad(torch.randn(0, 5, 5, 5), weight, activation).shape == activation.shape
@@ -289,7 +290,7 @@ class TestOnTheCpu:
     def test_the_compact_form_is_what_is_there(self):
         kept = patterned(6, 5, 0.5, generator(1))
         weight = torch.randn(6, 5, 3, 3)
-        taps = CudaTapConvolution(kept, (1, 1), (1, 1))
+        taps = CudaSparseConvolution(kept, (1, 1), (1, 1))
         for layout in (torch.contiguous_format, torch.channels_last):
             assert torch.equal(taps.values(weight.contiguous(memory_format=layout)), weight[kept])
         assert taps.density == pytest.approx(kept.float().mean().item())
@@ -330,7 +331,7 @@ class TestOnADevice:
                 dilation,
                 dtype,
                 last,
-                convolution=CudaTapConvolution,
+                convolution=CudaSparseConvolution,
                 device="cuda",
             )
 
@@ -341,19 +342,19 @@ class TestOnADevice:
         for channels, images, size in (((5, 3), 33, (5, 7)), ((9, 6), 2, (4, 1)), ((4, 70), 65, (8, 8))):
             compare(
                 patterned(*channels, 0.4, generator()), images, size, stride, 1, dtype=dtype, last=False,
-                convolution=CudaTapConvolution, device="cuda",
+                convolution=CudaSparseConvolution, device="cuda",
             )  # fmt: skip
 
     def test_results_repeat_bit_for_bit(self):
         kept = patterned(64, 64, 0.5, generator())
         first, second = (
-            compare(kept, 128, (16, 16), 1, 1, convolution=CudaTapConvolution, device="cuda") for _ in range(2)
+            compare(kept, 128, (16, 16), 1, 1, convolution=CudaSparseConvolution, device="cuda") for _ in range(2)
         )
         assert all(map(torch.equal, first, second))
 
     def test_a_replayed_graph_reads_its_operands_anew(self):
         kept = patterned(32, 32, 0.5, generator()).cuda()
-        taps = CudaTapConvolution(kept, (1, 1), (1, 1))
+        taps = CudaSparseConvolution(kept, (1, 1), (1, 1))
         activation, weight = torch.randn(64, 32, 8, 8, device="cuda"), torch.randn(32, 32, 3, 3, device="cuda")
 
         def products():
@@ -375,7 +376,7 @@ class TestOnADevice:
             assert all(map(torch.equal, found, products()))
 
     def test_launches_follow_the_current_stream(self):
-        taps = CudaTapConvolution(torch.ones(8, 8, 1, 1, dtype=torch.bool), (1, 1), (0, 0))
+        taps = CudaSparseConvolution(torch.ones(8, 8, 1, 1, dtype=torch.bool), (1, 1), (0, 0))
         weight = torch.ones(8, 8, 1, 1, device="cuda")
         activation, stream = torch.zeros(2**17, 8, 4, 4, device="cuda"), torch.cuda.Stream()
         taps.forward(activation, weight)  # compiled, and its lists are on the device

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sparse_conv.dispatch import TapConvolution, Window, from_blocks, to_blocks
+from kernels.sparse_conv.cpu import CpuSparseConvolution, Window, from_blocks, to_blocks
 from methods.shared.patterns import choose_patterns, generic_pool
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -25,7 +25,7 @@ def patterned(out_channels, in_channels, absent, generator):
 
 def compare(
     kept, images, size, stride, padding, dilation=1, dtype=torch.float32, last=True, seed=0,
-    convolution=TapConvolution, device="cpu",
+    convolution=CpuSparseConvolution, device="cpu",
 ):  # fmt: skip
     """The three products beside those of a masked dense convolution in float64."""
     generator = torch.Generator().manual_seed(seed)
@@ -103,11 +103,11 @@ def test_one_channel_is_read_where_its_columns_lie(given):
     activation = given()
     kept = patterned(4, 1, 0.0, torch.Generator().manual_seed(0))
     weight = torch.randn(4, 1, 3, 3) * kept
-    taps = TapConvolution(kept, (1, 1), (1, 1))
+    taps = CpuSparseConvolution(kept, (1, 1), (1, 1))
     torch.testing.assert_close(taps.forward(activation, weight), F.conv2d(activation, weight, padding=1))
     grad = torch.randn(5, 4, 6, 7)
     one = patterned(1, 4, 0.0, torch.Generator().manual_seed(0))
-    back = TapConvolution(one, (1, 1), (1, 1))
+    back = CpuSparseConvolution(one, (1, 1), (1, 1))
     other = torch.randn(1, 4, 3, 3) * one
     expected = torch.nn.grad.conv2d_input(grad.shape, other, activation, padding=1)
     torch.testing.assert_close(back.dgrad(activation, other, grad), expected)
@@ -119,7 +119,7 @@ def test_one_object_serves_images_of_several_sizes():
     """Sizes 7 and 8 leave the same outputs at stride 2 without padding."""
     kept = patterned(4, 3, 0.0, torch.Generator().manual_seed(0))
     weight = torch.randn(4, 3, 3, 3) * kept
-    taps = TapConvolution(kept, (2, 2), (0, 0))
+    taps = CpuSparseConvolution(kept, (2, 2), (0, 0))
     for size in (7, 8, 7):
         activation = torch.randn(2, 3, size, size)
         grad = torch.randn(2, 4, 3, 3)
@@ -129,7 +129,7 @@ def test_one_object_serves_images_of_several_sizes():
 
 
 def test_what_it_cannot_multiply_is_refused():
-    taps = TapConvolution(patterned(4, 3, 0.0, torch.Generator().manual_seed(0)), (1, 1), (1, 1))
+    taps = CpuSparseConvolution(patterned(4, 3, 0.0, torch.Generator().manual_seed(0)), (1, 1), (1, 1))
     with pytest.raises(ValueError, match="the input has 6 channels and the weights 3"):
         taps.forward(torch.randn(1, 6, 4, 4), torch.randn(4, 3, 3, 3))
     with pytest.raises(TypeError, match="take float32, bfloat16, float16, not float64"):
@@ -185,7 +185,7 @@ def test_blocks_give_back_what_they_were_given(shape, last):
 def test_the_compact_form_is_what_is_there():
     kept = patterned(6, 5, 0.5, torch.Generator().manual_seed(1))
     weight = torch.randn(6, 5, 3, 3)
-    taps = TapConvolution(kept, (1, 1), (1, 1))
+    taps = CpuSparseConvolution(kept, (1, 1), (1, 1))
     for layout in (torch.contiguous_format, torch.channels_last):
         assert torch.equal(taps.values(weight.contiguous(memory_format=layout)), weight[kept])
     assert taps.density == pytest.approx(kept.float().mean().item())
