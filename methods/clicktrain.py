@@ -34,9 +34,8 @@ from methods.shared.patterns import (
     penalty,
     penalty_arithmetic,
 )
-from suite.method import Context, Density, Method, OpPlan
-from suite.network.backends import TORCH, Backend
-from suite.ops import PlannedConv2d
+from suite.method import Backend, Context, Density, Method, OpPlan
+from suite.ops import TORCH, PlannedConv2d
 from suite.registry import register
 
 MASKED = "masked"  # torch's dense products, by zeros too

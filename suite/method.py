@@ -47,170 +47,48 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, dataclass_transform
+from typing import Any, ClassVar, Final, Literal, dataclass_transform
 
 import torch
 from torch import Tensor, nn
 
-from suite.random_keys import Keys, random_key
+from suite.index_spaces import IndexSpaces
+from suite.plan import (
+    EMPTY_PLAN,
+    Backend,
+    Compact,
+    Density,
+    Geometry,
+    Layer,
+    Operand,
+    OpPlan,
+    SharedTransform,
+    Site,
+    Transform,
+)
+from suite.random_keys import random_key
+from suite.reconfiguration import IndexMap, ReconfigPlan
 
-if TYPE_CHECKING:
-    from suite.network.backends import Backend
-    from suite.network.surgery import IndexSpaces
-
-Operand = Literal["weight_forward", "grad_shared", "grad_dgrad", "grad_wgrad"]
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where and when a transform is called.
-
-    Attributes:
-        name: the layer's name in the bare model.
-        operand: which transform of the plan is running.
-        step: optimizer steps attempted since the trial began.
-        slot: `rank * micro_batches + micro_batch`; two ranks equal one rank with two micro-batches.
-        seed: the trial's seed.
-        keys: what stands for the keys while the step is captured in order to be replayed; else `None`.
-    """
-
-    name: str
-    operand: Operand
-    step: int
-    slot: int
-    seed: int
-    keys: Keys | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def key(self) -> int:
-        """A random key in 0 .. 2**63 - 1 made of all the fields: the seed of a counter-based generator.
-
-        Nothing has to be saved for a resumed trial to draw the same numbers, and recomputed activations draw them
-        again.
-
-        Raises:
-            RuntimeError: while the step is captured: a replay would repeat the number in every step.
-        """
-        if self.keys is not None:
-            raise RuntimeError(
-                f"{self.operand} of '{self.name}': a step that is replayed cannot draw by site.key, which is a number "
-                "of Python; hand site.kernel_seed to a kernel, or leave `replayable` False"
-            )
-        return random_key(self.seed, self.step, self.slot, self.operand, self.name)
-
-    @property
-    def kernel_seed(self) -> int | Tensor:
-        """The key as a kernel takes it: the number, or, in a step that is replayed, where the device finds it.
-
-        The latter is a 0-dimensional int64 tensor on the device, filled anew before each replay: it must be read there.
-        """
-        return self.key if self.keys is None else self.keys.of(self.name, self.operand, self.slot)
-
-    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """A generator seeded by `key`, for a transform that draws with torch."""
-        return torch.Generator(device).manual_seed(self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class Compact:
-    """An output gradient of which only some channels are left: smaller dense operands instead of zeros.
-
-    Attributes:
-        values: (N, K', P, Q) or (rows, K'), the kept channels of dO.
-        kept: (K',) int64, ascending; their positions among the layer's K output channels. In a grouped convolution as
-            many in each group, or the op expands the gradient to its dense form.
-    """
-
-    values: Tensor
-    kept: Tensor
-
-
-Transform = Callable[[Tensor, Site], Tensor]
-SharedTransform = Callable[[Tensor, Site], "Tensor | Compact"]
-
-
-@dataclass(frozen=True, slots=True)
-class OpPlan:
-    """How one layer's three products are computed. A field that is `None` leaves its operand alone.
-
-    Attributes:
-        weight_forward: W -> W, for the output and for dA; masks, n:m sparse weights. Sees the master weight, outside
-            autocast; its result is cast.
-        grad_shared: dO -> dO (or `Compact`), for both gradients and the bias.
-        grad_dgrad: dO -> dO, for the data gradient alone.
-        grad_wgrad: dO -> dO, for the weight gradient alone, not the bias.
-        backend: who multiplies; `None` is torch.
-
-    `grad_shared` runs first; `grad_dgrad` and `grad_wgrad` see what it returned. A transform returns a new tensor of
-    the same shape, or its argument unchanged; it never writes into its argument, which other layers may share. None
-    of them is called for a product that nobody needs (the first layer has no data gradient).
-    """
-
-    weight_forward: Transform | None = None
-    grad_shared: SharedTransform | None = None
-    grad_dgrad: Transform | None = None
-    grad_wgrad: Transform | None = None
-    backend: Backend | None = None
-
-    @property
-    def empty(self) -> bool:
-        return self == _EMPTY_PLAN
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> OpPlan:
-        return self  # a copied model (an average of weights, say) follows the same plan
-
-
-_EMPTY_PLAN = OpPlan()
-
-
-class Density(NamedTuple):
-    """The share of each product's multiply-adds whose operands are both not zero, each in [0, 1].
-
-    Zeros that a method makes count, in weights and in output gradients, and those of the data do not. Of the weight
-    gradient, what belongs to weights that are masked again after the step need not be computed.
-    `suite.training.density_check`
-    compares it with the operands.
-    """
-
-    forward: float = 1.0
-    dgrad: float = 1.0
-    wgrad: float = 1.0
-
-
-@dataclass(frozen=True)
-class ReconfigPlan:
-    """A decision to change the network; plain data that goes into the checkpoint as JSON and is replayed from there.
-
-    Attributes:
-        kept: for each index space that shrinks, the *original* indices that stay (`space.original`), ascending.
-        removed_branches: names of residual branches that are taken out; the constant that their last normalisation
-            would still emit stays, so that the outputs do.
-        gated: index spaces whose layers are cut by themselves from now on (`suite.network.gating`); `kept` may name
-        the spaces
-            that this makes, `LAYER:in` and `LAYER:out`.
-        batch_size: the global batch size from now on; `None` leaves it.
-        lr_scale: the learning rate against the recipe's, absolute; `None` leaves it.
-        restart: optimizer state is cleared, and schedule and epochs begin again.
-    """
-
-    kept: Mapping[str, list[int]] = field(default_factory=dict)
-    removed_branches: tuple[str, ...] = ()
-    gated: tuple[str, ...] = ()
-    batch_size: int | None = None
-    lr_scale: float | None = None
-    restart: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {
-            "kept": {name: [int(index) for index in indices] for name, indices in self.kept.items()},
-            "removed_branches": list(self.removed_branches),
-            "gated": list(self.gated),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ReconfigPlan:
-        lists = {name: tuple(data.get(name, ())) for name in ("removed_branches", "gated")}
-        return cls(**{**data, **lists})
+__all__ = [
+    "EMPTY_PLAN",
+    "SKIP_STEP",
+    "Backend",
+    "Compact",
+    "Context",
+    "Density",
+    "Geometry",
+    "IndexMap",
+    "IndexSpaces",
+    "Layer",
+    "Method",
+    "OpPlan",
+    "Operand",
+    "OtherTrial",
+    "ReconfigPlan",
+    "SharedTransform",
+    "Site",
+    "Transform",
+]
 
 
 class _SkipStep:
@@ -222,24 +100,6 @@ class _SkipStep:
 
 SKIP_STEP: Final = _SkipStep()
 """Returned by `before_optimizer_step`: no optimizer step this time; all else goes on."""
-
-
-class IndexMap:
-    """What a reconfiguration did to one model's tensors, by name: how a method renumbers what it remembers of them."""
-
-    def __init__(self, kept: Mapping[str, Mapping[int, Tensor]], gone: frozenset[str]) -> None:
-        self._kept = kept
-        self._gone = gone
-
-    def exists(self, name: str) -> bool:
-        """Whether the parameter, buffer or layer `name` is still in the model."""
-        return not any(name == gone or name.startswith(gone + ".") for gone in self._gone)
-
-    def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        """The part of `tensor`, shaped like the parameter or buffer `name` was, that belongs to what it is now."""
-        for axis, indices in self._kept.get(name, {}).items():
-            tensor = tensor.index_select(axis, indices.to(tensor.device))
-        return tensor
 
 
 @dataclass(frozen=True)
@@ -264,9 +124,9 @@ class Context:
     Attributes:
         model: the bare model (no DDP, not compiled).
         layers: the layers that can be planned, by name: each `nn.Conv2d` and `nn.Linear` (no subclass) that the model
-            calls in training or in evaluation. After `setup` the same objects are `PlannedConv2d` / `PlannedLinear`.
-        spaces: its index spaces: which dimensions of which tensors share channels (`suite.network.surgery`); their
-            `removable_branches` are the residual branches that may be taken out.
+            calls in training or in evaluation. Every hook sees the same objects; in `setup` their plans are empty.
+        spaces: its index spaces: which dimensions of which tensors share channels (`suite.index_spaces`); their
+            `removable_branches` are the residual branches that may be removed.
         optimizer: `None` in `setup`, which runs before there is one.
         step: optimizer steps attempted since the trial began.
         epochs_done: epochs that ended; the same number in every hook of one epoch's end.
@@ -297,7 +157,7 @@ class Context:
     """
 
     model: nn.Module
-    layers: dict[str, nn.Module]
+    layers: dict[str, Layer]
     spaces: IndexSpaces
     num_classes: int
     seed: int
@@ -410,7 +270,7 @@ class Method:
         """
         return ()
 
-    def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
+    def plan(self, name: str, layer: Layer) -> OpPlan | None:
         """One layer's arithmetic; after `setup`, when `plan_version` changes, after reconfigurations and on resume."""
         return None
 

@@ -43,8 +43,9 @@ from reproductions.clicktrain.pattern_layers import Layer
 from reproductions.clicktrain.pattern_layers import conversions as ways_to_convert
 from suite.choices import build_model
 from suite.errors import UsageError
-from suite.network.backends import TORCH, Geometry
+from suite.method import Geometry
 from suite.network.surgery import find_index_spaces
+from suite.ops import TORCH
 from suite.recipe import Recipe
 from suite.runs.devices import resolve_device
 

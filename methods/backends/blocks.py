@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.backends.per_gradient import PerGradient
-from suite.network.backends import TORCH, Geometry
+from suite.method import Geometry
+from suite.ops import TORCH
 
 SIDE, BLOCK = 3, 2
 
@@ -59,7 +60,7 @@ class BlockConvolutions:
             begin += count
 
     def forward(self, activation: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        """As of `suite.network.backends.Backend`."""
+        """As of `suite.method.Backend`."""
         size, inner = _output_size(activation, geometry), _inner(geometry)
         blocks = self._blocks(weight)
         outs = [
@@ -70,7 +71,7 @@ class BlockConvolutions:
         return out if bias is None else out.add_(bias.view(1, -1, 1, 1))
 
     def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor, geometry: Geometry) -> Tensor:
-        """As of `suite.network.backends.Backend`."""
+        """As of `suite.method.Backend`."""
         size, inner = (grad.shape[2], grad.shape[3]), _inner(geometry)
         grad = self._sorted_grad(grad)
         found: Tensor | None = None
@@ -87,7 +88,7 @@ class BlockConvolutions:
     def wgrad(
         self, grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, with_bias: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """As of `suite.network.backends.Backend`; zero outside the blocks."""
+        """As of `suite.method.Backend`; zero outside the blocks."""
         size, inner = (grad.shape[2], grad.shape[3]), _inner(geometry)
         bias = grad.sum((0, 2, 3)) if with_bias else None
         grad = self._sorted_grad(grad)
@@ -113,7 +114,7 @@ class BlockConvolutions:
         ]
 
     def executed(self, product: str, grad: Tensor | None, weight: Tensor, geometry: Geometry) -> float:
-        """As of `suite.network.backends.Backend`."""
+        """As of `suite.method.Backend`."""
         return BLOCK**2 / SIDE**2
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from methods.backends.autotune import Choice, Step, choose
 from methods.backends.sparse_convolution import kernels_version
-from suite.network.backends import TORCH, Backend, Geometry
+from suite.method import Backend, Geometry
+from suite.ops import TORCH
 
 
 def fastest(

@@ -18,7 +18,7 @@ import kernels
 from kernels.sparse_conv.cpu import library
 from kernels.sparse_conv.dispatch import available, sparse_convolution
 from methods.backends.per_gradient import PerGradient
-from suite.network.backends import Geometry
+from suite.method import Geometry
 
 
 def can_skip(device: torch.device) -> bool:
@@ -53,23 +53,23 @@ class Skipping:
         self._grads: PerGradient[Any] = PerGradient()
 
     def forward(self, activation: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        """As of `suite.network.backends.Backend`."""
+        """As of `suite.method.Backend`."""
         out = self._taps.forward(activation, weight)
         return out if bias is None else out.add_(bias.view(1, -1, 1, 1))
 
     def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor, geometry: Geometry) -> Tensor:
-        """As of `suite.network.backends.Backend`."""
+        """As of `suite.method.Backend`."""
         return self._taps.dgrad_of_blocks(self._blocks_of(grad, activation), weight, activation)
 
     def wgrad(
         self, grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, with_bias: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """As of `suite.network.backends.Backend`; zero for weights that are absent."""
+        """As of `suite.method.Backend`; zero for weights that are absent."""
         found = self._taps.wgrad_of_blocks(self._blocks_of(grad, activation), activation, weight)
         return found, grad.sum((0, 2, 3)) if with_bias else None
 
     def executed(self, product: str, grad: Tensor | None, weight: Tensor, geometry: Geometry) -> float:
-        """As of `suite.network.backends.Backend`."""
+        """As of `suite.method.Backend`."""
         return self._taps.density
 
     def _blocks_of(self, grad: Tensor, activation: Tensor) -> Any:

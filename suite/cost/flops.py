@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from suite.method import Density, Method
 from suite.network.forward_pass import LAYERS, Product, run_blank
-from suite.ops import PlannedLayer
+from suite.network.planned_layer import PlannedLayer
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
 COLUMNS = ("dense", "current", "effective", "executed")

@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from suite.index_spaces import ChannelConstant, IndexSpace, IndexSpaces, Slice
 from suite.network.channel_numbers import ChannelNumbers, noting_reads
-from suite.ops import PlannedConv2d, PlannedLinear
+from suite.network.layers import PlannedConv2d, PlannedLinear
 
 # By their exact class: a subclass may compute anything.
 _LAYERS = (nn.Conv2d, nn.Linear, PlannedConv2d, PlannedLinear)

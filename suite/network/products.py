@@ -7,32 +7,17 @@ Python, are called in every step with that step's site, and a new plan needs no 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from suite.errors import UsageError
-from suite.method import Compact, Operand, OpPlan, Site
-from suite.network.backends import TORCH, Backend, Geometry
-
-if TYPE_CHECKING:
-    from suite.ops import PlannedLayer
-
-# Layers by number, for as long as somebody else holds them: a graph that was compiled keeps no layer alive.
-_LAYERS: MutableMapping[int, PlannedLayer] = WeakValueDictionary()
-_numbers = itertools.count()
-
-
-def number(layer: PlannedLayer) -> int:
-    """Give a layer its number, by which a compiled graph finds it; a copy of a layer gets another."""
-    handle = next(_numbers)
-    _LAYERS[handle] = layer
-    return handle
+from suite.network.backends import TORCH
+from suite.network.planned_layer import PlannedLayer, layer_of
+from suite.plan import Backend, Compact, Geometry, Operand, OpPlan, Site
 
 
 def planned_op(activation: Tensor, weight: Tensor, bias: Tensor | None, layer: PlannedLayer) -> Tensor:
@@ -230,7 +215,7 @@ def _forward_op(
     activation: Tensor, weight: Tensor, bias: Tensor | None, handle: int, masked: bool
 ) -> tuple[Tensor, Tensor]:
     """O, and the masked weight as it was used; nothing in its place where no `weight_forward` masks it."""
-    layer = _LAYERS[handle]
+    layer = layer_of(handle)
     out, used = _multiply(_Call.of(layer), activation, weight, bias)
     if not masked:
         return _laid_out_as(activation, out), weight.new_empty(0)
@@ -245,14 +230,14 @@ def _forward_op_shapes(
     activation: Tensor, weight: Tensor, bias: Tensor | None, handle: int, masked: bool
 ) -> tuple[Tensor, Tensor]:
     used = torch.empty_like(weight, dtype=activation.dtype)
-    out = TORCH.forward(activation, used, None, _LAYERS[handle].geometry)
+    out = TORCH.forward(activation, used, None, layer_of(handle).geometry)
     return torch.empty_like(_laid_out_as(activation, out)), used if masked else weight.new_empty(0)
 
 
 @torch.library.custom_op("pdt::planned_backward", mutates_args=())
 def _backward_op(grad: Tensor, activation: Tensor, weight: Tensor, handle: int, needs: Sequence[bool]) -> list[Tensor]:
     """Those of dA, dW and the bias's gradient that are needed, in this order and in the type of A."""
-    layer = _LAYERS[handle]
+    layer = layer_of(handle)
     gradients = _gradients(_Call.of(layer), grad, activation, weight, needs)
     return [
         _strided_as(like, gradient)

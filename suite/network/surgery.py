@@ -23,11 +23,11 @@ from torch.optim import Optimizer
 
 from suite.errors import nearest
 from suite.index_spaces import Branch, ChannelConstant, IndexSpace, IndexSpaces, Slice
-from suite.method import IndexMap, ReconfigPlan
 from suite.network.channel_tracing import ChannelLabels, gather_spaces, trace
 from suite.network.forward_pass import first_input, first_parameter
 from suite.network.gating import GATED, gated_spaces, input_channels, put_gates, why_not_gated
 from suite.network.probing import probing
+from suite.reconfiguration import IndexMap, ReconfigPlan
 
 __all__ = ["Branch", "ChannelConstant", "IndexSpace", "IndexSpaces", "apply_plan", "find_index_spaces"]
 

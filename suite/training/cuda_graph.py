@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from suite.cost.memory import SavedTensors
-from suite.ops import ExecutedMeter
+from suite.network.planned_layer import ExecutedMeter
 from suite.random_keys import KeyBuffer
 from suite.recipe import Recipe
 from suite.training.hooks import Hooks

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from suite.method import Compact, Density, OpPlan, Site
-from suite.ops import PlannedLayer
+from suite.network.planned_layer import PlannedLayer
 from suite.training.trainer import Trainer
 
 IMAGES = 8

@@ -16,10 +16,11 @@ from suite.cost.flops import count_model
 from suite.cost.hardware import hardware_facts, hardware_id
 from suite.cost.memory import StepMemory, measure_step
 from suite.errors import UsageError
-from suite.method import SKIP_STEP, Context, IndexMap, Method, OpPlan, OtherTrial, ReconfigPlan
+from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OpPlan, OtherTrial, ReconfigPlan
 from suite.network.forward_pass import first_parameter, survey
+from suite.network.layers import convert, keep_nested_tensors_off, plannable
+from suite.network.planned_layer import PlannedLayer, StepState
 from suite.network.surgery import apply_plan, find_index_spaces
-from suite.ops import EMPTY, PlannedLayer, StepState, convert, keep_nested_tensors_off, plannable
 from suite.random_keys import Keys
 from suite.training.optimizer_state import why_not_cut
 from suite.training.ranks import Ranks, WrapperGuard
@@ -103,12 +104,12 @@ class Hooks:
         self._first_slot = self.ranks.rank * micro_batches
         self._step_state = StepState(seed=seed, slot=self._first_slot)
         self._uses = survey(model, input_shape)
-        layers, self.not_planned = plannable(model, self._uses.ran)
+        _, self.not_planned = plannable(model, self._uses.ran)
         for name, reason in self.not_planned.items():
             log.warning("layer '%s' is not planned and is in no method's ctx.layers: %s", name, reason)
         self.ctx = Context(
             model=model,
-            layers=layers,
+            layers={},
             spaces=find_index_spaces(model, input_shape),
             num_classes=num_classes,
             seed=seed,
@@ -129,10 +130,6 @@ class Hooks:
             inference_flops=self._inference_flops,
             hardware_id=lambda: hardware_id(hardware_facts(self.ctx.device)),
         )
-        for name in layers:  # what runs in training alone has a size too
-            given, output = self._uses.shapes[name]
-            self.ctx.spaces.positions.setdefault(name, output[2:].numel())
-            self.ctx.spaces.input_sizes.setdefault(name, tuple(given[2:]))
         for name in () if rehearsal else method.depends_on():
             if name not in self.ctx.others:
                 raise UsageError(f"{type(method).__name__} depends on a trial of '{name}', which others= has to name")
@@ -140,13 +137,17 @@ class Hooks:
         if self._cuts:
             freeze_what_fails(model, self.ctx.spaces, input_shape)
             self._say_what_is_frozen()
+        self.ctx.layers = dict(convert(model, self._step_state, self._uses.ran))
+        for name in self.ctx.layers:  # what runs in training alone has a size too
+            given, output = self._uses.shapes[name]
+            self.ctx.spaces.positions.setdefault(name, output[2:].numel())
+            self.ctx.spaces.input_sizes.setdefault(name, tuple(given[2:]))
         method.setup(self.ctx)
         for first in () if rehearsal else method.begin(self.ctx):
             if (first.batch_size, first.lr_scale, first.restart) != (None, None, False):
                 raise ValueError(f"{type(method).__name__}.begin changes more than the network")
-            apply_plan(model, first, self.ctx.spaces, None)
+            self._keep_layers(apply_plan(model, first, self.ctx.spaces, None))
             self.reconfigurations.append(first)
-        self.ctx.layers = convert(model, self._step_state, self._uses.ran)
         if not rehearsal or type(method).begin is Method.begin:
             self._plan_all()
 
@@ -272,7 +273,7 @@ class Hooks:
     def empty_plans(self) -> None:
         """Leave every layer torch's own."""
         for layer in self.planned_layers:
-            layer.op_plan = EMPTY
+            layer.op_plan = EMPTY_PLAN
 
     def state_dict(self) -> dict[str, Any]:
         """The method's state and the counters that key its random numbers."""
@@ -300,11 +301,15 @@ class Hooks:
         self.reconfigurations.append(plan)
         if self._guard and (plan.kept or plan.removed_branches or plan.gated):
             self._guard.shapes_changed()
-        self.ctx.layers = {name: layer for name, layer in self.ctx.layers.items() if index_map.exists(name)}
+        self._keep_layers(index_map)
         if plan.batch_size is not None:
             self.ctx.batch_size = plan.batch_size
         self.method.on_reconfigured(index_map, self.ctx)
         return index_map
+
+    def _keep_layers(self, index_map: IndexMap) -> None:
+        """Drop the layers that a reconfiguration removed."""
+        self.ctx.layers = {name: layer for name, layer in self.ctx.layers.items() if index_map.exists(name)}
 
     def _say_what_is_frozen(self) -> None:
         """Warn of channels that cannot be cut although they are neither the model's input nor its output."""
@@ -348,7 +353,7 @@ class Hooks:
                 raise UsageError(
                     f"{type(self.method).__name__}.plan returned a {type(plan).__name__} for '{name}', not an OpPlan"
                 )
-            layer.op_plan = plan or EMPTY
+            layer.op_plan = plan or EMPTY_PLAN
             if not layer.op_plan.empty:
                 self._check_readers(name, layer.op_plan)
         keep_nested_tensors_off(self.model)

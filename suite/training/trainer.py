@@ -15,7 +15,7 @@ from suite.cost.clock import Clock
 from suite.cost.flops import Ledger, count, weight_density
 from suite.cost.memory import SavedTensors, held_bytes
 from suite.method import Method, OtherTrial, ReconfigPlan
-from suite.ops import backend_name
+from suite.network.layers import backend_name
 from suite.recipe import Recipe
 from suite.runs.devices import check_execution
 from suite.task import Batches, Splits

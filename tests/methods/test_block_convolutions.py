@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.backends.blocks import BlockConvolutions
-from suite.network.backends import TORCH, Geometry
+from suite.method import Geometry
+from suite.ops import TORCH
 
 
 def a_case(corners, channels, seed, layout=torch.channels_last, gone=0.3):

@@ -5,7 +5,8 @@ import torch
 
 from methods.backends.blocks import BlockConvolutions
 from methods.backends.sparse_convolution import Skipping, can_skip
-from suite.network.backends import TORCH, Geometry
+from suite.method import Geometry
+from suite.ops import TORCH
 
 pytestmark = [
     pytest.mark.gpu,

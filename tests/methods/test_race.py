@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from methods.backends import fastest_backend as race
-from suite.network.backends import Geometry
+from suite.method import Geometry
 
 
 def test_each_fact_that_decides_a_time_makes_another_question(monkeypatch):

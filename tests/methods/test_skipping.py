@@ -5,7 +5,8 @@ import torch
 
 from methods.backends.per_gradient import PerGradient
 from methods.backends.sparse_convolution import Skipping, can_skip
-from suite.network.backends import TORCH, Geometry
+from suite.method import Geometry
+from suite.ops import TORCH
 
 pytestmark = pytest.mark.skipif(not can_skip(torch.device("cpu")), reason="no kernels that skip weights")
 

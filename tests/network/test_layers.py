@@ -6,17 +6,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from planned_layers import LAYERS, gradients, identity, planned_copy
+from slicing_backend import SLICING
 from torch import nn
 from torch.nn.utils import parametrizations
 
 from suite.errors import UsageError
-from suite.method import Compact, Density, OpPlan
-from suite.network.backends import COMPACT
-from suite.ops import EMPTY, PlannedConv2d, PlannedLinear, StepState, convert, restore
+from suite.method import EMPTY_PLAN, Compact, Density, OpPlan
+from suite.network.layers import PlannedConv2d, PlannedLinear, convert, restore
+from suite.network.planned_layer import StepState
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("plan", [EMPTY, OpPlan(grad_dgrad=identity), OpPlan(weight_forward=identity)])
+@pytest.mark.parametrize("plan", [EMPTY_PLAN, OpPlan(grad_dgrad=identity), OpPlan(weight_forward=identity)])
 @pytest.mark.parametrize("case", LAYERS)
 def test_empty_and_identity_plans_are_bit_identical_to_torch(case, plan, dtype):
     torch.manual_seed(0)
@@ -146,7 +147,7 @@ def test_compact_backend_equals_masked_dense_and_says_what_it_executed(case):
         return weight * mask
 
     expected = gradients(planned_copy(layer, OpPlan(weight_forward=masked)), inputs)
-    small = planned_copy(layer, OpPlan(weight_forward=masked, backend=COMPACT))
+    small = planned_copy(layer, OpPlan(weight_forward=masked, backend=SLICING))
     got = gradients(small, inputs)
     for name, tensor in expected.items():
         torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-5)
@@ -234,7 +235,7 @@ def test_a_weight_transform_multiplies_the_master_weight_and_the_cast_comes_afte
 
 
 def test_an_evaluation_is_not_metered_as_training():
-    planned = planned_copy(nn.Linear(8, 12), OpPlan(weight_forward=lambda weight, site: weight * 0, backend=COMPACT))
+    planned = planned_copy(nn.Linear(8, 12), OpPlan(weight_forward=lambda weight, site: weight * 0, backend=SLICING))
     planned.eval()(torch.randn(6, 8))
     assert not planned.meter.calls
     planned.train()(torch.randn(6, 8))
@@ -371,5 +372,5 @@ def test_what_differentiates_a_planned_layer_in_another_way_is_refused_by_name(t
     planned = planned_copy(nn.Linear(8, 4), OpPlan(grad_dgrad=identity))
     with pytest.raises(UsageError, match="layer '0' follows a method's plan, which does not support"):
         TRANSFORMS[transform](planned, inputs)
-    planned.op_plan = EMPTY
+    planned.op_plan = EMPTY_PLAN
     TRANSFORMS[transform](planned, inputs)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from suite.method import OpPlan
-from suite.ops import EMPTY, convert
+from suite.method import EMPTY_PLAN, OpPlan
+from suite.ops import convert
 
 ROOT = Path(__file__).parents[2]
 IDENTITY = OpPlan(grad_dgrad=lambda grad, site: grad)
@@ -35,7 +35,7 @@ def gradients(layer, inputs):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("plan", [EMPTY, IDENTITY])
+@pytest.mark.parametrize("plan", [EMPTY_PLAN, IDENTITY])
 @pytest.mark.parametrize("case", CASES)
 def test_products_are_those_of_float64(case, plan, layout):
     options, shape = CASES[case]

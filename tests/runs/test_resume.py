@@ -17,7 +17,7 @@ import torch
 
 from suite import checkpoint, registry
 from suite.errors import UsageError
-from suite.ops import PlannedLayer
+from suite.network.planned_layer import PlannedLayer
 from suite.runs.spec import TrialSpec
 from suite.runs.trial import Trial
 from suite.task import DataCopy

@@ -2,10 +2,11 @@
 
 import torch
 import torch.nn.functional as F
+from slicing_backend import SLICING
 from torch import nn
 
 from suite.method import SKIP_STEP, Compact, Density, Method, OpPlan, ReconfigPlan
-from suite.network.backends import COMPACT, TorchBackend
+from suite.network.backends import TorchBackend
 
 
 class Nothing(Method):
@@ -16,7 +17,7 @@ class WeightMask(Method):
     """Halves of the input channels masked in the forward, like SR-STE or ClickTrain."""
 
     def plan(self, name, layer):
-        return OpPlan(weight_forward=mask_even, backend=COMPACT) if layer.weight.shape[1] == 8 else None
+        return OpPlan(weight_forward=mask_even, backend=SLICING) if layer.weight.shape[1] == 8 else None
 
     def density(self, name, step):
         return Density(0.5, 0.5, 1.0) if name != "0" else Density()

@@ -17,7 +17,7 @@ from torch import nn
 
 from suite.errors import UsageError
 from suite.method import Compact, Method, OpPlan, ReconfigPlan
-from suite.network import products as planned_op
+from suite.network import planned_layer, products
 from suite.ops import convert
 from suite.training.steps import CompiledStep
 
@@ -194,12 +194,12 @@ def test_a_graph_keeps_no_layer_alive_and_a_copy_is_another_layer():
     convert(nn.Sequential(layer))
     duplicate = copy.deepcopy(layer)
     assert duplicate.handle != layer.handle
-    assert planned_op._LAYERS[duplicate.handle] is duplicate
+    assert planned_layer._LAYERS[duplicate.handle] is duplicate
     gone, handle = weakref.ref(layer), layer.handle
     del layer
     gc.collect()
     assert gone() is None
-    assert handle not in planned_op._LAYERS
+    assert handle not in planned_layer._LAYERS
 
 
 @pytest.mark.parametrize("method", [Nothing, RandomChannels, WeightMask])
@@ -295,11 +295,11 @@ def test_ops_of_a_graph_are_what_they_tell_the_compiler(case, masked):
     inputs = torch.randn(shape)
     inputs = inputs.to(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
     operands = (inputs.requires_grad_(), layer.weight, layer.bias, layer.handle, masked)
-    torch.library.opcheck(planned_op._forward_op, operands)
-    out, _ = planned_op._forward_op(*operands)
+    torch.library.opcheck(products._forward_op, operands)
+    out, _ = products._forward_op(*operands)
     needs = [True, False, True]
     gradients_op = (torch.randn_like(out), inputs.detach(), layer.weight.detach(), layer.handle, needs)
-    torch.library.opcheck(planned_op._backward_op, gradients_op)
+    torch.library.opcheck(products._backward_op, gradients_op)
 
 
 def test_compilation_without_a_compiler_is_refused(monkeypatch):

@@ -18,8 +18,7 @@ from small_methods import (
 from small_training import CLASSES, SHAPE, Checkpoints, SmallBatches, small_net
 from test_trainer import FIVE, without_times
 
-from suite.method import OpPlan
-from suite.ops import EMPTY
+from suite.method import EMPTY_PLAN, OpPlan
 from suite.random_keys import KeyBuffer, random_key
 from suite.task import Splits
 from suite.training.trainer import Trainer
@@ -50,7 +49,7 @@ def cuda_trainer(method, dtype, recipe=FIVE, **callbacks):
     return Trainer(model, method, recipe, splits, **options, **callbacks)
 
 
-@pytest.mark.parametrize("plan", [EMPTY, OpPlan(grad_dgrad=identity)])
+@pytest.mark.parametrize("plan", [EMPTY_PLAN, OpPlan(grad_dgrad=identity)])
 @pytest.mark.parametrize("case", [name for name in LAYERS if name != "unbatched"])
 def test_empty_plan_is_bit_identical_and_identity_close(case, plan):
     torch.manual_seed(0)
@@ -61,7 +60,7 @@ def test_empty_plan_is_bit_identical_and_identity_close(case, plan):
     with torch.autocast("cuda", torch.bfloat16):
         expected, got = gradients(layer, inputs), gradients(planned_copy(copy.deepcopy(layer), plan), inputs)
     for name, tensor in expected.items():
-        if plan is EMPTY:
+        if plan is EMPTY_PLAN:
             assert torch.equal(tensor, got[name]), name
         else:
             torch.testing.assert_close(tensor, got[name], rtol=1e-2, atol=1e-2)

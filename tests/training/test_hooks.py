@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from small_methods import Nothing, SkipsOdd, WeightMask
 from small_training import RECIPE, SHAPE, SmallBatches, small_net, small_trainer
-from torch import nn
 
 from suite.method import SKIP_STEP, Density, Method, OpPlan, ReconfigPlan
-from suite.ops import PlannedLayer, apply
+from suite.network.planned_layer import PlannedLayer
+from suite.ops import apply
 
 
 def test_hooks_run_in_the_order_of_the_contract():
@@ -18,7 +18,7 @@ def test_hooks_run_in_the_order_of_the_contract():
 
     class Recorder(Method):
         def setup(self, ctx):
-            seen.append(("setup", ctx.optimizer is None, type(ctx.layers["0"]) is nn.Conv2d))
+            seen.append(("setup", ctx.optimizer is None, ctx.layers["0"].op_plan.empty))
 
         def plan(self, name, layer):
             if name == "0":

@@ -1,0 +1,200 @@
+"""Plans: how one layer's three products are computed, and the interface of the backends that compute them.
+
+Notation, here and in all backends: A is the activation, (N, C, H, W) for a convolution or (rows, C) for a linear layer;
+W the weight, (K, C / groups, R, S) or (K, C); O the output and dO the output gradient, (N, K, P, Q) or (rows, K). The
+three products of a layer are the forward O = A * W, the data gradient dA (`dgrad`) from dO and W, and the weight
+gradient dW (`wgrad`) from dO and A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from suite.random_keys import Keys, random_key
+
+Operand = Literal["weight_forward", "grad_shared", "grad_dgrad", "grad_wgrad"]
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The layer, operand and step for which a transform is called.
+
+    Attributes:
+        name: name of the layer in the bare model.
+        operand: the transform of the plan that is called.
+        step: number of optimizer steps attempted since the trial began.
+        slot: `rank * micro_batches + micro_batch`; two ranks are equivalent to one rank with two micro-batches.
+        seed: seed of the trial.
+        keys: source of the random keys while the step is captured in a CUDA graph; otherwise `None`.
+    """
+
+    name: str
+    operand: Operand
+    step: int
+    slot: int
+    seed: int
+    keys: Keys | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def key(self) -> int:
+        """A random key in 0 .. 2**63 - 1, derived from all fields; use it to seed a counter-based generator.
+
+        A resumed trial draws the same numbers without any saved state, and so do recomputed activations.
+
+        Raises:
+            RuntimeError: if the step is being captured: every replay would repeat the same number.
+        """
+        if self.keys is not None:
+            raise RuntimeError(
+                f"{self.operand} of '{self.name}': a replayed step cannot use site.key, which is a Python number; pass "
+                "site.kernel_seed to a kernel, or leave `replayable` False"
+            )
+        return random_key(self.seed, self.step, self.slot, self.operand, self.name)
+
+    @property
+    def kernel_seed(self) -> int | Tensor:
+        """The key in the form that a kernel takes: a number, or a tensor in a step that is replayed.
+
+        The tensor is 0-dimensional, int64 and on the device. It is filled before each replay and must be read there.
+        """
+        return self.key if self.keys is None else self.keys.of(self.name, self.operand, self.slot)
+
+    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """Return a torch generator that is seeded with `key`."""
+        return torch.Generator(device).manual_seed(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """An output gradient with fewer channels: smaller dense operands in place of zeros.
+
+    Attributes:
+        values: (N, K', P, Q) or (rows, K'), the kept channels of dO.
+        kept: (K',) int64, ascending: indices of the kept channels among the K output channels. If the groups of a
+            grouped convolution keep different numbers of channels, the gradient is expanded to its dense form.
+    """
+
+    values: Tensor
+    kept: Tensor
+
+
+Transform = Callable[[Tensor, Site], Tensor]
+SharedTransform = Callable[[Tensor, Site], "Tensor | Compact"]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What the products of a layer depend on besides their operands.
+
+    Attributes:
+        kind: `conv` or `linear`. A linear layer uses none of the other fields; its operands are matrices.
+        stride, padding, dilation: of the convolution, (rows, columns).
+        groups: number of groups of the convolution.
+    """
+
+    kind: str
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+
+
+class Backend(Protocol):
+    """Computes the three products of a layer.
+
+    The operands share one dtype, and are masked, transformed and cast already.
+    """
+
+    name: str
+
+    def forward(self, activation: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        """Return O = A * W + b, (N, K, P, Q) or (rows, K)."""
+
+    def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor, geometry: Geometry) -> Tensor:
+        """Return dA from dO and W. Only shape and strides of `activation` may be used, not its values."""
+
+    def wgrad(
+        self, grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, with_bias: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return dW, and the bias gradient if `with_bias`, from dO and A. Only the shape of `weight` may be used."""
+
+    def executed(self, product: str, grad: Tensor | None, weight: Tensor, geometry: Geometry) -> float:
+        """Return the share of the dense multiply-adds that `product` executed on these operands.
+
+        `product` is `forward`, `dgrad` or `wgrad`. `grad` is `None` for the forward.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class OpPlan:
+    """How one layer's three products are computed. A field that is `None` leaves its operand unchanged.
+
+    Attributes:
+        weight_forward: W -> W, for the forward and the data gradient: masks, n:m sparse weights. It receives the
+            master weight, outside autocast; its result is cast.
+        grad_shared: dO -> dO (or `Compact`), for the data gradient, the weight gradient and the bias gradient.
+        grad_dgrad: dO -> dO, for the data gradient only.
+        grad_wgrad: dO -> dO, for the weight gradient only; the bias gradient does not use it.
+        backend: implementation of the three products; `None` for torch.
+
+    `grad_shared` runs first; `grad_dgrad` and `grad_wgrad` receive its result. A transform returns a new tensor of
+    the same shape, or its argument unchanged. It must not write into its argument, which other layers may share. A
+    transform is not called for a product that is not needed (the first layer has no data gradient).
+    """
+
+    weight_forward: Transform | None = None
+    grad_shared: SharedTransform | None = None
+    grad_dgrad: Transform | None = None
+    grad_wgrad: Transform | None = None
+    backend: Backend | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether the plan changes nothing."""
+        return self == EMPTY_PLAN
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OpPlan:
+        return self  # a copied model (an average of the weights, for instance) follows the same plan
+
+
+EMPTY_PLAN = OpPlan()
+
+
+class Density(NamedTuple):
+    """The share of each product's multiply-adds whose operands are both nonzero, each in [0, 1].
+
+    Zeros that the method creates count, in weights and in output gradients; zeros of the data do not. Entries of the
+    weight gradient that belong to weights which are masked again after the step need not be computed and count as
+    zeros. The contract check compares these shares with the operands of a training.
+    """
+
+    forward: float = 1.0
+    dgrad: float = 1.0
+    wgrad: float = 1.0
+
+
+class Layer(nn.Module):
+    """A layer that follows a plan. Every instance is also an `nn.Conv2d` or an `nn.Linear`.
+
+    Attributes:
+        name: name of the layer in the bare model.
+        weight: (K, C / groups, R, S) or (K, C).
+        bias: (K,), or `None`.
+        op_plan: the plan that the layer follows; set by the hooks from what `Method.plan` returns.
+    """
+
+    name: str
+    weight: Tensor
+    bias: Any  # `Tensor | None`; torch's own layers declare it in incompatible ways
+    op_plan: OpPlan
+
+    @property
+    def geometry(self) -> Geometry:
+        """What the layer's products depend on besides their operands."""
+        raise NotImplementedError

@@ -1,0 +1,71 @@
+"""Reconfigurations: a method's decision to change the network, and how a method updates its own tensors afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ReconfigPlan:
+    """A decision to change the network. Plain data: it is saved as JSON in the checkpoint and replayed from there.
+
+    Attributes:
+        kept: for each index space that shrinks, the *original* indices of the remaining channels
+            (`IndexSpace.original`), ascending.
+        removed_branches: names of the residual branches to remove. Each leaves the constant that its last
+            normalisation still emits, so that the model's outputs do not change.
+        gated: names of the index spaces whose layers are cut individually from now on (gating). `kept` may name the
+            spaces that gating creates, `LAYER:in` and `LAYER:out`.
+        batch_size: the global batch size from now on; `None` leaves it unchanged.
+        lr_scale: factor on the recipe's learning rate, absolute; `None` leaves it unchanged.
+        restart: clear the optimizer state, and start schedule and epochs again.
+    """
+
+    kept: Mapping[str, list[int]] = field(default_factory=dict)
+    removed_branches: tuple[str, ...] = ()
+    gated: tuple[str, ...] = ()
+    batch_size: int | None = None
+    lr_scale: float | None = None
+    restart: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as data that `json` can write."""
+        return dataclasses.asdict(self) | {
+            "kept": {name: [int(index) for index in indices] for name, indices in self.kept.items()},
+            "removed_branches": list(self.removed_branches),
+            "gated": list(self.gated),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ReconfigPlan:
+        """Return the plan that `to_json` wrote."""
+        lists = {name: tuple(data.get(name, ())) for name in ("removed_branches", "gated")}
+        return cls(**{**data, **lists})
+
+
+class IndexMap:
+    """What a reconfiguration did to the tensors of a model, by name. A method cuts its own tensors with it.
+
+    Args:
+        kept: for each parameter or buffer that was cut, the remaining positions by axis.
+        removed: names of the modules that were removed.
+    """
+
+    def __init__(self, kept: Mapping[str, Mapping[int, Tensor]], removed: frozenset[str]) -> None:
+        self._kept = kept
+        self._removed = removed
+
+    def exists(self, name: str) -> bool:
+        """Whether the parameter, buffer or layer `name` is still in the model."""
+        return not any(name == removed or name.startswith(removed + ".") for removed in self._removed)
+
+    def __call__(self, name: str, tensor: Tensor) -> Tensor:
+        """Cut `tensor`, which has the former shape of the parameter or buffer `name`, in the same way."""
+        for axis, indices in self._kept.get(name, {}).items():
+            tensor = tensor.index_select(axis, indices.to(tensor.device))
+        return tensor
