@@ -7,8 +7,9 @@ Source: McDanel, Dinh, Magallanes, "Accelerating DNN Training with Structured Da
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
 import kernels
@@ -50,18 +51,16 @@ class SDGP(Method):
     source: ClassVar[str] = "McDanel et al., Structured Data Gradient Pruning, ICPR 2022"
     replayable: ClassVar[bool] = True
 
-    n: int = 2
-    m: int = 4
+    n: Annotated[int, Ge(1)] = 2
+    m: Annotated[int, Interval(ge=2, le=32)] = 4
     mode: Literal["random", "magnitude", "rescaled"] = "rescaled"
     scope: Literal["sample_channel", "group", "channel"] = "sample_channel"
     layers: Literal["conv", "all"] = "conv"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 2 <= self.m <= 32:
-            raise ValueError(f"m is {self.m}; groups have 2 to 32 channels")
-        if not 1 <= self.n <= self.m:
-            raise ValueError(f"n is {self.n}; it lies between 1 and m, which is {self.m}")
+        if self.n > self.m:
+            raise ValueError(f"n is {self.n}; it must not be larger than m, which is {self.m}")
         self._channels: dict[str, int] = {}  # output channels of the layers that are pruned, by name
 
     def setup(self, ctx: Context) -> None:

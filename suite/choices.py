@@ -48,7 +48,7 @@ class Choice:
         return ",".join(f"{key}={show(value)}" for key, value in self.typed.items())
 
     @functools.cached_property
-    def declared(self) -> dict[str, Parameter]:
+    def declared(self) -> Mapping[str, Parameter]:
         """The declared parameters by name."""
         return declared(self.definition)
 

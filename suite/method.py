@@ -42,17 +42,17 @@ contract is wrong.
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, dataclass_transform
+from typing import Any, ClassVar, Final, Self, dataclass_transform
 
 import torch
 from torch import Tensor, nn
 
 from suite.index_spaces import IndexSpaces
+from suite.parameters import check
 from suite.plan import (
     EMPTY_PLAN,
     Backend,
@@ -217,20 +217,21 @@ class Method:
         super().__init_subclass__(**keywords)
         dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
 
-    def __post_init__(self) -> None:
-        """Refuse what a `Literal` parameter does not name; a method that checks more calls this first.
+    def __new__(cls, **values: Any) -> Self:
+        """Check the values of parameters against their declared types and bounds.
 
         Raises:
-            ValueError: one line that names the parameter, its value and those that are known.
+            ValueError: One line with the parameter, its value and the allowed values.
         """
-        types = typing.get_type_hints(type(self))
-        for parameter in dataclasses.fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            known = (
-                typing.get_args(types[parameter.name]) if typing.get_origin(types[parameter.name]) is Literal else ()
-            )
-            if known and getattr(self, parameter.name) not in known:
-                names = ", ".join(map(str, known))
-                raise ValueError(f"{parameter.name} is '{getattr(self, parameter.name)}'; known: {names}")
+        check(cls, values)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Check parameters against each other; override it and call `super().__post_init__()` first.
+
+        Raises:
+            ValueError: One line that says which parameters do not fit together.
+        """
 
     @classmethod
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:

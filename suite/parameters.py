@@ -1,17 +1,29 @@
-"""What may be typed as a parameter of a method, model or recipe: the signature of what it configures says so."""
+"""Parameters of methods, models and recipes: their types, bounds and values, read from signatures.
+
+A parameter is declared once, as an annotated class attribute or a keyword of a function, with its bounds next to it:
+
+    at: Annotated[float, Interval(gt=0, le=1)] = 0.5
+
+`declared` reads such declarations. Typed text (`convert`), values given in Python (`check`), error messages (`allowed`)
+and descriptions (`type_name`) all follow from them. Bounds are those of the package `annotated-types` (`Ge`, `Gt`,
+`Le`, `Lt`, `Interval`) or of `pydantic.Field`; pydantic checks them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MultipleOf
 
 from suite.brackets import CLOSING, OPENING, split
 from suite.errors import UsageError
@@ -30,24 +42,29 @@ class Parameter:
     default: Any
 
 
-def declared(thing: Any) -> dict[str, Parameter]:
-    """The keywords that may be typed for a class or function, in declaration order."""
+@functools.cache
+def declared(thing: Any) -> Mapping[str, Parameter]:
+    """Return the parameters of a class or function by name, in declaration order; keywords in `CONTEXT` are left out.
+
+    Raises:
+        UsageError: If the annotation of a parameter cannot be evaluated.
+    """
     fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
     factories = {item.name: item.default_factory for item in fields}
     found = {}
     for name, parameter in inspect.signature(thing).parameters.items():
         if name in CONTEXT or parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
-        factory = factories.get(name)  # dataclasses.MISSING, which cannot be called, where the default is a value
+        factory = factories.get(name)  # dataclasses.MISSING, which is not callable, if the default is a value
         default = factory() if callable(factory) else parameter.default
         found[name] = Parameter(name, _annotation(thing, name, parameter.annotation), default)
-    return found
+    return types.MappingProxyType(found)
 
 
 def _annotation(thing: Any, name: str, annotation: Any) -> Any:
-    """The annotation as an object.
+    """Evaluate an annotation that is a string.
 
-    A string is evaluated where it was written: a dataclass takes its parents' fields, whose modules have other imports.
+    A dataclass inherits the fields of its base classes, so the string is evaluated in the module that declares it.
     """
     if not isinstance(annotation, str):
         return annotation
@@ -60,26 +77,64 @@ def _annotation(thing: Any, name: str, annotation: Any) -> Any:
         if inspect.isclass(thing):
             namespace = thing.__init__.__globals__
     try:
-        return eval(annotation, namespace)  # the text of an annotation in a file that was imported already
+        return eval(annotation, namespace)  # the file that contains the annotation has been imported already
     except NameError as error:
         raise UsageError(
-            f"{thing.__name__}: the type of parameter '{name}' is not known where it is: {error}"
+            f"{thing.__name__}: the type of parameter '{name}' is not defined in its module: {error}"
         ) from error
 
 
+def check(thing: Any, values: Mapping[str, Any], prefix: str = "") -> None:
+    """Check values against the declared types and bounds; names that are not declared are ignored.
+
+    Args:
+        thing: Class or function that declares the parameters.
+        values: Value of each parameter by name.
+        prefix: Text in front of the parameter's name in the error message, like `recipe.`.
+
+    Raises:
+        ValueError: One line with the first parameter that is wrong, its value, and the allowed values.
+    """
+    for name, parameter in declared(thing).items():
+        if name in values:
+            _check_value(values[name], parameter.annotation, prefix + name)
+
+
+def _check_value(value: Any, annotation: Any, name: str) -> None:
+    from pydantic import ValidationError  # not needed to list or describe
+
+    try:
+        _validator(annotation)(value)
+    except ValidationError:
+        shown = f"'{value}'" if isinstance(value, str) else show(value)
+        raise ValueError(f"{name} is {shown}; allowed: {allowed(annotation)}") from None
+
+
+@functools.cache
+def _validator(annotation: Any) -> Callable[[Any], Any]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    adapter: TypeAdapter[Any] = TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation, config=config)
+    return adapter.validate_python
+
+
 def convert(text: str, annotation: Any, name: str) -> Any:
-    """Turn typed text into a value of the annotated type.
+    """Convert typed text into a value of the annotated type, and check its bounds.
 
     Raises:
         UsageError: `name is 'text'; allowed: ...`.
     """
     try:
-        return _convert(text.strip(), annotation)
+        value = _convert(text.strip(), annotation)
+        _check_value(value, annotation, name)
     except ValueError:
         raise UsageError(f"{name} is '{text}'; allowed: {allowed(annotation)}") from None
+    return value
 
 
 def _convert(text: str, annotation: Any) -> Any:
+    annotation, _ = _type_and_bounds(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         for value in arguments:
@@ -87,7 +142,7 @@ def _convert(text: str, annotation: Any) -> Any:
                 return value
         raise ValueError(text)
     if origin in (typing.Union, types.UnionType):
-        # A string takes any text, so it is the last to be asked.
+        # `str` accepts any text, so it is tried last.
         for member in sorted(arguments, key=lambda member: member is str):
             try:
                 return _convert(text, member)
@@ -108,15 +163,15 @@ def _convert(text: str, annotation: Any) -> Any:
             raise ValueError(text)
         return lowered == "true"
     if annotation is int:
-        # 64 bits are what torch, numpy and Parquet take; Python would fail at 4,300 digits.
+        # torch, numpy and Parquet store 64 bits; Python itself refuses more than 4,300 digits.
         if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not -(2**63) <= int(text) < 2**63:
             raise ValueError(text)
         return int(text)
     if annotation is float:
-        # Infinities are no JSON and no hyper-parameter; "1_0" is a slip, not a number.
+        # JSON has no infinities; "1_0" is more likely a typing error than a number.
         if "_" in text or not math.isfinite(value := float(text)):
             raise ValueError(text)
-        return value + 0.0  # -0.0 + 0.0 is 0.0: one value, one hash
+        return value + 0.0  # turns -0.0 into 0.0, so that equal values have equal hashes
     if annotation in (None, types.NoneType):
         if text.lower() != "none":
             raise ValueError(text)
@@ -126,44 +181,80 @@ def _convert(text: str, annotation: Any) -> Any:
     raise UsageError(f"a parameter of type {type_name(annotation)} cannot be typed")
 
 
+def _type_and_bounds(annotation: Any) -> tuple[Any, list[Any]]:
+    """Split `Annotated[type, bound, ...]` into the type and its bounds."""
+    if typing.get_origin(annotation) is not Annotated:
+        return annotation, []
+    plain, *metadata = typing.get_args(annotation)
+    return plain, [bound for item in metadata for bound in _bounds(item)]
+
+
+def _bounds(item: Any) -> Iterable[Any]:
+    """Yield the single bounds of an item of metadata: an `Interval` and `pydantic.Field` hold several."""
+    parts = item if isinstance(item, GroupedMetadata) else getattr(item, "metadata", None) or [item]
+    return [part for part in parts if isinstance(part, (Ge, Gt, Le, Lt, MultipleOf))]
+
+
+def _bounds_in_words(bounds: Iterable[Any]) -> str:
+    """Describe bounds with a leading space: ` from 2 to 32`, ` above 0 and at most 1`; empty if there are none."""
+    found: dict[str, str] = {}
+    for bound in bounds:
+        (operator, limit), *_ = dataclasses.asdict(bound).items()
+        found[operator] = f"{limit:,}" if isinstance(limit, int) else show(limit)
+    multiple = f" that is a multiple of {found.pop('multiple_of')}" if "multiple_of" in found else ""
+    if found.keys() == {"ge", "le"}:
+        return f" from {found['ge']} to {found['le']}{multiple}"
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    text = " and ".join(f"{words[operator]} {found[operator]}" for operator in words if operator in found)
+    return (" of" if text.startswith("at") else "") + (f" {text}" if text else "") + multiple
+
+
 def allowed(annotation: Any) -> str:
-    """What may be typed for an annotation, in words."""
+    """Describe the allowed values of an annotated type: `a number above 0 or none`."""
+    annotation, bounds = _type_and_bounds(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return ", ".join(show(value) for value in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(allowed(member) for member in arguments)
     if origin is tuple:
-        return "a list in parentheses, like (0.5,0.75)" if float in arguments else "a list in parentheses, like (1,2)"
+        member, member_bounds = _type_and_bounds(arguments[0])
+        example = "(0.5,0.75)" if member is float else "(1,2)"
+        each = f", each{_bounds_in_words(member_bounds)}" if member_bounds else ""
+        return f"a list in parentheses, like {example}{each}"
     words = {
-        int: "an integer of at most 64 bits",
+        int: "an integer" if bounds else "an integer of at most 64 bits",
         float: "a number",
         bool: "true, false",
         str: "text",
         types.NoneType: "none",
         None: "none",
     }
-    return words.get(annotation, str(annotation))
+    return words.get(annotation, str(annotation)) + _bounds_in_words(bounds)
 
 
 def type_name(annotation: Any) -> str:
-    """A type as one reads it: `int`, `float or none`, `random | magnitude`."""
+    """Return a readable name of a type with its bounds: `int from 2 to 32`, `float or none`, `random | magnitude`."""
+    annotation, bounds = _type_and_bounds(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return " | ".join(show(value) for value in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(type_name(member) for member in arguments)
+    if origin is tuple:
+        return f"tuple[{', '.join('...' if member is Ellipsis else type_name(member) for member in arguments)}]"
     if annotation is types.NoneType:
         return "none"
-    return (
+    name = (
         annotation.__name__
         if isinstance(annotation, type) and not arguments
         else str(annotation).replace("typing.", "")
     )
+    return name + _bounds_in_words(bounds)
 
 
 def show(value: Any) -> str:
-    """A value as one types it."""
+    """Return a value in the form in which it is typed."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (tuple, list)):
@@ -172,11 +263,13 @@ def show(value: Any) -> str:
 
 
 def normal(value: Any, annotation: Any) -> Any:
-    """The one form of a value that has several: `1` and `1.0` for a float, a list read from JSON for a tuple."""
+    """Return the normal form of a value: `1.0` for `1` if the type is float, a tuple for a list read from JSON."""
+    annotation, _ = _type_and_bounds(annotation)
     if isinstance(value, (tuple, list)):
         inner = (typing.get_args(annotation) or (None,))[0]
         return tuple(normal(item, inner) for item in value)
-    members = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    members = [_type_and_bounds(member)[0] for member in typing.get_args(annotation)] if union else []
     is_float = annotation is float or (float in members and int not in members)
     return float(value) if is_float and isinstance(value, int) and not isinstance(value, bool) else value
 

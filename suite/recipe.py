@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
+
+from annotated_types import Ge, Gt, Interval
+
+from suite.parameters import check
 
 ADDED: Final = {"crop_padding": "mean", "drop_last": True}
 """Fields that came later, each with its default, by which recipes without it were trained. A trial's spec leaves out a
 field with that value, so that earlier results keep their names."""
-
-MOST_EPOCHS = 100_000
-LARGEST_SPLIT_SEED = 2**32 - 1  # of the frozen generator that draws the splits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,76 +51,44 @@ class Recipe:
         flip_tta: whether an evaluation takes the mean of an image's logits and its mirror image's.
     """
 
-    epochs: int
-    batch_size: int
-    eval_batch_size: int = 500
-    learning_rate: float
+    epochs: Annotated[int, Interval(ge=1, le=100_000)]
+    batch_size: Annotated[int, Ge(1)]
+    eval_batch_size: Annotated[int, Ge(1)] = 500
+    learning_rate: Annotated[float, Ge(0)]
     schedule: Literal["linear", "cosine", "step"] = "linear"
-    lr_start: float = 0.0
-    lr_end: float = 0.0
-    peak_at: float = 0.0
-    milestones: tuple[float, ...] = ()
-    step_factor: float = 0.1
-    momentum: float = 0.9
+    lr_start: Annotated[float, Ge(0)] = 0.0
+    lr_end: Annotated[float, Ge(0)] = 0.0
+    peak_at: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    milestones: tuple[Annotated[float, Interval(gt=0, le=1)], ...] = ()
+    step_factor: Annotated[float, Gt(0)] = 0.1
+    momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
     nesterov: bool = False
-    weight_decay: float = 5e-4
+    weight_decay: Annotated[float, Ge(0)] = 5e-4
     decay_norm_and_bias: bool = True
-    label_smoothing: float = 0.0
-    micro_batches: int = 1
+    label_smoothing: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    micro_batches: Annotated[int, Ge(1)] = 1
     execution: Literal["eager", "compile", "cuda_graph"] = "eager"
-    clip_norm: float | None = None
-    validation_images: int = 0
-    split_seed: int = 0
-    train_images: int | None = None
-    test_images: int | None = None
+    clip_norm: Annotated[float, Gt(0)] | None = None
+    validation_images: Annotated[int, Ge(0)] = 0
+    split_seed: Annotated[int, Interval(ge=0, le=2**32 - 1)] = 0
+    train_images: Annotated[int, Ge(1)] | None = None
+    test_images: Annotated[int, Ge(1)] | None = None
     flip: bool = True
-    translate: int = 0
-    cutout: int = 0
+    translate: Annotated[int, Ge(0)] = 0
+    cutout: Annotated[int, Ge(0)] = 0
     flip_tta: bool = False
     crop_padding: Literal["mean", "black"] = "mean"
     drop_last: bool = True
 
     def __post_init__(self) -> None:
-        for name, smallest in (("epochs", 1), ("batch_size", 1), ("eval_batch_size", 1), ("micro_batches", 1)):
-            if getattr(self, name) < smallest:
-                raise ValueError(f"recipe.{name} is {getattr(self, name)}; the smallest is {smallest}")
-        if self.epochs > MOST_EPOCHS:
-            raise ValueError(f"recipe.epochs is {self.epochs}; the largest is {MOST_EPOCHS}")
-        for name in ("train_images", "test_images"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"recipe.{name} is {getattr(self, name)}; the smallest is 1")
-        if self.validation_images < 0:
-            raise ValueError(f"recipe.validation_images is {self.validation_images}; it must not be negative")
-        if any(not 0 < milestone <= 1 for milestone in self.milestones):
-            raise ValueError(f"recipe.milestones are {self.milestones}; each is a share of all epochs, in (0, 1]")
-        for name in ("learning_rate", "momentum", "weight_decay", "lr_start", "lr_end", "translate", "cutout"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"recipe.{name} is {value}; it must be finite and not negative")
-        if self.momentum >= 1:
-            raise ValueError(f"recipe.momentum is {self.momentum}; it lies in [0, 1)")
-        if not (math.isfinite(self.step_factor) and self.step_factor > 0):
-            raise ValueError(f"recipe.step_factor is {self.step_factor}; it must be positive")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"recipe.clip_norm is {self.clip_norm}; it must be positive")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"recipe.label_smoothing is {self.label_smoothing}; it lies in [0, 1)")
-        if not 0 <= self.peak_at <= 1:
-            raise ValueError(f"recipe.peak_at is {self.peak_at}; it is a share of all epochs, in [0, 1]")
+        check(Recipe, vars(self), prefix="recipe.")
         if self.batch_size % self.micro_batches:
             raise ValueError(
-                f"recipe.batch_size {self.batch_size} is no multiple of micro_batches {self.micro_batches}"
+                f"recipe.batch_size is {self.batch_size}; it must be a multiple of recipe.micro_batches, which is "
+                f"{self.micro_batches}"
             )
-        if not 0 <= self.split_seed <= LARGEST_SPLIT_SEED:
-            raise ValueError(f"recipe.split_seed is {self.split_seed}; it lies in 0 .. {LARGEST_SPLIT_SEED}")
         if self.nesterov and not self.momentum:
             raise ValueError("recipe.nesterov needs a recipe.momentum above 0")
-        if self.schedule not in ("linear", "cosine", "step"):
-            raise ValueError(f"recipe.schedule is '{self.schedule}'; known: cosine, linear, step")
-        if self.crop_padding not in ("mean", "black"):
-            raise ValueError(f"recipe.crop_padding is '{self.crop_padding}'; known: black, mean")
-        if self.execution not in ("eager", "compile", "cuda_graph"):
-            raise ValueError(f"recipe.execution is '{self.execution}'; known: compile, cuda_graph, eager")
 
     def fields(self) -> dict[str, Any]:
         """Every field by name, without those of `ADDED` that have the value there."""

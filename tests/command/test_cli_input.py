@@ -171,7 +171,7 @@ def test_what_needs_the_things_themselves_is_found_before_anything_is_written(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("sdgp[n=9,m=4]", "sdgp[n=9,m=4]: n is 9; it lies between 1 and m, which is 4"),
+        ("sdgp[n=9,m=4]", "sdgp[n=9,m=4]: n is 9; it must not be larger than m, which is 4"),
         ("resnet9[width=8000]", "resnet9[width=8000.0]: does not fit into memory"),
         ("resnet9[width=0.3]", "use a multiple of 1/128"),
     ],

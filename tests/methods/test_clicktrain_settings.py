@@ -150,9 +150,9 @@ def test_a_list_of_another_network_is_refused(ratios, name, message):
         ({"warmup": 0.9, "hard_prune": 0.2}, "warmup is 0.9 and hard_prune 0.2; patterns are chosen before"),
         ({"ratios": "cifar10-vgg11_click-1", "compression": 9.0}, "is a list, which compresses as it does"),
         ({"allocation": "erdos_renyi"}, "spreads solved shares; give compression, or ratios=solved"),
-        ({"allocation": "equal"}, "allocation is 'equal'; known: uniform, erdos_renyi"),
+        ({"allocation": "equal"}, "allocation is 'equal'; allowed: uniform, erdos_renyi"),
         ({"mixup": -0.3}, "mixup is -0.3"),
-        ({"pool": 5}, "pool is '5'; known: published, 4, 8, 12, dynamic"),
+        ({"pool": 5}, "pool is 5; allowed: published, 4, 8, 12, dynamic"),
     ],
 )
 def test_what_cannot_be_is_refused(given, message):

@@ -460,11 +460,11 @@ def test_defaults_are_published_for_paper_and_short_otherwise():
         ({"ratio": 1.0}, "ratio is 1.0"),
         ({"interval": 0}, "interval is 0"),
         ({"threshold": 0.0}, "threshold is 0.0"),
-        ({"update": "prox"}, "update is 'prox'; known: subgradient, proximal"),
-        ({"coefficient": "all"}, "coefficient is 'all'; known: global, size"),
-        ({"zeroing": "all"}, "zeroing is 'all'; known: dead, removed"),
+        ({"update": "prox"}, "update is 'prox'; allowed: subgradient, proximal"),
+        ({"coefficient": "all"}, "coefficient is 'all'; allowed: global, size"),
+        ({"zeroing": "all"}, "zeroing is 'all'; allowed: dead, removed"),
         ({"round_to": 0}, "round_to is 0"),
-        ({"dynamic_batch": "on"}, "dynamic_batch is 'on'; known: off, start, device"),
+        ({"dynamic_batch": "on"}, "dynamic_batch is 'on'; allowed: off, start, device"),
     ],
 )
 def test_wrong_parameters_are_one_line(parameters, line):

@@ -162,13 +162,13 @@ def test_a_transform_pickles_copies_and_draws_by_its_site():
 @pytest.mark.parametrize(
     ("parameters", "line"),
     [
-        ({"n": 5, "m": 4}, "n is 5; it lies between 1 and m, which is 4"),
+        ({"n": 5, "m": 4}, "n is 5; it must not be larger than m, which is 4"),
         ({"n": 0}, "n is 0"),
-        ({"n": 1, "m": 1}, "m is 1; groups have 2 to 32 channels"),
+        ({"n": 1, "m": 1}, "m is 1; allowed: an integer from 2 to 32"),
         ({"m": 33}, "m is 33"),
-        ({"mode": "stc"}, "mode is 'stc'; known: random, magnitude, rescaled"),
-        ({"scope": "batch"}, "scope is 'batch'; known"),
-        ({"layers": "linear"}, "layers is 'linear'; known"),
+        ({"mode": "stc"}, "mode is 'stc'; allowed: random, magnitude, rescaled"),
+        ({"scope": "batch"}, "scope is 'batch'; allowed"),
+        ({"layers": "linear"}, "layers is 'linear'; allowed"),
     ],
 )
 def test_wrong_parameters_are_one_line(parameters, line):

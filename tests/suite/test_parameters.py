@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
+from annotated_types import Ge, Gt, Interval, MultipleOf
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from suite.brackets import read_list, split
 from suite.choices import Choice
 from suite.errors import UsageError
-from suite.parameters import allowed, convert, declared, normal, resolve, show, type_name
+from suite.method import Method
+from suite.parameters import allowed, check, convert, declared, normal, resolve, show, type_name
 
 
 @dataclass(kw_only=True)
@@ -193,3 +197,79 @@ def test_any_text_is_read_or_refused(text):
 @given(st.lists(st.text(alphabet="abc", min_size=1), min_size=1))
 def test_split_undoes_join(parts):
     assert split(",".join(f"x[{part},{part}]" for part in parts)) == [f"x[{part},{part}]" for part in parts]
+
+
+@dataclass(kw_only=True)
+class Bounded:
+    share: Annotated[float, Interval(gt=0, le=1)] = 0.5
+    groups: Annotated[int, Interval(ge=2, le=32)] = 4
+    clip: Annotated[float, Gt(0)] | None = None
+    milestones: tuple[Annotated[float, Interval(ge=0, lt=1)], ...] = ()
+    steps: Annotated[int, Field(ge=1)] = 1
+    width: Annotated[int, Ge(8), MultipleOf(8)] = 8
+
+
+BOUNDS = {
+    "share": (
+        "float above 0 and at most 1",
+        "a number above 0 and at most 1",
+        (0.5, 1, 1.0),
+        (0, 1.5, None, "x", True),
+    ),
+    "groups": ("int from 2 to 32", "an integer from 2 to 32", (2, 32), (1, 33, 4.0)),
+    "clip": ("float above 0 or none", "a number above 0 or none", (None, 2.5), (0.0, float("nan"), float("inf"))),
+    "milestones": (
+        "tuple[float of at least 0 and below 1, ...]",
+        "a list in parentheses, like (0.5,0.75), each of at least 0 and below 1",
+        ((), (0.0, 0.5)),
+        ((0.5, 1.0), 0.5),
+    ),
+    "steps": ("int of at least 1", "an integer of at least 1", (1,), (0,)),
+    "width": (
+        "int of at least 8 that is a multiple of 8",
+        "an integer of at least 8 that is a multiple of 8",
+        (8, 16),
+        (0, 12),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_bound_is_declared_once_and_read_everywhere(name):
+    described, allowed_values, right, wrong = BOUNDS[name]
+    annotation = declared(Bounded)[name].annotation
+    assert type_name(annotation) == described
+    assert allowed(annotation) == allowed_values
+    for value in right:
+        check(Bounded, {name: value})
+        assert convert(show(value), annotation, name) == value
+    for value in wrong:
+        shown = f"'{value}'" if isinstance(value, str) else show(value)
+        with pytest.raises(ValueError, match=re.escape(f"toy.{name} is {shown}; allowed: {allowed_values}") + "$"):
+            check(Bounded, {name: value}, prefix="toy.")
+
+
+@pytest.mark.parametrize("text", ["share=0", "groups=33", "clip=-1", "milestones=(0.5,1)", "steps=0", "width=12"])
+def test_typed_values_are_checked_against_bounds(text):
+    name, _, value = text.partition("=")
+    line = f"toy[{text}]: {name} is '{value}'; allowed: {BOUNDS[name][1]}"
+    with pytest.raises(UsageError, match=re.escape(line) + "$"):
+        read(f"toy[{text}]", Bounded)
+
+
+def test_normal_forms_ignore_bounds():
+    assert normal(1, declared(Bounded)["clip"].annotation) == 1.0
+    assert isinstance(resolve(Bounded, {"share": 1})["share"], float)
+    assert resolve(Bounded, {"milestones": [0]})["milestones"] == (0.0,)
+
+
+def test_a_method_is_checked_before_its_own_checks_run():
+    class Careless(Method):
+        n: Annotated[int, Ge(1)] = 1
+
+        def __post_init__(self):  # calls no other check
+            assert 12 % self.n == 0
+
+    with pytest.raises(ValueError, match=r"^n is 0; allowed: an integer of at least 1$"):
+        Careless(n=0)
+    assert Careless(n=3).n == 3
