@@ -1,14 +1,14 @@
-"""One lazy registry of methods, tasks, models, engines and reproductions.
+"""The registry of methods, tasks, models, engines and reproductions.
 
-A thing is registered by the decorator above it, and its file is found without being run:
+A class or function is registered by a decorator, which is found without running the file:
 
     @register("method", "sdgp")
     class SDGP(Method):
-        \"\"\"One line that says what it is.\"\"\"
+        \"\"\"One line, which `list` shows.\"\"\"
 
-`names` and `entries` read the decorators out of the sources (`ast`), so that listing imports no torch. `get` imports
-the one module that it needs. Names come from three places: the project's own packages (`PACKAGES`), entry points of
-installed packages (`ENTRY_POINTS`), and plugin files given on the command line.
+`names` and `entries` parse the sources (`ast`), so that listing does not import torch. `get` imports only the module
+that it needs. Registered classes and functions come from three places: the project's own packages (`PACKAGES`), entry
+points of installed packages (`ENTRY_POINTS`), and plugin files given on the command line.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from suite.files import read_bytes, read_path
 
 KINDS = ("method", "task", "model", "engine", "reproduction")
 PACKAGES = {
-    "method": ("methods",),
-    "task": ("tasks",),
-    "model": ("tasks.models",),
-    "engine": ("suite.runs.engines",),
-    "reproduction": tuple(f"reproductions{paper}" for paper in ("", ".clicktrain", ".prunetrain", ".sdgp")),
+    "method": "methods",
+    "task": "tasks",
+    "model": "tasks",
+    "engine": "suite.runs.engines",
+    "reproduction": "reproductions",
 }
+"""The package that contains the project's own objects of each kind, in its modules or those of its subpackages."""
 ENTRY_POINTS = {
     "method": "pdt.methods",
     "task": "pdt.tasks",
@@ -51,15 +52,22 @@ CONTRACTS = {
     "task": ("suite.task", "Task"),
     "reproduction": ("reproductions.contract", "Reproduction"),
 }
-"""The base class of each kind that has one; imported with the first thing of the kind."""
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a registered thing: it is typed, and is part of the names of folders
+"""Module and name of the base class of each kind that has one."""
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names are typed, and are part of the names of folders
 
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a registered thing comes from. `origin` is a module's name, an entry point's value or a plugin's path."""
+    """A registered name and where it comes from.
+
+    Attributes:
+        kind: One of `KINDS`.
+        name: Registered name.
+        origin: Name of a module, value of an entry point, or path of a plugin.
+        summary: First line of the docstring.
+    """
 
     kind: str
     name: str
@@ -69,19 +77,21 @@ class Entry:
 
 _objects: dict[tuple[str, str], Any] = {}
 _plugin_entries: dict[tuple[str, str], Entry] = {}
-_plugin_sources: dict[str, bytes] = {}  # what was run, by a plugin's path: its file may be edited since
+_plugin_sources: dict[str, bytes] = {}  # content of each plugin by path when it was loaded; it may be edited later
 
 
 def register(kind: str, name: str) -> Callable[[Registered], Registered]:
-    """Class or function decorator: make the decorated thing known as `name` of `kind`.
+    """Return a decorator that registers a class or function as `name`.
+
+    Both arguments must be literal strings, so that they can be read without running the file.
 
     Args:
-        kind: one of `KINDS`. Both arguments must be literals, so that a listing can read them without running the file.
-        name: lower case letters, digits, `_`; what is typed after `--methods`, `--task` or `--model`. A reproduction's
-            may have `-` too; it is typed after `reproduce`, and names files.
+        kind: One of `KINDS`.
+        name: Lower-case letters, digits and `_`, as typed after `--methods`, `--task` or `--model`. The name of a
+            reproduction, which is typed after `reproduce` and names files, may also contain `-`.
 
     Raises:
-        ValueError: if the kind is unknown, or another thing holds the name already.
+        ValueError: If the kind is unknown, or another class or function has the name already.
     """
     if kind not in KINDS:
         raise ValueError(f"cannot register a '{kind}'{nearest(kind, KINDS)}")
@@ -89,7 +99,7 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     def decorate(thing: Registered) -> Registered:
         held = _objects.get((kind, name))
         if held is not None and (held.__module__, held.__qualname__) != (thing.__module__, thing.__qualname__):
-            raise ValueError(f"{kind} '{name}' is registered twice: in {held.__module__} and in {thing.__module__}")
+            raise ValueError(f"{kind} '{name}' is registered twice, in {held.__module__} and {thing.__module__}")
         _objects[kind, name] = thing
         thing.registered_name = name  # type: ignore[attr-defined]
         return thing
@@ -98,12 +108,12 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
 
 
 def names(kind: str) -> list[str]:
-    """The names of all registered things of a kind, sorted; imports none of their modules."""
+    """Return the registered names of a kind, sorted, without importing their modules."""
     return sorted(entries(kind))
 
 
 def entries(kind: str) -> dict[str, Entry]:
-    """All registered things of a kind by name; imports none of their modules."""
+    """Return the entries of a kind by name, without importing their modules."""
     found = dict(_own(kind))
     for name, entry in _installed(kind).items():
         found.setdefault(name, entry)
@@ -114,11 +124,11 @@ def entries(kind: str) -> dict[str, Entry]:
 
 
 def get(kind: str, name: str) -> Any:
-    """The registered class or function.
+    """Return a registered class or function.
 
     Raises:
-        UsageError: if nothing of that name is registered; the line names the nearest name that is. If what is
-            registered does not have the base class of its kind.
+        UsageError: If the name is not registered (the message names the nearest name), or the registered class does not
+            derive from the base class of its kind.
     """
     if (kind, name) not in _objects:
         entry = entries(kind).get(name)
@@ -137,25 +147,22 @@ def get(kind: str, name: str) -> Any:
         module_name, base = CONTRACTS[kind]
         contract = getattr(importlib.import_module(module_name), base)
         if not (inspect.isclass(thing) and issubclass(thing, contract)):
-            raise UsageError(f"{kind} '{name}' of {_where(kind, name)} does not derive from {module_name}.{base}")
+            raise UsageError(f"{kind} '{name}' in {_where(kind, name)} does not derive from {module_name}.{base}")
     return thing
 
 
 def is_own(kind: str, name: str) -> bool:
-    """Whether a thing is the project's own; else a plugin file or an installed package registers it."""
+    """Return whether the project itself registers a name, and not a plugin or an installed package."""
     return name in _own(kind)
 
 
 def plugin_source(path: str) -> bytes | None:
-    """What a plugin's file held when it was run; `None` for another file."""
+    """Return the content that a plugin's file had when it was loaded; `None` for other files."""
     return _plugin_sources.get(path)
 
 
 def fault_in_plugin(error: BaseException) -> str:
-    """The innermost line of a plugin that an exception passed through: `FILE, line 3, in setup`; empty if none.
-
-    What a plugin's own code raises is for its author to mend and no error of this program.
-    """
+    """Return the innermost line of a plugin in a traceback, `FILE, line 3, in setup`; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     found = [frame for frame in frames if frame.filename in _plugin_sources]
     return f"{found[-1].filename}, line {found[-1].lineno}, in {found[-1].name}" if found else ""
@@ -167,10 +174,10 @@ def _where(kind: str, name: str) -> str:
 
 
 def load_plugin(path: str | Path) -> list[Entry]:
-    """Run a Python file that registers methods, tasks or models, and return what it registered.
+    """Run a Python file that registers methods, tasks or models, and return their entries.
 
     Raises:
-        UsageError: if the file is missing, raises while it runs, registers nothing, or takes a name that is held.
+        UsageError: If the file does not exist, raises an exception, registers nothing, or uses a name that is taken.
     """
     path = read_path(str(path), "--plugin").resolve()
     source = read_bytes(path, "--plugin")
@@ -183,16 +190,18 @@ def load_plugin(path: str | Path) -> list[Entry]:
         found = _read(path, str(path), text)
         code = compile(text, str(path), "exec")
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        # Bytes that are no text, and null bytes, are a ValueError; a MemoryError says that brackets nest too deeply.
+        # Invalid UTF-8 and null bytes raise a ValueError, brackets that are nested too deeply a MemoryError.
         raise UsageError(f"--plugin {path}: is not a Python file: {error or type(error).__name__}") from error
     if not found:
-        raise UsageError(f"--plugin {path}: registers nothing; put @register('method', 'name') above a class")
+        raise UsageError(f"--plugin {path}: registers nothing; write @register('method', 'name') above a class")
     for entry in found:
         if _NAME.fullmatch(entry.name) is None:
-            raise UsageError(f"--plugin {path}: '{entry.name}' is no name; it has 1 to 64 letters, digits, '_' or '-'")
+            raise UsageError(
+                f"--plugin {path}: '{entry.name}' is not a valid name; use 1 to 64 letters, digits, '_' or '-'"
+            )
         if entry.name in entries(entry.kind):
-            raise UsageError(f"--plugin {path}: {entry.kind} '{entry.name}' exists already; give it another name")
-    # Run from its text: an import would leave a __pycache__ in the user's folder, whose name may not end in .py either.
+            raise UsageError(f"--plugin {path}: {entry.kind} '{entry.name}' exists already; choose another name")
+    # An import would leave a __pycache__ in the user's folder, and would need a file name that ends in .py.
     module = types.ModuleType(module_name)
     module.__file__ = str(path)
     sys.modules[module_name] = module
@@ -200,30 +209,42 @@ def load_plugin(path: str | Path) -> list[Entry]:
         exec(code, vars(module))
         missing = [entry for entry in found if (entry.kind, entry.name) not in _objects]
         if missing:
-            raise UsageError(f"{missing[0].kind} '{missing[0].name}' is not registered; take suite.registry.register")
+            raise UsageError(f"{missing[0].kind} '{missing[0].name}' is not registered; use suite.registry.register")
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         for entry in found:
             _objects.pop((entry.kind, entry.name), None)
-        said = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"--plugin {path}: {said}") from error
+        message = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+        place = "" if isinstance(error, UsageError) else _line_in(error, str(path))
+        raise UsageError(f"--plugin {path}: {place}{message}") from error
     _plugin_entries.update({(entry.kind, entry.name): entry for entry in found})
     _plugin_sources[str(path)] = source
     return found
 
 
+def _line_in(error: BaseException, path: str) -> str:
+    """Return the last line of a file in a traceback, `line 3: `; empty if there is none."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"line {lines[-1]}: " if lines else ""
+
+
 @functools.cache
 def _own(kind: str) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
-    for package in PACKAGES[kind]:
-        specification = importlib.util.find_spec(package)
-        if specification is None or specification.submodule_search_locations is None:
-            continue
-        for folder in specification.submodule_search_locations:
-            for path in sorted(Path(folder).glob("*.py")):
-                module = package if path.stem == "__init__" else f"{package}.{path.stem}"
-                text = path.read_text(encoding="utf-8")
-                found.update({entry.name: entry for entry in _read(path, module, text) if entry.kind == kind})
+    return {entry.name: entry for entry in _in_package(PACKAGES[kind]) if entry.kind == kind}
+
+
+@functools.cache
+def _in_package(package: str) -> list[Entry]:
+    """Read the entries of all modules of a package and its subpackages."""
+    specification = importlib.util.find_spec(package)
+    found: list[Entry] = []
+    for folder in (specification and specification.submodule_search_locations) or ():
+        for path in sorted(Path(folder).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            if "@register(" in text:  # parsing the other files would take most of the time
+                parts = path.relative_to(folder).with_suffix("").parts
+                module = ".".join([package, *(part for part in parts if part != "__init__")])
+                found += _read(path, module, text)
     return found
 
 
@@ -239,7 +260,7 @@ def _installed(kind: str) -> dict[str, Entry]:
 
 
 def _read(path: Path, origin: str, text: str) -> list[Entry]:
-    """The entries that the `@register(kind, name)` decorators of a file's text make, read without running it."""
+    """Read the entries of all `@register(kind, name)` decorators in the text of a file, without running it."""
     tree = ast.parse(text, str(path))
     found = []
     for node in tree.body:
@@ -254,7 +275,7 @@ def _read(path: Path, origin: str, text: str) -> list[Entry]:
             literals = [argument.value for argument in decorator.args if isinstance(argument, ast.Constant)]
             texts = [literal for literal in literals if isinstance(literal, str)]
             if len(texts) != 2 or len(decorator.args) != 2:
-                raise UsageError(f"{where}: register takes two literal strings, a kind and a name")
+                raise UsageError(f"{where}: register needs two literal strings, a kind and a name")
             if texts[0] not in KINDS:
                 raise UsageError(f"{where}: cannot register a '{texts[0]}'{nearest(texts[0], KINDS)}")
             summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
