@@ -16,7 +16,7 @@ DATA = (
     "suite.errors",
     "suite.files",
     "suite.runs.folder.packed",
-    "suite.runs.versions",
+    "suite.runs.folder.columns",
 )  # no torch, nothing of a trial
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.errors import UsageError
-from suite.runs.versions import minor_version
+from suite.runs.folder.columns import minor_version
 
 FORMAT = 1  # of `kernel_benchmarks`
 KEY = "kernel_benchmarks"

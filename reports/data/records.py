@@ -24,25 +24,13 @@ from reports.data.trial_files import (
 )
 from suite.errors import UsageError
 from suite.runs.folder import packed
-from suite.runs.versions import minor_version
+from suite.runs.folder.columns import COLUMNS, NUMBER_COLUMNS, TEXT_COLUMNS, minor_version
 
-TEXT_COLUMNS = (
-    "trial_id", "method", "variant", "task", "model", "preset", "status", "message", "device", "hardware_id", "dtype",
-    "data_copy", "parameters", "execution", "torch",
-)  # fmt: skip
-NUMBER_COLUMNS = (
-    "seed", "batch_size", "epochs", "test_accuracy", "test_loss", "val_accuracy", "best_epoch_accuracy", "train_time_s",
-    "eval_time_s", "reconfigure_time_s", "wall_time_s", "samples_per_s", "inference_images_per_s", "train_flops_dense",
-    "train_flops_current", "train_flops_effective", "train_flops_executed", "inference_flops_dense", "inference_flops",
-    "inference_flops_effective", "params_dense", "params", "nonzero_params", "peak_memory_bytes", "peak_rss_bytes",
-    "compile_time_s", "threads",
-)  # fmt: skip
 RECORDS = ("trial.json", f"trial.json{packed.SUFFIX}")
 FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # the files of a trial that a report is made from
 _NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
 _SPEC_OBJECTS = ("recipe", "parameters", "model_parameters", "data_copy", "depends_on", "files")
 _PROVENANCE_OBJECTS = ("hardware", "software", "settings", "git", "method")
-_ACCURACIES = ("test_accuracy", "val_accuracy", "best_epoch_accuracy")
 
 
 @dataclass(frozen=True)
@@ -240,7 +228,7 @@ def _number(value: Any, column: str) -> float | None:
     number = finite(value)
     if number is None or number < 0:
         return None
-    if (column in _ACCURACIES and number > 1) or (column in ("seed", "epochs", "threads") and number % 1):
+    if number > COLUMNS[column].maximum or (column in ("seed", "epochs", "threads") and number % 1):
         return None
     return number
 

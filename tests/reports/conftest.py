@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from reports.data.records import NUMBER_COLUMNS, TEXT_COLUMNS
 from reports.figures import svg
+from suite.runs.folder.columns import NUMBER_COLUMNS, TEXT_COLUMNS
 
 EPOCHS = 5
 LAYERS = {

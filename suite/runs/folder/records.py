@@ -23,6 +23,7 @@ from suite import files
 from suite.errors import in_words
 from suite.files import canonical_json
 from suite.runs.folder import packed
+from suite.runs.folder.columns import COLUMNS
 from suite.runs.spec import LARGEST_SEED, TrialSpec
 
 ENDED = ("done", "diverged", "oom", "timeout", "error", "skipped")
@@ -204,7 +205,8 @@ def _check_value(column: str, value: Any) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"its {column} is not a number")
-    largest = 1 if column.endswith("accuracy") else _LARGEST[type(value)]
+    known = COLUMNS.get(column)
+    largest = min(known.maximum if known else math.inf, _LARGEST[type(value)])
     if not 0 <= value <= largest:
         raise ValueError(f"its {column} is {value:.6g}, which is not from 0 to {largest:.6g}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,9 @@ from typing import Any
 from suite import files
 from suite.errors import UsageError
 from suite.files import canonical_json
+from suite.runs.folder.columns import COLUMNS, REQUIRED_COLUMNS, minor_version
 from suite.runs.folder.store import RUNNING, Store, read_record
 from suite.runs.spec import TrialSpec
-from suite.runs.versions import minor_version
-
-TEXT_COLUMNS = (
-    *("trial_id", "method", "variant", "task", "model", "preset", "status", "message", "device", "hardware_id"),
-    *("dtype", "data_copy", "parameters", "execution", "torch"),
-)
-INTEGER_COLUMNS = (
-    *("seed", "batch_size", "epochs", "params_dense", "params", "nonzero_params"),
-    *("peak_memory_bytes", "peak_rss_bytes", "threads"),
-)
-COLUMNS = (
-    *("trial_id", "method", "variant", "task", "model", "preset", "seed", "status", "message", "device", "hardware_id"),
-    *("dtype", "data_copy", "parameters", "batch_size", "epochs", "test_accuracy", "test_loss", "val_accuracy"),
-    *("best_epoch_accuracy", "train_time_s", "eval_time_s", "reconfigure_time_s", "wall_time_s", "samples_per_s"),
-    *("inference_images_per_s", "train_flops_dense", "train_flops_current", "train_flops_effective"),
-    *("train_flops_executed", "inference_flops_dense", "inference_flops", "inference_flops_effective", "params_dense"),
-    *("params", "nonzero_params", "peak_memory_bytes", "peak_rss_bytes", "execution", "compile_time_s"),
-    *("threads", "torch"),
-)
-NEEDED = ("trial_id", "method", "status")  # columns without which a file is no table of results
-_LARGEST_INTEGER = 2**63 - 1
 
 
 def row(folder: Path, record: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -83,26 +62,11 @@ def _values(record: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     measured = record.get("result", {})
     sound = {name: value for name, value in {**measured, **known}.items() if name in COLUMNS}
     wrong = [f"results.csv has no column {name}" for name in measured if name not in COLUMNS]
-    faults = {name: fault for name, value in sound.items() if value is not None and (fault := _fault(name, value))}
+    faults = {
+        name: fault for name, value in sound.items() if value is not None and (fault := COLUMNS[name].fault(value))
+    }
     wrong += [f"{name} is {fault}" for name, fault in faults.items()]
     return {name: None if name in faults else value for name, value in sound.items()}, next(iter(wrong), "")
-
-
-def _fault(column: str, value: Any) -> str:
-    """Why a value cannot be in a column; empty if it can."""
-    if column in TEXT_COLUMNS:
-        return "" if isinstance(value, str) else "not a text"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return "not a number"
-    try:
-        finite = math.isfinite(value)  # an integer past the largest float is an OverflowError
-    except OverflowError:
-        finite = False
-    if not finite:
-        return "not a finite number"
-    if column in INTEGER_COLUMNS and not (isinstance(value, int) and abs(value) <= _LARGEST_INTEGER):
-        return "not an integer of 64 bits"
-    return ""
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -150,7 +114,7 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
         names = reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: cannot be read as CSV: {error}; repair it, or move it away") from error
-    if missing := [name for name in NEEDED if name not in names]:
+    if missing := [name for name in REQUIRED_COLUMNS if name not in names]:
         raise UsageError(f"{path}: has no column '{missing[0]}'; repair it, or move it away")
     for number, line in enumerate(found, 2):
         if None in line or any(value is None for value in line.values()):
@@ -195,22 +159,13 @@ def write_results(store: Store, none_runs: bool = False, forget: Collection[str]
     writer.writerows({key: "" if value is None else value for key, value in line.items()} for line in table)
     files.write(store.folder / "results.csv", text.getvalue())
 
-    # The types are fixed: a column in which nothing was measured would else change its type from folder to folder.
-    types = dict.fromkeys(columns, pa.float64()) | dict.fromkeys(others, pa.string())
-    types |= dict.fromkeys(TEXT_COLUMNS, pa.string()) | dict.fromkeys(INTEGER_COLUMNS, pa.int64())
-    plain = [{name: _typed(line.get(name), name, others) for name in columns} for line in table]
+    # A column without values would otherwise change its type from folder to folder.
+    types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+    schema = pa.schema([(name, types[COLUMNS[name].type] if name in COLUMNS else pa.string()) for name in columns])
+    plain = [
+        {name: COLUMNS[name].parse(line.get(name)) if name in COLUMNS else line.get(name) for name in columns}
+        for line in table
+    ]
     with files.replacing(store.folder / "results.parquet") as file:
-        parquet.write_table(pa.Table.from_pylist(plain, schema=pa.schema(list(types.items()))), file)
+        parquet.write_table(pa.Table.from_pylist(plain, schema=schema), file)
     return found
-
-
-def _typed(value: Any, column: str, texts: Collection[str]) -> Any:
-    """A value as Parquet's type of its column; nothing where a row of the table has something else there."""
-    if value is None or column in TEXT_COLUMNS or column in texts:
-        return value
-    try:
-        # Counts above 2**53 do not fit a float exactly; 16 digits of a FLOP count are enough.
-        number = int(value) if column in INTEGER_COLUMNS else float(value)
-    except (ValueError, OverflowError):
-        return None
-    return None if _fault(column, number) else number

@@ -1,0 +1,251 @@
+"""Schema of the results table: the one place that says which columns `results.csv` has.
+
+The writer (`suite.runs.folder.results`), the reader (`reports.data.records`), the heads of the report's tables and
+`docs/results.md` are made from it. `python -m suite.runs.folder.columns` prints the table for the docs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["trial", "setting", "machine", "measured", "counted"]
+
+KINDS: dict[Kind, str] = {
+    "trial": "identifies the trial and says how it ended",
+    "setting": "decided before the trial started; two trials that differ in one are different trials",
+    "machine": "where the trial ran; times are compared only where these are equal",
+    "measured": "observed with a clock, an allocator or a data set",
+    "counted": "computed from shapes, plans and masks; exact, and independent of the machine",
+}
+MAX_INTEGER = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the results table.
+
+    Attributes:
+        name: Name in `results.csv`, `results.parquet` and, for measured and counted columns, in `trial.json`.
+        type: `str`, `int` (64 bits) or `float`.
+        unit: Unit of the value; empty for texts and numbers without one.
+        kind: Where the value comes from; one of `KINDS`.
+        title: Head of the column in reports.
+        meaning: One sentence for the docs.
+        maximum: Largest valid value.
+    """
+
+    name: str
+    type: type
+    unit: str
+    kind: Kind
+    title: str
+    meaning: str
+    maximum: float = math.inf
+
+    def fault(self, value: Any) -> str:
+        """Return why a value cannot be in this column; empty if it can."""
+        if self.type is str:
+            return "" if isinstance(value, str) else "not a text"
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return "not a number"
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:  # an integer beyond the largest float
+            finite = False
+        if not finite:
+            return "not a finite number"
+        if self.type is int and not (isinstance(value, int) and abs(value) <= MAX_INTEGER):
+            return "not an integer of 64 bits"
+        return ""
+
+    def parse(self, value: Any) -> Any:
+        """Return a cell of `results.csv`, or a value, with this column's type; `None` if it is empty or not valid."""
+        if self.type is str or value is None:
+            return value or None
+        try:
+            # FLOPs above 2**53 do not fit a float exactly; its 16 digits suffice.
+            number = int(value) if self.type is int else float(value)
+        except (ValueError, OverflowError):
+            return None
+        return None if self.fault(number) else number
+
+
+_FLOPS = "FLOPs"
+SCHEMA: tuple[Column, ...] = (
+    Column("trial_id", str, "", "trial", "Trial", "Name of the trial's folder; it ends with the hash of its settings."),
+    Column("method", str, "", "setting", "Method", "Registered name of the method."),
+    Column("variant", str, "", "setting", "Parameters", "Parameters that were typed, `k=v` joined by commas."),
+    Column("task", str, "", "setting", "Task", "Registered name of the task."),
+    Column("model", str, "", "setting", "Model", "Model with the parameters that differ from its defaults."),
+    Column("preset", str, "", "setting", "Preset", "`smoke`, `quick` or `paper`."),
+    Column("seed", int, "", "setting", "Seed", "Seed of initial weights, batch order and augmentation."),
+    Column(
+        "status",
+        str,
+        "",
+        "trial",
+        "Status",
+        "`done`, `diverged`, `oom`, `timeout`, `error` or `skipped`; the numbers "
+        "of a trial that is not `done` do not count.",
+    ),
+    Column("message", str, "", "trial", "Message", "Why the trial is not `done`."),
+    Column("device", str, "", "setting", "Device", "`cpu` or `cuda`."),
+    Column(
+        "hardware_id",
+        str,
+        "",
+        "machine",
+        "Hardware",
+        "Hash of the CPU's model, instruction set and usable cores, or of the GPU and the driver's major version.",
+    ),
+    Column("dtype", str, "", "setting", "Number format", "`float32`, `bfloat16` or `float16`."),
+    Column("data_copy", str, "", "setting", "Data", "Kind of the data set's copy and the start of its checksum."),
+    Column("parameters", str, "", "setting", "All parameters", "Values of all parameters of the method, as JSON."),
+    Column("batch_size", int, "images", "setting", "Batch size", "Batch size of the recipe."),
+    Column("epochs", int, "", "setting", "Epochs", "Epochs of the recipe."),
+    Column(
+        "test_accuracy", float, "fraction", "measured", "Test accuracy", "Of the final model, on the whole test set.", 1
+    ),
+    Column("test_loss", float, "", "measured", "Test loss", "Cross entropy of the final model on the test set."),
+    Column(
+        "val_accuracy",
+        float,
+        "fraction",
+        "measured",
+        "Validation accuracy",
+        "Of the final model; empty without a validation split.",
+        1,
+    ),
+    Column(
+        "best_epoch_accuracy",
+        float,
+        "fraction",
+        "measured",
+        "Best test accuracy",
+        "Highest test accuracy of any epoch, to compare with papers that report it.",
+        1,
+    ),
+    Column(
+        "train_time_s",
+        float,
+        "s",
+        "measured",
+        "Training time",
+        "Training steps with input, pruning, regularizer and reconfiguration; without evaluation and compilation.",
+    ),
+    Column("eval_time_s", float, "s", "measured", "Evaluation time", "Evaluations after the epochs."),
+    Column("reconfigure_time_s", float, "s", "measured", "Reconfiguration time", "Surgery; part of `train_time_s`."),
+    Column(
+        "wall_time_s", float, "s", "measured", "Wall time", "From start to end of the trial's process, all attempts."
+    ),
+    Column(
+        "samples_per_s",
+        float,
+        "images/s",
+        "measured",
+        "Training throughput",
+        "Training images per second of `train_time_s`.",
+    ),
+    Column(
+        "inference_images_per_s",
+        float,
+        "images/s",
+        "measured",
+        "Inference throughput",
+        "Of the final model: median of five forward passes of one evaluation batch.",
+    ),
+    Column(
+        "train_flops_dense",
+        float,
+        _FLOPS,
+        "counted",
+        "Training FLOPs, dense",
+        "Of the original network over the whole training.",
+    ),
+    Column(
+        "train_flops_current",
+        float,
+        _FLOPS,
+        "counted",
+        "Training FLOPs, current shapes",
+        "Of the shapes that existed at each step.",
+    ),
+    Column(
+        "train_flops_effective",
+        float,
+        _FLOPS,
+        "counted",
+        "Training FLOPs, effective",
+        "Multiply-adds with both operands nonzero; only hardware that skips zeros can save the others.",
+    ),
+    Column("train_flops_executed", float, _FLOPS, "counted", "Training FLOPs, executed", "What the backends computed."),
+    Column(
+        "inference_flops_dense",
+        float,
+        _FLOPS,
+        "counted",
+        "Inference FLOPs, dense",
+        "Of the original network, one image.",
+    ),
+    Column("inference_flops", float, _FLOPS, "counted", "Inference FLOPs", "Of the final network's shapes, one image."),
+    Column(
+        "inference_flops_effective",
+        float,
+        _FLOPS,
+        "counted",
+        "Inference FLOPs, effective",
+        "As `inference_flops`, times each layer's fraction of nonzero weights.",
+    ),
+    Column("params_dense", int, "", "counted", "Parameters, dense", "Weights and biases of the original network."),
+    Column("params", int, "", "counted", "Parameters", "Weights and biases of the final network."),
+    Column("nonzero_params", int, "", "counted", "Nonzero parameters", "Those of the final network that are not zero."),
+    Column(
+        "peak_memory_bytes",
+        int,
+        "bytes",
+        "measured",
+        "Peak memory",
+        "CUDA: the allocator's maximum while training. "
+        "CPU: counted from saved tensors, parameters, gradients and optimizer state.",
+    ),
+    Column("peak_rss_bytes", int, "bytes", "measured", "Peak resident memory", "Of the trial's process, all attempts."),
+    Column("execution", str, "", "setting", "Execution", "`eager`, `compile` or `cuda_graph`."),
+    Column(
+        "compile_time_s",
+        float,
+        "s",
+        "measured",
+        "Compilation time",
+        "Compilation or capture of graphs; not in `train_time_s`.",
+    ),
+    Column("threads", int, "", "machine", "Threads", "Threads that torch computed with."),
+    Column("torch", str, "", "machine", "torch", "Major and minor version of torch."),
+)
+COLUMNS: dict[str, Column] = {column.name: column for column in SCHEMA}
+TEXT_COLUMNS = tuple(column.name for column in SCHEMA if column.type is str)
+NUMBER_COLUMNS = tuple(column.name for column in SCHEMA if column.type is not str)
+REQUIRED_COLUMNS = ("trial_id", "method", "status")
+"""A file without these columns is not a results table."""
+
+
+def minor_version(version: str) -> str:
+    """Return `2.15` for `2.15.0+cu132`: the speed of operations may change between such releases."""
+    found = re.match(r"[0-9]+\.[0-9]+", version)
+    return found[0] if found else version
+
+
+def markdown() -> Iterator[str]:
+    """Yield the lines of the schema as a Markdown table."""
+    yield "| column | type | unit | kind | meaning |"
+    yield "| --- | --- | --- | --- | --- |"
+    names = {str: "text", int: "integer", float: "number"}
+    for column in SCHEMA:
+        yield f"| `{column.name}` | {names[column.type]} | {column.unit} | {column.kind} | {column.meaning} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(markdown()))
