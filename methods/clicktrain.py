@@ -69,7 +69,7 @@ class ClickTrain(Method):
         batches: how many batches' saliencies are averaged to decide; the code takes one.
         mask_momentum: whether the optimizer's momentum is masked with the weights; in the code it is not.
         mixup: of images, from `hard_prune` on: both parameters of the Beta distribution; 0 for none.
-        backend: who multiplies by masked weights. `masked`: torch, zeros and all (code); `compact`: kernels that skip
+        backend: who multiplies by masked weights. `masked`: torch, zeros and all (code); `skipping`: kernels that skip
             them; `blocks`: torch, by 2x2 convolutions of the filters that keep the same block (`scope=filter`,
             `pool=4`); `auto`: for each layer the one that is faster than `masked` by a margin, as measured once on
             this machine for layers of its shape and density (`methods.backends.autotune`).
@@ -90,7 +90,7 @@ class ClickTrain(Method):
     batches: int = 1
     mask_momentum: bool = False
     mixup: float = 0.3
-    backend: Literal["auto", "masked", "compact", "blocks"] = "auto"
+    backend: Literal["auto", "masked", "skipping", "blocks"] = "auto"
 
     @classmethod
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:
@@ -138,9 +138,9 @@ class ClickTrain(Method):
 
     def setup(self, ctx: Context) -> None:
         self._ctx = ctx
-        if self.backend == "compact" and not can_skip(ctx.device):
+        if self.backend == "skipping" and not can_skip(ctx.device):
             raise ValueError(
-                f"backend=compact: there are no kernels that skip weights on {ctx.device.type} here (they are off, or "
+                f"backend=skipping: there are no kernels that skip weights on {ctx.device.type} here (they are off, or "
                 "nothing compiles them); take auto"
             )
         found = settings.find(ctx.task, ctx.network, self.ratios if self.compression is None else "solved")
@@ -213,7 +213,7 @@ class ClickTrain(Method):
     def _backend(self, chosen: str, kept: Tensor, layer: PlannedConv2d) -> Backend:
         if chosen == "blocks":
             return BlockConvolutions(kept)
-        return Skipping(kept, layer.geometry) if chosen == "compact" else TORCH
+        return Skipping(kept, layer.geometry) if chosen == "skipping" else TORCH
 
     def transform_batch(self, images: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Mixup: each image and its label mixed with another's of the batch, by one share for all."""
@@ -328,7 +328,7 @@ class ClickTrain(Method):
         """Who could multiply by a layer's masked weights."""
         can = [MASKED]
         if can_skip(layer.weight.device):
-            can.append("compact")
+            can.append("skipping")
         if self.scope == "filter" and self._generic == BLOCKS and layer.kernel_size == (3, 3):
             can.append("blocks")
         return can
@@ -428,7 +428,7 @@ class ClickTrain(Method):
         self._patterns = {name: numbers.long() for name, numbers in state["patterns"].items()}
         self._masked_from, self._chosen = state["masked_from"], state["backends"]
         self._choices = dict(state["choices"])
-        if "compact" in (self._chosen or {}).values() and not can_skip(self._ctx.device):
+        if "skipping" in (self._chosen or {}).values() and not can_skip(self._ctx.device):
             raise ValueError(
                 "this trial's checkpoint takes kernels that skip weights, which are not to be had here; go on where "
                 "they are, or begin anew"

@@ -190,7 +190,7 @@ for name in "${chosen[@]}"; do
       ;;
     clicktrain)
       suite clicktrain --task cifar10 --model vgg11_click --preset quick --epochs 12 --seeds 2 --methods \
-        "dense,clicktrain[schedule=paper,backend=masked|compact|auto],clicktrain[schedule=paper,scope=filter]"
+        "dense,clicktrain[schedule=paper,backend=masked|skipping|auto],clicktrain[schedule=paper,scope=filter]"
       ;;
   esac
 done

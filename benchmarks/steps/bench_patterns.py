@@ -257,11 +257,11 @@ def measure_steps(pairs: int, found: Kept) -> None:
         found[name] = dataclasses.asdict(ratio)
 
     single, half = torch.float32, torch.bfloat16
-    masked = {backend: steps(single, hard_prune=0.0, backend=backend) for backend in ("compact", "auto", "masked")}
-    compare(f"{STEP_NETWORK}: compact / masked", masked["compact"], masked["masked"])
+    masked = {backend: steps(single, hard_prune=0.0, backend=backend) for backend in ("skipping", "auto", "masked")}
+    compare(f"{STEP_NETWORK}: skipping / masked", masked["skipping"], masked["masked"])
     compare(f"{STEP_NETWORK}: auto / masked", masked["auto"], masked["masked"])
     compare(f"{STEP_NETWORK}: lasso / dense", steps(single, hard_prune=0.9, backend="masked"), steps(single))
-    compare(f"{STEP_NETWORK}: compact, float32 / dense, bfloat16", masked["compact"], steps(half))
+    compare(f"{STEP_NETWORK}: skipping, float32 / dense, bfloat16", masked["skipping"], steps(half))
     compare(f"{STEP_NETWORK}: auto / dense, both bfloat16", steps(half, hard_prune=0.0, backend="auto"), steps(half))
     for network in (STEP_NETWORK, WIDE_NETWORK):
         for dtype in (single, half):

@@ -24,13 +24,13 @@ STAGES = {"warm-up": "before patterns are chosen", "lasso": "under the lasso", "
 WAYS = {
     "masked": "clicktrain[schedule=paper,backend=masked]",
     "auto": "clicktrain[schedule=paper]",
-    "compact": "clicktrain[schedule=paper,backend=compact]",
+    "skipping": "clicktrain[schedule=paper,backend=skipping]",
 }
-OF_A_PART = {"backends": ("masked", "auto"), "compact": ("compact",)}
+OF_A_PART = {"backends": ("masked", "auto"), "skipping": ("skipping",)}
 BACKENDS = (
-    "masked: torch multiplies by the zeros too. compact: kernels that skip them, in every pruned layer. auto: by layer "
+    "masked: torch multiplies by the zeros too. skipping: kernels that skip them, in every pruned layer. auto: by layer "
     "the faster of the two, as measured in the first epoch. Where there are no kernels that skip, auto is masked, and "
-    "the part compact cannot run."
+    "the part skipping cannot run."
 )
 IN_PARTS = (
     "Each trial has its own times, measured in the course of its training; trials are not interleaved. With --jobs "

@@ -41,14 +41,14 @@ def train_alike(masked, run):
 
 
 def test_skipped_weights_change_nothing_but_the_work(skipping):
-    masked, compact = Run(stages()), Run(stages(backend="compact"))
-    for name, layer, other in train_alike(masked, compact):
+    masked, skipping = Run(stages()), Run(stages(backend="skipping"))
+    for name, layer, other in train_alike(masked, skipping):
         share = float((other != 0).float().mean())
         assert layer.op_plan.backend.executed("forward", None, other, layer.geometry) == pytest.approx(share)
         assert layer.meter.take() == pytest.approx((share,) * 3, rel=0.2)  # the first masked step's products were dense
         assert masked.hooks.ctx.layers[name].op_plan.empty
-    compact.hooks.finish()
-    assert all(layer.op_plan.empty for layer in compact.hooks.ctx.layers.values())
+    skipping.hooks.finish()
+    assert all(layer.op_plan.empty for layer in skipping.hooks.ctx.layers.values())
 
 
 def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
@@ -58,9 +58,9 @@ def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
         kept, backends = prepare()
         asked.append((tuple(kept.shape), images, size))
         assert kept.float().mean() == pytest.approx(0.125, rel=0.05)
-        assert names == [*backends] == ["masked", "compact"]
+        assert names == [*backends] == ["masked", "skipping"]
         assert structure == {"percent": 71.875, "pool": 4, "scope": "kernel", "balance": "layer"}
-        return choice("compact" if size == (16, 16) else "masked")
+        return choice("skipping" if size == (16, 16) else "masked")
 
     monkeypatch.setattr("methods.clicktrain.fastest", fastest)
     run = Run(stages(backend="auto"))
@@ -68,8 +68,8 @@ def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
     assert len(asked) == len(set(asked))  # once for all layers of a shape
     assert all(images == 8 for _, images, _ in asked)
     sizes = run.hooks.ctx.spaces.input_sizes
-    expected = {name: "compact" if sizes[name] == (16, 16) else "masked" for name in run.method._percent}
-    assert set(expected.values()) == {"compact", "masked"}
+    expected = {name: "skipping" if sizes[name] == (16, 16) else "masked" for name in run.method._percent}
+    assert set(expected.values()) == {"skipping", "masked"}
     record = run.method.record(run.hooks.ctx)
     assert record["backends"] == {name: one["chosen"] for name, one in record["choices"].items()} == expected
     count = len(asked)
@@ -77,18 +77,18 @@ def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
     assert "choices" not in run.method.record(run.hooks.ctx)  # the first epoch's record has them
     assert len(asked) == count
     for name, chosen in expected.items():
-        assert (run.hooks.ctx.layers[name].op_plan.backend is not None) is (chosen == "compact")
+        assert (run.hooks.ctx.layers[name].op_plan.backend is not None) is (chosen == "skipping")
     resumed = stages(backend="auto")
     resumed.setup(run.hooks.ctx)
     resumed.load_state_dict(run.method.state_dict())
     resumed.on_epoch_end(run.hooks.ctx)
     assert len(asked) == count  # what was decided is taken from the checkpoint
-    name = next(name for name, chosen in expected.items() if chosen == "compact")
+    name = next(name for name, chosen in expected.items() if chosen == "skipping")
     assert resumed.plan(name, run.hooks.ctx.layers[name]).backend is not None
 
 
 def test_a_trial_does_not_go_on_without_the_kernels_that_it_took(skipping, monkeypatch):
-    run = Run(stages(backend="compact"))
+    run = Run(stages(backend="skipping"))
     run.epochs(3)
     again = stages(backend="auto")
     monkeypatch.setattr("methods.clicktrain.can_skip", lambda device: False)
@@ -141,7 +141,7 @@ def test_auto_weighs_blocks_too_where_filters_have_one_pattern(skipping, monkeyp
     run = Run(stages(scope="filter", backend="auto"))
     run.epochs(3)
     assert asked
-    assert all(names == ["masked", "compact", "blocks"] for names in asked)
+    assert all(names == ["masked", "skipping", "blocks"] for names in asked)
     assert all(run.hooks.ctx.layers[name].op_plan.backend.name == "blocks" for name in run.weights())
 
 
@@ -253,10 +253,10 @@ def test_trials_of_different_seeds_ask_the_same_and_compute_alike(skipping, choi
     assert all(found["from_cache"] for found in second.method._choices.values())
 
 
-def test_compact_says_where_it_cannot_be_had(monkeypatch):
+def test_skipping_says_where_it_cannot_be_had(monkeypatch):
     monkeypatch.setattr("methods.clicktrain.can_skip", lambda device: False)
     with pytest.raises(ValueError, match=r"no kernels that skip weights on cpu here \(.*\); take auto"):
-        Run(stages(backend="compact"))
+        Run(stages(backend="skipping"))
     run = Run(stages(backend="auto"))
     run.epochs(4)
     assert set(run.method.record(run.hooks.ctx)["backends"].values()) == {"masked"}

@@ -22,7 +22,7 @@ VARIANTS = {
     "clicktrain": (
         {},
         {"pool": "dynamic", "scope": "filter", "batches": 3, "mask_momentum": True, "mixup": 0.3},
-        {"backend": "compact"},
+        {"backend": "skipping"},
         {"backend": "masked", "pool": 12, "balance": "filter", "schedule": "paper"},
     ),
 }

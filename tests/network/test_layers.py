@@ -95,7 +95,7 @@ def test_grad_dgrad_gives_the_dense_data_gradient_of_the_pruned_gradient():
 
 @pytest.mark.parametrize("case", ["conv3x3", "grouped", "linear"])
 @pytest.mark.parametrize("kept", [[0, 1, 3, 5, 6, 8, 9, 11], [2], []])
-def test_compact_equals_zeroed_channels(case, kept):
+def test_compact_gradient_equals_zeroed_channels(case, kept):
     """Kept channels 0,1 / 3,5 / 6,8 / 9,11 are two in each of the four groups; the others are unbalanced."""
     torch.manual_seed(0)
     make, shape = LAYERS[case]
@@ -118,7 +118,7 @@ def test_compact_equals_zeroed_channels(case, kept):
     assert executed == Density(1.0, pytest.approx(share), pytest.approx(share))
 
 
-def test_compact_is_expanded_where_another_transform_follows():
+def test_compact_gradient_is_expanded_where_another_transform_follows():
     torch.manual_seed(0)
     layer, inputs, index = nn.Conv2d(4, 8, 3), torch.randn(2, 4, 6, 6), torch.tensor([1, 2])
     shapes = []
@@ -135,7 +135,7 @@ def test_compact_is_expanded_where_another_transform_follows():
 
 
 @pytest.mark.parametrize("case", ["conv3x3", "conv5x5-stride2", "grouped", "linear"])
-def test_compact_backend_equals_masked_dense_and_says_what_it_executed(case):
+def test_slicing_backend_equals_masked_dense_and_says_what_it_executed(case):
     torch.manual_seed(0)
     make, shape = LAYERS[case]
     layer, inputs = make(), torch.randn(shape)

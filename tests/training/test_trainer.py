@@ -124,9 +124,9 @@ def test_a_record_says_who_multiplies_in_each_layer():
     trainer = small_trainer(WeightMask(), on_epoch=records.append)
     trainer.fit()
     found = records[-1]["backends"]
-    assert set(found.values()) == {"torch", "compact"}
+    assert set(found.values()) == {"torch", "slicing"}
     for name, layer in trainer.ctx.layers.items():
-        assert (found[name] == "compact") is (layer.weight.shape[1] == 8)
+        assert (found[name] == "slicing") is (layer.weight.shape[1] == 8)
 
 
 def test_reconfiguration_changes_batch_learning_rate_and_ledger():
