@@ -28,9 +28,9 @@ WAYS = {
 }
 OF_A_PART = {"backends": ("masked", "auto"), "skipping": ("skipping",)}
 BACKENDS = (
-    "masked: torch multiplies by the zeros too. skipping: kernels that skip them, in every pruned layer. auto: by layer "
-    "the faster of the two, as measured in the first epoch. Where there are no kernels that skip, auto is masked, and "
-    "the part skipping cannot run."
+    "masked: torch multiplies by the zeros too. skipping: kernels that skip them, in every pruned layer. auto: by "
+    "layer the faster of the two, as measured in the first epoch. Where there are no kernels that skip, auto is "
+    "masked, and the part skipping cannot run."
 )
 IN_PARTS = (
     "Each trial has its own times, measured in the course of its training; trials are not interleaved. With --jobs "
