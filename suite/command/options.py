@@ -324,8 +324,6 @@ def _overrides(source: dict[str, Any]) -> dict[str, Any]:
         key, value = read_override(assignment, option)
         if key in found:
             raise UsageError(f"{option} {assignment}: recipe.{key} is given twice")
-        if option != "--set" and value < 1:
-            raise UsageError(f"{option} {value}: the smallest is 1")
         found[key] = value
     return found
 

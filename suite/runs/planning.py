@@ -51,7 +51,7 @@ def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
     if key not in known:
         raise UsageError(f"{option} '{text}': recipe has no '{key}'{nearest(key, known)}")
     annotation = known[key].annotation
-    return key, normal(convert(value, annotation, f"{option} recipe.{key}"), annotation)
+    return key, normal(convert(value, annotation, option if option != "--set" else f"--set recipe.{key}"), annotation)
 
 
 def plan(suite: SuiteSpec) -> list[TrialSpec]:
