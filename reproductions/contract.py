@@ -61,7 +61,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Ran:
+class ReproductionData:
     """What the trials of a reproduction left.
 
     Attributes:
@@ -131,22 +131,22 @@ class Reproduction:
                 for value in filter(None, (one.published, one.published_baseline)):
                     self.published.find(value)
 
-    def outcome(self, ran: Ran) -> Outcome:
+    def outcome(self, data: ReproductionData) -> Outcome:
         """What came out. The base class compares what the parts declare, and draws it."""
-        comparisons = self.compare(ran)
+        comparisons = self.compare(data)
         return Outcome(comparisons, self.draw(comparisons), self.remarks)
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
         """Columns beside those of `results.csv` that quantities may name: what is read off a trial's other files."""
         return {}
 
-    def compare(self, ran: Ran) -> tuple[Comparison, ...]:
+    def compare(self, data: ReproductionData) -> tuple[Comparison, ...]:
         """The declared quantities of every part, and what is published alone."""
         lines: list[Comparison] = []
         for part in self.parts:
             trials = {
                 label: [replace(trial, numbers={**trial.numbers, **self.columns(trial)}) for trial in several]
-                for label, several in ran.trials.get(part.name, {}).items()
+                for label, several in data.trials.get(part.name, {}).items()
             }
             lines += compare(part.compared, part.name, trials, self.published)
         for name in self.also:

@@ -34,7 +34,7 @@ FULL_RECIPE = "paper"  # the preset that is the recipe of a paper
 
 
 @dataclass(frozen=True)
-class Unrun:
+class PartNotRun:
     """A part that was not asked for and is not there as a whole, and the command that runs what is missing of it."""
 
     name: str
@@ -43,7 +43,7 @@ class Unrun:
 
 
 @dataclass(frozen=True)
-class Reproduced:
+class ReproductionPage:
     """Everything that the files of one reproduction say.
 
     Attributes:
@@ -71,13 +71,13 @@ class Reproduced:
     networks: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     alone: tuple[Group, ...] = ()
-    unrun: tuple[Unrun, ...] = ()
+    unrun: tuple[PartNotRun, ...] = ()
     remarks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     provenance: tuple[str, ...] = ()
 
 
-def write(folder: Path, reproduced: Reproduced) -> list[Path]:
+def write(folder: Path, reproduced: ReproductionPage) -> list[Path]:
     """Write the three files into `folder/reproduce`, each atomically: the Markdown is the first of the list.
 
     Without a figure an earlier one is taken away: it would show other numbers than the table.
@@ -128,7 +128,7 @@ def _plain(value: object) -> object:
     return f"{value:.10g}" if isinstance(value, float) else clean(value) if isinstance(value, str) else value
 
 
-def to_markdown(reproduced: Reproduced) -> str:
+def to_markdown(reproduced: ReproductionPage) -> str:
     """The page."""
     # What nobody asked for is one line with its command, and not a row of dashes for each of its numbers.
     unrun = [part.name for part in reproduced.unrun]

@@ -39,8 +39,8 @@ from kernels.sparse_conv.dispatch import available, sparse_convolution
 from methods.clicktrain import ClickTrain
 from methods.shared import clicktrain_settings as settings
 from methods.shared.patterns import Dropped, choose_patterns, generic_pool, least_important_kernels
-from reproductions.clicktrain.pattern_layers import Layer
-from reproductions.clicktrain.pattern_layers import conversions as ways_to_convert
+from reproductions.clicktrain.timed_layers import Layer
+from reproductions.clicktrain.timed_layers import conversions as ways_to_convert
 from suite.choices import build_model
 from suite.errors import UsageError
 from suite.method import Geometry

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 from reports.data.records import Trial
 from reports.figures.figure import Figure
-from reproductions.clicktrain.declarations import SMALL, compression_at_the_end, recipe_name
+from reproductions.clicktrain.quantities import SMALL, compression_at_the_end, recipe_name
 from reproductions.comparison import Compared, Comparison
-from reproductions.contract import Outcome, Part, Ran, Reproduction
-from reproductions.finished import done, learned_nothing, point, slower_than_dense, with_own_trials
+from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
+from reproductions.trial_values import done, learned_nothing, point, slower_than_dense, with_own_trials
 from suite import registry
 from suite.registry import register
 
@@ -151,10 +151,10 @@ class Figure12(Reproduction):
     def columns(self, trial: Trial) -> Mapping[str, float]:
         return compression_at_the_end(trial)
 
-    def outcome(self, ran: Ran) -> Outcome:
-        lines = self.compare(ran)
-        dense = done(ran, self.parts[0].name, "dense")
-        remarks = (*learned_nothing(ran, dense), *slower_than_dense(lines), *self.remarks)
+    def outcome(self, data: ReproductionData) -> Outcome:
+        lines = self.compare(data)
+        dense = done(data, self.parts[0].name, "dense")
+        remarks = (*learned_nothing(data, dense), *slower_than_dense(lines), *self.remarks)
         return Outcome(lines, self.draw(lines), remarks)
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
@@ -237,13 +237,13 @@ class Figure17(Reproduction):
         for network in ("vgg11_click", "resnet32_wide", "resnet32")
     )
 
-    def compare(self, ran: Ran) -> tuple[Comparison, ...]:
+    def compare(self, data: ReproductionData) -> tuple[Comparison, ...]:
         """As declared, by the name of the network that was trained, of parts that have trials of their own."""
         from dataclasses import replace
 
-        own = {part.name: trials for part, trials in with_own_trials(self, ran)}
+        own = {part.name: trials for part, trials in with_own_trials(self, data)}
         lines = []
-        for one in super().compare(ran):
+        for one in super().compare(data):
             part = next((part for part in self.parts if part.name == one.part), None)
             if part is None:
                 lines.append(one)
@@ -252,17 +252,17 @@ class Figure17(Reproduction):
                 lines.append(replace(one, quantity=one.quantity.replace(part.model, (trained or [part.model])[0], 1)))
         return tuple(lines)
 
-    def outcome(self, ran: Ran) -> Outcome:
-        lines = self.compare(ran)
-        part = next((part.name for part in self.parts if done(ran, part.name, "dense")), self.parts[0].name)
-        dense = done(ran, part, "dense")
-        remarks = (*learned_nothing(ran, dense), *slower_than_dense(lines), *self.remarks)
-        return Outcome(lines, self._figure(ran, part), remarks)
+    def outcome(self, data: ReproductionData) -> Outcome:
+        lines = self.compare(data)
+        part = next((part.name for part in self.parts if done(data, part.name, "dense")), self.parts[0].name)
+        dense = done(data, part, "dense")
+        remarks = (*learned_nothing(data, dense), *slower_than_dense(lines), *self.remarks)
+        return Outcome(lines, self._figure(data, part), remarks)
 
-    def _figure(self, ran: Ran, part: str) -> Figure | None:
+    def _figure(self, data: ReproductionData, part: str) -> Figure | None:
         from reports.figures.panels import Line, Panel, curves_figure
 
-        groups = {name: [done(ran, part, method) for method in several] for name, several in METHODS.items()}
+        groups = {name: [done(data, part, method) for method in several] for name, several in METHODS.items()}
         trials = [trial for several in groups.values() for each in several for trial in each]
         seconds = max((trial.number("train_time_s") or 0.0 for trial in trials), default=0.0)
         unit, each = ("min", 60.0) if seconds > 180 else ("s", 1.0)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from reports.data.records import Trial
 from reports.figures.figure import Figure
 from reproductions.comparison import Compared
-from reproductions.contract import Outcome, Part, Ran, Reproduction
-from reproductions.finished import done, point, share_of_dense
-from reproductions.prunetrain.declarations import (
+from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
+from reproductions.prunetrain.quantities import (
     MODELLED,
     RING,
     changed,
@@ -23,6 +22,7 @@ from reproductions.prunetrain.declarations import (
     strength,
     training_left,
 )
+from reproductions.trial_values import done, point, share_of_dense
 from suite.registry import register
 
 RATIOS = (0.05, 0.1, 0.15, 0.2)
@@ -87,11 +87,11 @@ class Figure8(Reproduction):
     def columns(self, trial: Trial) -> Mapping[str, float]:
         return modelled_costs(trial)
 
-    def outcome(self, ran: Ran) -> Outcome:
-        by_method: dict[str, list[list[Trial]]] = {"dense": [done(ran, "ends", "dense")]}
+    def outcome(self, data: ReproductionData) -> Outcome:
+        by_method: dict[str, list[list[Trial]]] = {"dense": [done(data, "ends", "dense")]}
         for method, name in NAMES.items():
             by_method[name] = [
-                done(ran, "ends" if ratio in SHORT else "between", label(method, ratio)) for ratio in RATIOS
+                done(data, "ends" if ratio in SHORT else "between", label(method, ratio)) for ratio in RATIOS
             ]
         figure = tradeoff_figure(
             self.registered_name,
@@ -100,7 +100,7 @@ class Figure8(Reproduction):
             "training before it.",
             by_method,
         )
-        return Outcome(self.compare(ran), figure, self.remarks)
+        return Outcome(self.compare(data), figure, self.remarks)
 
 
 INTERVALS = {"short": (1, 2, 3), "long": (5, 10, 20, 30)}
@@ -158,18 +158,18 @@ class Figure10(Reproduction):
     def columns(self, trial: Trial) -> Mapping[str, float]:
         return modelled_costs(trial)
 
-    def outcome(self, ran: Ran) -> Outcome:
-        by_method = {"dense": [done(ran, part.name, "dense") for part in self.parts]}
+    def outcome(self, data: ReproductionData) -> Outcome:
+        by_method = {"dense": [done(data, part.name, "dense") for part in self.parts]}
         for name, intervals in INTERVALS.items():
             for interval in intervals:
-                by_method[every(interval)] = [done(ran, name, f"prunetrain[interval={interval}]")]
+                by_method[every(interval)] = [done(data, name, f"prunetrain[interval={interval}]")]
         figure = tradeoff_figure(
             self.registered_name,
             "Accuracy over inference FLOPs and over training FLOPs, by interval",
             "A point an interval, the mean over seeds with its 95 % interval.",
             by_method,
         )
-        return Outcome(self.compare(ran), figure, self.remarks)
+        return Outcome(self.compare(data), figure, self.remarks)
 
 
 def tradeoff_figure(name: str, title: str, caption: str, by_method: Mapping[str, list[list[Trial]]]) -> Figure | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from reports.data.estimates import Estimate, Missing
 from reports.data.records import Trial
 from reproductions.comparison import Comparison
-from reproductions.contract import Outcome, Part, Ran, Reproduction
+from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from suite.registry import register
 from suite.runs.spec import TrialSpec
 
@@ -72,20 +72,20 @@ class Figure5(Reproduction):
         ),
     )
 
-    def outcome(self, ran: Ran) -> Outcome:
+    def outcome(self, data: ReproductionData) -> Outcome:
         """Run one more backward pass of the trained network, prune its gradient, and measure what changed."""
         import kernels
         from reproductions.figures import gradient_figure
 
-        trials = [trial for trial in ran.trials[self.parts[0].name].get("dense", ()) if trial.done]
+        trials = [trial for trial in data.trials[self.parts[0].name].get("dense", ()) if trial.done]
         if not trials:
             return Outcome((self._line("exact zeros, dense", Missing("the dense trial is not done")),))
-        spec = ran.specs[trials[0].name]  # the first seed; one gradient is what the figure shows
-        model_file = ran.folder / "trials" / spec.trial_id / "model.pt"
+        spec = data.specs[trials[0].name]  # the first seed; one gradient is what the figure shows
+        model_file = data.folder / "trials" / spec.trial_id / "model.pt"
         scale = loss_scale(spec, trials[0])
         if isinstance(scale, Missing):
             return Outcome((self._line("exact zeros, dense", scale),))
-        captured = capture(spec, model_file, ran.device, scale)
+        captured = capture(spec, model_file, data.device, scale)
         pruned = prune(captured.grad, spec.seed)
         sample, group = loudest_group(captured.grad)
         where = f"layer {captured.layer}, {' x '.join(map(str, captured.grad.shape))}, {captured.grad.dtype}".replace(

@@ -27,7 +27,7 @@ def write_outcome(
     from reports.data.records import read
     from reproductions import page as reproduced
     from reproductions.comparison import doubts_about_times
-    from reproductions.contract import Ran
+    from reproductions.contract import ReproductionData
     from suite.runs.provenance import without_home
 
     held = read(folder)
@@ -36,11 +36,11 @@ def write_outcome(
     trials = {name: _by_label(specs, records) for name, specs in found.items()}
     specs = {spec.trial_id: spec for several in found.values() for spec in several}
     device = base.device if base.device_index is None else f"cuda:{base.device_index}"
-    outcome = reproduction.outcome(Ran(folder, trials, specs, device))
+    outcome = reproduction.outcome(ReproductionData(folder, trials, specs, device))
     behind = [records[name] for name in specs if name in records]
     name = reproduction.registered_name
     unrun = [
-        reproduced.Unrun(part.name, part.title, other_command(arguments, part.name))
+        reproduced.PartNotRun(part.name, part.title, other_command(arguments, part.name))
         for part in reproduction.parts
         if part.name not in asked and not _is_whole(part.name, plans, records)
     ]
@@ -51,7 +51,7 @@ def write_outcome(
     published = [reproduction.published.groups[group] for group in reproduction.published.groups if group in groups]
     written = reproduced.write(
         folder,
-        reproduced.Reproduced(
+        reproduced.ReproductionPage(
             name=name,
             title=reproduction.title,
             summary=_summary(reproduction),

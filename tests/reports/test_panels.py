@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from reports.data.estimates import Estimate
 from reports.figures import svg
 from reports.figures.panels import Line, Panel, bars_figure, curves_figure, peaks_figure
-from reproductions.clicktrain.pattern_figures import positions_figure, stacked_figure
+from reproductions.clicktrain.charts import positions_figure, stacked_figure
 
 
 def test_lines_are_drawn_where_their_points_are_in_one_colour_a_label(drawn):

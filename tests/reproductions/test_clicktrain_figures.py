@@ -9,20 +9,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from made_files import ours, rows, trials_of
+from reproduced_files import ours, rows, trials_of
 
 from kernels.sparse_conv.cpu import library
 from reports.data.estimates import Estimate
 from reports.data.records import Trial
-from reproductions.clicktrain import pattern_layers
+from reproductions.clicktrain import timed_layers
 from reproductions.clicktrain import tradeoff as clicktrain_tradeoff
-from reproductions.clicktrain.kernels import fastest_dense, loses
-from reproductions.clicktrain.network import COUNTS, NETWORKS, QUANTITIES, heat, large_weights, network_shares
-from reproductions.clicktrain.network import statistics as statistics_of
-from reproductions.clicktrain.time import STAGES, WAYS, column, step_times, time_by_stage
-from reproductions.contract import Ran
-from reproductions.finished import learned_nothing, line, slower_than_dense
+from reproductions.clicktrain.convolution_time import fastest_dense, loses
+from reproductions.clicktrain.dense_networks import COUNTS, NETWORKS, QUANTITIES, heat, large_weights, network_shares
+from reproductions.clicktrain.dense_networks import statistics as statistics_of
+from reproductions.clicktrain.training_time import STAGES, WAYS, column, step_times, time_by_stage
+from reproductions.contract import ReproductionData
 from reproductions.published import own
+from reproductions.trial_values import learned_nothing, line, slower_than_dense
 from suite.checkpoint import load_model
 from suite.command import cli
 
@@ -137,43 +137,41 @@ def test_figure_3_counts_the_trained_network(folder, trials):
 def products(stride, padding):
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(8, 6, 3, 3, generator=generator) * (torch.rand(8, 6, 3, 3, generator=generator) < 0.2)
-    layer = pattern_layers.Layer("one", weight, (stride, stride), (padding, padding), (1, 1), (9, 7))
+    layer = timed_layers.Layer("one", weight, (stride, stride), (padding, padding), (1, 1), (9, 7))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that sparse CSR is young
-        return weight, {
-            method: [call() for call in calls] for method, calls in pattern_layers.products(layer, 5).items()
-        }
+        return weight, {method: [call() for call in calls] for method, calls in timed_layers.products(layer, 5).items()}
 
 
 @pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 1), (1, 0)])
 def test_figure_10_times_calls_that_multiply_the_same(stride, padding):
     weight, found = products(stride, padding)
     there = weight != 0
-    expected = found[pattern_layers.DENSE[0]]
-    assert set(pattern_layers.DENSE) < set(found)
+    expected = found[timed_layers.DENSE[0]]
+    assert set(timed_layers.DENSE) < set(found)
     for method, (out, data, gradient) in found.items():
         torch.testing.assert_close(out, expected[0], rtol=1e-4, atol=1e-4, msg=method)
         torch.testing.assert_close(data, expected[1], rtol=1e-4, atol=1e-4, msg=method)
         dense = gradient.to_dense().view_as(weight) if gradient.layout == torch.sparse_csr else gradient
         torch.testing.assert_close(dense * there, expected[2] * there, rtol=1e-4, atol=1e-3, msg=method)
-        if method not in pattern_layers.DENSE:
+        if method not in timed_layers.DENSE:
             assert not dense[~there].any()
 
 
 def test_figure_9_makes_forms_of_the_same_weights():
     weight = torch.zeros(4, 3, 3, 3)
     weight[1, 2, 0, 0], weight[3, 0, 1, 2] = 2.0, -1.0
-    layer = pattern_layers.Layer("one", weight, (1, 1), (1, 1), (1, 1), (5, 5))
+    layer = timed_layers.Layer("one", weight, (1, 1), (1, 1), (1, 1), (5, 5))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        csr, known, anew = (call() for call in pattern_layers.conversions(layer).values())
+        csr, known, anew = (call() for call in timed_layers.conversions(layer).values())
     assert csr.values().tolist() == known.tolist() == anew.tolist() == [2.0, -1.0]
 
 
 def test_figures_9_and_10_time_the_pruned_layers_of_the_trial(folder, trials):
     _, records, path = trials["clicktrain[schedule=paper,backend=masked]"]
     pruned = [name for name, layer in records[-1]["layers"].items() if layer["weight_density"] < 0.9]
-    assert [layer.name for layer in pattern_layers.pruned_layers(str(path), (3, 32, 32))] == pruned
+    assert [layer.name for layer in timed_layers.pruned_layers(str(path), (3, 32, 32))] == pruned
     for name in ("clicktrain-fig9", "clicktrain-fig10"):
         by_layer = [quantity for quantity in rows(folder, name) if "% left)" in quantity]
         assert [quantity.split(", ")[1].split(" ")[0] for quantity in by_layer] == pruned
@@ -182,10 +180,10 @@ def test_figures_9_and_10_time_the_pruned_layers_of_the_trial(folder, trials):
 @needs_kernels
 def test_figure_10_names_the_layers_in_which_skipping_loses():
     def times(*medians):
-        names = (*pattern_layers.DENSE, pattern_layers.OURS)
+        names = (*timed_layers.DENSE, timed_layers.OURS)
         return {
             "seconds": {
-                name: {product: [0.9 * median, median, 2 * median] for product in pattern_layers.PRODUCTS}
+                name: {product: [0.9 * median, median, 2 * median] for product in timed_layers.PRODUCTS}
                 for name, median in zip(names, medians, strict=True)
             }
         }
@@ -289,7 +287,7 @@ def test_figure_17_prunes_one_network_both_ways(folder, trials):
 
 def test_what_learned_nothing_is_said_to_have_lost_nothing(folder):
     trials = {accuracy: Trial({"trial_id": "one"}, {"test_accuracy": accuracy}) for accuracy in (0.1, 0.4)}
-    ran = Ran(folder, {}, {"one": SimpleNamespace(task="cifar10")}, "cpu")
+    ran = ReproductionData(folder, {}, {"one": SimpleNamespace(task="cifar10")}, "cpu")
     (line,) = learned_nothing(ran, [trials[0.4], trials[0.1]])
     assert "10 % of the test images are right, and 10 % is chance" in line
     assert learned_nothing(ran, [trials[0.4]]) == learned_nothing(ran, []) == []

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from reproductions.clicktrain.declarations import ROWS, Figure11
+from reproductions.clicktrain.tables import ROWS, Figure11
 from reproductions.published import own
 from suite import registry
 from suite.command import cli

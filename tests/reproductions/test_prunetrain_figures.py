@@ -9,12 +9,12 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
-from made_files import ours, rows, trials_of
+from reproduced_files import ours, rows, trials_of
 from test_prunetrain_runs import SHORT
 
 from reports.data.records import Trial
-from reproductions.final_networks import cut_again
-from reproductions.prunetrain.course import Figure2, Figure4
+from reproductions.prunetrain.over_epochs import Figure2, Figure4
+from reproductions.prunetrain.timed_networks import cut_again
 from reproductions.prunetrain.tradeoff import every
 from suite.checkpoint import load_model, save_model
 from suite.choices import build_model
@@ -22,7 +22,7 @@ from suite.command import cli
 from suite.cost.flops import count_model
 from suite.cost.paper_conventions import prunetrain_training, read_intervals
 from suite.cost.timing import interleaved_seconds
-from suite.runs.engines.subprocess_call import run_apart
+from suite.runs.engines.subprocess_call import call_in_subprocess
 
 # In this order: each finds most of its trials done by those before it.
 NAMES = tuple(
@@ -230,7 +230,7 @@ def test_gates_cut_what_the_union_keeps(tmp_path):
 def test_what_is_timed_apart_says_where_and_fails_by_its_last_line(tmp_path):
     arguments = {"files": [str(tmp_path / "model.pt")], "dtype": "float32", "shape": SHAPE, "batch": 2}
     with pytest.raises(RuntimeError, match=r"images_per_second failed: .*no such file"):
-        run_apart("reproductions.final_networks:images_per_second", arguments, "cpu")
+        call_in_subprocess("reproductions.prunetrain.timed_networks:images_per_second", arguments, "cpu")
 
 
 def test_calls_in_turn_are_warmed_up_and_change_their_order():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from reproductions.prunetrain.declarations import IN_FEW_EPOCHS
+from reproductions.prunetrain.quantities import IN_FEW_EPOCHS
 from suite.command import cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]

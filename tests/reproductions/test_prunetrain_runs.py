@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reproductions.prunetrain import declarations as prunetrain
+from reproductions.prunetrain import tables as prunetrain
 from tasks.cifar10 import CIFAR10
 from tasks.cifar100 import CIFAR100, CLASSES
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from reports.data.estimates import Missing
 from reports.data.records import Trial
-from reproductions.contract import Ran
+from reproductions.contract import ReproductionData
 from reproductions.sdgp import gradient as sdgp_gradient
 from suite import registry
 from suite.recipe import Recipe
@@ -111,7 +111,7 @@ def outcome(tmp_path, dtype, *records):
     folder.mkdir(parents=True)
     (folder / "model.pt").write_bytes(b"x")
     done = Trial({"trial_id": one.trial_id, "status": "done"}, {"seed": 0}, epochs=records)
-    ran = Ran(tmp_path, {"gradient": {"dense": (done,)}}, {one.trial_id: one}, "cpu")
+    ran = ReproductionData(tmp_path, {"gradient": {"dense": (done,)}}, {one.trial_id: one}, "cpu")
     return sdgp_gradient.Figure5().outcome(ran)
 
 

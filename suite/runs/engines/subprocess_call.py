@@ -16,7 +16,7 @@ from suite.runs.engines.lifeline import PARENT
 from suite.runs.engines.local import environment
 
 
-class Found(NamedTuple):
+class SubprocessResult(NamedTuple):
     """What a function returned; `where`, hardware and threads as one line; and cores that other programs kept busy."""
 
     value: Any
@@ -24,7 +24,9 @@ class Found(NamedTuple):
     busy_cores: float
 
 
-def run_apart(function: str, arguments: Mapping[str, Any], device: str, plugins: tuple[str, ...] = ()) -> Found:
+def call_in_subprocess(
+    function: str, arguments: Mapping[str, Any], device: str, plugins: tuple[str, ...] = ()
+) -> SubprocessResult:
     """Run a function in a new process and wait for it.
 
     Args:
@@ -46,7 +48,7 @@ def run_apart(function: str, arguments: Mapping[str, Any], device: str, plugins:
     )
     if done.returncode:
         raise RuntimeError(f"{function} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-    return Found(**json.loads(done.stdout.splitlines()[-1]))
+    return SubprocessResult(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> None:

@@ -12,9 +12,10 @@ from reports.data.estimates import Missing, estimate
 from reports.data.groups import seed_of
 from reports.data.records import Trial
 from reproductions.comparison import Comparison
-from reproductions.contract import Outcome, Part, Ran, Reproduction
-from reproductions.final_networks import REPETITIONS
-from reproductions.finished import (
+from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
+from reproductions.prunetrain.quantities import IN_FEW_EPOCHS, MODELS, ONE_SEED, figure_part, strength
+from reproductions.prunetrain.timed_networks import REPETITIONS
+from reproductions.trial_values import (
     classes,
     done,
     doubts,
@@ -26,9 +27,8 @@ from reproductions.finished import (
     trained_model,
     with_own_trials,
 )
-from reproductions.prunetrain.declarations import IN_FEW_EPOCHS, MODELS, ONE_SEED, figure_part, strength
 from suite.registry import register
-from suite.runs.engines.subprocess_call import Found, run_apart
+from suite.runs.engines.subprocess_call import SubprocessResult, call_in_subprocess
 
 BATCHES = (10, 100)
 RATIOS = (0.1, 0.2)
@@ -67,16 +67,21 @@ class Table2(Reproduction):
         for model in models
     )
 
-    def outcome(self, ran: Ran) -> Outcome:
+    def outcome(self, data: ReproductionData) -> Outcome:
         lines: list[Comparison] = []
-        timed: list[Found] = []
-        for part, trials in with_own_trials(self, ran):
+        timed: list[SubprocessResult] = []
+        for part, trials in with_own_trials(self, data):
             for batch in BATCHES:
-                lines += self._lines(ran, part, trials, batch, timed)
+                lines += self._lines(data, part, trials, batch, timed)
         return Outcome(tuple(lines), remarks=(*self.remarks, *doubts(timed)), provenance=timed_on(timed))
 
     def _lines(
-        self, ran: Ran, part: Part, trials: dict[str, list[Trial]], batch: int, timed: list[Found]
+        self,
+        data: ReproductionData,
+        part: Part,
+        trials: dict[str, list[Trial]],
+        batch: int,
+        timed: list[SubprocessResult],
     ) -> list[Comparison]:
         dense = trials.get("dense", [])
         method = part.methods.partition(",")[2]
@@ -84,7 +89,7 @@ class Table2(Reproduction):
         speeds: list[list[float]] = []  # of dense and pruned, by seed
         for trial in dense:
             if seed_of(trial) in pruned:
-                found = images_per_second(ran, (trial, pruned[seed_of(trial)]), batch)
+                found = images_per_second(data, (trial, pruned[seed_of(trial)]), batch)
                 speeds.append(found.value)
                 timed.append(found)
         model = trained_model(part, dense)
@@ -106,16 +111,18 @@ class Table2(Reproduction):
         ]  # fmt: skip
 
 
-def images_per_second(ran: Ran, trials: tuple[Trial, ...], batch: int) -> Found:
+def images_per_second(data: ReproductionData, trials: tuple[Trial, ...], batch: int) -> SubprocessResult:
     """Images a second of each trial's final network, on the command's device."""
     arguments = {
-        "files": [str(model_file(ran, trial)) for trial in trials],
+        "files": [str(model_file(data, trial)) for trial in trials],
         "dtype": trials[0].text("dtype"),
-        "shape": image_shape(ran, trials[0]),
+        "shape": image_shape(data, trials[0]),
         "batch": batch,
     }
-    plugins = ran.specs[trials[0].name].plugins
-    return run_apart("reproductions.final_networks:images_per_second", arguments, ran.device, plugins)
+    plugins = data.specs[trials[0].name].plugins
+    return call_in_subprocess(
+        "reproductions.prunetrain.timed_networks:images_per_second", arguments, data.device, plugins
+    )
 
 
 @register("reproduction", "prunetrain-fig6")
@@ -139,18 +146,18 @@ class Figure6(Reproduction):
         for model in NETWORKS
     )
 
-    def outcome(self, ran: Ran) -> Outcome:
+    def outcome(self, data: ReproductionData) -> Outcome:
         from reports.figures.panels import Line, Panel, curves_figure
 
         lines: list[Comparison] = []
         differences: list[float] = []
         panels = []
-        for part, by_label in with_own_trials(self, ran):
+        for part, by_label in with_own_trials(self, data):
             found: dict[str, list[tuple[float, Any]]] = {"union": [], "gating": []}
             model = trained_model(part, [trial for trials in by_label.values() for trial in trials])
             for ratio in RATIOS:
                 trials = by_label.get(strength(ratio), [])
-                union, gated = ([inference_share(ran, trial, gating) for trial in trials] for gating in (False, True))
+                union, gated = ([inference_share(data, trial, gating) for trial in trials] for gating in (False, True))
                 apart = [100 * (one - other) for one, other in zip(union, gated, strict=True)]
                 differences += apart[:1]
                 for name, shares in (("union", union), ("gating", gated)):
@@ -179,20 +186,20 @@ class Figure6(Reproduction):
         return Outcome(tuple(lines), figure, self.remarks)
 
 
-def inference_share(ran: Ran, trial: Trial, gating: bool) -> float:
+def inference_share(data: ReproductionData, trial: Trial, gating: bool) -> float:
     """Inference FLOPs of a trial's network after one more cut, over those of the network as it was built."""
-    from reproductions.final_networks import cut_again
+    from reproductions.prunetrain.timed_networks import cut_again
     from suite.cost.flops import count_model
 
-    shape, dense = image_shape(ran, trial), trial.number("inference_flops_dense")
+    shape, dense = image_shape(data, trial), trial.number("inference_flops_dense")
     assert dense is not None
-    model = cut_again(str(model_file(ran, trial)), *_again(ran, trial, gating))
+    model = cut_again(str(model_file(data, trial)), *_again(data, trial, gating))
     return count_model(model, shape)["inference_flops"] / dense
 
 
-def _again(ran: Ran, trial: Trial, gating: bool) -> tuple[float, bool, tuple[int, int, int], int]:
+def _again(data: ReproductionData, trial: Trial, gating: bool) -> tuple[float, bool, tuple[int, int, int], int]:
     """What `cut_again` is told of a trial."""
-    return threshold(ran, trial), gating, image_shape(ran, trial), classes(ran, trial)
+    return threshold(data, trial), gating, image_shape(data, trial), classes(data, trial)
 
 
 @register("reproduction", "prunetrain-fig7")
@@ -208,11 +215,11 @@ class Figure7(Reproduction):
     )
     parts = (figure_part("blocks", f"prunetrain at the ratio {RATIOS[-1]}", [strength(RATIOS[-1])], seeds=ONE_SEED),)
 
-    def outcome(self, ran: Ran) -> Outcome:
+    def outcome(self, data: ReproductionData) -> Outcome:
         from reports.figures.panels import bars_figure
 
-        trials = done(ran, "blocks", strength(RATIOS[-1]))
-        found = layer_times(ran, trials[0]) if trials else Found({}, "", 0.0)
+        trials = done(data, "blocks", strength(RATIOS[-1]))
+        found = layer_times(data, trials[0]) if trials else SubprocessResult({}, "", 0.0)
         times: dict[str, list[float]] = found.value
         lines = [
             line(f"{layer}: gating over union", "blocks", estimate([gated / union], ""), "measured", unit="×")
@@ -239,23 +246,25 @@ class Figure7(Reproduction):
         return Outcome(tuple(lines), figure, (*self.remarks, *doubts(timed)), timed_on(timed))
 
 
-def layer_times(ran: Ran, trial: Trial) -> Found:
+def layer_times(data: ReproductionData, trial: Trial) -> SubprocessResult:
     """Seconds of the last layer of each residual branch, with union and with gates, on the command's device."""
-    spec = ran.specs[trial.name]
+    spec = data.specs[trial.name]
     arguments = {
-        "file": str(model_file(ran, trial)),
-        "threshold": threshold(ran, trial),
+        "file": str(model_file(data, trial)),
+        "threshold": threshold(data, trial),
         "dtype": trial.text("dtype"),
-        "shape": image_shape(ran, trial),
-        "classes": classes(ran, trial),
+        "shape": image_shape(data, trial),
+        "classes": classes(data, trial),
         "batch": spec.make_recipe().batch_size,
     }
-    return run_apart("reproductions.final_networks:layer_times", arguments, ran.device, spec.plugins)
+    return call_in_subprocess(
+        "reproductions.prunetrain.timed_networks:layer_times", arguments, data.device, spec.plugins
+    )
 
 
-def threshold(ran: Ran, trial: Trial) -> float:
+def threshold(data: ReproductionData, trial: Trial) -> float:
     """Under which a channel of the trial was dead."""
-    return float(ran.specs[trial.name].parameters["threshold"])
+    return float(data.specs[trial.name].parameters["threshold"])
 
 
 @register("reproduction", "prunetrain-fig12")
@@ -270,11 +279,11 @@ class Figure12(Reproduction):
     )
     parts = (figure_part("layers", "prunetrain", ["prunetrain"], seeds=ONE_SEED),)
 
-    def outcome(self, ran: Ran) -> Outcome:
+    def outcome(self, data: ReproductionData) -> Outcome:
         from reports.figures.panels import bars_figure
 
-        trials = done(ran, "layers", "prunetrain")
-        found = densities(ran, trials[0]) if trials else {}
+        trials = done(data, "layers", "prunetrain")
+        found = densities(data, trials[0]) if trials else {}
         left = sum(one["left"] for one in found.values())
         near = sum(one["near zero"] for one in found.values())
         built = sum(one["built"] for one in found.values())
@@ -304,14 +313,14 @@ class Figure12(Reproduction):
         return Outcome(tuple(lines), figure, self.remarks)
 
 
-def densities(ran: Ran, trial: Trial) -> dict[str, dict[str, float]]:
+def densities(data: ReproductionData, trial: Trial) -> dict[str, dict[str, float]]:
     """By layer the weights that it was `built` with, those `left`, and those of them that are `near zero`."""
     from torch import nn
 
     from suite.choices import build_model
 
-    whole = build_model(ran.specs[trial.name].model, image_shape(ran, trial), classes(ran, trial))
-    final = dict(final_model(ran, trial).named_modules())
+    whole = build_model(data.specs[trial.name].model, image_shape(data, trial), classes(data, trial))
+    final = dict(final_model(data, trial).named_modules())
     found = {}
     for name, layer in whole.named_modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):

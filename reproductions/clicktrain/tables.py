@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from reports.data.records import Trial
 from reports.figures.figure import Figure
+from reproductions.clicktrain.quantities import SMALL, compression_at_the_end, recipe_name
 from reproductions.comparison import Compared, Comparison
 from reproductions.contract import Part, Reproduction
 from suite.registry import register
@@ -29,17 +30,11 @@ ROWS = {
     },
 }
 SHORT = ("cifar10", "vgg11_click")
-SMALL = "vgg11_click[width=0.5]"  # in the short presets
 SAVED = "Effective: by weights that are not 0. Executed FLOPs, and times, say what was saved."
 OF_TRAINING = (
     "Theirs is about the saving of inference times the share of the epochs after hard pruning, 0.1 to 0.9 points more "
     "in every row; ours is counted step by step."
 )
-
-
-def recipe_name(network: str) -> str:
-    """The recipe of the published configuration: the ResNets' learning rate falls an epoch earlier than the VGGs'."""
-    return "clicktrain_resnet" if network.startswith("resnet") else "clicktrain"
 
 
 def _lines(task: str, network: str, row: str, method: str) -> tuple[Compared, ...]:
@@ -109,12 +104,6 @@ def _part(task: str, network: str) -> Part:
             *(line for row, method in methods.items() for line in _lines(task, network, row, method)),
         ),
     )
-
-
-def compression_at_the_end(trial: Trial) -> dict[str, float]:
-    """Compression by the published measure, as the last epoch left it: a column of the trials that have one."""
-    record = trial.epochs[-1].get("method", {}) if trial.epochs else {}
-    return {"compression": float(record["compression"])} if "compression" in record else {}
 
 
 @register("reproduction", "clicktrain-fig11")

@@ -14,9 +14,9 @@ from reports.data.estimates import Estimate, Missing, estimate
 from reports.data.method_rows import by_seed
 from reports.data.records import Trial
 from reproductions.comparison import Compared, Comparison
-from reproductions.contract import Outcome, Ran, Reproduction
-from reproductions.finished import done, line, over_seeds, share_of_dense
-from reproductions.prunetrain.declarations import GROWING, ONE_SEED, figure_part, strength, training_left
+from reproductions.contract import Outcome, Reproduction, ReproductionData
+from reproductions.prunetrain.quantities import GROWING, ONE_SEED, figure_part, strength, training_left
+from reproductions.trial_values import done, line, over_seeds, share_of_dense
 from suite.registry import register
 
 STRENGTHS = (0.1, 0.15, 0.2)
@@ -70,12 +70,12 @@ class Figure2(Reproduction):
             return {}  # nothing was lost
         return {"lost_in_first_half": (shares[0] - shares[len(shares) // 2]) / (shares[0] - shares[-1])}
 
-    def outcome(self, ran: Ran) -> Outcome:
+    def outcome(self, data: ReproductionData) -> Outcome:
         from reports.figures.panels import Line, Panel, curves_figure
 
-        comparisons = self.compare(ran)
-        trials = {label: done(ran, "strengths", label) for label in map(strength, STRENGTHS)}
-        once = {at: done(ran, "oneshot", one_time(at)) for at in TIMES}
+        comparisons = self.compare(data)
+        trials = {label: done(data, "strengths", label) for label in map(strength, STRENGTHS)}
+        once = {at: done(data, "oneshot", one_time(at)) for at in TIMES}
         many = _by_seed(trials[strength(STRENGTHS[-1])])
         best = [
             min(costs[seed] for costs in map(_by_seed, once.values()) if seed in costs) / cost - 1
@@ -159,8 +159,8 @@ class Figure4(Reproduction):
         ),
     )
 
-    def outcome(self, ran: Ran) -> Outcome:
-        trials = done(ran, "channels", WATCHED)
+    def outcome(self, data: ReproductionData) -> Outcome:
+        trials = done(data, "channels", WATCHED)
         if not trials:
             missing = Missing("the trial is not done")
             return Outcome((line("output channels that died", "channels", missing, "counted"),), remarks=self.remarks)
@@ -168,7 +168,7 @@ class Figure4(Reproduction):
 
         trial = trials[0]
         peaks = watched_peaks(trial)
-        threshold = float(ran.specs[trial.name].parameters["threshold"])
+        threshold = float(data.specs[trial.name].parameters["threshold"])
         drawn = {layer: peaks[layer] for layer in [*peaks][4:7]}
         figure = peaks_figure(
             self.registered_name,
@@ -260,17 +260,17 @@ class Figure9(Reproduction):
             "steps_left": sum(float(record["steps"]) for record in trial.epochs) / as_it_was,
         }
 
-    def outcome(self, ran: Ran) -> Outcome:
+    def outcome(self, data: ReproductionData) -> Outcome:
         from reports.figures.panels import Line, Panel, curves_figure
 
         names = {NAIVE: "batch as it was", GROWING: "growing batch"}
         # Of one task, and not one line of each: the first part that has both, or else what there is of the first.
         by_part = [
-            {names[label]: several[0] for label in names if (several := done(ran, part.name, label))}
+            {names[label]: several[0] for label in names if (several := done(data, part.name, label))}
             for part in self.parts
         ]
         courses = max(by_part, key=len)  # of equals the first
-        counted = ran.device == "cpu"
+        counted = data.device == "cpu"
         memory = [
             Line(name, [(epoch, taken / 2**20) for epoch, taken in step_memory(trial)])
             for name, trial in courses.items()
@@ -295,7 +295,7 @@ class Figure9(Reproduction):
         )
         lines = (
             dataclasses.replace(one, kind="counted") if counted and "memory" in one.quantity else one
-            for one in self.compare(ran)
+            for one in self.compare(data)
         )
         growing = courses.get(names[GROWING])
         stayed = growing is not None and len({record["batch_size"] for record in growing.epochs}) == 1

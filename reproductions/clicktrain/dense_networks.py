@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from reports.data.estimates import estimate
 from reports.data.records import Trial
-from reproductions.clicktrain.declarations import SMALL
+from reproductions.clicktrain.quantities import SMALL
 from reproductions.comparison import Comparison
-from reproductions.contract import Outcome, Part, Ran, Reproduction
-from reproductions.finished import classes, done, final_model, image_shape, learned_nothing, line, trained_model
+from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
+from reproductions.trial_values import classes, done, final_model, image_shape, learned_nothing, line, trained_model
 from suite.registry import register
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class Figure1(Reproduction):
         ),
     )
 
-    def outcome(self, ran: Ran) -> Outcome:
-        from reproductions.clicktrain.pattern_figures import stacked_figure
+    def outcome(self, data: ReproductionData) -> Outcome:
+        from reproductions.clicktrain.charts import stacked_figure
 
         shares = {network: network_shares(network) for network in NETWORKS}
         part, lines = self.parts[0].name, []
@@ -83,10 +83,10 @@ class Figure1(Reproduction):
                 where = f"{network}, {NETWORKS[network][0][1]}x{NETWORKS[network][0][2]}"
                 name = f"backward, {where}, {count}"
                 lines.append(line(name, part, estimate([sum(both[place][1:])], ""), "counted"))
-        trials = done(ran, part, "dense")
+        trials = done(data, part, "dense")
         model = trained_model(self.parts[0], trials)
         for name, values in (
-            (f"{COUNTS[0]}", [sum(own_shares(_costs(ran, trial))[1:]) for trial in trials]),
+            (f"{COUNTS[0]}", [sum(own_shares(_costs(data, trial))[1:]) for trial in trials]),
             ("as the ledger of its steps has it", [sum(executed_shares(trial)[1:]) for trial in trials]),
         ):
             what = f"backward, {model}, the trial's network, {name}"
@@ -117,10 +117,10 @@ def network_shares(network: str) -> tuple[list[float], list[float]]:
     return own_shares(costs), prunetrain_shares(costs)
 
 
-def _costs(ran: Ran, trial: Trial) -> Iterable[LayerCost]:
+def _costs(data: ReproductionData, trial: Trial) -> Iterable[LayerCost]:
     from suite.cost.flops import count_layers
 
-    return count_layers(final_model(ran, trial), image_shape(ran, trial)).values()
+    return count_layers(final_model(data, trial), image_shape(data, trial)).values()
 
 
 def own_shares(costs: Iterable[LayerCost]) -> list[float]:
@@ -185,13 +185,13 @@ class Figure3(Reproduction):
         ),
     )
 
-    def outcome(self, ran: Ran) -> Outcome:
-        from reproductions.clicktrain.pattern_figures import positions_figure
+    def outcome(self, data: ReproductionData) -> Outcome:
+        from reproductions.clicktrain.charts import positions_figure
 
-        trials = done(ran, "weights", "dense")
+        trials = done(data, "weights", "dense")
         networks = {
-            "trained": [large_weights(final_model(ran, trial)) for trial in trials],
-            "untrained": [large_weights(untrained(ran, trial)) for trial in trials],
+            "trained": [large_weights(final_model(data, trial)) for trial in trials],
+            "untrained": [large_weights(untrained(data, trial)) for trial in trials],
         }
         lines: list[Comparison] = []
         for quantity in QUANTITIES:
@@ -213,23 +213,23 @@ class Figure3(Reproduction):
                 {network: {name: heat(of_seeds[0][name]) for name in drawn} for network, of_seeds in networks.items()},
                 UNIFORM,
             )
-        return Outcome(tuple(lines), figure, (*learned_nothing(ran, trials), *self.remarks))
+        return Outcome(tuple(lines), figure, (*learned_nothing(data, trials), *self.remarks))
 
 
 def _of(drawn: list[str], names: list[str]) -> str:
     return f"all {len(names)}" if drawn == names else f"{len(drawn)} of {len(names)}"
 
 
-def untrained(ran: Ran, trial: Trial) -> nn.Module:
+def untrained(data: ReproductionData, trial: Trial) -> nn.Module:
     """A network as a trial's was before its training, its weights drawn by the trial's seed."""
     import torch
 
     from suite.choices import build_model
 
-    spec = ran.specs[trial.name]
+    spec = data.specs[trial.name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
-        return build_model(spec.model, image_shape(ran, trial), classes(ran, trial))
+        return build_model(spec.model, image_shape(data, trial), classes(data, trial))
 
 
 def large_weights(model: nn.Module) -> dict[str, Tensor]:

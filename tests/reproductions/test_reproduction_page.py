@@ -203,7 +203,7 @@ def test_without_a_seed_in_common_that_is_said_and_not_the_hardware(suite, numbe
 
 
 def make(trials, numbers, **changed):
-    content = reproduced.Reproduced(
+    content = reproduced.ReproductionPage(
         name="made-up",
         title="Made up",
         summary="A summary.",
@@ -318,14 +318,14 @@ def test_published_numbers_have_the_decimals_that_were_printed(trials, tmp_path,
 
 def test_a_part_that_nobody_asked_for_is_a_command_and_no_rows(trials, numbers):
     without = {"dense": trials["dense"]}
-    unrun = (reproduced.Unrun("a", "the first part", "pdt reproduce made-up --parts a"),)
+    unrun = (reproduced.PartNotRun("a", "the first part", "pdt reproduce made-up --parts a"),)
     page = reproduced.to_markdown(make(without, numbers, unrun=unrun))
     assert "pdt reproduce made-up --parts a" in page
     assert "pruned minus dense" not in page
     assert "accuracy, dense" in page  # another command left it here
     assert "pruned minus dense" in reproduced.to_csv(make(without, numbers).comparisons)
     assert "Their published numbers are in `made-up.csv`" in page
-    others = (reproduced.Unrun("b", "a part that nothing was published of", "pdt reproduce made-up --parts b"),)
+    others = (reproduced.PartNotRun("b", "a part that nothing was published of", "pdt reproduce made-up --parts b"),)
     assert "Their published numbers" not in reproduced.to_markdown(make(trials, numbers, unrun=others))
 
 

@@ -12,13 +12,13 @@ from typing import Any
 from reports.data.estimates import Missing, estimate
 from reports.data.records import Trial
 from reports.figures.figure import Figure
-from reproductions.clicktrain.declarations import SMALL, recipe_name
-from reproductions.clicktrain.pattern_layers import CONVERSIONS, CSR, DENSE, METHODS, OURS, PRODUCTS, Seconds
+from reproductions.clicktrain.quantities import SMALL, recipe_name
+from reproductions.clicktrain.timed_layers import CONVERSIONS, CSR, DENSE, METHODS, OURS, PRODUCTS, Seconds
 from reproductions.comparison import Comparison
-from reproductions.contract import Outcome, Part, Ran, Reproduction
-from reproductions.finished import doubts, image_shape, line, model_file, timed_on, with_own_trials
+from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
+from reproductions.trial_values import doubts, image_shape, line, model_file, timed_on, with_own_trials
 from suite.registry import register
-from suite.runs.engines.subprocess_call import Found, run_apart
+from suite.runs.engines.subprocess_call import SubprocessResult, call_in_subprocess
 
 MASKED_TRIAL = "clicktrain[schedule=paper,backend=masked]"
 NOT_DONE = "its trial is not done"
@@ -66,13 +66,13 @@ class Figure9(Reproduction):
     )
     parts = PARTS
 
-    def outcome(self, ran: Ran) -> Outcome:
+    def outcome(self, data: ReproductionData) -> Outcome:
         lines: list[Comparison] = []
-        timed: list[Found] = []
+        timed: list[SubprocessResult] = []
         figures: list[Figure] = []
-        for part, trials in with_own_trials(self, ran):
+        for part, trials in with_own_trials(self, data):
             for trial in trials.get(MASKED_TRIAL, [])[:1]:
-                found = _of_layers(ran, trial, "conversion_times", {})
+                found = _of_layers(data, trial, "conversion_times", {})
                 timed.append(found)
                 lines += self._lines(part.name, trial, found.value)
                 if found.value:
@@ -131,15 +131,15 @@ class Figure10(Reproduction):
     )
     parts = PARTS
 
-    def outcome(self, ran: Ran) -> Outcome:
+    def outcome(self, data: ReproductionData) -> Outcome:
         lines: list[Comparison] = []
-        timed: list[Found] = []
+        timed: list[SubprocessResult] = []
         figures: list[Figure] = []
         losses: list[str] = []
-        for part, trials in with_own_trials(self, ran):
+        for part, trials in with_own_trials(self, data):
             for trial in trials.get(MASKED_TRIAL, [])[:1]:
-                batch = ran.specs[trial.name].make_recipe().batch_size
-                found = _of_layers(ran, trial, "product_times", {"batch": batch})
+                batch = data.specs[trial.name].make_recipe().batch_size
+                found = _of_layers(data, trial, "product_times", {"batch": batch})
                 timed.append(found)
                 lines += self._lines(part.name, trial, found.value)
                 losses += loses(trial.text("model"), found.value)
@@ -174,8 +174,8 @@ class Figure10(Reproduction):
     def _figure(self, trial: Trial, batch: int, layers: Mapping[str, Any]) -> Figure:
         from reports.figures.panels import bars_figure
 
-        ran = [method for method in METHODS if all(method in one["seconds"] for one in layers.values())]
-        times = {method: [_product(one["seconds"][method], "") for one in layers.values()] for method in ran}
+        drawn = [method for method in METHODS if all(method in one["seconds"] for one in layers.values())]
+        times = {method: [_product(one["seconds"][method], "") for one in layers.values()] for method in drawn}
         return bars_figure(
             self.registered_name,
             "Time of forward, data gradient and weight gradient of pruned convolutions",
@@ -194,7 +194,7 @@ def loses(model: str, layers: Mapping[str, Any]) -> list[str]:
 
     Args:
         model: the network's name.
-        layers: what `pattern_layers.product_times` found.
+        layers: what `timed_layers.product_times` found.
     """
     slower = [
         name
@@ -217,11 +217,11 @@ def fastest_dense(seconds: Mapping[str, Any], product: str) -> Seconds:
     return min((seconds[method][product] for method in DENSE), key=lambda each: float(each[0]))
 
 
-def _of_layers(ran: Ran, trial: Trial, function: str, more: Mapping[str, Any]) -> Found:
-    file, repetitions = str(model_file(ran, trial)), REPETITIONS[trial.text("preset")]
-    arguments = {"file": file, "shape": image_shape(ran, trial), "repetitions": repetitions, **more}
-    return run_apart(
-        f"reproductions.clicktrain.pattern_layers:{function}", arguments, "cpu", ran.specs[trial.name].plugins
+def _of_layers(data: ReproductionData, trial: Trial, function: str, more: Mapping[str, Any]) -> SubprocessResult:
+    file, repetitions = str(model_file(data, trial)), REPETITIONS[trial.text("preset")]
+    arguments = {"file": file, "shape": image_shape(data, trial), "repetitions": repetitions, **more}
+    return call_in_subprocess(
+        f"reproductions.clicktrain.timed_layers:{function}", arguments, "cpu", data.specs[trial.name].plugins
     )
 
 

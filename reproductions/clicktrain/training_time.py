@@ -12,10 +12,10 @@ from itertools import pairwise
 
 from reports.data.records import Trial
 from reports.figures.figure import Figure
-from reproductions.clicktrain.declarations import SMALL
+from reproductions.clicktrain.quantities import SMALL
 from reproductions.comparison import Compared, Comparison, compare
-from reproductions.contract import Outcome, Part, Ran, Reproduction
-from reproductions.finished import done, learned_nothing, line, number, over_seeds, slower_than_dense
+from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
+from reproductions.trial_values import done, learned_nothing, line, number, over_seeds, slower_than_dense
 from suite.registry import register
 
 DENSE = "dense"
@@ -136,9 +136,9 @@ class Figure13(Reproduction):
             return {column(stage): times[DENSE] for stage in STAGES}
         return {column(stage): seconds for stage, seconds in times.items()}
 
-    def outcome(self, ran: Ran) -> Outcome:
-        lines = list(self.compare(ran))
-        by_way = trials_by_way(ran)
+    def outcome(self, data: ReproductionData) -> Outcome:
+        lines = list(self.compare(data))
+        by_way = trials_by_way(data)
         for way, trials in by_way.items():
             for stage in [DENSE] if way == DENSE else STAGES:
                 lines.append(_milliseconds(way, stage, trials))
@@ -171,12 +171,12 @@ class Figure13(Reproduction):
         )
 
 
-def trials_by_way(ran: Ran) -> dict[str, list[Trial]]:
+def trials_by_way(data: ReproductionData) -> dict[str, list[Trial]]:
     """The trials that are done, dense first, by what a reader calls them."""
-    dense = next((trials for name in OF_A_PART if (trials := done(ran, name, DENSE))), [])
+    dense = next((trials for name in OF_A_PART if (trials := done(data, name, DENSE))), [])
     found = {DENSE: dense}
     for name, ways in OF_A_PART.items():
-        found |= {way: trials for way in ways if (trials := done(ran, name, WAYS[way]))}
+        found |= {way: trials for way in ways if (trials := done(data, name, WAYS[way]))}
     return found
 
 
@@ -255,16 +255,16 @@ class Figure14(Reproduction):
         for name, ways in OF_A_PART.items()
     )  # fmt: skip
 
-    def outcome(self, ran: Ran) -> Outcome:
-        from reproductions.clicktrain.pattern_figures import stacked_figure
+    def outcome(self, data: ReproductionData) -> Outcome:
+        from reproductions.clicktrain.charts import stacked_figure
 
         rows = {}
-        for way, trials in trials_by_way(ran).items():
+        for way, trials in trials_by_way(data).items():
             if trials:
                 rows[way] = time_by_stage(trials[0])
         figure = None
         if rows:
-            trial = next(trials[0] for trials in trials_by_way(ran).values() if trials)
+            trial = next(trials[0] for trials in trials_by_way(data).values() if trials)
             kinds = [kind for kind in KINDS if any(kind in row for row in rows.values())]
             figure = stacked_figure(
                 self.registered_name,
@@ -274,15 +274,15 @@ class Figure14(Reproduction):
                 {"": {way: [row.get(kind, 0.0) for kind in kinds] for way, row in rows.items()}},
                 kinds,
             )
-        lines = self._once(ran)
-        dense = trials_by_way(ran)[DENSE]
-        return Outcome(lines, figure, (*learned_nothing(ran, dense), *slower_than_dense(lines), *self.remarks))
+        lines = self._once(data)
+        dense = trials_by_way(data)[DENSE]
+        return Outcome(lines, figure, (*learned_nothing(data, dense), *slower_than_dense(lines), *self.remarks))
 
-    def _once(self, ran: Ran) -> tuple[Comparison, ...]:
+    def _once(self, data: ReproductionData) -> tuple[Comparison, ...]:
         """The declared quantities; dense's, which both parts have, once where the first part has them."""
         lines: list[Comparison] = []
         for part in self.parts:
-            found = compare(part.compared, part.name, ran.trials.get(part.name, {}), self.published)
+            found = compare(part.compared, part.name, data.trials.get(part.name, {}), self.published)
             known = {one.quantity for one in lines}
             lines += [one for one in found if one.quantity not in known]
         return tuple(lines)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from reproductions import published
-from reproductions.sdgp import declarations as sdgp
 from reproductions.sdgp import gradient as sdgp_gradient
+from reproductions.sdgp import tables as sdgp
 from suite import registry
 from suite.brackets import read_list
 from suite.choices import MethodChoice

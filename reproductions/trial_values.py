@@ -10,9 +10,9 @@ from reports.data.estimates import Estimate, Missing, Quantity, estimate
 from reports.data.groups import seed_of
 from reports.data.records import Trial
 from reproductions.comparison import Comparison
-from reproductions.contract import Part, Ran, Reproduction
+from reproductions.contract import Part, Reproduction, ReproductionData
 from reproductions.published import Published
-from suite.runs.engines.subprocess_call import Found
+from suite.runs.engines.subprocess_call import SubprocessResult
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,9 +22,9 @@ BUSY = 0.5  # cores that other programs keep busy, from which on a time is not t
 BARELY_LEARNED = 1.5  # times what chance gives
 
 
-def done(ran: Ran, part: str, label: str) -> list[Trial]:
+def done(data: ReproductionData, part: str, label: str) -> list[Trial]:
     """The trials of one method in a part that are done, by seed."""
-    return sorted((trial for trial in ran.trials.get(part, {}).get(label, ()) if trial.done), key=seed_of)
+    return sorted((trial for trial in data.trials.get(part, {}).get(label, ()) if trial.done), key=seed_of)
 
 
 def over_seeds(
@@ -36,7 +36,7 @@ def over_seeds(
     return quantity if isinstance(quantity, Missing) else quantity.scaled(scale)
 
 
-def with_own_trials(reproduction: Reproduction, ran: Ran) -> list[tuple[Part, dict[str, list[Trial]]]]:
+def with_own_trials(reproduction: Reproduction, data: ReproductionData) -> list[tuple[Part, dict[str, list[Trial]]]]:
     """Each part with its trials that are done, by label. A part whose trials an earlier one has too is left out.
 
     With `--model`, parts that differ by their network alone are the same.
@@ -44,7 +44,7 @@ def with_own_trials(reproduction: Reproduction, ran: Ran) -> list[tuple[Part, di
     found: list[tuple[Part, dict[str, list[Trial]]]] = []
     seen: list[set[str]] = []
     for part in reproduction.parts:
-        trials = {label: done(ran, part.name, label) for label in ran.trials.get(part.name, {})}
+        trials = {label: done(data, part.name, label) for label in data.trials.get(part.name, {})}
         names = {trial.name for several in trials.values() for trial in several}
         if not names or names not in seen:
             found.append((part, trials))
@@ -57,31 +57,31 @@ def trained_model(part: Part, trials: list[Trial]) -> str:
     return trials[0].text("model") if trials else part.model
 
 
-def model_file(ran: Ran, trial: Trial) -> Path:
+def model_file(data: ReproductionData, trial: Trial) -> Path:
     """Where a trial's final network lies."""
-    return ran.folder / "trials" / trial.name / "model.pt"
+    return data.folder / "trials" / trial.name / "model.pt"
 
 
-def final_model(ran: Ran, trial: Trial) -> nn.Module:
+def final_model(data: ReproductionData, trial: Trial) -> nn.Module:
     """What a trial ended with, on the CPU, in evaluation mode."""
     from suite.checkpoint import load_model
 
-    return load_model(model_file(ran, trial))
+    return load_model(model_file(data, trial))
 
 
-def image_shape(ran: Ran, trial: Trial) -> tuple[int, int, int]:
+def image_shape(data: ReproductionData, trial: Trial) -> tuple[int, int, int]:
     """(C, H, W) of the images that a trial was trained on."""
     from suite import registry
 
-    shape: tuple[int, int, int] = registry.get("task", ran.specs[trial.name].task).input_shape
+    shape: tuple[int, int, int] = registry.get("task", data.specs[trial.name].task).input_shape
     return shape
 
 
-def classes(ran: Ran, trial: Trial) -> int:
+def classes(data: ReproductionData, trial: Trial) -> int:
     """Of the trial's task."""
     from suite import registry
 
-    count: int = registry.get("task", ran.specs[trial.name].task).num_classes
+    count: int = registry.get("task", data.specs[trial.name].task).num_classes
     return count
 
 
@@ -133,10 +133,10 @@ def point(
     return None if x is None or isinstance(y, Missing) else (x, y)
 
 
-def learned_nothing(ran: Ran, trials: Sequence[Trial]) -> list[str]:
+def learned_nothing(data: ReproductionData, trials: Sequence[Trial]) -> list[str]:
     """One line where dense networks among these trials are no better than chance: then nothing can be lost."""
     found = [accuracy for trial in trials if (accuracy := trial.number("test_accuracy")) is not None]
-    if not found or min(found) * (number_of_classes := classes(ran, trials[0])) > BARELY_LEARNED:
+    if not found or min(found) * (number_of_classes := classes(data, trials[0])) > BARELY_LEARNED:
         return []
     return [
         f"A dense network learned next to nothing in so short a training: {100 * min(found):.0f} % of the test images "
@@ -156,7 +156,7 @@ def slower_than_dense(lines: Iterable[Comparison]) -> list[str]:
     return [f"No time was saved here, as long a training as dense's or longer: {'; '.join(slow)}."] if slow else []
 
 
-def doubts(timed: list[Found]) -> list[str]:
+def doubts(timed: list[SubprocessResult]) -> list[str]:
     """One line where other programs kept half a core busy, or more, as something was timed."""
     busy = max((found.busy_cores for found in timed), default=0.0)
     if busy < BUSY:
@@ -164,6 +164,6 @@ def doubts(timed: list[Found]) -> list[str]:
     return [f"Other programs kept {busy:.1f} cores busy as these times were measured: trust none of them."]
 
 
-def timed_on(timed: list[Found]) -> tuple[str, ...]:
+def timed_on(timed: list[SubprocessResult]) -> tuple[str, ...]:
     """Where that was, for the page's provenance."""
     return tuple(dict.fromkeys(f"Timed on {found.where}" for found in timed))

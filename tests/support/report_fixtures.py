@@ -1,0 +1,227 @@
+"""A suite's folder, made up: the files a run leaves, with numbers that are plausible and known."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.figures import svg
+from suite.runs.folder.columns import NUMBER_COLUMNS, TEXT_COLUMNS
+
+EPOCHS = 5
+LAYERS = {
+    "stem": (3, 16),
+    "block1.conv1": (16, 32),
+    "block1.conv2": (32, 32),
+    "block2.conv1": (32, 64),
+    "head": (64, 10),
+}
+DENSE_STEP = 2.4e9
+STEPS = 150
+# Accuracies in percent and training seconds of each method, seed by seed.
+ACCURACIES = {"dense": (71.2, 71.9, 70.8), "sdgp": (71.0, 71.3, 71.1), "prunetrain": (68.1, 69.0, 68.2)}
+TIMES = {"dense": (372.0, 365.0, 379.0), "sdgp": (391.0, 388.0, 395.0), "prunetrain": (298.0, 301.0, 295.0)}
+VARIANTS = {"dense": "", "sdgp": "n=2,m=4", "prunetrain": "ratio=0.2"}
+# Share of channels left after each epoch.
+SHRINK = {"prunetrain": (1.0, 0.875, 0.75, 0.75, 0.5)}
+DATA_COPY = {"kind": "sample", "checksum": "0123456789abcdef", "path": "", "note": "2,000 images; not the real job."}
+RECIPE = {"epochs": EPOCHS, "batch_size": 128, "learning_rate": 0.4}
+COMMAND = "run_suite.py --methods 'dense,sdgp[n=2,m=4]' --out elsewhere --seeds 3 --only missing"
+PROVENANCE: dict[str, Any] = {
+    "hardware": {"device": "Synthetic CPU @ 2.0 GHz", "threads": 2},
+    "versions": {"python": "3.11.7", "torch": "2.15.0"},
+    "flags": {"deterministic": True},
+    "git": {"commit": "670a1fa", "dirty": False},
+    "hardware_id": "12e45678",
+    "source": "A paper, 2022",
+}
+
+
+class Suite:
+    """Writes a suite's folder trial by trial."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: list[dict[str, Any]] = []
+
+    def add(
+        self, method: str, seed: int, *, accuracy: float | None, time: float | None, **changed: Any
+    ) -> dict[str, Any]:
+        """A trial of `method`. `accuracy` in percent; `changed` overrides columns, `None` empties one."""
+        variant = changed.pop("variant", VARIANTS.get(method, ""))
+        recipe = {**RECIPE, **changed.pop("recipe", {})}
+        parameters = dict(part.split("=", 1) for part in variant.split(",") if "=" in part)
+        columns: dict[str, Any] = {
+            "method": method, "variant": variant, "task": "cifar10", "model": "resnet9[width=0.25]", "preset": "quick",
+            "seed": seed, "status": "done", "message": "", "device": "cpu", "hardware_id": "12e45678",
+            "dtype": "float32",
+            "data_copy": "sample-01234567", "batch_size": 128, "epochs": EPOCHS, "test_loss": 0.91,
+            "test_accuracy": None if accuracy is None else accuracy / 100, "train_time_s": time,
+            "peak_memory_bytes": 300 * 2**20 + seed * 2**20, "params_dense": 400_000, "inference_flops_dense": 8e7,
+        }  # fmt: skip
+        shrink = SHRINK.get(method, (1.0,) * EPOCHS)
+        effective = [share**2 * (5 / 6 if method == "sdgp" else 1) for share in shrink]
+        total = DENSE_STEP * STEPS
+        columns |= {
+            "train_flops_dense": total * EPOCHS,
+            "train_flops_current": total * sum(share**2 for share in shrink),
+            "train_flops_executed": total * sum(share**2 for share in shrink),
+            "train_flops_effective": total * sum(effective),
+            "inference_flops": 8e7 * shrink[-1] ** 2,
+            "inference_flops_effective": 8e7 * shrink[-1] ** 2,
+            "params": round(400_000 * shrink[-1] ** 2),
+            "nonzero_params": round(400_000 * shrink[-1] ** 2) - 12,
+        }
+        columns |= changed
+        spec = {key: columns[key] for key in ("method", "variant", "task", "model", "preset", "seed", "dtype")}
+        digest = hashlib.sha256(json.dumps(columns, sort_keys=True).encode()).hexdigest()
+        model = columns["model"].replace("[", "-").replace("]", "").replace("=", "")
+        name = f"{method}-{columns['task']}-{model}-s{seed}-{digest[:8]}"
+        columns = {"trial_id": changed.get("trial_id", name), **columns}
+        self.rows.append(columns)
+        self._write_trial(
+            columns,
+            {**spec, "recipe": recipe, "hash": digest, "data_copy": DATA_COPY, "parameters": parameters},
+            shrink,
+            effective,
+        )
+        return columns
+
+    def _write_trial(self, columns: dict[str, Any], spec: dict[str, Any], shrink: Any, effective: Any) -> None:
+        folder = self.folder / "trials" / columns["trial_id"]
+        folder.mkdir(parents=True)
+        result = {key: value for key, value in columns.items() if value is not None}
+        record = {"spec": spec, "status": columns["status"], "message": columns["message"]}
+        record["provenance"] = {**PROVENANCE, "hardware_id": columns["hardware_id"] or ""}
+        if columns["status"] == "done":
+            record["result"] = {key: result[key] for key in result if key not in ("status", "message", "trial_id")}
+        (folder / "trial.json").write_text(json.dumps(record))
+        if columns["status"] != "done":
+            return
+        lines, rows = [], []
+        for epoch in range(EPOCHS):
+            risen = 1 - 0.5 ** (epoch + 1)
+            widths = {
+                name: max(1, round(out * shrink[epoch])) if name != "head" else out for name, (_, out) in LAYERS.items()
+            }
+            record = {
+                "epoch": epoch + 1,
+                "steps": STEPS,
+                "batch_size": 128,
+                "train_loss": 2.3 - 1.6 * risen + 0.02 * columns["seed"],
+                "step_flops": {"dense": DENSE_STEP, "current": DENSE_STEP * shrink[epoch] ** 2,
+                               "effective": DENSE_STEP * effective[epoch], "executed": DENSE_STEP * shrink[epoch] ** 2},
+                "layers": {name: {"out": out, "in": 1, "density": [1, 1, 1], "weight_density": 1.0}
+                           for name, out in widths.items()},
+                "reconfigured": epoch > 0 and shrink[epoch] != shrink[epoch - 1],
+            }  # fmt: skip
+            if columns["test_accuracy"] is not None:
+                record["test_accuracy"] = columns["test_accuracy"] * risen / (1 - 0.5**EPOCHS)
+            if columns["train_time_s"] is not None:
+                record["train_time_s"] = columns["train_time_s"] * (epoch + 1) / EPOCHS
+            lines.append(json.dumps(record))
+            for name in widths:
+                before = (
+                    LAYERS[name][1]
+                    if epoch == 0 or name == "head"
+                    else max(1, round(LAYERS[name][1] * shrink[epoch - 1]))
+                )
+                rows.append({"interval": epoch, "layer": name, "out_channels": before})
+        (folder / "epochs.jsonl").write_text("\n".join(lines) + "\n")
+        with (folder / "layers.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["interval", "layer", "out_channels"])
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def write(self, *, table: bool = True, command: str = COMMAND) -> Path:
+        """Write `results.csv` and `suite.json`."""
+        commands = [{"command_line": command, "spec": {}}]
+        content = {"command_line": command, "spec": {"preset": "smoke"}, "provenance": PROVENANCE, "commands": commands}
+        (self.folder / "suite.json").write_text(json.dumps(content))
+        if table:
+            with (self.folder / "results.csv").open("w", newline="") as file:
+                writer = csv.DictWriter(file, [*TEXT_COLUMNS, *NUMBER_COLUMNS])
+                writer.writeheader()
+                writer.writerows({k: v for k, v in row.items() if v is not None} for row in self.rows)
+        return self.folder
+
+    def add_all(
+        self, methods: tuple[str, ...] = ("dense", "sdgp", "prunetrain"), seeds: int = 3, **changed: Any
+    ) -> None:
+        """The trials of some methods with their known accuracies and times."""
+        for method in methods:
+            for seed in range(seeds):
+                self.add(method, seed, accuracy=ACCURACIES[method][seed], time=TIMES[method][seed], **changed)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Suite:
+    """An empty suite's folder."""
+    return Suite(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def full_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods by three seeds, one method of one seed, two trials that went wrong; with its report."""
+    from reports import write_report
+
+    suite = make_full(tmp_path_factory.mktemp("full"))
+    write_report(suite.folder)
+    return suite.folder
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder behind `full_folder`, to be copied and not written to."""
+    return make_full(tmp_path_factory.mktemp("made")).folder
+
+
+def make_full(folder: Path) -> Suite:
+    """The suite behind `full_folder`, its report not written."""
+    suite = Suite(folder)
+    suite.add_all()
+    suite.add("oneshot", 0, accuracy=65.5, time=380.0, peak_memory_bytes=None, train_flops_executed=1.62e12)
+    empty = {key: None for key in NUMBER_COLUMNS if key != "seed"}
+    suite.add("sdgp", 3, accuracy=None, time=None, **{**empty, "status": "error", "message": "killed by signal 9",
+              "hardware_id": "", "dtype": ""})  # fmt: skip
+    suite.add("prunetrain", 3, accuracy=None, time=None, **{**empty, "status": "diverged",
+              "message": "loss is NaN at epoch 2"})  # fmt: skip
+    suite.write()
+    return suite
+
+
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are built without drawing, which takes seconds and is not what every test asks about."""
+    monkeypatch.setattr("reports.content.build.tradeoff_figures", lambda rows, slug: ([], []))
+    monkeypatch.setattr("reports.content.build.curve_figures", lambda rows, slug: ([], []))
+
+
+@pytest.fixture
+def suites(tmp_path: Path) -> Callable[[str], Suite]:
+    """Several empty suites' folders, by name."""
+
+    def make(name: str) -> Suite:
+        (tmp_path / name).mkdir()
+        return Suite(tmp_path / name)
+
+    return make
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that were rendered, whichever module drew them."""
+    figures: list[Any] = []
+
+    def render(figure: Any, *texts: str) -> tuple[str, str]:
+        figures.append(figure)
+        return "", ""
+
+    monkeypatch.setattr(svg, "render", render)
+    return figures
