@@ -12,12 +12,12 @@ import torch
 from suite.errors import MissingData, UsageError, nearest
 from suite.recipe import Recipe
 from suite.task import DataCopy, Splits, Task
-from tasks.cache import Source, decode_once
-from tasks.cifar_archive import PublishedArchive, find_archive
-from tasks.decoded import DamagedFile, DecodedImages, load_decoded
-from tasks.download import DownloadFailed, fetch
-from tasks.image_folder import ImageFolder
+from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded
 from tasks.pipeline import Normalization, make_splits
+from tasks.sources.cache import Source, decode_once
+from tasks.sources.cifar_archive import PublishedArchive, find_archive
+from tasks.sources.download import DownloadFailed, fetch
+from tasks.sources.image_folder import ImageFolder
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from suite.recipe import Recipe
 from suite.registry import register
 from suite.task import DataCopy, PaperRecipe
 from tasks.cifar import Cifar
-from tasks.cifar10_sample import SampleFile
-from tasks.decoded import DecodedImages
+from tasks.images.decoded import DecodedImages
 from tasks.paper_recipes import PAPER_RECIPES
+from tasks.sources.cifar10_sample import SampleFile
 
 # Their order is that of the labels in the published archive.
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

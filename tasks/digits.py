@@ -11,9 +11,9 @@ from suite.errors import MissingData, UsageError, nearest
 from suite.recipe import Recipe
 from suite.registry import register
 from suite.task import DataCopy, Splits, Task
-from tasks.decoded import DecodedImages
+from tasks.images.decoded import DecodedImages
+from tasks.images.splits import stratified_order
 from tasks.pipeline import Normalization, make_splits
-from tasks.splits import stratified_order
 
 TEST_IMAGES = 360
 SPLIT_SEED = 0

@@ -13,9 +13,9 @@ from torch import Tensor
 from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.task import Splits
-from tasks.augmentation import Augmentation, draw_epoch, source_pixels
-from tasks.decoded import DecodedImages
-from tasks.splits import choose_splits
+from tasks.images.augmentation import Augmentation, draw_epoch, source_pixels
+from tasks.images.decoded import DecodedImages
+from tasks.images.splits import choose_splits
 
 
 @dataclass(frozen=True)

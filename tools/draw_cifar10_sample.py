@@ -3,7 +3,7 @@
     python tools/draw_cifar10_sample.py ~/.cache/pdt-data/cifar10
 
 The source is a folder of JPEG files, `SOURCE/{train,test}/CLASS/*.jpg`. The files are taken over byte for byte.
-After a new draw the checksum that is printed goes into `tasks/cifar10_sample.py`.
+After a new draw the checksum that is printed goes into `tasks/sources/cifar10_sample.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tasks.cifar10 import CLASSES  # noqa: E402
-from tasks.cifar10_sample import NAME, sample_checksum  # noqa: E402
-from tasks.image_folder import ImageFolder  # noqa: E402
-from tasks.splits import stratified_order  # noqa: E402
+from tasks.images.splits import stratified_order  # noqa: E402
+from tasks.sources.cifar10_sample import NAME, sample_checksum  # noqa: E402
+from tasks.sources.image_folder import ImageFolder  # noqa: E402
 
 PAGE = """# A sample of CIFAR-10
 

@@ -78,8 +78,8 @@ class Setting:
 
 def random_splits(recipe: Recipe, steps: int, device: torch.device) -> Splits:
     """As many random images as one measurement takes, behind the task's own pipeline."""
-    from tasks.augmentation import Augmentation
     from tasks.cifar import NORMALIZATION
+    from tasks.images.augmentation import Augmentation
     from tasks.pipeline import DeviceBatches
 
     count = steps * recipe.batch_size

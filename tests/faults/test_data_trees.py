@@ -286,7 +286,7 @@ def test_an_image_that_never_ends_or_says_it_is_huge_is_refused(trees, way):
 
 
 def test_a_cache_whose_arrays_have_other_shapes_is_decoded_again(trees):
-    from tasks.decoded import DecodedImages, load_decoded, read_fingerprint, save_decoded
+    from tasks.images.decoded import DecodedImages, load_decoded, read_fingerprint, save_decoded
 
     root = trees.folder / "root"
     shutil.copytree(trees.folder / "images" / "png", root / "cifar10")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tasks.cifar10 import CLASSES
-from tasks.cifar_archive import PublishedArchive
+from tasks.sources.cifar_archive import PublishedArchive
 
 
 def random_images(count: int, seed: int) -> NDArray[np.uint8]:

@@ -11,8 +11,8 @@ import pytest
 
 from suite.errors import MissingData
 from tasks.cifar100 import CIFAR100, CLASSES
-from tasks.cifar_archive import PublishedArchive
-from tasks.decoded import load_decoded
+from tasks.images.decoded import load_decoded
+from tasks.sources.cifar_archive import PublishedArchive
 
 
 def test_classes_are_a_hundred_in_the_order_of_their_names() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from suite.errors import MissingData
 from tasks.cifar10 import CIFAR10, CLASSES
-from tasks.cifar10_sample import NAME, SHA256, SampleFile, sample_checksum
+from tasks.sources.cifar10_sample import NAME, SHA256, SampleFile, sample_checksum
 
 
 def packed() -> bytes:

@@ -16,7 +16,7 @@ from suite.errors import MissingData, UsageError
 from tasks.cifar import TEST_IMAGES, TRAIN_IMAGES
 from tasks.cifar10 import CIFAR10, CLASSES
 from tasks.cifar100 import CIFAR100
-from tasks.decoded import load_decoded
+from tasks.images.decoded import load_decoded
 
 CPU = torch.device("cpu")
 

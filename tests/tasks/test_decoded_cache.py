@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from suite.errors import UsageError
-from tasks import cache
 from tasks.cifar10 import CIFAR10
-from tasks.decoded import DamagedFile, DecodedImages, load_decoded, save_decoded
-from tasks.image_folder import ImageFolder
+from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded, save_decoded
+from tasks.sources import cache
+from tasks.sources.image_folder import ImageFolder
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suite.errors import UsageError
-from tasks.augmentation import Augmentation, draw_epoch
 from tasks.cifar import NORMALIZATION
+from tasks.images.augmentation import Augmentation, draw_epoch
 from tasks.pipeline import DeviceBatches, Normalization
 
 CPU = torch.device("cpu")

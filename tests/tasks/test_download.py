@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from suite.errors import MissingData, UsageError
-from tasks import download
 from tasks.cifar10 import CIFAR10, MIRRORS
+from tasks.sources import download
 
 
 class Response(io.BytesIO):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from suite.errors import UsageError
 from suite.recipe import Recipe
-from tasks.splits import choose_splits, stratified_order
+from tasks.images.splits import choose_splits, stratified_order
 
 RECIPE = Recipe(epochs=1, batch_size=4, learning_rate=0.1)
 TRAIN = np.repeat(np.arange(10), 50)

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from suite import files
 from suite.errors import UsageError
-from tasks.decoded import DamagedFile, DecodedImages, load_decoded, read_fingerprint, save_decoded
+from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded, read_fingerprint, save_decoded
 
 logger = logging.getLogger(__name__)
 

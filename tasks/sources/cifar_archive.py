@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.errors import UsageError
-from tasks.decoded import DecodedImages
-from tasks.progress import progress
+from tasks.images.decoded import DecodedImages
+from tasks.sources.progress import progress
 
 # What reading a compressed archive that is cut short or altered may raise.
 DAMAGE = (OSError, tarfile.TarError, EOFError, zlib.error, struct.error, ValueError, OverflowError)
@@ -60,7 +60,7 @@ class PublishedArchive:
 
 
 class CifarArchive:
-    """An archive or its unpacked folder; a `tasks.cache.Source` whose images are the original ones.
+    """An archive or its unpacked folder; a `tasks.sources.cache.Source` whose images are the original ones.
 
     Attributes:
         kind: `original`.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from suite import files
-from tasks.progress import progress
+from tasks.sources.progress import progress
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.errors import UsageError
-from tasks.decoded import DecodedImages
-from tasks.progress import progress
+from tasks.images.decoded import DecodedImages
+from tasks.sources.progress import progress
 
 SPLITS = ("train", "test")
 JPEG = (".jpg", ".jpeg")
@@ -35,7 +35,7 @@ class ImageFile:
 
 
 class ImageFolder:
-    """A data set as a folder of image files; a `tasks.cache.Source`.
+    """A data set as a folder of image files; a `tasks.sources.cache.Source`.
 
     Attributes:
         kind: `jpeg` if any image is one, else `png`.

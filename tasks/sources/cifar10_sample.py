@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.errors import MissingData
-from tasks.decoded import DecodedImages
+from tasks.images.decoded import DecodedImages
 
 NAME = "cifar10_sample.npz"
 # Of the JPEG bytes and labels, printed by the tool that draws the sample.

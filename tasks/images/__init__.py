@@ -1,0 +1,1 @@
+"""Images in memory: splits, augmentation, and the file that keeps decoded images."""
