@@ -277,7 +277,7 @@ class ClickTrain(Method):
         if self._masked_from is None:
             self._decide_backends(ctx)
             self._masked_from = ctx.step + 1
-            self.plan_version += 1
+            ctx.replan()
         masks = [*self._kept.values()]
         with torch.no_grad():
             torch._foreach_mul_([*weights.values()], masks)
@@ -351,17 +351,17 @@ class ClickTrain(Method):
             off = ~pool[numbers].view(*gone.shape, 3, 3)
         return Dropped(off, gone).kept(layer.weight.detach()).bool()
 
-    def density(self, name: str, step: int) -> Density:
+    def density(self, name: str, ctx: Context) -> Density:
         """The share of weights that stays, of all three products: a masked weight's gradient changes no weight.
 
         But for what is made of all gradients together, a clipped norm: who skips leaves masked weights out of it.
         """
-        if self._masked_from is None or step < self._masked_from or name not in self._dropped:
+        if self._masked_from is None or ctx.step < self._masked_from or name not in self._dropped:
             return Density()
         share = self._share(name)
         return Density(share, share, share)
 
-    def overhead(self, name: str, samples: int) -> float:
+    def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Operations of the lasso on this layer, or of its mask; mixup's are not counted, which belong to no layer."""
         if name not in self._dropped:
             return 0.0

@@ -99,13 +99,13 @@ class SDGP(Method):
             return layer.out_channels
         return layer.out_features if isinstance(layer, nn.Linear) and self.layers == "all" else 0
 
-    def density(self, name: str, step: int) -> Density:
+    def density(self, name: str, ctx: Context) -> Density:
         """The share of the output gradient's channels that is kept, short group included."""
         channels = self._channels.get(name, 0)
         kept = sum(min(self.n, size) for size in self._groups(channels))
         return Density(dgrad=kept / channels if channels else 1.0)
 
-    def overhead(self, name: str, samples: int) -> float:
+    def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Operations of the pruning, counted for each pixel of the output gradient.
 
         Magnitude: a comparison of every two channels of a group. Random: a draw and a comparison for each channel.

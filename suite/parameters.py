@@ -21,7 +21,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MultipleOf
 
@@ -292,3 +292,69 @@ def resolve(thing: Any, *layers: Mapping[str, Any], known: Mapping[str, Paramete
             raise UsageError(f"{thing.__name__} has no parameter {', '.join(sorted(map(str, unknown)))}")
         values |= layer
     return {name: normal(values[name], known[name].annotation) for name in known if name in values}
+
+
+_INSTEAD = "state is created in setup(), as self.{name} = ...; a constant is annotated ClassVar[...]"
+
+
+def check_attributes(cls: type, base: type) -> None:
+    """Refuse attributes of a new subclass that would silently be no parameter, or silently be one.
+
+    Args:
+        cls: The new class.
+        base: Class that defines the contract; an attribute that it declares may be given another value.
+
+    Raises:
+        TypeError: One line that names class and attribute, and says what to write instead.
+    """
+    annotations = inspect.get_annotations(cls)
+    for name, value in vars(cls).items():
+        if name.startswith("_") or name in annotations or name in vars(base) or _is_member(value):
+            continue
+        kind = "float | None" if value is None else type(value).__name__
+        raise TypeError(
+            f"{cls.__name__}.{name} has no type annotation, so it is not a parameter; write "
+            f"'{name}: {kind} = {value!r}' for a parameter, or '{name}: ClassVar[{kind}] = {value!r}' for a constant"
+        )
+    for name, annotation in annotations.items():
+        try:
+            found = _evaluate_early(annotation, cls)
+        except NameError:  # a type that is defined later; reading the parameters reports it if it stays unknown
+            continue
+        if typing.get_origin(found) is ClassVar or found is ClassVar:
+            continue
+        if name.startswith("_"):
+            raise TypeError(
+                f"{cls.__name__}.{name} is annotated, which makes it a parameter, but its name is private; "
+                + _INSTEAD.format(name=name)
+            )
+        if not _can_be_parameter(found):
+            shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+            raise TypeError(
+                f"{cls.__name__}.{name} is annotated, which makes it a parameter, but a value of type {shown} cannot "
+                "be set on the command line; " + _INSTEAD.format(name=name)
+            )
+
+
+def _is_member(value: Any) -> bool:
+    """Whether a class attribute is a method, property or nested class, and not a value."""
+    return isinstance(value, type) or inspect.isroutine(value) or hasattr(value, "__get__")
+
+
+def _evaluate_early(annotation: Any, cls: type) -> Any:
+    if not isinstance(annotation, str):
+        return annotation
+    module = sys.modules.get(cls.__module__)
+    return eval(annotation, vars(module) if module else {}, dict(vars(cls)))  # as the module itself would
+
+
+def _can_be_parameter(annotation: Any) -> bool:
+    """Whether the command line can set a value of this type."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _can_be_parameter(arguments[0])
+    if origin is Literal:
+        return True
+    if origin in (typing.Union, types.UnionType, tuple):
+        return all(_can_be_parameter(member) for member in arguments if member is not Ellipsis)
+    return annotation in (bool, int, float, str, None, types.NoneType)

@@ -118,8 +118,8 @@ def test_n_equal_to_m_is_dense():
     method = SDGP(n=4, m=4, mode="random")
     hooks = planned(model, method)
     assert all(layer.op_plan.empty for layer in hooks.ctx.layers.values())
-    assert method.density("down.conv", 0) == Density()
-    assert method.overhead("down.conv", 8) == 0.0
+    assert method.density("down.conv", hooks.ctx) == Density()
+    assert method.overhead("down.conv", 8, hooks.ctx) == 0.0
 
 
 def test_density_counts_the_short_group():
@@ -127,11 +127,11 @@ def test_density_counts_the_short_group():
         nn.Conv2d(3, 8, 3), nn.Conv2d(8, 10, 3), nn.Conv2d(10, 9, 3), nn.Flatten(), nn.Linear(900, 10)
     )
     method = SDGP()
-    planned(model, method)
-    assert method.density("0", 0) == Density()
-    assert method.density("1", 0) == Density(dgrad=(2 + 2 + 2) / 10)  # groups of 4, 4 and 2
-    assert method.density("2", 5) == Density(dgrad=(2 + 2 + 1) / 9)
-    assert method.density("4", 0) == Density()
+    hooks = planned(model, method)
+    assert method.density("0", hooks.ctx) == Density()
+    assert method.density("1", hooks.ctx) == Density(dgrad=(2 + 2 + 2) / 10)  # groups of 4, 4 and 2
+    assert method.density("2", hooks.ctx) == Density(dgrad=(2 + 2 + 1) / 9)
+    assert method.density("4", hooks.ctx) == Density()
 
 
 def test_overhead_is_counted_for_each_pixel():
@@ -139,9 +139,9 @@ def test_overhead_is_counted_for_each_pixel():
     operations = {"magnitude": 6 + 6 + 1, "random": 2 * 10, "rescaled": 6 + 6 + 1 + 3 * 10}  # groups of 4, 4 and 2
     for mode, per_pixel in operations.items():
         method = SDGP(mode=mode)
-        planned(model, method)
-        assert method.overhead("1", 5) == per_pixel * 5 * 12 * 12
-        assert method.overhead("0", 5) == method.overhead("3", 5) == 0.0
+        hooks = planned(model, method)
+        assert method.overhead("1", 5, hooks.ctx) == per_pixel * 5 * 12 * 12
+        assert method.overhead("0", 5, hooks.ctx) == method.overhead("3", 5, hooks.ctx) == 0.0
 
 
 def test_a_transform_pickles_copies_and_draws_by_its_site():
@@ -181,6 +181,6 @@ def test_dense_plans_nothing():
     method = Dense()
     hooks = planned(model, method)
     assert all(layer.op_plan.empty for layer in hooks.ctx.layers.values())
-    assert method.density("down.conv", 0) == Density()
-    assert method.overhead("down.conv", 8) == 0.0
+    assert method.density("down.conv", hooks.ctx) == Density()
+    assert method.overhead("down.conv", 8, hooks.ctx) == 0.0
     assert hooks.end_epoch() is None
