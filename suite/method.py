@@ -41,9 +41,10 @@ keyword arguments of its constructor, can be set on the command line (`sdgp[n=2,
         m: int = 4
 
 The type of a parameter is `bool`, `int`, `float`, `str`, `Literal[...]`, a tuple of these, or one of them or `None`;
-bounds are declared with it: `Annotated[float, Interval(ge=0, lt=1)]` of the package `annotated_types`. Constants are annotated with `ClassVar`. State (masks, scores, counters) is created in `setup`, as `self.masks = {}`,
-and what a resumed trial needs of it is returned by `state_dict`. A class that does not follow these rules is refused
-when it is defined.
+bounds are declared with it: `Annotated[float, Interval(ge=0, lt=1)]`, from the package `annotated_types`. Constants are
+annotated with `ClassVar`. State (masks, scores, counters) is created in `setup`, as `self.masks = {}`, and what a
+resumed trial needs of it is returned by `state_dict`. A class that does not follow these rules is refused when it is
+defined.
 
 `docs/add-a-method.md` has a complete example for each family of methods.
 """

@@ -294,67 +294,49 @@ def resolve(thing: Any, *layers: Mapping[str, Any], known: Mapping[str, Paramete
     return {name: normal(values[name], known[name].annotation) for name in known if name in values}
 
 
-_INSTEAD = "state is created in setup(), as self.{name} = ...; a constant is annotated ClassVar[...]"
-
-
 def check_attributes(cls: type, base: type) -> None:
-    """Refuse attributes of a new subclass that would silently be no parameter, or silently be one.
+    """Refuse attributes of a new class that would silently be no parameter, or silently be one.
 
     Args:
         cls: The new class.
-        base: Class that defines the contract; an attribute that it declares may be given another value.
+        base: Class that defines the contract; values of the attributes that it declares may be replaced.
 
     Raises:
         TypeError: One line that names class and attribute, and says what to write instead.
     """
     annotations = inspect.get_annotations(cls)
     for name, value in vars(cls).items():
-        if name.startswith("_") or name in annotations or name in vars(base) or _is_member(value):
-            continue
-        kind = "float | None" if value is None else type(value).__name__
-        raise TypeError(
-            f"{cls.__name__}.{name} has no type annotation, so it is not a parameter; write "
-            f"'{name}: {kind} = {value!r}' for a parameter, or '{name}: ClassVar[{kind}] = {value!r}' for a constant"
-        )
+        is_member = isinstance(value, type) or inspect.isroutine(value) or hasattr(value, "__get__")
+        if not (name.startswith("_") or name in annotations or name in vars(base) or is_member):
+            kind = "float | None" if value is None else type(value).__name__
+            raise TypeError(
+                f"{cls.__name__}.{name} has no type annotation, so it is not a parameter; write "
+                f"'{name}: {kind} = {value!r}' for a parameter, or '{name}: ClassVar[{kind}] = {value!r}' for a constant"
+            )
+    module = sys.modules.get(cls.__module__)
     for name, annotation in annotations.items():
         try:
-            found = _evaluate_early(annotation, cls)
+            found = eval(annotation, vars(module), {**vars(cls)}) if isinstance(annotation, str) else annotation
         except NameError:  # a type that is defined later; reading the parameters reports it if it stays unknown
             continue
-        if typing.get_origin(found) is ClassVar or found is ClassVar:
+        if found is ClassVar or typing.get_origin(found) is ClassVar:
             continue
-        if name.startswith("_"):
-            raise TypeError(
-                f"{cls.__name__}.{name} is annotated, which makes it a parameter, but its name is private; "
-                + _INSTEAD.format(name=name)
-            )
-        if not _can_be_parameter(found):
+        if name.startswith("_") or not _can_be_set(found):
             shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+            why = (
+                "its name is private"
+                if name.startswith("_")
+                else f"the command line cannot set a value of type {shown}"
+            )
             raise TypeError(
-                f"{cls.__name__}.{name} is annotated, which makes it a parameter, but a value of type {shown} cannot "
-                "be set on the command line; " + _INSTEAD.format(name=name)
+                f"{cls.__name__}.{name} is annotated, which makes it a parameter, but {why}; create state in setup(), "
+                f"as self.{name} = ..., and annotate a constant as ClassVar[...]"
             )
 
 
-def _is_member(value: Any) -> bool:
-    """Whether a class attribute is a method, property or nested class, and not a value."""
-    return isinstance(value, type) or inspect.isroutine(value) or hasattr(value, "__get__")
-
-
-def _evaluate_early(annotation: Any, cls: type) -> Any:
-    if not isinstance(annotation, str):
-        return annotation
-    module = sys.modules.get(cls.__module__)
-    return eval(annotation, vars(module) if module else {}, dict(vars(cls)))  # as the module itself would
-
-
-def _can_be_parameter(annotation: Any) -> bool:
+def _can_be_set(annotation: Any) -> bool:
     """Whether the command line can set a value of this type."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        return _can_be_parameter(arguments[0])
-    if origin is Literal:
-        return True
-    if origin in (typing.Union, types.UnionType, tuple):
-        return all(_can_be_parameter(member) for member in arguments if member is not Ellipsis)
-    return annotation in (bool, int, float, str, None, types.NoneType)
+    plain, _ = _type_and_bounds(annotation)
+    if typing.get_origin(plain) in (typing.Union, types.UnionType, tuple):
+        return all(_can_be_set(member) for member in typing.get_args(plain) if member is not Ellipsis)
+    return typing.get_origin(plain) is Literal or plain in (bool, int, float, str, None, types.NoneType)
