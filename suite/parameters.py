@@ -311,7 +311,7 @@ def check_attributes(cls: type, base: type) -> None:
             kind = "float | None" if value is None else type(value).__name__
             raise TypeError(
                 f"{cls.__name__}.{name} has no type annotation, so it is not a parameter; write "
-                f"'{name}: {kind} = {value!r}' for a parameter, or '{name}: ClassVar[{kind}] = {value!r}' for a constant"
+                f"'{name}: {kind} = {value!r}' for a parameter, or '{name}: ClassVar[{kind}] = ...' for a constant"
             )
     module = sys.modules.get(cls.__module__)
     for name, annotation in annotations.items():
