@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import kernels
+from kernels import PruneRule
 from methods.dense import Dense
 from methods.sdgp import SDGP, PruneOutputGradient
 from suite.method import Density, Site
@@ -58,7 +59,7 @@ def test_sdgp_4_only_the_data_gradient_sees_the_pruned_gradient(parameters, geom
     n, m = parameters.get("n", 2), parameters.get("m", 4)
     rescale = parameters.get("scope", "sample_channel") if parameters["mode"] == "rescaled" else "none"
     mode = "random" if parameters["mode"] == "random" else "magnitude"
-    fed = kernels.prune_nm(seen["dense"][4], n, m, mode=mode, rescale=rescale, seed=site.key)
+    fed = kernels.prune_nm(seen["dense"][4], PruneRule(n, m, mode=mode, rescale=rescale), seed=site.key)
     hidden = seen["dense"][5].detach().requires_grad_()
     dense[1](hidden).backward(fed)
     assert torch.equal(seen["pruned"][3], hidden.grad)
@@ -77,7 +78,7 @@ def test_sdgp_5_output_is_untouched_and_so_are_first_convolution_and_linear_laye
     assert plans["prep.conv"].empty
     assert plans["classifier"].empty
     for name in set(plans) - {"prep.conv", "classifier"}:
-        assert plans[name].grad_dgrad == PruneOutputGradient(2, 4, "magnitude", "sample_channel")
+        assert plans[name].grad_dgrad == PruneOutputGradient(PruneRule(2, 4, "magnitude", "sample_channel"))
         others = (plans[name].weight_forward, plans[name].grad_shared, plans[name].grad_wgrad, plans[name].backend)
         assert others == (None,) * 4
 
@@ -110,7 +111,7 @@ def test_layers_all_takes_linear_layers_too():
     hidden = torch.randn(4, 864, requires_grad=True)
     grad = torch.randn(4, 10)
     model[3](hidden).backward(grad)
-    assert torch.equal(hidden.grad, kernels.prune_nm(grad, 2, 4, rescale="sample_channel") @ model[3].weight)
+    assert torch.equal(hidden.grad, kernels.prune_nm(grad, PruneRule(2, 4, rescale="sample_channel")) @ model[3].weight)
 
 
 def test_n_equal_to_m_is_dense():
@@ -145,7 +146,7 @@ def test_overhead_is_counted_for_each_pixel():
 
 
 def test_a_transform_pickles_copies_and_draws_by_its_site():
-    transform = PruneOutputGradient(2, 4, "random", "none")
+    transform = PruneOutputGradient(PruneRule(2, 4, "random", "none"))
     assert pickle.loads(pickle.dumps(transform)) == copy.deepcopy(transform) == transform
     grad = torch.randn(2, 16, 4, 4)
     site = Site("layer", "grad_dgrad", 3, 0, 7)
