@@ -11,7 +11,7 @@ from suite.task import DataCopy, PaperRecipe
 from tasks.cifar import Cifar
 from tasks.images.decoded import DecodedImages
 from tasks.paper_recipes import PAPER_RECIPES
-from tasks.sources.cifar10_sample import SampleFile
+from tasks.sources.cifar10_sample import decoded_sample
 
 # Their order is that of the labels in the published archive.
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -96,12 +96,12 @@ class CIFAR10(Cifar):
     def prepare(self, data_root: Path, preset: str) -> DataCopy:
         """As of `Cifar`; `smoke` always takes the sample."""
         if preset == "smoke":
-            return DataCopy("sample", SampleFile().decode().checksum(), note=SAMPLE_NOTE)
+            return DataCopy("sample", decoded_sample().checksum(), note=SAMPLE_NOTE)
         return super().prepare(data_root, preset)
 
     def decoded(self, copy: DataCopy) -> tuple[DecodedImages, str]:
         """As of `Cifar`; a copy without a path is the sample."""
         if copy.path:
             return super().decoded(copy)
-        data = SampleFile().decode()
+        data = decoded_sample()
         return data, data.checksum()

@@ -21,6 +21,7 @@ from suite.runs.devices import check_execution
 from suite.task import Batches, Splits
 from suite.training.cuda_graph import GraphStep
 from suite.training.hooks import Hooks
+from suite.training.optimizer_state import SGD
 from suite.training.product_check import ProductCheck
 from suite.training.steps import CompiledStep, EagerStep
 
@@ -390,4 +391,4 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
-    return torch.optim.SGD(groups, lr=recipe.learning_rate_at(0.0), momentum=recipe.momentum, nesterov=recipe.nesterov)
+    return SGD(groups, lr=recipe.learning_rate_at(0.0), momentum=recipe.momentum, nesterov=recipe.nesterov)
