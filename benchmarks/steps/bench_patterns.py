@@ -38,7 +38,8 @@ from kernels.cuda import library as cuda
 from kernels.sparse_conv.dispatch import available, sparse_convolution
 from methods.clicktrain import ClickTrain
 from methods.shared import clicktrain_settings as settings
-from methods.shared.patterns import Dropped, choose_patterns, generic_pool, least_important_kernels
+from methods.shared.patterns import PruneMask, choose_patterns, generic_pool, outside_patterns
+from methods.shared.structures import least_important_kernels
 from reproductions.clicktrain.timed_layers import Layer
 from reproductions.clicktrain.timed_layers import conversions as ways_to_convert
 from suite.choices import build_model
@@ -92,8 +93,8 @@ class Shape:
         generator = torch.Generator().manual_seed(0)
         saliency = torch.rand(self.out_channels, self.in_channels, 3, 3, generator=generator)
         pool = generic_pool(4)
-        off = ~pool[choose_patterns(saliency, pool)].view(saliency.shape)
-        return Dropped(off, least_important_kernels(saliency, self.percent)).kept(saliency).bool()
+        outside = outside_patterns(choose_patterns(saliency, pool), pool)
+        return PruneMask(outside, least_important_kernels(saliency, self.percent)).kept(saliency).bool()
 
 
 def pruned_shapes() -> Counter[Shape]:

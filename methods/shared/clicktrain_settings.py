@@ -1,4 +1,7 @@
-"""ClickTrain's published settings: which kernels of which layer go, and when, for the networks that it was shown on."""
+"""ClickTrain's settings for a network: which kernels of which layers are pruned, and when.
+
+The published ones are in `methods/clicktrain.toml`. Networks without published settings take default ones.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,18 @@ from typing import Any
 
 from torch import nn
 
+from methods.shared.distributions import DISTRIBUTIONS
+from methods.shared.patterns import KEPT, POSITIONS
+from methods.shared.structures import num_pruned_kernels
 from suite.errors import nearest
+from suite.method import Context
 
-DEFAULTS = ("cifar10", "vgg11_click"), ("imagenet", "resnet50")  # whose settings others take, lists apart
-DEFAULT_PAPER = 95 / 190  # the median of the table
-CHOOSE_OF_HARD_PRUNE = 65 / 143  # of cifar10's vgg11_click: the epoch of the choice over that of hard pruning
+DEFAULTS = ("cifar10", "vgg11_click"), ("imagenet", "resnet50")
+"""Task and network whose settings, without the list of ratios, apply where none were published."""
+DEFAULT_PAPER = 95 / 190
+"""Share of the epochs before hard pruning where the paper has no row: the median of its table."""
+CHOOSE_OF_HARD_PRUNE = 65 / 143
+"""Epoch of the choice over the epoch of hard pruning, of `vgg11_click` on `cifar10`."""
 DEFAULT_COMPRESSION = 8.0
 
 
@@ -24,11 +34,11 @@ class Settings:
     """How a network is pruned.
 
     Attributes:
-        choose: share of the training after whose epochs the patterns are chosen.
-        hard_prune: share from which on weights are masked.
-        coefficient: of the lasso.
-        pool: patterns of the generic pool.
-        ratios: percent of the kernels that go, as the published list has them; empty where none was published.
+        choose: Share of the epochs after which patterns are chosen.
+        hard_prune: Share of the epochs after which weights are masked.
+        coefficient: Coefficient of the lasso.
+        pool: Number of patterns in the generic pool.
+        ratios: Percentage of kernels to prune, as in the published list; empty if none was published.
     """
 
     choose: float
@@ -44,7 +54,7 @@ def _published() -> Mapping[str, Any]:
 
 
 def list_names() -> list[str]:
-    """Names of all published lists of ratios: `cifar10-vgg11_click-1` is the first of its configuration."""
+    """Return the names of all published lists of ratios; `cifar10-vgg11_click-1` is the first of its configuration."""
     return [
         f"{one['task']}-{one['model']}-{number}"
         for one in _published()["configuration"]
@@ -53,11 +63,11 @@ def list_names() -> list[str]:
 
 
 def find(task: str, network: str, ratios: str) -> Settings:
-    """The published settings that fit, or this suite's own.
+    """Return the published settings of a network, or the default ones.
 
     Args:
-        task, network: by name, without parameters.
-        ratios: `published`, the list that the configuration of both ships; `solved`, none; or a list's name.
+        task, network: Names without parameters.
+        ratios: `published`: the list that the configuration of both uses; `solved`: no list; or the name of a list.
 
     Raises:
         ValueError: if no list has that name.
@@ -74,11 +84,24 @@ def find(task: str, network: str, ratios: str) -> Settings:
     one = by_network.get((task, network))
     lists = [] if one is None or ratios == "solved" else one["lists"]
     if one is None:
-        of_cifar, of_imagenet = (by_network[default] for default in DEFAULTS)
-        one = of_imagenet if task == of_imagenet["task"] else of_cifar
+        cifar, imagenet = (by_network[default] for default in DEFAULTS)
+        one = imagenet if task == imagenet["task"] else cifar
     shares = [one[epoch] / one["epochs"] for epoch in ("choose", "hard_prune")]
     chosen = lists[(number or one["active"]) - 1]["ratios"] if lists else []
     return Settings(shares[0], shares[1], one["coefficient"], one["pool"], chosen)
+
+
+def check_ratios(ratios: str, compression: float | None, allocation: str) -> None:
+    """Check the parameters that decide how many kernels are pruned against each other.
+
+    Raises:
+        ValueError: if no list has the name, or two parameters exclude each other.
+    """
+    find("", "", ratios)
+    if compression is not None and ratios not in ("published", "solved"):
+        raise ValueError(f"ratios={ratios} has a compression of its own; compression needs ratios=solved")
+    if allocation != "uniform" and compression is None and ratios != "solved":
+        raise ValueError(f"allocation={allocation} divides solved shares; give compression or ratios=solved")
 
 
 def _rows_of_the_paper(task: str, network: str) -> list[Mapping[str, Any]]:
@@ -86,12 +109,12 @@ def _rows_of_the_paper(task: str, network: str) -> list[Mapping[str, Any]]:
 
 
 def compression_of_the_paper(task: str, network: str) -> float:
-    """The smaller compression that the paper's tables have for a network, 8 where it has none."""
+    """Return the smaller compression in the paper's tables for a network, 8 if they do not have the network."""
     return float(min((row["compression"] for row in _rows_of_the_paper(task, network)), default=DEFAULT_COMPRESSION))
 
 
 def hard_prune_of_the_paper(task: str, network: str, compression: float) -> float:
-    """The share of the training from which on the paper masks weights, of the row with the nearest compression."""
+    """Return the share of the epochs after which the paper masks weights, from the row with the nearest compression."""
     rows = [row for row in _rows_of_the_paper(task, network) if "hard_prune" in row]
     if not rows:
         return DEFAULT_PAPER
@@ -100,15 +123,15 @@ def hard_prune_of_the_paper(task: str, network: str, compression: float) -> floa
 
 
 def by_layer(ratios: Sequence[Any], layers: Mapping[str, nn.Module]) -> dict[str, float]:
-    """Percent of the kernels that go, by the name of the layer, of a published list.
+    """Return the percentage of kernels to prune, by layer, from a published list.
 
     Args:
-        ratios: one number a convolution, from the second on; or for residual networks one list a stage, with a number
-            a block, for every convolution of its branch.
-        layers: of the network.
+        ratios: One number per convolution, from the second on; or, for residual networks, one list per stage with one
+            number per block, which applies to every convolution of the block's branch.
+        layers: Layers of the network, by name.
 
     Raises:
-        ValueError: if the list is of another network.
+        ValueError: if the list belongs to another network.
     """
     convolutions = [name for name, layer in layers.items() if isinstance(layer, nn.Conv2d)]
     if not isinstance(ratios[0], list):
@@ -128,3 +151,139 @@ def by_layer(ratios: Sequence[Any], layers: Mapping[str, nn.Module]) -> dict[str
     if others:
         raise ValueError(f"the list has no ratio for '{others[0]}'")
     return found
+
+
+def percents(
+    ctx: Context, found: Settings, ratios: str, compression: float | None, allocation: str
+) -> dict[str, float]:
+    """Return the percentage of kernels to prune, by layer.
+
+    Args:
+        ctx: Context of the method.
+        found: Settings of the network; without ratios, percentages are solved.
+        ratios: Name of the list, for errors.
+        compression: Compression to solve for; `None` for that of the paper's tables.
+        allocation: Key of `DISTRIBUTIONS`, for solved percentages.
+
+    Raises:
+        ValueError: if the list belongs to another network, or the model could not be traced.
+    """
+    if not found.ratios:
+        return solve(ctx, compression or compression_of_the_paper(ctx.task, ctx.network), allocation)
+    try:
+        return by_layer(found.ratios, ctx.layers)
+    except ValueError as error:
+        raise ValueError(f"ratios={ratios} on {ctx.network or 'this network'}: {error}") from None
+
+
+def solve(ctx: Context, compression: float, allocation: str) -> dict[str, float]:
+    """Return the percentage of kernels to prune so that the 3x3 convolutions reach a compression together.
+
+    The first layer and grouped convolutions are not pruned.
+
+    Args:
+        ctx: Context of the method.
+        compression: Weights over remaining weights; the patterns' share of it is included.
+        allocation: Key of `DISTRIBUTIONS`.
+
+    Raises:
+        ValueError: if the index spaces do not show which layer is the first.
+    """
+    if ctx.spaces.model_input is None:
+        raise ValueError("the model could not be traced, so that its first layer, which is not pruned, is unknown")
+    weights = {
+        name: layer.weight
+        for name, layer in ctx.layers.items()
+        if isinstance(layer, nn.Conv2d)
+        and layer.kernel_size == (3, 3)
+        and layer.groups == 1
+        and ctx.spaces.model_input not in ctx.spaces.inputs_of(name)
+    }
+    kept = DISTRIBUTIONS[allocation](weights, POSITIONS / KEPT / compression)
+    return {name: 100 * (1 - share) for name, share in kept.items()}
+
+
+def check_layers(ctx: Context, percents: Mapping[str, float], *, equal_in_filters: bool) -> None:
+    """Refuse layers that cannot be pruned, before a warm-up is spent on them.
+
+    Args:
+        ctx: Context of the method.
+        percents: Percentage of kernels to prune, by layer.
+        equal_in_filters: Whether every filter loses the same number of kernels.
+
+    Raises:
+        ValueError: one line that names the layer.
+    """
+    if not percents:
+        raise ValueError("this network has no 3x3 convolution after its first layer, and no published list fits it")
+    for name, percent in percents.items():
+        layer = ctx.layers[name]
+        competing = layer.weight.shape[1] * (1 if equal_in_filters else layer.weight.shape[0])
+        if not isinstance(layer, nn.Conv2d) or layer.groups > 1:
+            raise ValueError(f"'{name}' is a grouped convolution, to which patterns cannot be applied")
+        if not layer.weight.requires_grad:
+            raise ValueError(f"'{name}' is not trained, so that its weights have no saliency")
+        if num_pruned_kernels(percent, competing) == competing:
+            owner = "a filter" if equal_in_filters else "the layer"
+            raise ValueError(f"'{name}': pruning {percent:.4g} % of the kernels leaves {owner} none; compress less")
+
+
+def expected_compression(ctx: Context, percents: Mapping[str, float]) -> float:
+    """Return the published measure of compression that these percentages will reach."""
+    densities = {}
+    for name, percent in percents.items():
+        weight = ctx.layers[name].weight
+        kernels = weight.shape[0] * weight.shape[1]
+        per_kernel = KEPT / POSITIONS if weight.shape[2:] == (3, 3) else 1.0
+        densities[name] = per_kernel * (1 - num_pruned_kernels(percent, kernels) / kernels)
+    return compression(ctx.model, densities)
+
+
+def compression(model: nn.Module, densities: Mapping[str, float]) -> float:
+    """Return the published measure: weights over remaining weights, of all tensors with the name of a convolution.
+
+    The normalisation of a VGG therefore counts, and shortcuts and linear layers do not. If no tensor has such a name,
+    the weights of the pruned layers count.
+
+    Args:
+        model: Network whose parameters are called `features` or `conv`, as those of this suite are.
+        densities: Share of the weights that remains, by pruned layer.
+
+    Source: ClickTrain's code.
+    """
+    tensors = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    counted = [name for name in tensors if "conv" in name or "features" in name] or [
+        f"{name}.weight" for name in densities
+    ]
+    left = sum(tensors[name] * densities.get(name.removesuffix(".weight"), 1.0) for name in counted)
+    return sum(tensors[name] for name in counted) / left if left else 1.0
+
+
+def stages(
+    ctx: Context, settings: Settings, warmup: float | None, hard_prune: float | None, paper_compression: float | None
+) -> tuple[int, int]:
+    """Return the epochs after which patterns are chosen and weights are masked.
+
+    Args:
+        ctx: Context of the method.
+        settings: Settings of the network.
+        warmup, hard_prune: Shares of the epochs that replace those of the schedule.
+        paper_compression: Compression whose row of the paper's tables says when to mask; `None` for the configuration.
+
+    Raises:
+        ValueError: if the epochs do not ascend, or none is left to train masked.
+    """
+    if hard_prune is None:
+        hard_prune = settings.hard_prune
+        if paper_compression is not None:
+            hard_prune = hard_prune_of_the_paper(ctx.task, ctx.network, paper_compression)
+    if warmup is None:
+        # The paper does not say when it chose; one configuration chooses later than the paper masks.
+        warmup = settings.choose if settings.choose <= hard_prune else CHOOSE_OF_HARD_PRUNE * hard_prune
+    choose_epoch, mask_epoch = (round(share * ctx.epochs) for share in (warmup, hard_prune))
+    if not choose_epoch <= mask_epoch < ctx.epochs:
+        raise ValueError(
+            f"of {ctx.epochs} epochs, patterns would be chosen after {choose_epoch} and weights masked after "
+            f"{mask_epoch}; set warmup and hard_prune so that these ascend and at least one epoch remains"
+        )
+    return choose_epoch, mask_epoch

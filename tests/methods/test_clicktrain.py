@@ -1,6 +1,5 @@
 """ClickTrain's stages, step by step, and what it refuses to begin with."""
 
-import dataclasses
 import math
 
 import pytest
@@ -9,8 +8,9 @@ import torch.nn.functional as F
 from small_clicktrain import SHAPE, Run, network, stages
 from torch import nn
 
-from methods.clicktrain import ClickTrain, compression
+from methods.clicktrain import ClickTrain
 from methods.dense import Dense
+from methods.shared.clicktrain_settings import compression
 from suite.choices import build_model
 from suite.ops import apply
 from tasks.models.clicktrain_vgg import vgg11_click
@@ -43,16 +43,20 @@ class Branching(nn.Module):
 @pytest.mark.parametrize(
     ("model", "given", "message"),
     [
-        (plain(), {"compression": 1e9}, r"'1': 100 % of its kernels leave the layer none; compress less"),
+        (plain(), {"compression": 1e9}, r"'1': pruning 100 % of the kernels leaves the layer none; compress less"),
         (plain(), {"compression": 4.0, "balance": "filter", "ratios": "solved"}, None),
-        (plain(), {"compression": 20.0, "balance": "filter"}, "'1': 88.75 % of its kernels leave a filter none"),
-        (plain(frozen=True), {}, "'1' is not trained; without gradients"),
+        (
+            plain(),
+            {"compression": 20.0, "balance": "filter"},
+            "'1': pruning 88.75 % of the kernels leaves a filter none",
+        ),
+        (plain(frozen=True), {}, "'1' is not trained, so that its weights have no saliency"),
         (
             plain(),
             {"ratios": "cifar10-vgg11_click-1"},
             "ratios=cifar10-vgg11_click-1 on this network: a list of 7 ratios",
         ),
-        (Branching(follows=False), {}, "the model cannot be followed: nothing tells which layer is the first"),
+        (Branching(follows=False), {}, "the model could not be traced, so that its first layer"),
     ],
 )
 def test_layers_that_cannot_be_pruned_are_named_before_the_warm_up(model, given, message):
@@ -82,7 +86,7 @@ def test_a_list_does_not_reach_into_grouped_convolutions(monkeypatch):
 def test_a_batch_that_never_comes_is_not_waited_for():
     given = {"input_shape": SHAPE, "num_classes": 10, "epochs": 4, "batch_size": 8, "train_images": 80}
     apply(plain(), ClickTrain(batches=10), **given)
-    with pytest.raises(ValueError, match="batches is 11; the epoch that decides has 10"):
+    with pytest.raises(ValueError, match="batches is 11; the epoch in which patterns are chosen has 10"):
         apply(plain(), ClickTrain(batches=11), **given)
 
 
@@ -110,7 +114,7 @@ def test_the_first_batch_after_the_warm_up_decides_alone():
     run.epochs(1)
     assert run.method.record(run.hooks.ctx)["stage"] == "warm-up"
     run.step(10)
-    chosen = {name: numbers.clone() for name, numbers in run.method._patterns.items()}
+    chosen = {name: numbers.clone() for name, numbers in run.method._masks._patterns.items()}
     threes = [name for name, layer in run.hooks.ctx.layers.items() if layer.weight.shape[2:] == (3, 3)]
     assert [*chosen] == threes[1:]
     for name, numbers in chosen.items():
@@ -119,7 +123,7 @@ def test_the_first_batch_after_the_warm_up_decides_alone():
             [saliency[:, :, 1:, 1:], saliency[:, :, 1:, :2], saliency[:, :, :2, 1:], saliency[:, :, :2, :2]]
         )
         assert torch.equal(worth.sum((3, 4)).argmax(0), numbers)
-        gone = run.method._dropped[name].kernels
+        gone = run.method._masks[name].kernels
         assert gone.sum() == math.ceil(0.71875 * gone.numel())
         importance = saliency.sum((2, 3))
         assert importance[gone].max() <= importance[~gone].min()
@@ -127,7 +131,7 @@ def test_the_first_batch_after_the_warm_up_decides_alone():
     run.step(12)
     run.hooks.end_epoch()
     run.epochs(2)
-    assert all(torch.equal(chosen[name], numbers) for name, numbers in run.method._patterns.items())
+    assert all(torch.equal(chosen[name], numbers) for name, numbers in run.method._masks._patterns.items())
 
 
 def test_saliencies_of_several_batches_are_averaged():
@@ -135,11 +139,11 @@ def test_saliencies_of_several_batches_are_averaged():
     run.epochs(1)
     run.step(10)
     first = {name: (run.gradients[name] * run.before[name]).square() for name in run.gradients}
-    assert not run.method._patterns
+    assert not run.method._masks._patterns
     run.step(11)
     name = next(iter(first))
     both = first[name] + (run.gradients[name] * run.before[name]).square()
-    gone = run.method._dropped[name].kernels
+    gone = run.method._masks[name].kernels
     assert both.sum((2, 3))[gone].max() <= both.sum((2, 3))[~gone].min()
 
 
@@ -156,9 +160,9 @@ def test_the_lasso_is_the_coefficient_times_the_norms_of_what_goes():
     run.step(10)
     by_hand = 0.0
     for name, weight in run.weights().items():
-        dropped = run.method._dropped[name]
-        by_hand += (weight.square().mul(dropped.off).sum((2, 3)) + 1e-8).sqrt().sum().item()
-        by_hand += (weight.square().sum((2, 3)) * dropped.kernels + 1e-8).sqrt().sum().item()
+        mask = run.method._masks[name]
+        by_hand += (weight.square().mul(mask.outside).sum((2, 3)) + 1e-8).sqrt().sum().item()
+        by_hand += (weight.square().sum((2, 3)) * mask.kernels + 1e-8).sqrt().sum().item()
     term = run.method.regularization(run.model, run.hooks.ctx)
     assert term.item() == pytest.approx(0.25 * by_hand, rel=1e-5)
     none = Run(stages(coefficient=0.0))
@@ -173,7 +177,7 @@ def test_a_network_s_pool_is_that_of_its_configuration():
                   "cifar10", name)  # fmt: skip
         run.epochs(1)
         run.step(10)
-        assert len(run.method._pool) == size
+        assert len(run.method._masks._pool) == size
 
 
 def test_saliencies_go_on_where_a_checkpoint_stopped_them():
@@ -193,10 +197,10 @@ def test_saliencies_go_on_where_a_checkpoint_stopped_them():
     other.hooks.end_epoch()
     for one in (run, other):
         one.step(20)
-    assert whole._patterns
-    for name, numbers in whole._patterns.items():
-        assert torch.equal(numbers, again._patterns[name])
-        assert torch.equal(whole._dropped[name].kernels, again._dropped[name].kernels)
+    assert whole._masks._patterns
+    for name, numbers in whole._masks._patterns.items():
+        assert torch.equal(numbers, again._masks._patterns[name])
+        assert torch.equal(whole._masks[name].kernels, again._masks[name].kernels)
 
 
 def test_what_the_method_spends_is_counted_in_its_stage():
@@ -204,10 +208,10 @@ def test_what_the_method_spends_is_counted_in_its_stage():
     name = "down.conv" if "down.conv" in run.weights() else next(iter(run.weights()))
     weight = run.weights()[name]
     spent = []
-    run.epochs(4, each=lambda epoch, step: spent.append(run.method.overhead(name, 8, run.hooks.ctx)))
+    run.epochs(4, each=lambda epoch, step: spent.append(run.method.overhead(name, 8)))
     lasso = 8 * weight.numel() + 3 * 2 * weight.shape[0] * weight.shape[1]
     assert spent == [0.0] * 4 + [lasso] * 2 + [weight.numel()] * 6
-    assert run.method.overhead("nobody", 8, run.hooks.ctx) == 0.0
+    assert run.method.overhead("nobody", 8) == 0.0
 
 
 def test_stages_are_named_in_the_record():
@@ -233,23 +237,20 @@ def test_from_hard_pruning_on_what_goes_is_zero_after_every_step(mask_momentum):
             assert all(weight.count_nonzero() == weight.numel() for weight in run.weights().values())
             return
         for name, weight in run.weights().items():
-            dropped = run.method._dropped[name]
-            stays = dropped.kept(weight.detach()).bool()
+            mask = run.method._masks[name]
+            stays = mask.kept(weight.detach()).bool()
             assert not weight[~stays].any()
             assert weight[stays].all()
             held.append(bool(run.optimizer.state[weight]["momentum_buffer"][~stays].any()))
+        steps = run.hooks.ctx.step
         share = 4 / 9 * (1 - math.ceil(0.71875 * stays.shape[0] * stays.shape[1]) / stays.shape[0] / stays.shape[1])
-        assert run.method.density(name, run.hooks.ctx) == pytest.approx((share,) * 3)
+        assert run.method.density(name, steps) == pytest.approx((share,) * 3)
 
     run.epochs(4, look)
     assert any(held) is not mask_momentum
-
-    def in_step(step):
-        return dataclasses.replace(run.hooks.ctx, step=step)
-
     first_masked = 6  # the step whose update is the first to be masked; its own products were dense
-    assert run.method.density(name := next(iter(run.weights())), in_step(first_masked)) == (1, 1, 1)
-    assert run.method.density(name, in_step(first_masked + 1)).forward < 0.14
+    assert run.method.density(name := next(iter(run.weights())), first_masked) == (1, 1, 1)
+    assert run.method.density(name, first_masked + 1).forward < 0.14
     record = run.method.record(run.hooks.ctx)
     assert record["stage"] == "masked"
     kept = sum(int(weight.count_nonzero()) for weight in run.weights().values())
@@ -302,9 +303,9 @@ def test_kernels_of_1x1_convolutions_go_whole_and_what_is_not_listed_stays():
         if name not in listed:
             assert layer.weight.count_nonzero() == layer.weight.numel()
         elif name.endswith("conv2"):
-            assert name in run.method._patterns
+            assert name in run.method._masks._patterns
         else:
-            assert name not in run.method._patterns
+            assert name not in run.method._masks._patterns
             gone = math.ceil(run.method._percent[name] * layer.weight.numel() / 100)
             assert int((layer.weight == 0).sum()) == gone
 
@@ -352,7 +353,7 @@ def test_the_paper_masks_earlier_than_the_configuration():
 
 def test_a_network_without_3x3_convolutions_is_refused():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
-    with pytest.raises(ValueError, match="no 3x3 convolution behind its first layer"):
+    with pytest.raises(ValueError, match="no 3x3 convolution after its first layer"):
         apply(model, ClickTrain(), input_shape=SHAPE, num_classes=10, epochs=4, batch_size=4)
 
 
@@ -366,5 +367,5 @@ def test_variants_mask_as_they_say(given):
         if "balance" in given:
             assert len((alive > 0).sum(1).unique()) == 1
         if "scope" in given:
-            numbers = run.method._patterns[name]
+            numbers = run.method._masks._patterns[name]
             assert torch.equal(numbers, numbers[:, :1].expand_as(numbers))

@@ -1,4 +1,4 @@
-"""Who multiplies by ClickTrain's masked weights: how it is decided, kept and measured, and that it changes nothing."""
+"""ClickTrain's backends for masked weights: how they are chosen, kept and measured, and that they change no result."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
         assert structure == {"percent": 71.875, "pool": 4, "scope": "kernel", "balance": "layer"}
         return choice("skipping" if size == (16, 16) else "masked")
 
-    monkeypatch.setattr("methods.clicktrain.fastest", fastest)
+    monkeypatch.setattr("methods.backends.masked.fastest", fastest)
     run = Run(stages(backend="auto"))
     run.epochs(1)
     assert len(asked) == len(set(asked))  # once for all layers of a shape
@@ -91,9 +91,11 @@ def test_a_trial_does_not_go_on_without_the_kernels_that_it_took(skipping, monke
     run = Run(stages(backend="skipping"))
     run.epochs(3)
     again = stages(backend="auto")
-    monkeypatch.setattr("methods.clicktrain.can_skip", lambda device: False)
+    monkeypatch.setattr("methods.backends.masked.can_skip", lambda device: False)
     again.setup(run.hooks.ctx)
-    with pytest.raises(ValueError, match="checkpoint takes kernels that skip weights, which are not to be had here"):
+    with pytest.raises(
+        ValueError, match="checkpoint of this trial uses kernels that skip weights, which are not available here"
+    ):
         again.load_state_dict(run.method.state_dict())
 
 
@@ -137,7 +139,7 @@ def test_auto_weighs_blocks_too_where_filters_have_one_pattern(skipping, monkeyp
         backends["blocks"].forward(torch.zeros(1, kept.shape[1], 4, 4), layer.weight, None, layer.geometry)
         return choice("blocks")
 
-    monkeypatch.setattr("methods.clicktrain.fastest", fastest)
+    monkeypatch.setattr("methods.backends.masked.fastest", fastest)
     run = Run(stages(scope="filter", backend="auto"))
     run.epochs(3)
     assert asked
@@ -166,7 +168,7 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
         asked[layer.name] = (prepare()[0], images, size)
         return choice("masked")
 
-    monkeypatch.setattr("methods.clicktrain.fastest", fastest)
+    monkeypatch.setattr("methods.backends.masked.fastest", fastest)
     monkeypatch.setattr(
         "methods.shared.clicktrain_settings.by_layer", lambda ratios, layers: {"1": 50.0, "2": 75.0, "3": 75.0}
     )
@@ -187,7 +189,7 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
 
 def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeypatch):
     from methods.backends import autotune
-    from methods.backends.fastest_backend import fastest
+    from methods.backends.masked import fastest
     from suite.network.backends import TorchBackend
     from suite.ops import convert
 
@@ -222,8 +224,8 @@ def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeyp
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"scope": "kernel"}, "backend=blocks: its filters keep one pattern each, which is scope=filter"),
-        ({"scope": "filter", "pool": 8}, "backend=blocks: patterns are the four 2x2 blocks, which is pool=4"),
+        ({"scope": "kernel"}, "backend=blocks needs scope=filter and pool=4"),
+        ({"scope": "filter", "pool": 8}, "backend=blocks needs scope=filter and pool=4"),
     ],
 )
 def test_blocks_say_what_they_need(given, message):
@@ -244,18 +246,18 @@ def test_trials_of_different_seeds_ask_the_same_and_compute_alike(skipping, choi
     second.epochs(3)
     assert next(clock) == looks + 1
     assert {path.name: path.read_text() for path in choices.glob("*.json")} == kept
-    one, other = (run.method._chosen for run in (first, second))
+    one, other = (run.method._backends.chosen for run in (first, second))
     assert one == other
     assert all(not torch.equal(weight, second.weights()[name]) for name, weight in first.weights().items())
     executed = [[layer.meter.take() for layer in run.hooks.planned_layers] for run in (first, second)]
     assert executed[0] == executed[1]
-    assert not any(found["from_cache"] for found in first.method._choices.values())
-    assert all(found["from_cache"] for found in second.method._choices.values())
+    assert not any(found["from_cache"] for found in first.method._backends.choices.values())
+    assert all(found["from_cache"] for found in second.method._backends.choices.values())
 
 
 def test_skipping_says_where_it_cannot_be_had(monkeypatch):
-    monkeypatch.setattr("methods.clicktrain.can_skip", lambda device: False)
-    with pytest.raises(ValueError, match=r"no kernels that skip weights on cpu here \(.*\); take auto"):
+    monkeypatch.setattr("methods.backends.masked.can_skip", lambda device: False)
+    with pytest.raises(ValueError, match=r"no kernels that skip weights are available on cpu \(.*\); use backend=auto"):
         Run(stages(backend="skipping"))
     run = Run(stages(backend="auto"))
     run.epochs(4)

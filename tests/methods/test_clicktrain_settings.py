@@ -5,7 +5,7 @@ import math
 import pytest
 from small_clicktrain import SHAPE, network
 
-from methods.clicktrain import ClickTrain, compression
+from methods.clicktrain import ClickTrain
 from methods.shared import clicktrain_settings as settings
 from suite.choices import build_model
 from suite.cost.flops import count_layers
@@ -50,7 +50,7 @@ def shares_of(text):
 @pytest.mark.parametrize("text", [*COMPRESSION, *CLAIMED])
 def test_published_ratios_compress_as_published(text):
     model, _, shares = shares_of(text)
-    found = compression(model, shares)
+    found = settings.compression(model, shares)
     if text in COMPRESSION:
         assert found == pytest.approx(COMPRESSION[text], abs=0.0051)
     else:
@@ -142,16 +142,19 @@ def test_a_list_of_another_network_is_refused(ratios, name, message):
     ("given", "message"),
     [
         ({"ratios": "cifar10-vgg11_click-9"}, "did you mean 'cifar10-vgg11_click-"),
-        ({"compression": 2.25}, "compression is 2.25; patterns alone compress 2.25 times, give more"),
-        ({"hard_prune": 1.0}, "hard_prune is 1.0; a share"),
-        ({"warmup": -0.1}, "warmup is -0.1; a share"),
-        ({"coefficient": -1.0}, "coefficient is -1.0"),
-        ({"batches": 0}, "batches is 0"),
-        ({"warmup": 0.9, "hard_prune": 0.2}, "warmup is 0.9 and hard_prune 0.2; patterns are chosen before"),
-        ({"ratios": "cifar10-vgg11_click-1", "compression": 9.0}, "is a list, which compresses as it does"),
-        ({"allocation": "erdos_renyi"}, "spreads solved shares; give compression, or ratios=solved"),
+        ({"compression": 2.25}, "compression is 2.25; allowed: .*2.25"),
+        ({"hard_prune": 1.0}, "hard_prune is 1.0; allowed: .*0.*1"),
+        ({"warmup": -0.1}, "warmup is -0.1; allowed"),
+        ({"coefficient": -1.0}, "coefficient is -1.0; allowed"),
+        ({"batches": 0}, "batches is 0; allowed"),
+        ({"warmup": 0.9, "hard_prune": 0.2}, "warmup is 0.9; it must not be greater than hard_prune, 0.2"),
+        (
+            {"ratios": "cifar10-vgg11_click-1", "compression": 9.0},
+            "has a compression of its own; compression needs ratios=solved",
+        ),
+        ({"allocation": "erdos_renyi"}, "divides solved shares; give compression or ratios=solved"),
         ({"allocation": "equal"}, "allocation is 'equal'; allowed: uniform, erdos_renyi"),
-        ({"mixup": -0.3}, "mixup is -0.3"),
+        ({"mixup": -0.3}, "mixup is -0.3; allowed"),
         ({"pool": 5}, "pool is 5; allowed: published, 4, 8, 12, dynamic"),
     ],
 )

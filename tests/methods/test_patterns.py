@@ -7,13 +7,13 @@ import torch
 
 from methods.shared.patterns import (
     EPSILON,
-    Dropped,
+    PruneMask,
     choose_patterns,
     dynamic_pool,
     generic_pool,
-    least_important_kernels,
     penalty,
 )
+from methods.shared.structures import least_important_kernels
 
 
 def picture(pattern):
@@ -68,7 +68,7 @@ def test_a_filter_takes_the_pattern_that_suits_all_its_kernels():
     saliency[1] = pool[2].view(3, 3).float()
     each = choose_patterns(saliency, pool)
     assert each.tolist() == [[1, 1, 3], [2, 2, 2]]
-    assert choose_patterns(saliency, pool, one_a_filter=True).tolist() == [[3, 3, 3], [2, 2, 2]]
+    assert choose_patterns(saliency, pool, one_per_filter=True).tolist() == [[3, 3, 3], [2, 2, 2]]
 
 
 def test_as_many_kernels_go_as_are_asked_for_and_the_least_of_the_layer():
@@ -90,14 +90,14 @@ def test_of_equal_kernels_the_first_go():
     assert least_important_kernels(torch.ones(2, 2, 3, 3), 50).tolist() == [[True, True], [False, False]]
 
 
-def some_dropped():
+def some_mask():
     off = ~generic_pool(4)[torch.tensor([[0, 3], [1, 2]])].view(2, 2, 3, 3)
-    return Dropped(off, torch.tensor([[False, True], [False, False]]))
+    return PruneMask(off, torch.tensor([[False, True], [False, False]]))
 
 
 def test_what_stays_is_the_pattern_of_every_kernel_that_stays():
     weight = torch.randn(2, 2, 3, 3).to(memory_format=torch.channels_last)
-    kept = some_dropped().kept(weight)
+    kept = some_mask().kept(weight)
     assert kept.dtype == weight.dtype
     assert kept.stride() == weight.stride()
     assert kept.sum((2, 3)).tolist() == [[4, 0], [4, 4]]
@@ -105,33 +105,33 @@ def test_what_stays_is_the_pattern_of_every_kernel_that_stays():
 
 
 def test_the_penalty_sums_norms_of_what_goes():
-    dropped = some_dropped()
+    mask = some_mask()
     weight = torch.full((2, 2, 3, 3), 2.0, dtype=torch.float64)
     # Five weights outside each of four patterns; nine of the one kernel that goes; nothing of the three others.
     expected = 4 * (5 * 4 + EPSILON) ** 0.5 + (9 * 4 + EPSILON) ** 0.5 + 3 * EPSILON**0.5
-    assert penalty([dropped], [weight]).item() == pytest.approx(expected, rel=1e-12)
+    assert penalty([mask], [weight]).item() == pytest.approx(expected, rel=1e-12)
     ones = torch.full((2, 2, 1, 1), 3.0, dtype=torch.float64)  # 1x1: kernels alone
-    both = penalty([dropped, Dropped(None, dropped.kernels)], [weight, ones])
+    both = penalty([mask, PruneMask(None, mask.kernels)], [weight, ones])
     assert both.item() == pytest.approx(expected + (9 + EPSILON) ** 0.5 + 3 * EPSILON**0.5, rel=1e-12)
 
 
 @pytest.mark.parametrize("last", [False, True])
 def test_the_penalty_has_its_gradient_and_none_for_what_stays(last):
     torch.manual_seed(0)
-    dropped = [some_dropped(), Dropped(None, torch.tensor([[True, False]]))]
+    mask = [some_mask(), PruneMask(None, torch.tensor([[True, False]]))]
     weights = [torch.randn(2, 2, 3, 3, dtype=torch.float64), torch.randn(1, 2, 1, 1, dtype=torch.float64)]
     if last:
         weights[0] = weights[0].to(memory_format=torch.channels_last)
     weights = [weight.requires_grad_() for weight in weights]
-    assert torch.autograd.gradcheck(lambda *given: penalty(dropped, given), weights)
-    gradients = torch.autograd.grad(3.0 * penalty(dropped, weights), weights)
-    for one, weight, gradient in zip(dropped, weights, gradients, strict=True):
+    assert torch.autograd.gradcheck(lambda *given: penalty(mask, given), weights)
+    gradients = torch.autograd.grad(3.0 * penalty(mask, weights), weights)
+    for one, weight, gradient in zip(mask, weights, gradients, strict=True):
         stays = one.kept(weight.detach()).bool()
         assert not gradient[stays].any()
         assert gradient[~stays].all()
-    doubly = gradients[0][0, 1][some_dropped().off[0, 1]]  # outside the pattern of a kernel that goes
+    doubly = gradients[0][0, 1][some_mask().outside[0, 1]]  # outside the pattern of a kernel that goes
     weight = weights[0].detach()[0, 1]
-    outside = weight[some_dropped().off[0, 1]]
+    outside = weight[some_mask().outside[0, 1]]
     expected = (
         3.0 * outside * (1 / (outside.square().sum() + EPSILON).sqrt() + 1 / (weight.square().sum() + EPSILON).sqrt())
     )
@@ -141,7 +141,7 @@ def test_the_penalty_has_its_gradient_and_none_for_what_stays(last):
 def test_the_penalty_leaves_its_arguments_alone():
     weight = torch.randn(2, 2, 3, 3, requires_grad=True)
     before = weight.detach().clone()
-    penalty([some_dropped()], [weight]).backward()
+    penalty([some_mask()], [weight]).backward()
     assert torch.equal(weight.detach(), before)
 
 

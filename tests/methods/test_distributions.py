@@ -1,16 +1,24 @@
-"""How a share of all kernels is spread over layers."""
+"""How a share of all weights is divided among layers."""
 
 import math
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.shared.allocation import erdos_renyi, uniform
+from methods.shared import distributions
 
 sizes = st.tuples(st.integers(1, 64), st.integers(1, 64), st.just(3), st.just(3))
 networks = st.lists(sizes, min_size=1, max_size=6).map(lambda several: dict(zip("abcdef", several, strict=False)))
+
+
+def of_shapes(distribution):
+    return lambda shapes, kept: distribution({name: torch.empty(shape) for name, shape in shapes.items()}, kept)
+
+
+uniform, erdos_renyi = of_shapes(distributions.uniform), of_shapes(distributions.erdos_renyi)
 
 
 def kept_of_all(shapes, shares):
@@ -43,14 +51,19 @@ def test_what_fits_only_until_others_were_capped_is_capped_too():
     assert shares == {"small": 1.0, "middle": 1.0, "wide": pytest.approx((50.4 - 20) / 64)}
 
 
-def test_a_kernel_s_size_counts_and_shares_are_of_kernels():
-    # (8 + 8 + 2) / 64 of 64 kernels to (8 + 8 + 6) / 576 of 64: as 81 to 11; of 128 kernels 32 stay.
-    shares = erdos_renyi({"1x1": (8, 8, 1, 1), "3x3": (8, 8, 3, 3)}, 0.25)
-    assert shares["1x1"] * 64 == pytest.approx(32 * 81 / 92)
-    assert shares["3x3"] * 64 == pytest.approx(32 * 11 / 92)
+def test_shares_are_of_weights_whatever_the_size_of_a_kernel():
+    # (32 + 32 + 2) / 1024 of 1,024 weights to (8 + 8 + 6) / 576 of 576: as 66 to 22; of 1,600 weights 160 remain.
+    shares = erdos_renyi({"1x1": (32, 32, 1, 1), "3x3": (8, 8, 3, 3)}, 0.1)
+    assert shares["1x1"] * 1024 == pytest.approx(160 * 66 / 88)
+    assert shares["3x3"] * 576 == pytest.approx(160 * 22 / 88)
 
 
-def test_nothing_goes_where_everything_stays():
+def test_by_score_divides_as_the_largest_scores_of_all_layers_are_divided():
+    scores = {"a": torch.arange(8.0).view(4, 2), "b": 6.5 + torch.arange(4.0).view(2, 2)}
+    assert distributions.by_score(scores, 0.5) == {"a": 2 / 8, "b": 1.0}
+
+
+def test_everything_remains_where_nothing_is_pruned():
     assert erdos_renyi({"a": (4, 2, 3, 3), "b": (8, 8, 3, 3)}, 1.0) == {"a": 1.0, "b": 1.0}
 
 

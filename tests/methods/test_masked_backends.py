@@ -1,17 +1,17 @@
-"""What `backend=auto` asks: every fact that decides how long a layer's products take."""
+"""The question behind `backend=auto` covers every fact that decides how long a layer's products take."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from methods.backends import fastest_backend as race
+from methods.backends import masked
 from suite.method import Geometry
 
 
 def test_each_fact_that_decides_a_time_makes_another_question(monkeypatch):
     asked = []
-    monkeypatch.setattr(race, "choose", lambda question, *rest: asked.append(question))
+    monkeypatch.setattr(masked, "choose", lambda question, *rest: asked.append(question))
     layer, geometry = nn.Conv2d(4, 8, 3), Geometry("conv", padding=(1, 1))
     facts = {"images": 2, "size": (8, 8), "dtype": torch.float32, "structure": {"percent": 50.0}}
     for changed in (
@@ -21,6 +21,6 @@ def test_each_fact_that_decides_a_time_makes_another_question(monkeypatch):
         {"dtype": torch.bfloat16},
         {"structure": {"percent": 60.0}},
     ):
-        race.fastest(("masked",), lambda: None, layer, geometry, **{**facts, **changed}, hardware_id="")
-    race.fastest(("masked",), lambda: None, nn.Conv2d(4, 9, 3), geometry, **facts, hardware_id="")
+        masked.fastest(("masked",), lambda: None, layer, geometry, **{**facts, **changed}, hardware_id="")
+    masked.fastest(("masked",), lambda: None, nn.Conv2d(4, 9, 3), geometry, **facts, hardware_id="")
     assert len({str(one) for one in asked}) == len(asked) == 6
