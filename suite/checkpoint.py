@@ -19,7 +19,8 @@ from suite import files
 from suite.choices import build_model
 from suite.errors import UsageError
 from suite.method import ReconfigPlan
-from suite.network.surgery import apply_plan, find_index_spaces
+from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
 from suite.runs.folder.records import archive_damage
 
 MODEL_FORMAT = 1

@@ -1,28 +1,32 @@
-"""Index spaces: which entries of which tensors of a model are one channel, and must be pruned together.
+"""Index spaces: sets of tensor dimensions that share channels, which must be pruned together.
 
-The channel that a convolution produces is the same one that the batch normalisation behind it scales, that the next
+The channels that a convolution produces are also those that the batch normalisation behind it scales, that the next
 convolution consumes, and, across the sum of a residual block, that another convolution produces. Channels that occur in
-the same tensors make one `IndexSpace`; `suite.network.channel_tracing` finds them.
+the same tensors form one `IndexSpace`. `suite.network.channels.find` finds the index spaces of a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+GATHER_INDEX, SCATTER_INDEX = "gather_index", "scatter_index"
+"""Buffers of a gated layer: the channels of the node that it consumes and produces, each (channels,) int64."""
+
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """Where the channels of an index space lie along one axis of one tensor; other spaces may have the rest of it.
+    """Where the channels of an index space are along one axis of one tensor. Other spaces may share the axis.
 
     Attributes:
-        tensor: the parameter's or buffer's name.
-        axis: of that tensor.
-        entries: (channels, entries of a channel) int64, on the CPU. A channel has several where a linear layer stands
-            behind a flattening, or where it is a whole group of a grouped convolution.
+        tensor: name of the parameter or buffer.
+        axis: axis of that tensor.
+        entries: (channels, entries per channel) int64, on the CPU. A channel has several entries in a linear layer
+            behind a flattening, and where it is a whole group of a grouped convolution.
     """
 
     tensor: str
@@ -38,21 +42,48 @@ class Slice:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def module(self) -> str:
+        """Name of the module that owns the tensor."""
+        return self.tensor.rpartition(".")[0]
+
+    @property
+    def attribute(self) -> str:
+        """Name of the tensor in its module."""
+        return self.tensor.rpartition(".")[2]
+
+
+class LayerWeight(NamedTuple):
+    """The weight of a layer that has the channels of an index space along one axis.
+
+    Attributes:
+        layer: name of the layer.
+        weight: (K, C / groups, R, S) or (K, C).
+        axis: 0 for output channels, 1 for input channels.
+        entries: (channels, entries per channel) int64, on the CPU: positions along the axis.
+    """
+
+    layer: str
+    weight: Tensor
+    axis: int
+    entries: Tensor
+
 
 @dataclass
 class IndexSpace:
-    """Channels that exist in several tensors at once.
+    """Channels that occur in several tensors at once.
 
     Attributes:
-        name: that of the first layer that produced it when the model was built; it never changes.
+        name: name of the first layer that produced the channels when the model was built; it never changes.
         original: the index that each channel had when the model was built, ascending.
-        producers: names of the layers whose outputs it has.
-        consumers: names of the layers whose inputs it has and whose weights have an axis for them. A grouped
-            convolution has none: its groups go as a whole, and it is a producer alone.
-        slices: everything that is cut with it.
-        counts: every number of a module that counts its channels, as (module, attribute, by how much one counts).
-        frozen_because: why none of its channels may go; empty where they may.
-        may_be_empty: it lies inside a removable branch, which goes with its last channel. Every other space keeps one.
+        producers: names of the layers whose outputs are these channels.
+        consumers: names of the layers whose inputs are these channels and whose weights have an axis for them. Grouped
+            convolutions are producers only: their groups are removed as a whole.
+        slices: all places in tensors that are cut together with the channels.
+        counts: every number of a module that counts the channels, as (module, attribute, count per channel).
+        frozen_because: the reason why no channel may be removed; empty if channels may be removed.
+        may_be_empty: whether the last channel may be removed too, because the space is inside a removable branch.
+            Every other space keeps at least one channel.
     """
 
     name: str
@@ -66,23 +97,25 @@ class IndexSpace:
 
     @property
     def size(self) -> int:
+        """Number of channels."""
         return len(self.original)
 
     @property
     def frozen(self) -> bool:
+        """Whether no channel may be removed."""
         return bool(self.frozen_because)
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A residual branch that can be taken out: a chain of layers whose output is only ever added.
+    """A residual branch that can be removed: a chain of layers whose output is only ever added to something.
 
     Attributes:
-        name: the branch's module.
+        name: name of the branch's module.
         layers: its convolution and linear layers, in the order in which they run.
-        spaces: the index spaces between them; when one is empty, the branch's output no longer depends on its input.
+        spaces: the index spaces between them. If one of them is empty, the output does not depend on the input.
         outputs: the index spaces that its output belongs to.
-        input_size: (H, W) of its first layer's input; empty for a linear layer.
+        input_size: (H, W) of the input of its first layer; empty for a linear layer.
     """
 
     name: str
@@ -96,13 +129,14 @@ class IndexSpaces(Mapping[str, IndexSpace]):
     """The index spaces of one model by name, in the order in which the model produces them.
 
     Attributes:
-        removable_branches: residual branches that can be taken out, by name.
-        fixed_branches: residual branches that cannot, and why.
-        not_followed: steps of the model's graph that are not understood, each with what it froze, in words.
-        grouped: names of the grouped convolutions, depthwise ones among them.
-        model_input: the space of the model's input, or `None` if the model could not be traced.
-        model_outputs: the spaces of the model's outputs.
-        positions: places (P * Q) of each layer's output for one image; a linear layer has one.
+        removable_branches: residual branches that can be removed, by name.
+        fixed_branches: residual branches that cannot be removed, with the reason, by name.
+        not_followed: operations of the model's graph that are not understood, each with the reason why it freezes
+            channels.
+        grouped: names of the grouped convolutions, including depthwise ones.
+        model_input: name of the space of the model's input, or `None` if the model could not be traced.
+        model_outputs: names of the spaces of the model's outputs.
+        positions: number of positions (P * Q) of each layer's output for one image; 1 for a linear layer.
         input_sizes: (H, W) of each layer's input; empty for a linear layer.
     """
 
@@ -116,7 +150,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         self.model_outputs: frozenset[str] = frozenset()
         self.positions: dict[str, int] = {}
         self.input_sizes: dict[str, tuple[int, ...]] = {}
-        self._enter_layers()
+        self._index_layers()
 
     def __getitem__(self, name: str) -> IndexSpace:
         return self._spaces[name]
@@ -128,36 +162,115 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         return len(self._spaces)
 
     def outputs_of(self, layer: str) -> tuple[str, ...]:
-        """The spaces that a layer produces; several where its outputs go different ways."""
+        """Return the names of the spaces that a layer produces; several if parts of its output are used differently."""
         return self._outputs_of.get(layer, ())
 
     def inputs_of(self, layer: str) -> tuple[str, ...]:
-        """The spaces that a layer consumes; several behind a concatenation, none where its input is not followed."""
+        """Return the names of the spaces that a layer consumes.
+
+        There are several behind a concatenation, and none if the layer's input is not followed or the layer is grouped.
+        """
         return self._inputs_of.get(layer, ())
 
-    def part(self, name: str, own: Sequence[IndexSpace], reason: str) -> None:
-        """Take layers out of a space into spaces of their own; what is left of it is frozen.
+    def weights(self, space: IndexSpace, layers: Mapping[str, nn.Module]) -> list[LayerWeight]:
+        """Return the weights of all layers that share the channels of a space, each with its axis and entries.
+
+        Weights of grouped convolutions are left out, since they mix the channels of a group.
 
         Args:
-            name: of the space.
-            own: the new spaces, with slices and counts of the old one, and perhaps more.
-            reason: why none of its channels may go any more.
+            space: a space of this model, or one that `split_by_gating` returned.
+            layers: the layers to look at, by name, for example `ctx.layers`.
+        """
+        found = []
+        for part in space.slices:
+            if part.attribute == "weight" and part.module in layers and part.module not in self.grouped:
+                weight = layers[part.module].weight
+                assert isinstance(weight, Tensor)
+                found.append(LayerWeight(part.module, weight, part.axis, part.entries))
+        return found
+
+    def original_outputs(self, layer: str, count: int) -> list[int]:
+        """Return the original index of each of the `count` output channels that a layer has now.
+
+        The output channels of a grouped convolution, and those that belong to no space, have their present index.
+        """
+        indices = list(range(count))
+        for space in map(self.__getitem__, self.outputs_of(layer)):
+            for part in space.slices:
+                if (part.tensor, part.axis) == (f"{layer}.weight", 0) and part.entries.shape[1] == 1:
+                    for position, original in zip(part.entries.flatten().tolist(), space.original, strict=True):
+                        indices[position] = original
+        return indices
+
+    def why_not_gated(self, space: IndexSpace, layers: Mapping[str, nn.Module]) -> str:
+        """Return the reason why the layers of a space cannot be gated, or an empty string if they can.
+
+        Args:
+            space: a space of this model.
+            layers: the space's producers and consumers by name, for example `ctx.layers`.
+        """
+        if space.frozen:
+            return space.frozen_because
+        if space.may_be_empty:
+            return "it is inside a removable branch"
+        if any(part.attribute in (GATHER_INDEX, SCATTER_INDEX) for part in space.slices):
+            return "its layer is gated already"
+        for name in space.producers:
+            if name in self.grouped:
+                return f"'{name}' is a grouped convolution"
+            if layers[name].bias is not None:
+                return f"'{name}' has a bias, which its removed channels emit too"
+            if self.outputs_of(name) != (space.name,):
+                return f"outputs of '{name}' belong to several index spaces"
+        for name in space.consumers:
+            if self.inputs_of(name) != (space.name,):
+                return f"inputs of '{name}' come from several index spaces"
+        return ""
+
+    def split_by_gating(self, space: IndexSpace) -> list[IndexSpace]:
+        """Return the spaces that gating would make of a space: one for each producer's outputs and consumer's inputs.
+
+        Nothing is changed. A `ReconfigPlan` may name the new spaces, `LAYER:out` and `LAYER:in`, if it also gates the
+        space.
+        """
+        parts = []
+        for layers, axis, ending, buffer in (
+            (space.producers, 0, "out", SCATTER_INDEX),
+            (space.consumers, 1, "in", GATHER_INDEX),
+        ):
+            for name in layers:
+                (weight,) = (one for one in space.slices if (one.tensor, one.axis) == (f"{name}.weight", axis))
+                part = IndexSpace(f"{name}:{ending}", list(space.original))
+                part.slices = [weight, Slice(f"{name}.{buffer}", 0, weight.entries)]
+                part.counts = [entry for entry in space.counts if entry[0] == name and entry[1].startswith(ending)]
+                (part.producers if axis == 0 else part.consumers).append(name)
+                parts.append(part)
+        return parts
+
+    def replace_by_parts(self, name: str, parts: Sequence[IndexSpace], reason: str) -> None:
+        """Move the layers of a space to new spaces, and freeze the rest of it.
+
+        Args:
+            name: name of the space.
+            parts: the new spaces, with slices and counts of the old one and possibly more.
+            reason: the reason why channels of the rest may not be removed any more.
         """
         space = self[name]
-        taken = {(one.tensor, one.axis) for part in own for one in part.slices}
-        space.slices = [one for one in space.slices if (one.tensor, one.axis) not in taken]
-        counted = {entry[:2] for part in own for entry in part.counts}
+        moved = {(one.tensor, one.axis) for part in parts for one in part.slices}
+        space.slices = [one for one in space.slices if (one.tensor, one.axis) not in moved]
+        counted = {entry[:2] for part in parts for entry in part.counts}
         space.counts = [entry for entry in space.counts if entry[:2] not in counted]
         space.producers, space.consumers, space.frozen_because = [], [], reason
-        self._spaces |= {part.name: part for part in own}
-        self._enter_layers()
+        self._spaces |= {part.name: part for part in parts}
+        self._index_layers()
 
     def forget_branch(self, branch: Branch, constant: str) -> None:
-        """Drop a branch that was taken out: its spaces, its layers, and its tensors in other spaces.
+        """Remove a branch's spaces and layers, and its tensors from other spaces, after the branch was removed.
 
         Args:
             branch: one of `removable_branches`.
-            constant: the buffer of what the branch still adds; it joins the branch's output spaces.
+            constant: name of the buffer with the constant that the branch still adds; it joins the branch's output
+                spaces.
         """
         inside = branch.name + "."
         last = f"{branch.layers[-1]}.weight"
@@ -176,31 +289,13 @@ class IndexSpaces(Mapping[str, IndexSpace]):
             self.input_sizes.pop(layer, None)
         self.grouped -= set(branch.layers)
         del self.removable_branches[branch.name]
-        self._enter_layers()
+        self._index_layers()
 
-    def _enter_layers(self) -> None:
-        # Methods ask for them at every step.
+    def _index_layers(self) -> None:
+        """Index the spaces by layer, because methods ask for them at every step."""
         self._outputs_of: dict[str, tuple[str, ...]] = {}
         self._inputs_of: dict[str, tuple[str, ...]] = {}
         for name, space in self.items():
             for table, layers in ((self._outputs_of, space.producers), (self._inputs_of, space.consumers)):
                 for layer in layers:
                     table[layer] = (*table.get(layer, ()), name)
-
-
-class ChannelConstant(nn.Module):
-    """What stands where a residual branch was taken out: the constant that the branch emitted at its end.
-
-    Buffers:
-        constant: (K,), a value a channel.
-    """
-
-    constant: Tensor
-
-    def __init__(self, constant: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("constant", constant)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The constant in the type of x, shaped (1, K, 1, 1) or (1, K) so that it can be added to the other summand."""
-        return self.constant.to(x.dtype).view(1, -1, *[1] * (x.ndim - 2))

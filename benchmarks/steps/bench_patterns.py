@@ -45,7 +45,7 @@ from reproductions.clicktrain.timed_layers import conversions as ways_to_convert
 from suite.choices import build_model
 from suite.errors import UsageError
 from suite.method import Geometry
-from suite.network.surgery import find_index_spaces
+from suite.network.channels.spaces import find_index_spaces
 from suite.ops import TORCH
 from suite.recipe import Recipe
 from suite.runs.devices import resolve_device

@@ -40,9 +40,10 @@ from suite.checkpoint import load, read_reconfigurations
 from suite.choices import build_model
 from suite.cost.flops import count_model
 from suite.errors import UsageError
+from suite.index_spaces import IndexSpaces
 from suite.method import Context, Method, ReconfigPlan
-from suite.network.gating import why_not_gated
-from suite.network.surgery import IndexSpaces, apply_plan, find_index_spaces
+from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
 from suite.recipe import Recipe
 from suite.runs.devices import DTYPES, read_device, resolve_device, resolve_dtype
 
@@ -242,15 +243,13 @@ def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
     """Dead channels of each layer, drawn so that those of a node mostly agree, cut by the union and by gates."""
     whole = setting.new_model()
     generator = torch.Generator().manual_seed(1)
-    layers = {name for name, layer in whole.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
-    for space in find_index_spaces(whole, SHAPE).values():
+    layers = {name: layer for name, layer in whole.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    spaces = find_index_spaces(whole, SHAPE)
+    for space in spaces.values():
         common = torch.rand(space.size, generator=generator)
-        for one in space.slices:
-            name = one.tensor.removesuffix(".weight")
-            if name in layers and name != one.tensor and not space.frozen:
-                own = SHARED * common + (1 - SHARED) * torch.rand(space.size, generator=generator)
-                weight = whole.get_parameter(one.tensor).data
-                weight.movedim(one.axis, 0)[one.entries[own < DEAD].flatten()] = 0.0
+        for _, weight, axis, entries in () if space.frozen else spaces.weights(space, layers):
+            own = SHARED * common + (1 - SHARED) * torch.rand(space.size, generator=generator)
+            weight.data.movedim(axis, 0)[entries[own < DEAD].flatten()] = 0.0
     images = torch.randn(8, *SHAPE, generator=generator).to(setting.device)
     plans, outputs, flops = {}, [whole.eval()(images).detach()], [count_model(whole, SHAPE)["inference_flops"]]
     for gating in (False, True):
@@ -287,7 +286,7 @@ def by_prunetrain(model: nn.Module, spaces: IndexSpaces, gating: bool) -> Reconf
     plan = hooks.close_epoch()
     assert plan is not None
     if gating:
-        assert plan.gated, [why_not_gated(space, spaces, dict(model.named_modules())) for space in spaces.values()]
+        assert plan.gated, [spaces.why_not_gated(space, dict(model.named_modules())) for space in spaces.values()]
     return plan
 
 

@@ -21,11 +21,9 @@ from methods.shared.lasso import (
     penalty,
     soft_threshold,
     soft_threshold_arithmetic,
-    weights_of,
 )
+from suite.index_spaces import IndexSpace
 from suite.method import Context, Method, ReconfigPlan
-from suite.network.gating import gated_spaces, why_not_gated
-from suite.network.surgery import IndexSpace
 
 
 class GroupLasso(Method):
@@ -127,7 +125,7 @@ class GroupLasso(Method):
         dead, spared, removed = [], [], []
         for space in self._prunable(ctx):
             stays, dead_ones = self._channels_that_stay(space, ctx)
-            for weight, axis, entries in weights_of(space, ctx.layers, ctx.spaces.grouped):
+            for _, weight, axis, entries in ctx.spaces.weights(space, ctx.layers):
                 rows, at = weight.data.movedim(axis, 0), entries.to(weight.device)
                 removed.append((rows, at[~stays].flatten()))
                 if self.zeroing == "dead":
@@ -166,7 +164,7 @@ class GroupLasso(Method):
             for space in ctx.spaces.values()
             if not space.frozen
             for part in nodes.get(space.name, [space])
-            if weights_of(part, ctx.layers, ctx.spaces.grouped)
+            if ctx.spaces.weights(part, ctx.layers)
         ]
 
     def _nodes(self, ctx: Context) -> dict[str, list[IndexSpace]]:
@@ -174,11 +172,11 @@ class GroupLasso(Method):
         if not self.gating:
             return {}
         return {
-            space.name: gated_spaces(space)
+            space.name: ctx.spaces.split_by_gating(space)
             for space in ctx.spaces.values()
             if max(len(space.producers), len(space.consumers)) > 1
             and not space.may_be_empty
-            and not why_not_gated(space, ctx.spaces, ctx.layers)
+            and not ctx.spaces.why_not_gated(space, ctx.layers)
         }
 
     def _channels_that_stay(self, space: IndexSpace, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -187,8 +185,8 @@ class GroupLasso(Method):
         A channel is dead only if it is in every producer and every consumer. Dead ones stay where a space has to keep
         a channel, or to fill up to a multiple of `round_to`: the strongest.
         """
-        weights = weights_of(space, ctx.layers, ctx.spaces.grouped)
-        peaks = torch.stack([channel_peaks(*entry) for entry in weights]).amax(0)
+        weights = ctx.spaces.weights(space, ctx.layers)
+        peaks = torch.stack([channel_peaks(*own[1:]) for own in weights]).amax(0)
         alive = ~(peaks < self.threshold)  # a NaN is not below
         count, least = int(alive.sum()), 0 if space.may_be_empty else 1
         wanted = min(space.size, -(-max(count, least) // self.round_to) * self.round_to)
@@ -217,11 +215,6 @@ def _peaks(name: str, layer: nn.Module, ctx: Context) -> dict[str, list[Any]]:
     """The output channels that a layer has, by their original numbers, and the largest |w| of each, to three digits."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    channels = list(range(len(weight)))
-    for space in map(ctx.spaces.__getitem__, ctx.spaces.outputs_of(name)):
-        for own in space.slices:
-            if (own.tensor, own.axis) == (f"{name}.weight", 0) and own.entries.shape[1] == 1:  # else it is grouped
-                for place, number in zip(own.entries.flatten().tolist(), space.original, strict=True):
-                    channels[place] = number
+    channels = ctx.spaces.original_outputs(name, len(weight))
     peaks = weight.detach().flatten(1).abs().amax(1).tolist()
     return {"channels": channels, "peaks": [float(f"{peak:.3g}") for peak in peaks]}

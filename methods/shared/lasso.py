@@ -9,15 +9,14 @@ Source: PruneTrain (Lym et al., SC 2019), Sec. 4.1, Eq. 2; epsilon is that of it
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-if TYPE_CHECKING:
-    from suite.network.surgery import IndexSpace, IndexSpaces
+from suite.index_spaces import IndexSpaces
 
 EPSILON = 1e-8
 """Added to a group's sum of squares: the norm keeps a gradient at zero, and every group costs at least 1e-4."""
@@ -114,24 +113,6 @@ def soft_threshold(layer: LassoLayer, step: float, by_size: bool = False) -> Non
             shrink = step * (_size_factor(layer.weight, axis) if by_size else 1.0)
             # Multiplied by a ratio, not divided by a norm of zero.
             layer.weight.mul_(torch.where(norm > shrink, 1 - shrink / norm, 0.0))
-
-
-def weights_of(
-    space: IndexSpace, layers: Mapping[str, nn.Module], grouped: Collection[str]
-) -> list[tuple[Tensor, int, Tensor]]:
-    """Every weight that is penalised and has the channels of a space: with its axis, and (channels, entries) there.
-
-    Args:
-        space: of the model.
-        layers: by name.
-        grouped: names of the grouped convolutions, which are not penalised.
-    """
-    found = []
-    for one in space.slices:
-        name = one.tensor.removesuffix(".weight")
-        if name in layers and name != one.tensor and name not in grouped:
-            found.append((layers[name].weight, one.axis, one.entries))
-    return found  # type: ignore[return-value]
 
 
 def channel_peaks(weight: Tensor, axis: int, entries: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def layer_times(
 
     from suite.checkpoint import load_model
     from suite.cost.timing import interleaved_seconds
-    from suite.network.surgery import find_index_spaces
+    from suite.network.channels.spaces import find_index_spaces
 
     place = torch.device(device)
     names = [branch.layers[-1] for branch in find_index_spaces(load_model(file), shape).removable_branches.values()]

@@ -1,1 +1,1 @@
-"""Planned layers and their products; finding and cutting the channels of a model."""
+"""Planned layers, their products, and what happens in a forward pass; `channels` finds and cuts channels."""

@@ -1,14 +1,14 @@
-"""What one forward pass of a model does: which layers run, who else reads their weights, and which products are not
-those of a convolution or linear layer.
+"""Running a model to learn about it: which layers are called, what else reads their weights, and what else multiplies.
 
-Modules are watched by hooks, operations by torch's dispatcher, so that nothing which a model does in its own `forward`
-goes unseen. How many multiply-adds an operation takes says `torch.utils.flop_counter`, whose count is independent of
-the ledger's.
+Modules are watched with hooks and operations with torch's dispatcher, so that everything in a model's own `forward` is
+seen. The multiply-adds of an operation come from `torch.utils.flop_counter`, whose count is independent of the
+ledger's (`suite.cost.flops`).
 """
 
 from __future__ import annotations
 
 import copy
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,17 +24,20 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from suite.errors import UsageError
-from suite.network.probing import probing
 
 LAYERS = (nn.Conv2d, nn.Linear)
-"""The classes whose products the ledger counts by their shapes."""
-# Operations that multiply and for which torch knows no count.
+"""Classes whose products the ledger counts by their shapes."""
+LayerShapes = dict[str, tuple[torch.Size, torch.Size]]
+"""Shapes of input and output of each convolution and linear layer, by name, in the order in which they run."""
+OnLayer = Callable[[str, nn.Module, Tensor, Tensor], None]
+"""Receives name, layer, input and output."""
+# Operations that multiply and that torch's counter does not know.
 _UNCOUNTED = {
     "_cdist_forward", "_cudnn_rnn", "_euclidean_dist", "_fft_c2c", "_fft_c2r", "_fft_r2c", "_trilinear", "addbmm",
     "addmv", "addr", "dot", "miopen_rnn", "mkldnn_rnn_layer", "mv", "vdot",
 }  # fmt: skip
 _TORCHS_OWN = ("aten", "prim", "prims")
-# The products of multi-head attention that are not its projections.
+# The products of multi-head attention besides its projections.
 _BATCHED = ("bmm", "baddbmm")
 
 
@@ -43,12 +46,12 @@ class Product:
     """An operation that multiplies, outside of every convolution and linear layer.
 
     Attributes:
-        op: its name in torch's dispatcher.
-        module: the innermost module whose forward was running; empty for the model itself.
-        macs: multiply-adds, of the whole batch; `None` where torch has no formula.
+        op: name of the operation in torch's dispatcher.
+        module: name of the innermost module whose forward was running; empty for the model itself.
+        macs: multiply-adds of the whole batch; `None` if torch has no formula.
         attention: whether it is one of the two products of scaled dot-product attention (queries by keys, weights by
             values), or both in one operation.
-        shapes: of the operands.
+        shapes: shapes of the operands.
         has_grad: whether an operand needs a gradient.
     """
 
@@ -61,19 +64,19 @@ class Product:
 
 
 class ForwardPass:
-    """Watches a model's forward while it is entered.
+    """Records what happens in the forward of a model.
 
-    Fast paths of torch that run several modules as one operation are off meanwhile: they compute the same.
+    Torch's fast paths, which run several modules as one operation with the same result, are disabled meanwhile.
 
     Attributes:
-        ran: names of the modules whose forward ran.
+        called: names of the modules whose forward was called.
         readers: for each convolution and linear layer whose weight was read outside of its own forward, the names of
             the modules that were running.
-        products: what multiplied outside of every convolution and linear layer, in order.
+        products: the operations that multiplied outside of every convolution and linear layer, in order.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.ran: set[str] = set()
+        self.called: set[str] = set()
         self.readers: dict[str, set[str]] = defaultdict(set)
         self.products: list[Product] = []
         self._model = model
@@ -88,10 +91,10 @@ class ForwardPass:
 
     @contextmanager
     def watching(self) -> Iterator[ForwardPass]:
-        """What runs inside is noted."""
+        """Record everything that runs inside the context."""
         handles = []
         for name, module in self._model.named_modules():
-            # A shared module has its first name.
+            # A module that is used under several names is recorded under its first one.
             handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._enter(name)))
             handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
         try:
@@ -103,17 +106,17 @@ class ForwardPass:
 
     def _enter(self, name: str) -> None:
         self._running.append(name)
-        self.ran.add(name)
+        self.called.add(name)
 
     def _leave(self) -> None:
         self._running.pop()
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Note an operation of torch's dispatcher."""
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Record one operation of torch's dispatcher."""
         leaves = tree_leaves((args, kwargs))
         tensors = [value for value in leaves if isinstance(value, Tensor) and value.layout is torch.strided]
         inside = [name for name in self._running if name in self._layers]
-        if not func.is_view:  # a view reads nothing; who reads it is seen
+        if not func.is_view:  # a view reads no values; whatever reads the view is recorded
             for tensor in tensors:
                 for owner in self._owners.get(_storage(tensor), ()):
                     if owner not in inside:
@@ -142,17 +145,17 @@ class _Operations(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Else torch imports its compiler at the first operation, which takes seconds; nothing is compiled here.
+        # Otherwise torch imports its compiler at the first operation, which takes seconds.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self._watch.note(func, args, kwargs or {}, out)
+        self._watch.record(func, args, kwargs or {}, out)
         return out
 
 
 class _Attention(TorchFunctionMode):
-    """Says when one of torch's two functions of attention is running; that it is entered turns fast paths off."""
+    """Tracks whether one of torch's two attention functions is running. Being active, it disables fast paths."""
 
     def __init__(self, watch: ForwardPass) -> None:
         super().__init__()
@@ -181,29 +184,30 @@ class Survey:
     """How a model uses its layers, in training and in evaluation.
 
     Attributes:
-        ran: names of the modules that run in one of the two.
-        readers: as of `ForwardPass`.
-        shapes: of input and output of each convolution and linear layer that runs, for two images.
+        called: names of the modules whose forward is called in training or in evaluation.
+        readers: as in `ForwardPass`, of both.
+        shapes: shapes of each layer's input and output for two images.
     """
 
-    ran: frozenset[str]
+    called: frozenset[str]
     readers: Mapping[str, frozenset[str]]
     shapes: Mapping[str, tuple[torch.Size, torch.Size]]
 
 
 def survey(model: nn.Module, input_shape: tuple[int, int, int]) -> Survey:
-    """Run two blank images through a copy of a model, once in training mode and once in evaluation mode."""
-    shapes: dict[str, tuple[torch.Size, torch.Size]] = {}
-
-    def note(name: str, layer: nn.Module, given: Tensor, output: Tensor) -> None:
-        shapes[name] = (given.shape, output.shape)
-
-    watches = [run_blank(copy.deepcopy(model), input_shape, 2, training, note) for training in (True, False)]
+    """Run two blank images through copies of a model, once in training mode and once in evaluation mode."""
+    shapes: LayerShapes = {}
+    passes = []
+    for training in (True, False):
+        copied = copy.deepcopy(model)
+        with recording_shapes(copied) as found:
+            passes.append(run_blank(copied, input_shape, 2, training))
+        shapes |= found
     readers: dict[str, frozenset[str]] = {}
-    for watch in watches:
-        for name, found in watch.readers.items():
-            readers[name] = readers.get(name, frozenset()) | found
-    return Survey(frozenset().union(*(watch.ran for watch in watches)), readers, shapes)
+    for one in passes:
+        for name, modules in one.readers.items():
+            readers[name] = readers.get(name, frozenset()) | modules
+    return Survey(frozenset().union(*(one.called for one in passes)), readers, shapes)
 
 
 def run_blank(
@@ -211,54 +215,102 @@ def run_blank(
     input_shape: tuple[int, int, int],
     images: int,
     training: bool = False,
-    on_layer: Callable[[str, nn.Module, Tensor, Tensor], None] | None = None,
+    on_layer: OnLayer | None = None,
 ) -> ForwardPass:
-    """Run blank images through a model and watch it.
+    """Run blank images through a model and record the forward pass.
 
     Args:
-        model: its mode, buffers and random numbers are as before afterwards. What planned layers executed is metered
-            in training mode; give a copy for it.
+        model: the model; its mode, buffers and random states are restored afterwards. In training mode planned layers
+            meter what they execute; pass a copy if that matters.
         input_shape: (C, H, W).
-        images: how many.
-        training: the mode in which it runs.
-        on_layer: receives name, layer, input and output of every convolution and linear layer that runs.
+        images: number of images.
+        training: whether the model runs in training mode.
+        on_layer: as for `hooked_layers`.
     """
-    first = first_parameter(model)
     watch = ForwardPass(model)
+    with hooked_layers(model, on_layer), probing(model), torch.enable_grad(), watch.watching():
+        model.train(training)
+        model(blank_images(model, input_shape, images))
+    return watch
+
+
+def blank_images(model: nn.Module, input_shape: tuple[int, int, int], images: int) -> Tensor:
+    """Return zeros, (images, C, H, W), of the type of a model's parameters and on their device."""
+    first = first_parameter(model)
+    return torch.zeros(images, *input_shape, device=first.device, dtype=first.dtype)
+
+
+@contextmanager
+def probing(model: nn.Module) -> Iterator[None]:
+    """Restore a model's modes and buffers and the random states of Python and torch when the context ends.
+
+    Attributes that tracing adds to the model (constant tensors) are removed. Do not modify parameters inside this
+    context.
+    """
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    attributes, state = set(vars(model)), random.getstate()
+    devices = {buffer.device for buffer in (*model.parameters(), *model.buffers()) if buffer.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(state)
+        for name in set(vars(model)) - attributes:
+            delattr(model, name)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
+def hooked_layers(model: nn.Module, on_layer: OnLayer | None) -> Iterator[None]:
+    """Call `on_layer(name, layer, input, output)` whenever a convolution or linear layer runs inside the context."""
     handles = []
     if on_layer is not None:
         for name, layer in model.named_modules():
             if isinstance(layer, LAYERS):
-                handles.append(layer.register_forward_hook(_handing_over(name, on_layer), with_kwargs=True))
+                handles.append(layer.register_forward_hook(_forward_hook(name, on_layer), with_kwargs=True))
     try:
-        with probing(model), torch.enable_grad(), watch.watching():
-            model.train(training)
-            model(torch.zeros(images, *input_shape, device=first.device, dtype=first.dtype))
+        yield
     finally:
         for handle in handles:
             handle.remove()
-    return watch
 
 
-def _handing_over(name: str, on_layer: Callable[[str, nn.Module, Tensor, Tensor], None]) -> Callable[..., None]:
-    def hand_over(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> None:
+def _forward_hook(name: str, on_layer: OnLayer) -> Callable[..., None]:
+    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> None:
         on_layer(name, layer, first_input(args, kwargs), output)
 
-    return hand_over
+    return hook
+
+
+@contextmanager
+def recording_shapes(model: nn.Module) -> Iterator[LayerShapes]:
+    """Record the shapes of input and output of every convolution and linear layer that runs inside the context."""
+    shapes: LayerShapes = {}
+
+    def record(name: str, layer: nn.Module, given: Tensor, output: Tensor) -> None:
+        shapes[name] = (given.shape, output.shape)
+
+    with hooked_layers(model, record):
+        yield shapes
 
 
 def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """The input of a convolution or linear layer, which may be given by its name, `layer(input=x)`."""
+    """Return the input of a convolution or linear layer, which may be passed by name, `layer(input=x)`."""
     found: Tensor = args[0] if args else kwargs["input"]
     return found
 
 
 def first_parameter(model: nn.Module) -> nn.Parameter:
-    """The first parameter of a model, which tells its device and type.
+    """Return the first parameter of a model, whose device and type stand for the whole model's.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if the model has no parameters.
     """
     for parameter in model.parameters():
         return parameter
-    raise UsageError(f"the model ({type(model).__name__}) has no parameters, so that there is nothing to train")
+    raise UsageError(f"the model ({type(model).__name__}) has no parameters, so it cannot be trained")

@@ -22,8 +22,9 @@ from suite import checkpoint, registry
 from suite.choices import build_method, build_model
 from suite.cost.flops import count_model, weight_density
 from suite.method import Compact, Method, OtherTrial, ReconfigPlan, Site
+from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
 from suite.network.planned_layer import PlannedLayer
-from suite.network.surgery import apply_plan, find_index_spaces
 from suite.parameters import resolve
 from suite.random_keys import random_key
 from suite.recipe import Recipe

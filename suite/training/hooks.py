@@ -17,10 +17,11 @@ from suite.cost.hardware import hardware_facts, hardware_id
 from suite.cost.memory import StepMemory, measure_step
 from suite.errors import UsageError
 from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OpPlan, OtherTrial, ReconfigPlan
+from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
 from suite.network.forward_pass import first_parameter, survey
 from suite.network.layers import convert, keep_nested_tensors_off, plannable
 from suite.network.planned_layer import PlannedLayer, StepState
-from suite.network.surgery import apply_plan, find_index_spaces
 from suite.random_keys import Keys
 from suite.training.optimizer_state import why_not_cut
 from suite.training.ranks import Ranks, WrapperGuard
@@ -104,7 +105,7 @@ class Hooks:
         self._first_slot = self.ranks.rank * micro_batches
         self._step_state = StepState(seed=seed, slot=self._first_slot)
         self._uses = survey(model, input_shape)
-        _, self.not_planned = plannable(model, self._uses.ran)
+        _, self.not_planned = plannable(model, self._uses.called)
         for name, reason in self.not_planned.items():
             log.warning("layer '%s' is not planned and is in no method's ctx.layers: %s", name, reason)
         self.ctx = Context(
@@ -137,7 +138,7 @@ class Hooks:
         if self._cuts:
             freeze_what_fails(model, self.ctx.spaces, input_shape)
             self._say_what_is_frozen()
-        self.ctx.layers = dict(convert(model, self._step_state, self._uses.ran))
+        self.ctx.layers = dict(convert(model, self._step_state, self._uses.called))
         for name in self.ctx.layers:  # what runs in training alone has a size too
             given, output = self._uses.shapes[name]
             self.ctx.spaces.positions.setdefault(name, output[2:].numel())

@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from suite.index_spaces import IndexSpaces
 from suite.method import ReconfigPlan
-from suite.network.forward_pass import first_parameter
-from suite.network.probing import probing
-from suite.network.surgery import apply_plan
+from suite.network.channels.surgery import apply_plan
+from suite.network.forward_pass import first_parameter, probing
 
 log = logging.getLogger(__name__)
 

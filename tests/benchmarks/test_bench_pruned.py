@@ -10,7 +10,7 @@ import torch
 from benchmarks.steps import bench_pruned
 from suite.choices import build_model
 from suite.cost.flops import count_model
-from suite.network.surgery import find_index_spaces
+from suite.network.channels.spaces import find_index_spaces
 
 
 @pytest.fixture(autouse=True)

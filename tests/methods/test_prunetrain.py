@@ -15,11 +15,10 @@ from methods.shared.lasso import (
     penalty,
     soft_threshold,
     soft_threshold_arithmetic,
-    weights_of,
 )
 from suite.choices import build_method
 from suite.errors import UsageError
-from suite.network.surgery import find_index_spaces
+from suite.network.channels.spaces import find_index_spaces
 from suite.ops import apply
 from tasks.models.resnet9 import resnet9
 
@@ -182,7 +181,7 @@ def test_proximal_update_shrinks_by_learning_rate_times_coefficient():
 def kill(model, spaces, name, index, value=0.0, spare=()):
     """Set a channel's weights to a value in every producer and consumer that is not spared."""
     layers = {name: layer for name, layer in model.named_modules() if name not in spare}
-    for weight, axis, entries in weights_of(spaces[name], layers, spaces.grouped):
+    for _, weight, axis, entries in spaces.weights(spaces[name], layers):
         if weight.ndim > 1:  # not a normalisation's
             weight.data.movedim(axis, 0)[entries[index]] = value
 

@@ -12,7 +12,8 @@ from torch import nn
 from methods.prunetrain import PruneTrain
 from methods.shared.lasso import lasso_layers
 from suite.method import ReconfigPlan
-from suite.network.surgery import apply_plan, find_index_spaces
+from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
 from suite.ops import apply
 from suite.training.trial_cut import CHANGES_OUTPUTS, freeze_what_fails
 

@@ -21,8 +21,8 @@ from suite.cost.memory import measure_step
 from suite.cost.paper_conventions import prunetrain
 from suite.errors import UsageError
 from suite.method import Density, Method, OpPlan
+from suite.network.channels.spaces import find_index_spaces
 from suite.network.forward_pass import survey
-from suite.network.surgery import find_index_spaces
 from suite.training.hooks import Hooks
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,8 @@ from torch import nn
 from methods.prunetrain import PruneTrain
 from suite.cost.flops import count_model
 from suite.method import ReconfigPlan
-from suite.network.surgery import apply_plan, find_index_spaces
+from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
 from suite.ops import apply, convert
 from tasks.models.cifar_resnet import resnet32
 
@@ -137,12 +138,12 @@ def test_a_gated_branch_goes_with_its_inner_channels():
 @pytest.mark.parametrize(
     ("net", "space", "reason"),
     [
-        ("grouped", "6", "'6' has a bias, which its dead channels give too"),
+        ("grouped", "6", "'6' has a bias, which its removed channels emit too"),
         ("grouped", "0", "grouped convolution"),
-        ("concatenating", "0", "come from several nodes"),
+        ("concatenating", "0", "come from several index spaces"),
         ("plain", "11", "the model's output"),
         ("plain", "nothing", "there is no index space 'nothing' to gate"),
-        ("basic", "3.branch.0", "it lies inside a branch"),
+        ("basic", "3.branch.0", "it is inside a removable branch"),
     ],
 )
 def test_what_cannot_be_gated_is_refused_and_nothing_changed(net, space, reason):
@@ -191,7 +192,7 @@ def test_a_gate_is_put_once():
     model, spaces, _ = trained("basic")
     gated = nodes("basic", spaces)
     apply_plan(model, ReconfigPlan(gated=gated), spaces, None)
-    with pytest.raises(ValueError, match="its layer has a gate"):
+    with pytest.raises(ValueError, match="its layer is gated already"):
         apply_plan(model, ReconfigPlan(gated=("3.branch.0:in",)), spaces, None)
 
 

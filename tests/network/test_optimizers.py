@@ -9,7 +9,7 @@ from small_training import SHAPE, small_net
 from test_surgery import every_other, silence, step, trained, without
 
 from suite.errors import UsageError
-from suite.network.surgery import apply_plan
+from suite.network.channels.surgery import apply_plan
 from suite.ops import apply
 
 ELEMENTWISE = {

@@ -11,7 +11,9 @@ from test_surgery_spaces import SHAPE, Basic, reading, resnet
 from torch import nn
 
 from suite.method import ReconfigPlan
-from suite.network.surgery import ChannelConstant, apply_plan, find_index_spaces
+from suite.network.channels.branches import ChannelConstant
+from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
 from suite.ops import convert
 from tasks.models.resnet9 import resnet9
 
@@ -409,14 +411,14 @@ def test_prunetrain_9_cuts_compose_and_counts_never_grow(data):
         (ReconfigPlan(kept={"down.con": [0]}), "did you mean 'down.conv'"),
         (ReconfigPlan(kept={"down.conv": [2, 1]}), "do not ascend"),
         (ReconfigPlan(kept={"down.conv": [1, 1]}), "do not ascend"),
-        (ReconfigPlan(kept={"down.conv": [0, 99]}), "no channel 99"),
-        (ReconfigPlan(kept={"expand.conv": [0, 1, 2]}), "no channel 1 "),  # it went before
+        (ReconfigPlan(kept={"down.conv": [0, 99]}), "cannot keep channel 99"),
+        (ReconfigPlan(kept={"expand.conv": [0, 1, 2]}), "cannot keep channel 1,"),  # it went before
         (ReconfigPlan(kept={"down.conv": []}), "has to keep a channel"),
-        (ReconfigPlan(kept={"residual2.branch.block1.conv": []}), "take out its branch instead"),
+        (ReconfigPlan(kept={"residual2.branch.block1.conv": []}), "remove its branch instead"),
         (ReconfigPlan(kept={"input": [0]}), "frozen: the model's input"),
         (ReconfigPlan(kept={"classifier": [0]}), "frozen: the model's output"),
-        (ReconfigPlan(removed_branches=("residual1.branch",)), "cannot be taken out"),  # it went before
-        (ReconfigPlan(removed_branches=("residual2.branch", "residual2.branch")), "taken out twice"),
+        (ReconfigPlan(removed_branches=("residual1.branch",)), "cannot be removed"),  # it went before
+        (ReconfigPlan(removed_branches=("residual2.branch", "residual2.branch")), "removed twice"),
     ],
 )
 def test_a_plan_that_cannot_be_carried_out_changes_nothing(plan, reason):
@@ -457,7 +459,7 @@ def test_branch_whose_dead_end_is_no_constant_is_refused_and_left():
     before = {name: tensor.shape for name, tensor in model.state_dict().items()}
     spaces = find_index_spaces(model, (3, 16, 16))
     plan = ReconfigPlan(removed_branches=("residual2.branch",))
-    with pytest.raises(ValueError, match="what it emits is not constant"):
+    with pytest.raises(ValueError, match="its output is not constant"):
         apply_plan(model, plan, spaces, None)
     assert {name: tensor.shape for name, tensor in model.state_dict().items()} == before
     assert "residual2.branch" in spaces.removable_branches

@@ -10,7 +10,7 @@ from test_surgery_spaces import resnet
 from torch import nn
 
 from suite.choices import build_model
-from suite.network.surgery import find_index_spaces
+from suite.network.channels.spaces import find_index_spaces
 
 torch_pruning = pytest.importorskip("torch_pruning")
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from suite.method import ReconfigPlan
-from suite.network.surgery import apply_plan, find_index_spaces
+from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
 
 SHAPE = (3, 6, 6)
 STEPS = ("conv", "grouped", "depthwise", "norm", "relu", "add", "cat", "gate", "branch", "size", "count", "training")

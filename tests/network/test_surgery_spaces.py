@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from suite.method import ReconfigPlan
-from suite.network.surgery import apply_plan, find_index_spaces
+from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
 from suite.ops import convert
 from tasks.models.resnet9 import resnet9
 
@@ -385,7 +386,7 @@ def test_a_branch_that_hands_its_input_on_is_not_removable():
     model.branch = Inner()
     spaces = find_index_spaces(reading(model, nn.Flatten(), nn.Linear(256, 2)), SHAPE)
     assert not spaces.removable_branches
-    assert "or with its input" in spaces.fixed_branches["1.branch"]
+    assert "or with the input" in spaces.fixed_branches["1.branch"]
 
 
 def test_finding_leaves_the_model_as_it_was_and_works_on_planned_layers():

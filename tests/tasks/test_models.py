@@ -10,7 +10,7 @@ from suite import registry
 from suite.choices import build_model
 from suite.command.describe import describe_model
 from suite.cost.flops import count_model
-from suite.network.surgery import find_index_spaces
+from suite.network.channels.spaces import find_index_spaces
 
 CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
 # MFLOP as PruneTrain's code counts them (two for each multiply-add), convolutions, parameters, branches.

@@ -1,33 +1,28 @@
-"""Finding index spaces: a model's graph is run once, and every activation's channels are labelled one by one.
+"""Labels of channels: a model's graph is run once, and the channels of every activation are labelled one by one.
 
-A label is an array: for each entry of an activation's axis 1, the number of its channel. A step of the graph passes it
-on, repeats it (flattening), strings several together (concatenation), or makes a new one (a convolution); where two
-activations meet entry by entry, their channels are united. What is not understood freezes the channels that it touches,
-and says why. At the end, channels that were united are one, and those that occur in the same places make one space.
+A label is an array that holds the channel number of each entry of an activation's axis 1. A step of the graph passes a
+label on, repeats it (flattening), joins several (concatenation), or creates a new one (a convolution). If two
+activations meet entry by entry, their channels are united. An operation that is not understood freezes the channels
+that it touches, with the reason. `suite.network.channels.spaces` forms index spaces of the result.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor, fx, nn
 
-from suite.index_spaces import ChannelConstant, IndexSpace, IndexSpaces, Slice
-from suite.network.channel_numbers import ChannelNumbers, noting_reads
+from suite.network.channels.branches import ChannelConstant
+from suite.network.channels.numbers import ChannelNumbers, Label, recording_reads
 from suite.network.layers import PlannedConv2d, PlannedLinear
 
-# By their exact class: a subclass may compute anything.
+# Compared by exact class: a subclass may compute anything.
 _LAYERS = (nn.Conv2d, nn.Linear, PlannedConv2d, PlannedLinear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-# Each of these treats every channel alike and by itself.
+# Each of these processes every channel in the same way and independently.
 _CHANNELWISE_MODULES = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardsigmoid,
     nn.Hardtanh, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Identity, nn.Dropout, nn.Dropout2d,
@@ -42,12 +37,9 @@ _ELEMENTWISE_FUNCTIONS = {
     "add", "add_", "iadd", "sub", "sub_", "isub", "mul", "mul_", "imul", "truediv", "div", "div_", "itruediv",
 }  # fmt: skip
 
-Label = NDArray[np.int64]
-"""For each entry of axis 1 the number of its channel."""
-
 
 class LeafTracer(fx.Tracer):
-    """Traces a model down to its layers; subclasses of torch's own layers (planned ones, say) are not entered."""
+    """Traces a model down to its layers; subclasses of torch's own layers (such as planned ones) are not entered."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether `m` is a single step of the graph."""
@@ -56,13 +48,13 @@ class LeafTracer(fx.Tracer):
 
 
 def trace(model: nn.Module) -> tuple[fx.Graph, list[tuple[nn.Module, str]]]:
-    """The graph of a model in the mode it is in, and what its code read of its layers: (module, attribute)."""
-    with noting_reads(model, (*_LAYERS, *_NORMS)) as reads:
+    """Return the graph of a model in its current mode, and the attributes of layers that its code read."""
+    with recording_reads(model, (*_LAYERS, *_NORMS)) as reads:
         return LeafTracer().trace(model), reads
 
 
 class Use(NamedTuple):
-    """A tensor's axis, or a number of a module (`axis` is -1), that has an entry for each entry of a label."""
+    """A tensor's axis, or a number of a module (`axis` is -1), with one entry per entry of a label."""
 
     name: str
     axis: int
@@ -70,16 +62,27 @@ class Use(NamedTuple):
 
 
 class ChannelLabels(fx.Interpreter):
-    """Runs a graph and labels every activation with its channels; `gather_spaces` makes index spaces of them.
+    """Runs a graph and labels every activation with its channels.
 
-    A model that computes other things in training than in evaluation has two graphs: the second one is run with
-    `follow` and adds its constraints to those of the first.
+    A model that computes differently in training and in evaluation has two graphs. The second one is run with `follow`
+    and adds its constraints to those of the first.
+
+    Attributes:
+        count: number of channels labelled so far.
+        united: pairs of labels whose channels are the same, entry by entry.
+        uses: all tensor axes and numbers of modules that have entries for channels.
+        producers, consumers: name of a layer, and the label of its output or input.
+        reasons: why the channels of a label are frozen.
+        grouped: names of the grouped convolutions.
+        not_followed: reasons of all operations that are not understood.
+        model_input: label of the model's input.
+        model_outputs: labels of the model's outputs.
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
         super().__init__(model, graph=graph)
         self._first_graph = graph
-        self.count = 0  # channels numbered so far
+        self.count = 0
         self.united: list[tuple[Label, Label]] = []
         self.uses: list[Use] = []
         self.producers: list[tuple[str, Label]] = []
@@ -95,13 +98,13 @@ class ChannelLabels(fx.Interpreter):
         self._numbers = ChannelNumbers()
 
     def follow(self, graph: fx.Graph, *inputs: Tensor) -> None:
-        """Run a graph of the model, and keep what it says of the channels together with what earlier ones said."""
+        """Run another graph of the model, and add its constraints to those of earlier graphs."""
         super().__init__(self.module, graph=graph)
         self._labels, self._numbers = {}, ChannelNumbers()
         self.run(*inputs)
 
     def freeze_reads(self, reads: Iterable[tuple[nn.Module, str]]) -> None:
-        """Freeze what the model's own code read of a layer: (module, attribute), where the layer ran before."""
+        """Freeze the channels of tensors and numbers of layers that the model's own code read, as `trace` returned."""
         names = {id(module): name for name, module in self.module.named_modules()}
         for module, attribute in dict.fromkeys(reads):
             reason = f"the model reads '{names[id(module)]}.{attribute}' itself"
@@ -115,7 +118,7 @@ class ChannelLabels(fx.Interpreter):
                     self.reasons.append((reason, label))
 
     def run_node(self, n: fx.Node) -> Any:
-        """Compute a node, then label what it returned. Numbers (sizes, for instance) have no label."""
+        """Compute a node, then label its result. Numbers (sizes, for instance) have no label."""
         value = super().run_node(n)
         inputs = [node for node in n.all_input_nodes if node in self._labels]
         several = isinstance(value, (tuple, list)) and any(isinstance(entry, Tensor) for entry in value)
@@ -123,12 +126,12 @@ class ChannelLabels(fx.Interpreter):
             reason = f"'{n.name}' depends on their number"
             self.reasons += [(reason, label) for label in self._numbers.among(n.all_input_nodes)]
         else:
-            self._numbers.note(n, self._labels, self.env)
+            self._numbers.record(n, self._labels, self.env)
         if n.op == "output":
             self.model_outputs += [self._labels[node] for node in inputs]
             self._freeze(inputs, "the model's output")
         elif isinstance(value, Tensor):
-            if not (n.op == "get_attr" and value.numel() == 1):  # one number is a factor, with no channels
+            if not (n.op == "get_attr" and value.numel() == 1):  # a single number is a factor and has no channels
                 label = self._label(n, value, inputs)
                 self._labels[n] = self._not_understood(n, value, inputs) if label is None else label
         elif several:
@@ -136,7 +139,7 @@ class ChannelLabels(fx.Interpreter):
         return value
 
     def _label(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Label | None:
-        """The label of a node's tensor, or `None` if the node is not understood."""
+        """Return the label of a node's tensor, or `None` if the node is not understood."""
         if node is next(iter(self.graph.nodes)) and node.op == "placeholder" and value.ndim >= 2:
             if self.graph is self._first_graph:
                 self.model_input = self._new(value.shape[1])
@@ -159,7 +162,7 @@ class ChannelLabels(fx.Interpreter):
         return self._through_function(name, node, value, inputs[0]) if len(inputs) == 1 else None
 
     def _elementwise(self, value: Tensor, inputs: list[fx.Node]) -> Label | None:
-        """Of one tensor and numbers, or of two tensors, each with all the channels: their channels are one by one."""
+        """Label an operation on one tensor and numbers, or on two tensors that both have all channels."""
         if len(inputs) > 2:
             return None
         for given in (self.env[node] for node in inputs):
@@ -170,7 +173,7 @@ class ChannelLabels(fx.Interpreter):
         return first
 
     def _concatenated(self, node: fx.Node, value: Tensor) -> Label | None:
-        """Along the channels; along another axis the parts would have to agree in theirs, which nobody asks for."""
+        """Label a concatenation along the channels; other axes are not followed."""
         parts = node.args[0] if node.args else node.kwargs.get("tensors")
         axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
         if not isinstance(parts, (tuple, list)) or not isinstance(axis, int) or axis % value.ndim != 1:
@@ -188,7 +191,7 @@ class ChannelLabels(fx.Interpreter):
             axes = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else ())
             axes = axes if isinstance(axes, (tuple, list)) else (axes,)
             return label if axes and all(isinstance(axis, int) and axis % given.ndim >= 2 for axis in axes) else None
-        # A size that is written out in the model's code would be wrong after pruning; -1 is what is left over.
+        # A size that the model's code states would be wrong after pruning; only -1 is inferred.
         if name == "flatten" or (name in ("view", "reshape") and node.args[-1] == -1):
             return _flattened(value, label, given)
         return None
@@ -216,9 +219,9 @@ class ChannelLabels(fx.Interpreter):
         groups = int(getattr(module, "groups", 1))
         kind = "features" if isinstance(module, nn.Linear) else "channels"
         if (weight.shape[0], weight.shape[1] * groups) != (value.shape[1], len(label)):
-            return None  # behind a gate, say, which hands on other channels than it is given
+            return None  # for example behind a gate, whose output has other channels than its input
         if groups > 1:
-            # A group goes as a whole, with all its inputs and outputs: what is left is a grouped convolution again.
+            # A group is removed as a whole, with all its inputs and outputs: the rest is a grouped convolution again.
             self.grouped.add(name)
             whole = self._new(groups)
             self._unite(np.repeat(whole, len(label) // groups), label)
@@ -236,7 +239,7 @@ class ChannelLabels(fx.Interpreter):
         return emitted
 
     def _claim(self, name: str, module: nn.Module, tensor_name: str, axis: int, label: Label) -> bool:
-        """Note that a tensor's axis has an entry for each of a label; a tensor used twice unites those of both uses."""
+        """Record that a tensor's axis has one entry per entry of a label; a tensor used twice unites both labels."""
         tensor = getattr(module, tensor_name)
         if tensor is None:
             return True
@@ -251,7 +254,7 @@ class ChannelLabels(fx.Interpreter):
         return True
 
     def _count(self, name: str, attribute: str, label: Label) -> None:
-        """Note that a number of a module counts the entries of a label; a module that runs twice has one number."""
+        """Record that a number of a module counts the entries of a label; a module that runs twice counts once."""
         if (name, attribute) not in self._counted:
             self._counted.add((name, attribute))
             self.uses.append(Use(f"{name}.{attribute}", -1, label))
@@ -271,97 +274,12 @@ class ChannelLabels(fx.Interpreter):
         reason = f"'{node.target if isinstance(node.target, str) else node.name}' is not understood"
         self.not_followed.append(reason)
         self._freeze(inputs, reason)
-        made = self._new(value.shape[1] if value is not None and value.ndim >= 2 else 0)
-        self.reasons.append((reason, made))
-        return made
+        emitted = self._new(value.shape[1] if value is not None and value.ndim >= 2 else 0)
+        self.reasons.append((reason, emitted))
+        return emitted
 
 
 def _flattened(value: Tensor, label: Label, given: Tensor) -> Label | None:
     if value.ndim != 2 or value.shape[0] != given.shape[0]:
         return None
     return np.repeat(label, math.prod(given.shape[2:]))
-
-
-def gather_spaces(labels: ChannelLabels) -> IndexSpaces:
-    """The index spaces of a graph that was run: channels that were united are one; those of equal uses, one space."""
-    channel = _united(labels)
-    # What a channel occurs in and how often, and why it is frozen: equal for all channels of a space.
-    signatures: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, (_, _, label) in enumerate(labels.uses):
-        found, counts = np.unique(channel[label], return_counts=True)
-        for one, count in zip(found.tolist(), counts.tolist(), strict=True):
-            signatures[one].append((number, count))
-    for number, (_, label) in enumerate(labels.reasons):
-        for one in np.unique(channel[label]).tolist():
-            signatures[one].append((-1 - number, 1))
-    members: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
-    for one in sorted(signatures):
-        members[tuple(signatures[one])].append(one)
-
-    space_of = np.full(labels.count, -1)  # by channel
-    place = np.zeros(labels.count, dtype=np.int64)  # within its space
-    spaces: list[IndexSpace] = []
-    for channels in members.values():
-        space_of[channels], place[channels] = len(spaces), np.arange(len(channels))
-        spaces.append(IndexSpace("", list(range(len(channels)))))
-    for name, axis, label in labels.uses:
-        where = space_of[channel[label]]
-        for number in np.unique(where).tolist():
-            entries = np.flatnonzero(where == number)
-            owners = place[channel[label[entries]]]
-            by_channel = entries[np.argsort(owners, kind="stable")].reshape(spaces[number].size, -1)
-            if axis < 0:
-                module, _, attribute = name.rpartition(".")
-                spaces[number].counts.append((module, attribute, by_channel.shape[1]))
-            else:
-                spaces[number].slices.append(Slice(name, axis, torch.from_numpy(by_channel)))
-    for table, entry in ((labels.producers, "producers"), (labels.consumers, "consumers")):
-        for name, label in table:
-            for number in np.unique(space_of[channel[label]]).tolist():
-                layers = getattr(spaces[number], entry)
-                if name not in layers:
-                    layers.append(name)
-    said: dict[int, dict[str, None]] = defaultdict(dict)
-    for reason, label in labels.reasons:
-        for number in np.unique(space_of[channel[label]]).tolist():
-            said[number][reason] = None
-    for number, reasons in said.items():
-        spaces[number].frozen_because = "; ".join(reasons)
-    return _named(labels, spaces, space_of[channel])
-
-
-def _united(labels: ChannelLabels) -> NDArray[np.int64]:
-    """For each number of a channel the smallest number of those that it was united with."""
-    pairs = [np.concatenate([pair[side] for pair in labels.united] or [np.empty(0, np.int64)]) for side in (0, 1)]
-    graph = coo_matrix((np.ones(len(pairs[0])), (pairs[0], pairs[1])), shape=(labels.count, labels.count))
-    count, component = connected_components(graph, directed=False)
-    smallest = np.full(count, labels.count)
-    np.minimum.at(smallest, component, np.arange(labels.count))
-    return smallest[component]
-
-
-def _named(labels: ChannelLabels, spaces: list[IndexSpace], space_of: NDArray[np.int64]) -> IndexSpaces:
-    """The spaces under their names; those that nobody can name (nothing has an entry for them) are left out."""
-    inputs = set(space_of[labels.model_input].tolist())
-    named: dict[str, IndexSpace] = {}
-    for number, space in enumerate(spaces):
-        if space.producers:
-            name = space.producers[0]
-        elif number in inputs:
-            name = "input"
-        elif space.slices:
-            name = space.slices[0].tensor.rpartition(".")[0] + ":input"
-        else:
-            continue
-        # Outputs of one layer that go different ways.
-        parts = sum(other == name or other.startswith(f"{name}#") for other in named)
-        space.name = f"{name}#{parts + 1}" if parts else name
-        named[space.name] = space
-    found = IndexSpaces(named)
-    found.not_followed = tuple(dict.fromkeys(labels.not_followed))
-    found.grouped = frozenset(labels.grouped)
-    first = spaces[int(space_of[labels.model_input[0]])].name if len(labels.model_input) else ""
-    found.model_input = first or None
-    outputs = {number for label in labels.model_outputs for number in space_of[label].tolist()}
-    found.model_outputs = frozenset(spaces[number].name for number in outputs if spaces[number].name)
-    return found

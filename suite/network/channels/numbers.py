@@ -1,7 +1,7 @@
-"""Where a model's forward reads sizes of its channels as numbers, or weights and counts of its layers.
+"""Finding code in a model's forward that reads numbers of channels, or weights and counts of layers.
 
-`x / x.shape[1] ** 0.5`, `y * self.conv.in_channels` and `F.conv2d(y, self.conv.weight)` compute something else, or
-nothing at all, after channels were cut. Index spaces that such code depends on are frozen.
+`x / x.shape[1] ** 0.5`, `y * self.conv.in_channels` and `F.conv2d(y, self.conv.weight)` compute something different, or
+fail, after channels were removed. Index spaces that such code depends on are frozen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ READ = frozenset({
     "weight", "bias", "running_mean", "running_var",
     "in_channels", "out_channels", "groups", "in_features", "out_features", "num_features",
 })  # fmt: skip
-"""The attributes of layers and normalisations that a cut changes."""
+"""Attributes of layers and normalisations that change when channels are removed."""
 
 _WITHOUT_CHANNELS = {
     "dim", "ndim", "ndimension", "dtype", "device", "layout", "element_size", "itemsize", "is_floating_point",
@@ -27,15 +27,16 @@ _WITHOUT_CHANNELS = {
 }  # fmt: skip
 
 Label = NDArray[np.int64]
+"""The channel number of each entry of an activation's axis 1."""
 
 
 @contextmanager
-def noting_reads(model: nn.Module, types: Collection[type[nn.Module]]) -> Iterator[list[tuple[nn.Module, str]]]:
-    """Note every read of an attribute in `READ` while a model is traced, when the forwards of its layers do not run.
+def recording_reads(model: nn.Module, types: Collection[type[nn.Module]]) -> Iterator[list[tuple[nn.Module, str]]]:
+    """Record every read of an attribute in `READ` while a model is traced and the forwards of its layers do not run.
 
     Args:
-        model: whose modules are watched.
-        types: the exact classes of the modules to watch.
+        model: the model whose modules are watched.
+        types: exact classes of the modules to watch.
 
     Yields:
         (module, attribute) of each read, in order; complete when the context ends.
@@ -58,42 +59,42 @@ def noting_reads(model: nn.Module, types: Collection[type[nn.Module]]) -> Iterat
 
 
 def _watching(own: type[nn.Module], reads: list[tuple[nn.Module, str]]) -> type[nn.Module]:
-    """A subclass that notes reads. An attribute lies in the object's dictionary, which only this method precedes."""
+    """Return a subclass that records reads. Only `__getattribute__` is called before the object's own dictionary."""
 
-    def note(self: nn.Module, name: str) -> Any:
+    def record(self: nn.Module, name: str) -> Any:
         if name in READ:
             reads.append((self, name))
         return own.__getattribute__(self, name)
 
-    return type(own.__name__, (own,), {"__module__": own.__module__, "__getattribute__": note})
+    return type(own.__name__, (own,), {"__module__": own.__module__, "__getattribute__": record})
 
 
 class ChannelNumbers:
-    """Which channels the numbers in a graph count, or were computed from a count of."""
+    """Which channels the numbers in a graph count, or depend on the count of."""
 
     def __init__(self) -> None:
-        self._told: dict[fx.Node, list[Label]] = {}
+        self._counted: dict[fx.Node, list[Label]] = {}
         self._shapes: dict[fx.Node, int] = {}  # nodes that are a tensor's whole shape, with its number of axes
 
     def among(self, nodes: Collection[fx.Node]) -> list[Label]:
-        """Labels of the channels that those of the nodes that are numbers tell of."""
-        return [label for node in nodes for label in self._told.get(node, ())]
+        """Return the labels of the channels that the numbers among the nodes depend on."""
+        return [label for node in nodes for label in self._counted.get(node, ())]
 
-    def note(self, node: fx.Node, labels: Mapping[fx.Node, Label], values: Mapping[fx.Node, Any]) -> None:
-        """Note what a node tells whose value is a number, a shape, or anything else that is not a tensor.
+    def record(self, node: fx.Node, labels: Mapping[fx.Node, Label], values: Mapping[fx.Node, Any]) -> None:
+        """Record which channels a node depends on whose value is not a tensor but a number or a shape, for example.
 
         Args:
-            node: of the graph.
+            node: node of the graph.
             labels: the label of each node that is a tensor.
             values: the value of each node.
         """
-        told = self.among(node.all_input_nodes)
-        told += [labels[source] for source in node.all_input_nodes if source in labels]
-        if told and not self._is_free(node, values):
-            self._told[node] = told
+        counted = self.among(node.all_input_nodes)
+        counted += [labels[source] for source in node.all_input_nodes if source in labels]
+        if counted and not self._is_free(node, values):
+            self._counted[node] = counted
 
     def _is_free(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
-        """Whether the value is the same for any number of channels; an unknown operation is taken to depend on it."""
+        """Whether the value is the same for any number of channels; unknown operations are assumed to depend on it."""
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node):
             return False

@@ -1,0 +1,1 @@
+"""Finding the index spaces of a model, and removing channels and residual branches from it."""
