@@ -1,8 +1,8 @@
-"""Pruning kernels: n of every m consecutive channels of a gradient.
+"""Pruning kernels: keep n of every m consecutive channels of a gradient.
 
 `prune_nm` runs compiled kernels on the CPU (built at first use) and on CUDA devices (through CuPy), and plain torch
-where they are not to be had. `backend_of` says which one a tensor gets, `backend_report` why. `kernels.prune.reference`
-defines the result.
+where they are not available. `backend_of` returns the backend of a tensor, and `backend_report` the reason for it.
+`kernels.prune.reference` defines the result.
 """
 
 from kernels.cache import folder as cache_folder
@@ -16,8 +16,10 @@ from kernels.prune.dispatch import (
     prune_nm_,
     replay_backends,
 )
+from kernels.prune.rule import PruneRule
 
 __all__ = [
+    "PruneRule",
     "backend_of",
     "backend_report",
     "backends_in_use",

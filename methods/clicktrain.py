@@ -91,7 +91,6 @@ class ClickTrain(Method):
 
     def setup(self, ctx: Context) -> None:
         # Find the published settings.
-        self._ctx = ctx
         found = settings.find(ctx.task, ctx.network, self.ratios if self.compression is None else "solved")
         self._coefficient = found.coefficient if self.coefficient is None else self.coefficient
         pool = found.pool if self.pool == "published" else self.pool
@@ -145,7 +144,7 @@ class ClickTrain(Method):
         if self._masked_from is None:
             self._backends.choose(ctx, self._structures, self._masks.example)
             self._masked_from = ctx.step + 1
-            self.plan_version += 1
+            ctx.replan()
         weights, momenta = [ctx.layers[name].weight for name in self._masks], []
         if self.mask_momentum:
             assert ctx.optimizer is not None
@@ -156,21 +155,21 @@ class ClickTrain(Method):
         """Choose the backends in the first epoch, so that every checkpoint holds the choice."""
         self._backends.choose(ctx, self._structures, self._masks.example)
 
-    def density(self, name: str, step: int) -> Density:
+    def density(self, name: str, ctx: Context) -> Density:
         """Return the share of remaining weights for all three products: gradients of masked weights have no effect.
 
         The exception is the norm by which gradients are clipped: backends that skip masked weights leave them out.
         """
-        if self._masked_from is None or step < self._masked_from or name not in self._masks:
+        if self._masked_from is None or ctx.step < self._masked_from or name not in self._masks:
             return Density()
         share = self._masks[name].density
         return Density(share, share, share)
 
-    def overhead(self, name: str, samples: int) -> float:
+    def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Return the operations of the lasso or the mask; mixup belongs to no layer and is not counted."""
         if name not in self._masks:
             return 0.0
-        weight = self._ctx.layers[name].weight
+        weight = ctx.layers[name].weight
         if self._penalised:
             return penalty_arithmetic(weight, self._masks[name].outside is not None)
         return float(weight.numel()) if self._masked_from is not None else 0.0

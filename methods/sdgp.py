@@ -13,6 +13,8 @@ from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
 import kernels
+from kernels import PruneRule
+from kernels.prune.rule import Mode
 from suite.method import Context, Density, Method, OpPlan, Site
 from suite.registry import register
 
@@ -22,15 +24,12 @@ RGB = 3
 
 @dataclass(frozen=True)
 class PruneOutputGradient:
-    """A transform dO -> dO with n of every m channels left; the arguments are those of `kernels.prune_nm`."""
+    """A transform dO -> dO that keeps n of every m channels by a rule; see `kernels.prune_nm`."""
 
-    n: int
-    m: int
-    mode: str
-    rescale: str
+    rule: PruneRule
 
     def __call__(self, grad: Tensor, site: Site) -> Tensor:
-        return kernels.prune_nm(grad, self.n, self.m, mode=self.mode, rescale=self.rescale, seed=site.kernel_seed)
+        return kernels.prune_nm(grad, self.rule, seed=site.kernel_seed)
 
 
 @register("method", "sdgp")
@@ -76,9 +75,8 @@ class SDGP(Method):
             for name, layer in ctx.layers.items()
             if (channels := self._pruned_channels(layer))
         ]
-        rule = self._transform
         # Compiled before the clock of training runs.
-        kernels.prepare(shapes, ctx.device, rule.n, rule.m, rule.mode, rule.rescale)
+        kernels.prepare(shapes, ctx.device, self._rule)
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
         self._channels.pop(name, None)
@@ -86,12 +84,12 @@ class SDGP(Method):
             self._channels[name] = channels
         if not channels or self.n == self.m:  # n = m keeps everything
             return None
-        return OpPlan(grad_dgrad=self._transform)
+        return OpPlan(grad_dgrad=PruneOutputGradient(self._rule))
 
     @property
-    def _transform(self) -> PruneOutputGradient:
-        mode = "random" if self.mode == "random" else "magnitude"
-        return PruneOutputGradient(self.n, self.m, mode, self.scope if self.mode == "rescaled" else "none")
+    def _rule(self) -> PruneRule:
+        mode: Mode = "random" if self.mode == "random" else "magnitude"
+        return PruneRule(self.n, self.m, mode, self.scope if self.mode == "rescaled" else "none")
 
     def _pruned_channels(self, layer: nn.Module) -> int:
         """The output channels of a layer that is pruned; 0 of another."""
@@ -99,13 +97,13 @@ class SDGP(Method):
             return layer.out_channels
         return layer.out_features if isinstance(layer, nn.Linear) and self.layers == "all" else 0
 
-    def density(self, name: str, step: int) -> Density:
+    def density(self, name: str, ctx: Context) -> Density:
         """The share of the output gradient's channels that is kept, short group included."""
         channels = self._channels.get(name, 0)
         kept = sum(min(self.n, size) for size in self._groups(channels))
         return Density(dgrad=kept / channels if channels else 1.0)
 
-    def overhead(self, name: str, samples: int) -> float:
+    def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Operations of the pruning, counted for each pixel of the output gradient.
 
         Magnitude: a comparison of every two channels of a group. Random: a draw and a comparison for each channel.

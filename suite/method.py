@@ -1,42 +1,52 @@
-"""The contract of a method: what it may change in a training run, and when it is asked.
+"""The contract between a method and the training loop: which hooks exist, when they run, and what they may change.
 
-A layer's arithmetic is *planned*, not hooked: `plan` gives each convolution and linear layer an `OpPlan`, which has one
-optional transform for each operand of its three products. Everything else is a hook. A run, in pseudo-code:
+A layer's arithmetic is *planned*: `Method.plan` returns an `OpPlan` for each convolution and linear layer, with one
+optional transform for each operand of the layer's three products. Everything else is a hook. In pseudo-code, a trial
+is:
 
-    method.setup(ctx)                                  # the bare model, on its device and in its memory format
-    for each plan of method.begin(ctx): the network is changed before it is trained
-    for each layer: layer.plan = method.plan(name, layer)
+    method.setup(ctx)                                      # the model is on its device; there is no optimizer yet
+    for plan in method.begin(ctx): carry out plan          # change the network before it is trained
+    plan the layers: layer.op_plan = method.plan(name, layer) for each layer
     for each epoch:
         for each step:
-            method.transform_batch(images, labels, ctx)    # on the whole batch; labels may become probabilities
-            for each micro-batch: forward, backward        # the plans' transforms run here
-            loss += method.regularization(model, ctx)      # with the last micro-batch, autocast off
-            # here gradients are global and finite; a step where they are not goes to the next batch
-            if method.before_optimizer_step(ctx) is not SKIP_STEP:
-                optimizer.step()
-            method.after_optimizer_step(ctx)
-            # a changed method.plan_version: every layer is planned anew
-        method.on_epoch_end(ctx)                       # may change weights
-        if plan := method.reconfigure(ctx):            # a decision; the trainer carries it out on model and optimizer
-            method.on_reconfigured(index_map, ctx)     # the method renumbers what it remembers
-            for each layer: layer.plan = method.plan(name, layer)
-        after the last epoch: weight <- weight_forward(weight), every plan emptied
-        evaluation                                     # what is reported is always the model that exists
-        method.record(ctx)                             # what epochs.jsonl should say of it beside what it always does
-        checkpoint                                     # with method.state_dict()
+            images, labels = method.transform_batch(images, labels, ctx)
+            for each micro-batch: forward, backward        # the transforms of the plans run here
+            loss += method.regularization(model, ctx)      # before the backward of the last micro-batch
+            count FLOPs                                    # method.density(name, ctx) of each layer
+            if the gradients are finite:
+                if method.before_optimizer_step(ctx) is not SKIP_STEP:
+                    optimizer.step()
+                method.after_optimizer_step(ctx)
+            plan the layers again if a hook called ctx.replan()
+            count overhead                                 # method.overhead(name, samples, ctx) of each layer
+        method.on_epoch_end(ctx)
+        if plan := method.reconfigure(ctx):
+            carry out plan on model and optimizer
+            method.on_reconfigured(index_map, ctx)         # cut the method's own tensors in the same way
+            plan the layers again
+        after the last epoch: weight = weight_forward(weight), and all plans are removed
+        evaluate the model
+        method.record(ctx)                                 # goes into epochs.jsonl
+        save a checkpoint with method.state_dict()
 
-On resume the reconfigurations are replayed (`on_reconfigured` is called for each), then `load_state_dict`, then `plan`.
+A resumed trial runs `setup` and `begin` on the new model, carries out the saved reconfigurations (with
+`on_reconfigured` for each), then calls `load_state_dict`, and plans the layers.
 
-A method's parameters are its annotated class attributes. They become the keywords of its constructor, may be typed in
-brackets (`sdgp[n=2,m=4]`), and name the trial:
+**Parameters and state.** The parameters of a method are its public class attributes with a type annotation. They become
+keyword arguments of its constructor, can be set on the command line (`sdgp[n=2,m=4]`), and identify the trial:
 
     @register("method", "sdgp")
     class SDGP(Method):
         n: int = 2
         m: int = 4
 
-Dense training is a method with nothing in it. A method that would need a special case in the trainer shows that this
-contract is wrong.
+The type of a parameter is `bool`, `int`, `float`, `str`, `Literal[...]`, a tuple of these, or one of them or `None`;
+bounds are declared with it: `Annotated[float, Interval(ge=0, lt=1)]`, from the package `annotated_types`. Constants are
+annotated with `ClassVar`. State (masks, scores, counters) is created in `setup`, as `self.masks = {}`, and what a
+resumed trial needs of it is returned by `state_dict`. A class that does not follow these rules is refused when it is
+defined.
+
+`docs/add-a-method.md` has a complete example for each family of methods.
 """
 
 from __future__ import annotations
@@ -52,7 +62,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.index_spaces import IndexSpaces
-from suite.parameters import check
+from suite.parameters import check, check_attributes
 from suite.plan import (
     EMPTY_PLAN,
     Backend,
@@ -70,25 +80,9 @@ from suite.random_keys import random_key
 from suite.reconfiguration import IndexMap, ReconfigPlan
 
 __all__ = [
-    "EMPTY_PLAN",
-    "SKIP_STEP",
-    "Backend",
-    "Compact",
-    "Context",
-    "Density",
-    "Geometry",
-    "IndexMap",
-    "IndexSpaces",
-    "Layer",
-    "Method",
-    "OpPlan",
-    "Operand",
-    "OtherTrial",
-    "ReconfigPlan",
-    "SharedTransform",
-    "Site",
-    "Transform",
-]
+    "EMPTY_PLAN", "SKIP_STEP", "Backend", "Compact", "Context", "Density", "Geometry", "IndexMap", "IndexSpaces",
+    "Layer", "Method", "OpPlan", "Operand", "OtherTrial", "ReconfigPlan", "SharedTransform", "Site", "Transform",
+]  # fmt: skip
 
 
 class _SkipStep:
@@ -99,17 +93,17 @@ class _SkipStep:
 
 
 SKIP_STEP: Final = _SkipStep()
-"""Returned by `before_optimizer_step`: no optimizer step this time; all else goes on."""
+"""Return value of `before_optimizer_step` that leaves out the optimizer step; everything else runs as usual."""
 
 
 @dataclass(frozen=True)
 class OtherTrial:
-    """What became of a trial that another one depends on.
+    """Result of a trial that this trial depends on (`Method.depends_on`).
 
     Attributes:
-        reconfigurations: the plans that were carried out on its network, in order.
-        inference_flops: of its final network, for one image.
-        model_file: its `model.pt`, which `suite.checkpoint.load_model` opens; `None` where nobody named one.
+        reconfigurations: Plans that were carried out on its network, in order.
+        inference_flops: FLOPs of one image's inference by its final network.
+        model_file: Path of its `model.pt`, which `suite.checkpoint.load_model` reads; `None` if it was not given.
     """
 
     reconfigurations: tuple[ReconfigPlan, ...]
@@ -119,41 +113,49 @@ class OtherTrial:
 
 @dataclass
 class Context:
-    """What a hook may know and use. One object for the whole trial; the trainer keeps it up to date.
+    """What a hook may read and use. There is one object per trial, which the trainer keeps up to date.
 
     Attributes:
-        model: the bare model (no DDP, not compiled).
-        layers: the layers that can be planned, by name: each `nn.Conv2d` and `nn.Linear` (no subclass) that the model
-            calls in training or in evaluation. Every hook sees the same objects; in `setup` their plans are empty.
-        spaces: its index spaces: which dimensions of which tensors share channels (`suite.index_spaces`); their
-            `removable_branches` are the residual branches that may be removed.
-        optimizer: `None` in `setup`, which runs before there is one.
-        step: optimizer steps attempted since the trial began.
-        epochs_done: epochs that ended; the same number in every hook of one epoch's end.
-        batch_index: index of the step in its epoch.
-        progress: share of the training done, in [0, 1].
-        epochs: epochs of the whole training.
-        batch_size: global batch size, over all micro-batches and ranks.
-        task_loss: the step's loss without the regulariser: mean over micro-batches and ranks, detached. In
-            `regularization` it is the loss of the step that is running; `None` before the first step of a process.
-        network: the registered name of the network; empty where nobody said.
-        preset: `smoke`, `quick` or `paper`.
-        dtype: the type of the products in training: that of autocast, or float32.
-        rank: the number of this process among those of `torch.distributed` that train the model together; 0 if there
-            is one.
-        all_reduce: the sum of a tensor over the ranks; the tensor itself where there is one rank. All ranks have to
-            call it, in the same order.
-        train_images: images of an epoch; 0 where nobody said.
-        micro_batches: parts into which a batch is split; a new batch size is a multiple of them.
-        others: the trials that the method's `depends_on` names, by that name; same task, network, recipe and seed.
-        rehearsal: a command is checked before its first trial, on a copy of the model; nothing will be trained.
-        inference_flops: counts one image's inference by the network that a `ReconfigPlan` would leave.
-        memory_estimate: bytes of a training step with a `ReconfigPlan` carried out, measured on a copy of the model:
-            parameters, gradients, optimizer state, and what a batch of that size keeps for backward.
-        hardware_id: returns the short name of the hardware that the trial computes on, as its record has it; what is
-            measured on one kind of machine is kept under this name.
-        untimed: a context manager for preparation that a later trial may find done, such as measuring which kernel is
-            fastest: what runs inside is counted as compilation, not as training.
+        model: The bare model (not wrapped in DDP, not compiled).
+        layers: The planned layers by name, in the model's order: every `nn.Conv2d` and `nn.Linear` (no subclasses)
+            that the model calls in training or in evaluation. Each is a `suite.plan.Layer` and has a `weight`. All
+            hooks see the same layer objects; a layer that a reconfiguration removes is no longer listed.
+        spaces: The index spaces of the model: which dimensions of which tensors share channels
+            (`suite.index_spaces`). `spaces.removable_branches` lists the residual branches that can be removed.
+        num_classes: Number of classes of the task.
+        seed: Seed of the trial.
+        device: Device of the training.
+        task, network, preset: Registered names of task and model, and `smoke`, `quick` or `paper`; empty in a training
+            loop that did not give them.
+        epochs: Number of epochs of the training.
+        batch_size: Global batch size, over all micro-batches and ranks.
+        dtype: Number format of the products in training: the autocast type, or float32.
+        train_images: Number of training images per epoch; 0 in a training loop that did not give it.
+        micro_batches: Number of parts into which a batch is split. A new batch size must be a multiple of it.
+        others: Results of the trials that `depends_on` names, by that name. Empty in a rehearsal.
+        rehearsal: True while a command is checked before its first trial, on a copy of the model on the CPU: nothing
+            will be trained, so `setup` should leave out what takes long (compiling kernels, reading files).
+        optimizer: The optimizer; `None` in `setup` and `begin`.
+        rank: Index of this process among those of `torch.distributed` that train the model together; otherwise 0.
+        step: Number of optimizer steps attempted since the trial began, so also the index of the running step.
+        epochs_done: Number of finished epochs. It has its new value in all hooks at the end of an epoch.
+        batch_index: Index of the running step in its epoch.
+        progress: Share of the training that is done, in [0, 1]. Schedules should use this.
+        task_loss: Loss of the step without the regularization term: mean over micro-batches and ranks, detached. In
+            `regularization` it belongs to the running step. `None` before the first step of a process.
+        all_reduce: Function that returns the sum of a tensor over all ranks. All ranks must call it in the same
+            order. With one rank it returns its argument.
+        memory_estimate: Function that returns the bytes of a training step after a `ReconfigPlan`, measured on a copy
+            of the model: parameters, gradients, optimizer state, and what a batch keeps for backward.
+        inference_flops: Function that returns the FLOPs of one image's inference after a `ReconfigPlan`.
+        hardware_id: Function that returns the short name of the trial's hardware, as in its record. Measurements that
+            are stored for one kind of machine are stored under this name.
+        replan: Function that asks for new plans: `Method.plan` is called for every layer at the end of the running
+            step or epoch. Call it when `plan` would return something else than before, for instance when a layer gets
+            its first mask. A transform that reads the method's state, such as `self.masks[name]`, needs no new plan
+            when that state changes.
+        untimed: Context manager for preparation whose result later trials find stored, such as autotuning. Time spent
+            inside is recorded as compilation, not as training. Most methods do not need it.
     """
 
     model: nn.Module
@@ -182,28 +184,30 @@ class Context:
     all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
     memory_estimate: Callable[[ReconfigPlan], int] = lambda plan: 0
     inference_flops: Callable[[ReconfigPlan], float] = lambda plan: 0.0
-    hardware_id: Callable[[], str] = lambda: ""
     untimed: Callable[[], AbstractContextManager[None]] = nullcontext
+    hardware_id: Callable[[], str] = lambda: ""
+    replan: Callable[[], None] = lambda: None
 
     def key(self, purpose: str) -> int:
-        """A random key in 0 .. 2**63 - 1 for what a hook draws in this step; another for each purpose and rank.
+        """Return a random key in 0 .. 2**63 - 1 for this step, rank and purpose, to seed a generator in a hook.
 
-        As with `Site.key`, nothing has to be saved for a resumed trial to draw the same.
+        Like `Site.key`, it depends only on the trial's seed and on when it is asked for, so that a resumed trial draws
+        the same numbers without any saved state.
         """
         return random_key(self.seed, self.step, self.rank, "hook", purpose)
 
 
 @dataclass_transform(kw_only_default=True)
 class Method:
-    """Base class of every method; each hook's default does nothing.
+    """Base class of all methods. Every hook has a default that does nothing: dense training is an empty method.
 
-    Class attributes that are no parameters (annotate them as `ClassVar`):
-        version: goes into the trial's hash; raise it when the method's results change.
-        source: the paper or code the method follows, for `describe` and the report.
-        replayable: whether what runs between the batch and its gradients (the plans' transforms and `regularization`)
-            may be captured once and replayed by the device, without Python (`recipe.execution=cuda_graph`). Then it
-            asks the site for `kernel_seed` and never for its step, reads no value back from the device, and has shapes
-            that do not depend on values; and no hook moves a parameter to other memory. All other hooks run as ever.
+    Class variables, which are not parameters (annotate them with `ClassVar`):
+        version: Part of the trial's hash. Increase it when the results of the method change.
+        source: The paper or code that the method follows, for `describe` and the report.
+        replayable: Whether a step can be captured as a CUDA graph and replayed without Python
+            (`recipe.execution=cuda_graph`). Transforms and `regularization` must then use `site.kernel_seed` and not
+            the step number, read no values from the device, and have shapes that do not depend on values; no hook may
+            move a parameter to other memory. All other hooks run as usual.
     """
 
     registered_name: ClassVar[str] = ""
@@ -211,18 +215,13 @@ class Method:
     source: ClassVar[str] = ""
     replayable: ClassVar[bool] = False
 
-    plan_version = 0  # no parameter; a method that plans anew assigns a new number to self.plan_version
-
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        check_attributes(cls, Method)
         dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
 
     def __new__(cls, **values: Any) -> Self:
-        """Check the values of parameters against their declared types and bounds.
-
-        Raises:
-            ValueError: One line with the parameter, its value and the allowed values.
-        """
+        """Check the values of parameters against their declared types and bounds (`ValueError`)."""
         check(cls, values)
         return super().__new__(cls)
 
@@ -230,98 +229,122 @@ class Method:
         """Check parameters against each other; override it and call `super().__post_init__()` first.
 
         Raises:
-            ValueError: One line that says which parameters do not fit together.
+            ValueError: if parameters do not fit together; one line that names them and their values.
         """
 
     @classmethod
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:
-        """Values of parameters that depend on the task or preset; what is typed wins over them."""
+        """Return default values of parameters that depend on task or preset. Values set by the user win."""
         return {}
 
     def depends_on(self) -> tuple[str, ...]:
-        """Methods, as one types them, whose trials of the same task, network, recipe and seed come before this one's.
+        """Return the methods, written as on the command line, whose trials this trial needs.
 
-        What became of them stands in `ctx.others`.
+        These trials have the same task, model, recipe and seed and run first. `ctx.others` holds their results.
         """
         return ()
 
     def files(self) -> Mapping[str, str]:
-        """Parameters whose values name files that decide the result, with these paths.
+        """Return the paths of files that decide the result, by the name of the parameter that names them.
 
-        What is in the files goes into the trial's hash, and not where they lie.
+        The content of these files becomes part of the trial's hash; their paths do not.
         """
         return {}
 
     def setup(self, ctx: Context) -> None:
-        """Once, on the bare model on its device; before optimizer, compilation and DDP.
+        """Prepare the method: create its state, and refuse a model or task that it cannot train.
 
-        It also runs before the first trial of a command, on a copy of the model on the CPU, to see that method, model
-        and task fit (`suite.command.rehearsal`). There `ctx.others` is empty, while `ctx.device` is that of the
-        training. What needs another trial belongs into `begin`; what takes long is left out where
-        `ctx.rehearsal` says so.
+        Called once per process, before the optimizer is created; the model is on its device. A command also calls it
+        once before its first trial, on a copy of the model on the CPU, to find out whether method, model and task fit.
+        `ctx.rehearsal` is true then and `ctx.others` is empty: work that needs another trial belongs in `begin`.
 
         Raises:
-            ValueError: one line that says why the method cannot train this model; or a `UsageError`.
+            ValueError: if the method cannot train this model; one line that says why.
         """
 
     def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
-        """After `setup`, in a trial alone: changes of the network before it is trained.
+        """Return changes to the network that are carried out before training. `ctx.others` is filled.
 
-        Here `ctx.others` is filled. What is counted as dense is the network before.
+        They may change only the network. The FLOPs of the network before these changes are reported as dense.
         """
         return ()
 
     def plan(self, name: str, layer: Layer) -> OpPlan | None:
-        """One layer's arithmetic; after `setup`, when `plan_version` changes, after reconfigurations and on resume."""
+        """Return how the products of one layer are computed; `None` for torch's own products.
+
+        Called for every layer after `setup`, after `ctx.replan()`, after a reconfiguration, and on resume after
+        `load_state_dict`; not in every step. It must depend only on parameters and state, not on the values of weights:
+        a resumed trial calls it at other times.
+        """
         return None
 
     def transform_batch(self, images: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Change a batch. Labels are class indices (N,) int64 or, afterwards, probabilities (N, classes)."""
+        """Return a changed batch, such as mixup's.
+
+        `images` (N, C, H, W) and `labels` (N,) int64 are the whole batch of this rank, on the device. The returned
+        labels may be probabilities, (N, classes).
+        """
         return images, labels
 
     def regularization(self, model: nn.Module, ctx: Context) -> Tensor | None:
-        """A scalar added to the loss, once a step."""
+        """Return a scalar that is added to the loss once per step; `None` for no term. Autocast is off."""
         return None
 
     def before_optimizer_step(self, ctx: Context) -> _SkipStep | None:
-        """Gradients are global and finite: mask, accumulate saliency, change topology; or return `SKIP_STEP`."""
+        """Read or change the gradients, which are complete and finite here, or return `SKIP_STEP`.
+
+        The gradients (`parameter.grad`) are those of the whole batch over all ranks, after clipping.
+        """
         return None
 
     def after_optimizer_step(self, ctx: Context) -> None:
-        """Project weights and optimizer state."""
+        """Change weights and optimizer state after the step: apply masks, update a topology."""
 
     def on_epoch_end(self, ctx: Context) -> None:
-        """May change weights, for example set those under a threshold to zero."""
+        """Change weights at the end of an epoch, for example set those below a threshold to zero."""
 
     def reconfigure(self, ctx: Context) -> ReconfigPlan | None:
-        """Decide what goes. The trainer carries it out on the model, the optimizer and everything else."""
+        """Return the channels and branches to remove, and a new batch size; `None` for no change.
+
+        Called at the end of every epoch. The trainer carries the plan out on model and optimizer.
+        """
         return None
 
     def on_reconfigured(self, index_map: IndexMap, ctx: Context) -> None:
-        """Renumber what the method remembers of the model's tensors; also called when a resumed trial replays."""
+        """Cut the method's own tensors after a reconfiguration: `mask = index_map(f"{name}.weight", mask)`.
 
-    def density(self, name: str, step: int) -> Density:
-        """What the operands of the step that is running would let a kernel skip; feeds the *effective* FLOPs alone.
+        Also called when a resumed trial carries out its saved reconfigurations.
+        """
 
-        Asked for with the gradients of step `step` computed and none of the hooks after them called: a mask that those
-        change belongs to the next step.
+    def density(self, name: str, ctx: Context) -> Density:
+        """Return which share of each product's multiply-adds has two nonzero operands in the running step.
+
+        It decides the *effective* FLOPs only. It is called in every step after the gradients are computed and before
+        the hooks that follow, so the current masks are the ones that the step used; and once more after each epoch.
+
+        A mask on the weights with a share d of ones makes the forward and the data gradient d dense. The weight
+        gradient is d dense too if masked weights are set to zero in `after_optimizer_step`, since their gradients are
+        not needed then; it is 1 in steps that use the gradients of masked weights, for example to grow connections.
         """
         return Density()
 
-    def overhead(self, name: str, samples: int) -> float:
-        """Arithmetic operations that the method itself spends on this layer in one step of `samples` images."""
+    def overhead(self, name: str, samples: int, ctx: Context) -> float:
+        """Return the arithmetic operations that the method spends on this layer in one step of `samples` images.
+
+        It is called in every step after all hooks of the step.
+        """
         return 0.0
 
     def record(self, ctx: Context) -> Mapping[str, Any]:
-        """What should be remembered of the epoch that has ended: plain data, which `epochs.jsonl` holds as `method`.
-
-        After the reconfiguration; no number in it is infinite or NaN.
-        """
+        """Return what `epochs.jsonl` should store as `method` for the finished epoch: plain data, finite numbers."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed trial needs: tensors, numbers, strings, and lists and dicts of them."""
+        """Return what a resumed trial needs: tensors, numbers, strings, and lists and dicts of these.
+
+        A resumed trial must end with the same bits as an undisturbed one, so include masks, scores and counters.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned. Tensors are on the device of the training."""

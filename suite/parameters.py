@@ -21,7 +21,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MultipleOf
 
@@ -292,3 +292,51 @@ def resolve(thing: Any, *layers: Mapping[str, Any], known: Mapping[str, Paramete
             raise UsageError(f"{thing.__name__} has no parameter {', '.join(sorted(map(str, unknown)))}")
         values |= layer
     return {name: normal(values[name], known[name].annotation) for name in known if name in values}
+
+
+def check_attributes(cls: type, base: type) -> None:
+    """Refuse attributes of a new class that would silently be no parameter, or silently be one.
+
+    Args:
+        cls: The new class.
+        base: Class that defines the contract; values of the attributes that it declares may be replaced.
+
+    Raises:
+        TypeError: One line that names class and attribute, and says what to write instead.
+    """
+    annotations = inspect.get_annotations(cls)
+    for name, value in vars(cls).items():
+        is_member = isinstance(value, type) or inspect.isroutine(value) or hasattr(value, "__get__")
+        if not (name.startswith("_") or name in annotations or name in vars(base) or is_member):
+            kind = "float | None" if value is None else type(value).__name__
+            raise TypeError(
+                f"{cls.__name__}.{name} has no type annotation, so it is not a parameter; write "
+                f"'{name}: {kind} = {value!r}' for a parameter, or '{name}: ClassVar[{kind}] = ...' for a constant"
+            )
+    module = sys.modules.get(cls.__module__)
+    for name, annotation in annotations.items():
+        try:
+            found = eval(annotation, vars(module), {**vars(cls)}) if isinstance(annotation, str) else annotation
+        except NameError:  # a type that is defined later; reading the parameters reports it if it stays unknown
+            continue
+        if found is ClassVar or typing.get_origin(found) is ClassVar:
+            continue
+        if name.startswith("_") or not _can_be_set(found):
+            shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+            why = (
+                "its name is private"
+                if name.startswith("_")
+                else f"the command line cannot set a value of type {shown}"
+            )
+            raise TypeError(
+                f"{cls.__name__}.{name} is annotated, which makes it a parameter, but {why}; create state in setup(), "
+                f"as self.{name} = ..., and annotate a constant as ClassVar[...]"
+            )
+
+
+def _can_be_set(annotation: Any) -> bool:
+    """Whether the command line can set a value of this type."""
+    plain, _ = _type_and_bounds(annotation)
+    if typing.get_origin(plain) in (typing.Union, types.UnionType, tuple):
+        return all(_can_be_set(member) for member in typing.get_args(plain) if member is not Ellipsis)
+    return typing.get_origin(plain) is Literal or plain in (bool, int, float, str, None, types.NoneType)

@@ -1,28 +1,32 @@
-"""The contract of a task: data, a default model, and recipes."""
+"""The contract of a task: a data set, a default model and recipes.
+
+`docs/add-a-task.md` shows a complete task. Tasks of images that fit into memory derive from `tasks.pipeline.ImageTask`,
+which implements `prepare` and `load`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from suite.errors import UsageError
+from suite.errors import UsageError, nearest
 from suite.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class DataCopy:
-    """Which copy of a data set a trial uses, found and made ready.
+    """The copy of a data set that a trial uses, as `Task.prepare` found it.
 
     Attributes:
-        kind: `original`, `jpeg`, `sample`, ...: the first half of the column `data_copy`.
-        checksum: SHA-256, in hex, of the decoded images and labels.
-        path: the file that `Task.load` opens; empty where the data is part of a package.
-        note: one line for log and report that says what the copy is and what that means for its numbers.
+        kind: Kind of the copy, for example `original`, `jpeg` or `sample`; the first half of the column `data_copy`.
+        checksum: SHA-256, in hex, of the decoded images and labels. It is part of the trial's id.
+        path: File or folder that `Task.load` reads; empty if the data is part of a package.
+        note: One line for log and report that describes the copy and what follows for its numbers.
     """
 
     kind: str
@@ -32,29 +36,50 @@ class DataCopy:
 
     @property
     def label(self) -> str:
-        """The column `data_copy`: the kind and the checksum's first 8 digits."""
+        """The column `data_copy`: the kind and the first 8 digits of the checksum."""
         return f"{self.kind}-{self.checksum[:8]}"
 
 
 class Batches(Protocol):
-    """Batches of one split, on the training device."""
+    """Batches of one split, on the training device.
+
+    Attributes:
+        num_samples: Number of samples in the split.
+    """
 
     num_samples: int
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """How many batches an epoch has; in a training split without the last, smaller one if `recipe.drop_last`."""
+        """Return the number of batches per epoch.
+
+        A training split does not count a smaller last batch if `recipe.drop_last` is set.
+        """
 
     def epoch(self, epoch: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one epoch: images (n, C, H, W) float32, normalised, channels-last, and labels (n,) int64.
+        """Iterate over the batches of one epoch.
 
-        A training split is shuffled and augmented by numbers that depend on the trial's seed and `epoch` alone, so
-        that a resumed trial sees what an undisturbed one does; an evaluation split is neither.
+        A training split is shuffled and augmented. Its random numbers depend only on the trial's seed and on `epoch`,
+        so that a resumed trial sees the same batches as an uninterrupted one. An evaluation split is neither shuffled
+        nor augmented.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            batch_size: Number of samples per batch.
+
+        Yields:
+            Images (n, C, H, W) float32, normalised, channels-last, and labels (n,) int64.
         """
 
 
 @dataclass(frozen=True)
 class Splits:
-    """What a trial trains and is judged on; `validation` is `None` where the recipe asks for none."""
+    """The splits of a trial.
+
+    Attributes:
+        train: Training split.
+        test: Test split, on which the reported accuracy is measured.
+        validation: Validation split; `None` if the recipe asks for none.
+    """
 
     train: Batches
     test: Batches
@@ -62,7 +87,7 @@ class Splits:
 
 
 class PaperRecipe(NamedTuple):
-    """A recipe as a paper has it, and the paper."""
+    """A recipe that a paper publishes, and the name of the paper."""
 
     source: str
     recipe: Recipe
@@ -72,12 +97,15 @@ class Task:
     """Base class of every task.
 
     Class attributes:
-        title: how a report names the task ("CIFAR-10").
-        num_classes, input_shape: input_shape is (C, H, W).
-        source: where the data comes from.
-        paper_recipe: the paper whose recipe `--preset paper` is.
-        paper_recipes: recipes of papers by name; `--recipe NAME` chooses one in preset `paper`. A recipe that is named
-            after a method is that of the method's paper.
+        title: Name of the task in reports, for example "CIFAR-10".
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image.
+        source: Origin of the data, for `describe` and the report.
+        models: Default model by preset, as typed on the command line: `resnet9[width=0.25]`.
+        recipes: Recipe by preset: `smoke` takes seconds, `quick` minutes, `paper` is that of a publication.
+        paper_recipe: The paper whose recipe preset `paper` uses.
+        paper_recipes: Recipes of papers by name; `--recipe NAME` selects one in preset `paper`. If the name is that of
+            a method, the recipe is that of the method's paper.
     """
 
     registered_name: ClassVar[str] = ""
@@ -85,28 +113,60 @@ class Task:
     num_classes: ClassVar[int] = 0
     input_shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
     source: ClassVar[str] = ""
+    models: ClassVar[Mapping[str, str]] = {}
+    recipes: ClassVar[Mapping[str, Recipe]] = {}
     paper_recipe: ClassVar[str] = ""
     paper_recipes: ClassVar[Mapping[str, PaperRecipe]] = {}
 
     def default_model(self, preset: str) -> str:
-        """The model a trial uses when none is typed, as one would type it: `resnet9[width=0.25]`."""
-        raise self._lacks("default_model")
-
-    def recipe(self, preset: str) -> Recipe:
-        """The recipe of `smoke`, `quick` or `paper`."""
-        raise self._lacks("recipe")
-
-    def prepare(self, data_root: Path, preset: str) -> DataCopy:
-        """Find the data (or fetch it), decode it into a checksummed cache once, and say which copy it is.
+        """Return the model of `models` that a trial uses if `--model` is not given.
 
         Raises:
-            suite.errors.MissingData: one line with the folder looked in, the option, and what needs no download.
+            UsageError: If the task has no such preset.
         """
-        raise self._lacks("prepare")
+        return self._of_preset("models", preset)
+
+    def recipe(self, preset: str) -> Recipe:
+        """Return the recipe of `recipes` for a preset.
+
+        Raises:
+            UsageError: If the task has no such preset.
+        """
+        return self._of_preset("recipes", preset)
+
+    def prepare(self, data_root: Path, preset: str) -> DataCopy:
+        """Find or download the data and describe the copy; called once per command, before the first trial.
+
+        What takes long to decode is decoded here, once, into a file with a checksum (`tasks.sources.cache`).
+
+        Args:
+            data_root: Value of `--data-root`.
+            preset: `smoke`, `quick` or `paper`.
+
+        Raises:
+            suite.errors.MissingData: If the data is missing; one line with the folder that was searched, the option
+                that changes it, and an alternative that needs no download.
+        """
+        raise self._undefined("prepare()")
 
     def load(self, copy: DataCopy, recipe: Recipe, seed: int, device: torch.device) -> Splits:
-        """Put the splits on the device. The seed decides shuffling and augmentation, never which image is in which."""
-        raise self._lacks("load")
+        """Put the splits on the device; called in every trial.
 
-    def _lacks(self, method: str) -> UsageError:
-        return UsageError(f"task {self.registered_name}: {type(self).__name__} does not define {method}()")
+        Args:
+            copy: Result of `prepare`.
+            recipe: Recipe of the trial.
+            seed: Seed of the trial. It determines shuffling and augmentation, never which split an image belongs to.
+            device: Training device.
+        """
+        raise self._undefined("load()")
+
+    def _of_preset(self, attribute: str, preset: str) -> Any:
+        values = getattr(self, attribute)
+        if not values:
+            raise self._undefined(attribute)
+        if preset not in values:
+            raise UsageError(f"task {self.registered_name} has no preset '{preset}'{nearest(preset, values)}")
+        return values[preset]
+
+    def _undefined(self, name: str) -> UsageError:
+        return UsageError(f"task {self.registered_name}: {type(self).__name__} does not define {name}")

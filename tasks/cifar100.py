@@ -9,7 +9,7 @@ from suite.registry import register
 from tasks.cifar import Cifar
 from tasks.paper_recipes import PAPER_RECIPES, PRUNETRAIN
 
-# Their order, by name, is that of the fine labels in the published archive.
+# In the order of the fine labels in the published archive, which is alphabetical.
 CLASSES = (
     "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
     "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
@@ -23,7 +23,7 @@ CLASSES = (
     "willow_tree", "wolf", "woman", "worm",
 )  # fmt: skip
 
-# This suite's own, as short as a small residual network bears.
+# A recipe of this suite, as short as training of a small residual network allows.
 QUICK = Recipe(
     epochs=10,
     batch_size=128,

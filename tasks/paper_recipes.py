@@ -1,4 +1,4 @@
-"""Recipes of papers that train on both CIFAR-10 and CIFAR-100, as their code has them."""
+"""Recipes of papers that train on both CIFAR-10 and CIFAR-100, as in their code."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 from suite.recipe import Recipe
 from suite.task import PaperRecipe
 
-EPOCHS = 182  # as its paper says; the launcher of its code ends after 190
-# Batch 128 with the last, smaller batch; a tenth of the learning rate from epochs 91 and 136 on, counted from 1; crops
-# from images with a black border of 4 pixels; weight decay on normalisation and biases too.
+EPOCHS = 182  # as in the paper; the launcher in its code ends after 190
+# Batch size 128 with the last, smaller batch; the learning rate is divided by 10 at epochs 91 and 136, counted from 1;
+# crops of images with a black border of 4 pixels; weight decay on normalisation and biases too.
 PRUNETRAIN = Recipe(
     epochs=EPOCHS,
     batch_size=128,

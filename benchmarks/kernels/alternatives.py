@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernels import PruneRule
 from kernels.prune import reference
 
 TOPK, ORACLE, COMPILED, TILE = "topk and scatter", "plain torch", "torch.compile", "torch's 2:4 tile"
@@ -25,36 +26,34 @@ NOTES = {
 }
 
 
-def alternatives(
-    grad: Tensor, n: int, m: int, mode: str, rescale: str, *, compiled: bool
-) -> dict[str, Callable[[], Tensor]]:
+def alternatives(grad: Tensor, rule: PruneRule, *, compiled: bool) -> dict[str, Callable[[], Tensor]]:
     """The alternatives that apply to a gradient (N, K, P, Q), channels-last, by name; none has run yet."""
     found: dict[str, Callable[[], Tensor]] = {}
-    if grad.shape[1] % m == 0:
-        found[TOPK] = lambda: prune_by_topk(grad, n, m, mode, rescale)
-    if mode == "magnitude":
-        found[ORACLE] = lambda: reference.prune_nm(grad, n, m, mode, rescale)
-    if compiled and mode == "magnitude":
+    if grad.shape[1] % rule.m == 0:
+        found[TOPK] = lambda: prune_by_topk(grad, rule)
+    if rule.mode == "magnitude":
+        found[ORACLE] = lambda: reference.prune_nm(grad, rule)
+    if compiled and rule.mode == "magnitude":
         torch._dynamo.reset()  # each case is compiled by itself: nothing is made general over shapes
         function = torch.compile(reference.prune_nm, dynamic=False)
-        found[COMPILED] = lambda: function(grad, n, m, mode, rescale)
-    if tile_applies(grad, n, m, mode, rescale):
+        found[COMPILED] = lambda: function(grad, rule)
+    if tile_applies(grad, rule):
         found[TILE] = lambda: prune_by_tiles(grad)
     return found
 
 
-def prune_by_topk(grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none") -> Tensor:
+def prune_by_topk(grad: Tensor, rule: PruneRule) -> Tensor:
     """Prunes as one emulates it in plain torch: the n largest of each group, scattered back. m divides K."""
     channels_last = grad.movedim(1, -1)
-    groups = channels_last.reshape(-1, m)
-    scores = groups.abs() if mode == "magnitude" else torch.rand(groups.shape, device=grad.device)
-    kept = scores.topk(n, dim=1, sorted=False).indices
+    groups = channels_last.reshape(-1, rule.m)
+    scores = groups.abs() if rule.mode == "magnitude" else torch.rand(groups.shape, device=grad.device)
+    kept = scores.topk(rule.n, dim=1, sorted=False).indices
     pruned = torch.zeros_like(groups).scatter_(1, kept, groups.gather(1, kept))
-    if rescale == "group":
+    if rule.rescale == "group":
         pruned = pruned * _ratio(groups, pruned, (1,)).to(grad.dtype)
     pruned = pruned.reshape(channels_last.shape).movedim(-1, 1)
-    if rescale in ("sample_channel", "channel"):
-        scope = (2, 3) if rescale == "sample_channel" else (0, 2, 3)
+    if rule.rescale in ("sample_channel", "channel"):
+        scope = (2, 3) if rule.rescale == "sample_channel" else (0, 2, 3)
         pruned = pruned * _ratio(grad, pruned, scope).to(grad.dtype)
     return pruned
 
@@ -65,11 +64,11 @@ def _ratio(dense: Tensor, pruned: Tensor, scope: tuple[int, ...]) -> Tensor:
     return torch.where(after == 0, 0.0, before / after)
 
 
-def tile_applies(grad: Tensor, n: int, m: int, mode: str, rescale: str) -> bool:
+def tile_applies(grad: Tensor, rule: PruneRule) -> bool:
     """Whether torch's 2:4 kernel takes this gradient: 2:4 by magnitude, 16 bits, CUDA, whole tiles."""
     rows = grad.numel() // grad.shape[1]
     return (
-        (n, m, mode, rescale) == (2, 4, "magnitude", "none")
+        rule == PruneRule(2, 4, "magnitude", "none")
         and grad.device.type == "cuda"
         and grad.dtype in (torch.bfloat16, torch.float16)
         and rows % TILE_ROWS == 0

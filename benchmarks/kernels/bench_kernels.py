@@ -27,7 +27,7 @@ from torch import Tensor
 import kernels
 from benchmarks.interleaved import Ratio, ratio_of
 from benchmarks.kernels import alternatives
-from benchmarks.kernels.cases import LEAST_ROUNDS, MODES, Case, Plan
+from benchmarks.kernels.cases import LEAST_ROUNDS, Case, Plan
 from benchmarks.stopwatch import Watch, copies, count, measured_time, watch_of
 from kernels.prune import reference
 
@@ -66,10 +66,8 @@ def fastest_copies() -> dict[tuple[Any, ...], dict[str, float]]:
 def test_prune_nm(
     benchmark: Any, case: Case, grad: Tensor, plan: Plan, watch: Watch, fastest_copies: dict[Any, dict[str, float]]
 ) -> None:
-    mode, rescale = MODES[case.mode]
-
     def prune() -> Tensor:
-        return kernels.prune_nm(grad, case.n, case.m, mode, rescale, seed=SEED)
+        return kernels.prune_nm(grad, case.rule, seed=SEED)
 
     with poisoned_memory():
         pruned = prune()
@@ -84,10 +82,8 @@ def test_prune_nm(
 def test_prune_compress_24(
     benchmark: Any, case: Case, grad: Tensor, plan: Plan, watch: Watch, fastest_copies: dict[Any, dict[str, float]]
 ) -> None:
-    mode, rescale = MODES[case.mode]
-
     def prune() -> tuple[Tensor, Tensor]:
-        return kernels.prune_compress_24(grad, case.n, case.m, mode, rescale, seed=SEED)
+        return kernels.prune_compress_24(grad, case.rule, seed=SEED)
 
     with poisoned_memory():
         values, metadata = prune()
@@ -111,15 +107,14 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def oracle(case: Case, grad: Tensor) -> Tensor:
-    mode, rescale = MODES[case.mode]
-    return reference.prune_nm(grad, case.n, case.m, mode, rescale, seed=SEED)
+    return reference.prune_nm(grad, case.rule, seed=SEED)
 
 
 def assert_same(case: Case, pruned: Tensor, expected: Tensor) -> None:
     """A wrong kernel is not worth timing: bit for bit, or within rounding where sums enter."""
     assert pruned.shape == expected.shape
     assert pruned.dtype == expected.dtype
-    if MODES[case.mode][1] == "none":
+    if case.rule.rescale == "none":
         integer = {4: torch.int32, 2: torch.int16}[pruned.element_size()]
         same = [tensor.movedim(1, -1).contiguous().view(integer) for tensor in (pruned, expected)]
         assert torch.equal(*same), f"{int((same[0] != same[1]).sum())} elements differ from the oracle"
@@ -167,8 +162,8 @@ def measure(
         "dtype": case.dtype,
         "n": case.n,
         "m": case.m,
-        "mode": MODES[case.mode][0],
-        "rescale": MODES[case.mode][1],
+        "mode": case.rule.mode,
+        "rescale": case.rule.rescale,
         "device": plan.device.type,
         "tensor_bytes": bytes_of(grad),
         "bytes": least_bytes,
@@ -201,9 +196,8 @@ def compare(
     case: Case, grad: Tensor, plan: Plan, watch: Watch, prune: Callable[[], object], expected: Tensor
 ) -> dict[str, dict[str, Any]]:
     """How many times as long as the kernel each alternative takes, measured in alternation with it."""
-    mode, rescale = MODES[case.mode]
     found: dict[str, dict[str, Any]] = {}
-    others = alternatives.alternatives(grad, case.n, case.m, mode, rescale, compiled=plan.compiled)
+    others = alternatives.alternatives(grad, case.rule, compiled=plan.compiled)
     for name, function in others.items():
         try:
             result = function()

@@ -12,12 +12,14 @@ import torch
 
 from benchmarks.kernels.gradient_shapes import Gradient, gradients
 from benchmarks.stopwatch import cache_bytes
+from kernels import PruneRule
+from kernels.prune.rule import Mode, Scope
 from suite.errors import UsageError, nearest
 from suite.runs.devices import resolve_device
 
 DTYPES = ("float32", "bfloat16", "float16")
-# Name of a mode: the arguments `mode` and `rescale` of `prune_nm`.
-MODES = {
+# Name of a mode: `mode` and `rescale` of its `PruneRule`.
+MODES: dict[str, tuple[Mode, Scope]] = {
     "magnitude": ("magnitude", "none"),
     "random": ("random", "none"),
     "sample_channel": ("magnitude", "sample_channel"),
@@ -31,7 +33,7 @@ ORACLE_SHARE = 64  # the oracle's whole numbers for a random mask take about so 
 SHAPES = {"cpu": "resnet9[width=0.25],large", "cuda": "large,resnet9,resnet18,resnet50"}
 TYPES = {"cpu": "float32,bfloat16", "cuda": "float32,bfloat16,float16"}
 GROUPS = {"cpu": "2:4,4:8,8:16", "cuda": "1:2,2:4,4:8,8:16,16:32,2:8,2:16"}
-CHOSEN_MODES = {"cpu": "magnitude,random,sample_channel", "cuda": ",".join(MODES)}
+CHOSEN_MODES: dict[str, tuple[Mode, Scope]] = {"cpu": "magnitude,random,sample_channel", "cuda": ",".join(MODES)}
 ROUNDS = {"cpu": 30, "cuda": 100}
 SLOW_ROUNDS = {"cpu": 3, "cuda": 20}
 QUICK_ROUNDS, QUICK_SLOW_ROUNDS = 5, 2
@@ -48,6 +50,10 @@ class Case:
     n: int
     m: int
     mode: str
+
+    @property
+    def rule(self) -> PruneRule:
+        return PruneRule(self.n, self.m, *MODES[self.mode])
 
     @property
     def name(self) -> str:

@@ -17,6 +17,7 @@ import torch
 import kernels
 from benchmarks.kernels.alternatives import expand_24
 from benchmarks.kernels.cases import MODES
+from kernels import PruneRule
 from kernels.prune import reference
 from suite.errors import UsageError
 from suite.runs.devices import resolve_device
@@ -45,19 +46,20 @@ def main() -> int:
     checked, wrong, backends = 0, [], set()
     shapes, groups = (FEW_SHAPES, FEW_GROUPS) if chosen.few else (SHAPES, GROUPS)
     cases = itertools.product(shapes, TOLERANCES, groups, MODES.items())
-    for shape, dtype, (n, m), (name, (mode, rescale)) in cases:
+    for shape, dtype, (n, m), (name, selection) in cases:
+        rule = PruneRule(n, m, *selection)
         grad = torch.randn(shape).to(dtype)
         if grad.dim() == 4:
             grad = grad.contiguous(memory_format=torch.channels_last)
-        expected = reference.prune_nm(grad, n, m, mode, rescale, seed=5)
+        expected = reference.prune_nm(grad, rule, seed=5)
         moved = grad.to(device)
         backends.add(kernels.backend_of(moved))
-        results = [kernels.prune_nm(moved, n, m, mode, rescale, seed=5)]
+        results = [kernels.prune_nm(moved, rule, seed=5)]
         if (n, m) == (2, 4) and shape[1] % 16 == 0 and dtype.itemsize == 2:
-            results.append(expand_24(*kernels.prune_compress_24(moved, n, m, mode, rescale, seed=5)))
+            results.append(expand_24(*kernels.prune_compress_24(moved, rule, seed=5)))
         for result in results:
             checked += 1
-            tolerance = 0.0 if rescale == "none" else TOLERANCES[dtype]
+            tolerance = 0.0 if rule.rescale == "none" else TOLERANCES[dtype]
             if not torch.allclose(result.cpu(), expected, rtol=tolerance, atol=2**-24 if tolerance else 0):
                 wrong.append(f"{shape} {dtype} {n}:{m} {name}")
     print("\n".join(f"WRONG  {line}" for line in wrong) or "all equal the oracle's")

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from kernels.cpu.build import BuildError
 from kernels.cpu.library import open_library
+from kernels.prune.rule import MODES, SCOPES, PruneRule
 
 log = logging.getLogger("pdt.kernels")
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-MODES = {"magnitude": 0, "random": 1}
-SCOPES = {"none": 0, "group": 1, "sample_channel": 2, "channel": 3}
-ROW_SCOPE = 4
+ROW_SCOPE = len(SCOPES)  # of a matrix: each row is a sample
 
 # Time of the plain-torch path over the compiled one: magnitude 2:4, ResNet-9's largest gradient at batch 512, two cores
 # of an AMD EPYC (Zen 4): results/cpu-zen4-2cores/kernels. benchmarks/kernels/bench_kernels.py measures it on this
@@ -63,33 +62,30 @@ def load() -> Loaded:
     return Loaded(library, description)
 
 
-def prune(grad: Tensor, pruned: Tensor, n: int, m: int, mode: str, rescale: str, seed: int) -> None:
-    """Prunes `grad` into `pruned`, which may be the same tensor.
+def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int) -> None:
+    """Prune `grad` into `pruned`, which may be the same tensor.
 
     Args:
         grad: (N, K, P, Q) dense in channels-last order, or (rows, K) contiguous; fp32, bf16 or fp16, on the CPU.
-        pruned: of the same shape, dtype and order.
-        n: channels kept of each group.
-        m: channels of a group.
-        mode: a key of `MODES`.
-        rescale: a key of `SCOPES`.
-        seed: 0 .. 2^64 - 1.
+        pruned: Result, with the same shape, dtype and order.
+        rule: Channels to keep, and how to rescale them.
+        seed: Seed of `random` masks, 0 to 2^64 - 1.
 
     Raises:
-        MemoryError: there is none for the sums of the rescaling.
+        MemoryError: The sums for the rescaling cannot be allocated.
     """
     library = load().library
     assert library is not None, "prune() was called although the kernel is not there"
     matrix = grad.dim() == 2
     samples, channels = grad.shape[:2]
     pixels = 1 if matrix else grad.shape[2] * grad.shape[3]
-    scope = ROW_SCOPE if matrix and rescale == "sample_channel" else SCOPES[rescale]
+    scope = ROW_SCOPE if matrix and rule.rescale == "sample_channel" else SCOPES.index(rule.rescale)
     status = library.pdt_prune_nm(
-        grad.data_ptr(), pruned.data_ptr(), samples, pixels, channels, n, m, DTYPES[grad.dtype], MODES[mode], scope,
-        seed, torch.get_num_threads(),
+        grad.data_ptr(), pruned.data_ptr(), samples, pixels, channels, rule.n, rule.m, DTYPES[grad.dtype],
+        MODES.index(rule.mode), scope, seed, torch.get_num_threads(),
     )  # fmt: skip
     if status == 2:
-        raise MemoryError(f"prune_nm: no memory for the sums of rescale={rescale!r} of a gradient {tuple(grad.shape)}")
+        raise MemoryError(f"prune_nm: no memory for the sums of {rule} of a gradient {tuple(grad.shape)}")
     assert status == 0, f"pdt_prune_nm refused its arguments (status {status})"
 
 

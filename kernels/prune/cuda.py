@@ -7,29 +7,25 @@ from torch import Tensor
 
 from kernels.cuda.library import DTYPES, carry_out, load
 from kernels.prune.cuda_plan import Shape, plan_compress, plan_prune
+from kernels.prune.rule import PruneRule
 
 __all__ = ["DTYPES", "compress", "load", "prune"]
 
 
-def prune(
-    grad: Tensor, pruned: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None
-) -> None:
-    """Prunes `grad` into `pruned`, which may be the same tensor; both dense in channels-last order, on one CUDA device.
+def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor | None = None) -> None:
+    """Prune `grad` into `pruned`, which may be the same tensor; both dense in channels-last order, on one CUDA device.
 
     Args:
         grad: (N, K, P, Q) or (rows, K), not empty; fp32, bf16 or fp16.
         pruned: of the same shape, dtype and order.
-        n: channels kept of each group.
-        m: channels of a group.
-        mode: `magnitude` or `random`.
-        rescale: `none`, `group`, `sample_channel` or `channel`.
-        seed: 0 .. 2^64 - 1.
-        key: int64 with no dimensions, on the same device; where it is given, its 64 bits are the seed.
+        rule: Channels to keep, and how to rescale them.
+        seed: Seed of `random` masks, 0 to 2^64 - 1.
+        key: Zero-dimensional int64 tensor on the same device, whose 64 bits replace the seed.
     """
     aligned = grad.data_ptr() % 16 == 0 and pruned.data_ptr() % 16 == 0
     properties = torch.cuda.get_device_properties(grad.device)
     most = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # some releases' stubs leave it out
-    plan = plan_prune(_shape(grad), DTYPES[grad.dtype], n, m, mode, rescale, aligned, most)
+    plan = plan_prune(_shape(grad), DTYPES[grad.dtype], rule, aligned, most)
     spaces = {name: grad.new_empty(length, dtype=torch.float32) for name, length in plan.workspaces.items()}
     apart = pruned
     if "prune_any" in plan.launches[0].kernel and pruned.data_ptr() == grad.data_ptr():
@@ -41,10 +37,10 @@ def prune(
 
 
 def compress(
-    grad: Tensor, values: Tensor, metadata: Tensor, n: int, m: int, mode: str, seed: int, key: Tensor | None = None
+    grad: Tensor, values: Tensor, metadata: Tensor, rule: PruneRule, seed: int, key: Tensor | None = None
 ) -> None:
     """Prunes and compresses `grad`; see `kernels.prune_compress_24`. All three are dense in channels-last order."""
-    launch = plan_compress(_shape(grad), DTYPES[grad.dtype], n, m, mode)
+    launch = plan_compress(_shape(grad), DTYPES[grad.dtype], rule)
     carry_out(launch, {"grad": grad, "values": values, "metadata": metadata}, seed, key)
 
 

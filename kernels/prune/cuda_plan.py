@@ -9,10 +9,10 @@ import functools
 from dataclasses import dataclass
 
 from kernels.cuda.plan import FORMATS, Launch
+from kernels.prune.rule import PruneRule
 
 SOURCE = "prune_nm.cu"
 THREADS = 256
-MODES = {"magnitude": "pdt::by_magnitude", "random": "pdt::at_random"}
 FAST_GROUPS = (2, 4, 8, 16, 32)
 QUAD_BYTES = 16  # of one load or store
 SUM_FLOATS = 8  # elements of a unit whose sums cross shared memory at a time, each with two sums
@@ -45,43 +45,38 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)  # a training asks for the same few in every step
-def plan_prune(
-    shape: Shape, dtype: str, n: int, m: int, mode: str, rescale: str, aligned: bool, most_shared_bytes: int
-) -> Plan:
+def plan_prune(shape: Shape, dtype: str, rule: PruneRule, aligned: bool, most_shared_bytes: int) -> Plan:
     """Plans `prune_nm` of a gradient that is not empty.
 
     Args:
         shape: of the gradient.
         dtype: a key of `FORMATS`.
-        n: channels kept of each group.
-        m: channels of a group.
-        mode: a key of `MODES`.
-        rescale: `none`, `group`, `sample_channel` or `channel`.
+        rule: Channels to keep, and how to rescale them.
         aligned: whether gradient and result begin at a multiple of 16 bytes.
         most_shared_bytes: shared memory that a block may have on the device.
     """
     name, size = FORMATS[dtype]
-    least = 8 if mode == "random" else QUAD_BYTES // size
-    unit = max(m, least)  # elements of a thread's unit, as unit.cuh has it
-    fast = m in FAST_GROUPS and shape.channels % m == 0 and aligned
-    template = f"<{name}, {m}, {n}, {MODES[mode]}"
-    if fast and rescale in ("none", "group"):
-        return Plan((_units(shape, template, unit * size // QUAD_BYTES, unit, rescale == "group"),), {})
+    least = 8 if rule.mode == "random" else QUAD_BYTES // size
+    unit = max(rule.m, least)  # elements of a thread's unit, as unit.cuh has it
+    fast = rule.m in FAST_GROUPS and shape.channels % rule.m == 0 and aligned
+    template = f"<{name}, {rule.m}, {rule.n}, {_mode(rule)}"
+    if fast and rule.rescale in ("none", "group"):
+        return Plan((_units(shape, template, unit * size // QUAD_BYTES, unit, rule.rescale == "group"),), {})
     if fast and shape.channels % unit == 0:
-        if rescale == "channel":
+        if rule.rescale == "channel":
             return _by_channel(shape, template, unit, size)
         if shape.matrix:
             return Plan((_by_row(shape, template, unit),), {})
         return Plan((_by_sample(shape, template, unit, size, most_shared_bytes),), {})
-    return _any_shape(shape, name, n, m, mode, rescale)
+    return _any_shape(shape, name, rule)
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_compress(shape: Shape, dtype: str, n: int, m: int, mode: str) -> Launch:
+def plan_compress(shape: Shape, dtype: str, rule: PruneRule) -> Launch:
     """Plans `prune_compress_24`: channels a multiple of 16, aligned, a 16-bit dtype, n of 1 or 2, m of 4, 8 or 16."""
     sixteens = shape.elements // 16
     return Launch(
-        f"pdt::prune_and_compress<{FORMATS[dtype][0]}, {m}, {n}, {MODES[mode]}>",
+        f"pdt::prune_and_compress<{FORMATS[dtype][0]}, {rule.m}, {rule.n}, {_mode(rule)}>",
         _blocks(sixteens),
         (THREADS, 1),
         0,
@@ -207,28 +202,28 @@ def _by_row(shape: Shape, template: str, unit: int) -> Launch:
     )
 
 
-def _any_shape(shape: Shape, name: str, n: int, m: int, mode: str, rescale: str) -> Plan:
-    power = next(size for size in FAST_GROUPS if size >= m)
-    groups = shape.samples * shape.pixels * -(-shape.channels // m)
+def _any_shape(shape: Shape, name: str, rule: PruneRule) -> Plan:
+    power = next(size for size in FAST_GROUPS if size >= rule.m)
+    groups = shape.samples * shape.pixels * -(-shape.channels // rule.m)
     prune = Launch(
-        f"pdt::prune_any<{name}, {power}, {n}, {MODES[mode]}, {'true' if rescale == 'group' else 'false'}>",
+        f"pdt::prune_any<{name}, {power}, {rule.n}, {_mode(rule)}, {'true' if rule.rescale == 'group' else 'false'}>",
         _blocks(groups),
         (THREADS, 1),
         0,
-        (("grad", "pointer"), ("pruned", "pointer"), (groups, "int64"), (shape.channels, "int32"), (m, "int32")),
+        (("grad", "pointer"), ("pruned", "pointer"), (groups, "int64"), (shape.channels, "int32"), (rule.m, "int32")),
         seeded=True,
         source=SOURCE,
     )
-    if rescale in ("none", "group"):
+    if rule.rescale in ("none", "group"):
         return Plan((prune,), {})
     channels, sample = shape.channels, shape.pixels * shape.channels
-    if rescale == "channel":
+    if rule.rescale == "channel":
         outputs, width, jump, count, stride = channels, channels, shape.elements, shape.samples * shape.pixels, channels
     elif shape.matrix:
         outputs, width, jump, count, stride = shape.samples, 1, channels, channels, 1
     else:
         outputs, width, jump, count, stride = shape.samples * channels, channels, sample, shape.pixels, channels
-    by_row = rescale == "sample_channel" and shape.matrix
+    by_row = rule.rescale == "sample_channel" and shape.matrix
     parts = -(-count // ANY_PART)
     sums = Launch(
         f"pdt::sum_any<{name}>",
@@ -280,6 +275,11 @@ def _finish(parts: int, outputs: int) -> Launch:
         seeded=False,
         source=SOURCE,
     )
+
+
+def _mode(rule: PruneRule) -> str:
+    """Return the template argument for a mode: an enumerator of `pdt::Mode`."""
+    return f"pdt::mode_{rule.mode}"
 
 
 def _sum_bytes(unit: int, threads: int) -> int:

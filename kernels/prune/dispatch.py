@@ -1,222 +1,251 @@
-"""Chooses the backend for a gradient and brings the gradient into the layout that the backend wants."""
+"""Checks a gradient, chooses its backend, and converts it to the layout of that backend."""
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from kernels.prune import cpu, cuda, reference
-from kernels.prune.arguments import check, check_compression, signed, split_seed
+from kernels.prune.rule import Mode, PruneRule, Scope
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+COMPRESSED_DTYPES = (torch.bfloat16, torch.float16)
+COMPRESSED_GROUPS = (4, 8, 16)
 _COMPILED = {"cpu": cpu, "cuda": cuda}
-_told: dict[str, str] = {}  # by `replay_backends`
+_replayed: dict[str, str] = {}  # backend by kind of device, set by `replay_backends`
 
 
-def prune_nm(
-    grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int | Tensor = 0
-) -> Tensor:
-    """Prunes a gradient to n of every m consecutive channels of each pixel.
+def prune_nm(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> Tensor:
+    """Prune a gradient to n of every m consecutive channels of each pixel.
 
-    The last group of a pixel is short when m does not divide K; it keeps min(n, its size). No value raises. The result
-    carries no autograd graph. A rescaled value beyond the dtype's range becomes an infinity, as in any conversion.
+    All values are accepted. The result carries no autograd graph. A rescaled value beyond the range of the dtype
+    becomes infinite, as in any conversion.
 
     Args:
-        grad: (N, K, P, Q) in any layout, or (rows, K); fp32, bf16, fp16 or fp64. The compiled kernels take the first
-            three; channels-last (or contiguous rows) spares them a conversion.
-        n: channels kept of each group, 1..m.
-        m: channels of a group, 2..32.
-        mode: `magnitude` keeps the largest |g|; ties keep the lower channel, NaN ranks above infinity. `random` keeps a
-            uniformly random subset, the same for equal seeds on every backend and in every layout.
-        rescale: multiplies the survivors by sum |G| / sum |G^| over a scope, summed in fp32, and by 0 where nothing
-            survived: `none`; `group`; `sample_channel`, over P and Q (of a matrix: over each row); `channel`, over
-            N, P and Q (of a matrix: over the rows).
-        seed: of `random`, 0..2^64-1; or an int64 tensor with no dimensions, on the gradient's device, whose 64 bits are
-            the seed: the CUDA kernels read it when they run, so that a replayed CUDA graph draws new masks.
+        grad: (N, K, P, Q) in any layout, or (rows, K); fp32, bf16, fp16 or fp64. The compiled kernels support the first
+            three. Gradients in channels-last layout (or contiguous rows) need no conversion.
+        rule: Channels to keep, and how to rescale them.
+        seed: Seed of `random` masks, 0 to 2^64 - 1, or a zero-dimensional int64 tensor on the device of the gradient
+            whose 64 bits are the seed. CUDA kernels read the tensor when they run, so that a replayed CUDA graph draws
+            new masks. Equal seeds give equal masks on every backend and in every layout.
 
     Returns:
-        A new tensor of the shape and dtype of `grad`; NCHW-contiguous if `grad` is, else channels-last (4-D) or
+        A new tensor with the shape and dtype of `grad`; NCHW-contiguous if `grad` is, otherwise channels-last (4-D) or
         contiguous (2-D).
 
     Raises:
-        ValueError: n, m, seed, mode, rescale or the number of dimensions is out of range.
-        TypeError: n, m or seed is not an integer, or the dtype is not supported.
+        ValueError: The seed or the number of dimensions is out of range.
+        TypeError: The seed is not an integer, or the dtype is not supported.
 
-    Source: McDanel et al., Structured Data Gradient Pruning (SDGP), Sec. III-B; the scope `sample_channel` is that of
-    its published code, `channel` that of its text.
+    Source: McDanel et al., Structured Data Gradient Pruning (SDGP), Sec. III-B. The scope `sample_channel` is that of
+    the published code, `channel` that of the text.
     """
-    check(grad, n, m, mode, rescale, seed)
-    number, key = split_seed(seed)
-    # The registered operator, not the function: torch.compile and dispatch modes see one call.
-    return torch.ops.pdt.prune_nm(grad.detach(), n, m, mode, rescale, signed(number), key)  # type: ignore[no-any-return]
+    number, key = _checked(grad, seed)
+    # The registered operator instead of the function: torch.compile and dispatch modes see a single call.
+    return torch.ops.pdt.prune_nm(grad.detach(), rule.n, rule.m, rule.mode, rule.rescale, number, key)  # type: ignore[no-any-return]
 
 
-def prune_nm_(
-    grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int | Tensor = 0
-) -> Tensor:
-    """Prunes a gradient in its own memory and returns it; arguments and errors as in `prune_nm`.
+def prune_nm_(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> Tensor:
+    """Prune a gradient in place and return it; arguments and errors as in `prune_nm`.
 
     Raises:
-        ValueError: also when elements of `grad` share memory (an expanded tensor).
+        ValueError: Also when elements of `grad` share memory (an expanded tensor).
     """
-    check(grad, n, m, mode, rescale, seed)
+    number, key = _checked(grad, seed)
     target = grad.detach()
     if _may_overlap(target):
         raise ValueError(f"prune_nm_: elements of grad share memory (strides {target.stride()}); use prune_nm")
     if target.numel() and backend_of(target) != "reference" and _is_channels_last(target):
-        number, key = split_seed(seed)
-        _prune_dense(target, target, n, m, mode, rescale, number, key)
-        # The kernel wrote behind autograd's back: without this, a saved tensor would not be found to have changed.
+        _prune_dense(target, target, rule, number % 2**64, key)
+        # Autograd does not see the kernel's write; it must find that a saved tensor has changed.
         torch.autograd.graph.increment_version(grad)
     else:
-        grad.detach().copy_(prune_nm(target, n, m, mode, rescale, seed))
+        grad.detach().copy_(prune_nm(target, rule, seed))
     return grad
 
 
-def prune_compress_24(
-    grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int | Tensor = 0
-) -> tuple[Tensor, Tensor]:
-    """Prunes a gradient and leaves out what cannot be kept: two values of every four channels, for sparse tensor cores.
+def prune_compress_24(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> tuple[Tensor, Tensor]:
+    """Prune a gradient and compress it for sparse tensor cores: two values of every four channels.
 
-    The CUDA kernel does it in one pass over the gradient, where nothing is rescaled. Elsewhere plain torch does it.
+    The CUDA kernel needs one pass over the gradient when nothing is rescaled. Other devices use plain torch.
 
     Args:
         grad: (N, K, P, Q) or (rows, K) with K a multiple of 16; bf16 or fp16.
-        n: channels kept of each group, 1 or 2: no aligned four channels then keep more than two.
-        m: channels of a group, 4, 8 or 16.
-        mode, rescale, seed: as in `prune_nm`.
+        rule: n is 1 or 2 and m is 4, 8 or 16, so that at most two of any four aligned channels are kept.
+        seed: As in `prune_nm`.
 
     Returns:
         values: (N, K/2, P, Q) or (rows, K/2), in channels-last order: of each four channels the two that are kept, in
             their order. Where fewer are kept, the lowest other channels fill up, with the value 0.
-        metadata: int16, (N, K/16, P, Q) or (rows, K/16), in channels-last order: 4 bits of each four channels, the
-            lowest bits for the first four, place0 | place1 << 2 with place0 < place1: rows in their natural order, not
-            the shuffled one of cuSPARSELt.
+        metadata: int16, (N, K/16, P, Q) or (rows, K/16), in channels-last order: 4 bits for each four channels, with
+            the first four in the lowest bits. The 4 bits are index0 | index1 << 2 with index0 < index1. Rows are in
+            their natural order, not in the shuffled order of cuSPARSELt.
 
     Raises:
-        ValueError, TypeError: as in `prune_nm`, or K, n, m or the dtype does not fit.
+        ValueError: As in `prune_nm`, or K, n or m does not fit.
+        TypeError: As in `prune_nm`, or the dtype does not have 16 bits.
     """
-    check(grad, n, m, mode, rescale, seed)
-    check_compression(grad, n, m)
-    number, key = split_seed(seed)
-    return torch.ops.pdt.prune_compress_24(grad.detach(), n, m, mode, rescale, signed(number), key)  # type: ignore[no-any-return]
+    number, key = _checked(grad, seed)
+    if rule.n > 2 or rule.m not in COMPRESSED_GROUPS:
+        raise ValueError(f"prune_compress_24: n must be 1 or 2 and m 4, 8 or 16, got {rule.n}:{rule.m}")
+    if grad.shape[1] % 16:
+        raise ValueError(f"prune_compress_24: channels must be a multiple of 16, got {grad.shape[1]}")
+    if grad.dtype not in COMPRESSED_DTYPES:
+        raise TypeError(f"prune_compress_24: grad must be bfloat16 or float16, got {_name(grad.dtype)}")
+    return torch.ops.pdt.prune_compress_24(  # type: ignore[no-any-return]
+        grad.detach(), rule.n, rule.m, rule.mode, rule.rescale, number, key
+    )
 
 
 def backend_of(tensor: Tensor) -> str:
-    """Says which backend would prune this tensor: `cpu` or `cuda` (compiled kernels), or `reference` (plain torch).
+    """Return the backend that prunes this tensor: `cpu` or `cuda` (compiled kernels), or `reference` (plain torch).
 
-    The first call for a CPU tensor compiles the kernel if the cache does not have it (about 15 s); the first call for
-    a CUDA tensor looks for CuPy.
+    The first call for a CPU tensor compiles the kernel if it is not in the cache (about 15 s). The first call for a
+    CUDA tensor imports CuPy.
     """
     kind = tensor.device.type
     backend = _COMPILED.get(kind)
-    taken = backend is not None and tensor.layout == torch.strided and tensor.dtype in backend.DTYPES
-    return _backend_of_kind(kind) if taken else "reference"
+    supported = backend is not None and tensor.layout == torch.strided and tensor.dtype in backend.DTYPES
+    return _backend_of_kind(kind) if supported else "reference"
 
 
 def backend_report(device: torch.device | str = "cpu") -> str:
-    """Says in one line, for a trial's log, which path prunes tensors of a device; if the slow one, why."""
+    """Return one line that names the backend of a device and, for plain torch, the reason."""
     kind = torch.device(device).type
-    if _told.get(kind) == "reference":
-        return "prune_nm: plain torch, as when the trial began"
+    if _replayed.get(kind) == "reference":
+        return "prune_nm: plain torch, as at the start of the trial"
     if kind not in _COMPILED:
-        return f"prune_nm: plain torch; compiled kernels are for {' and '.join(_COMPILED)}, not for {kind}"
+        return f"prune_nm: plain torch; there are compiled kernels for {' and '.join(_COMPILED)}, not for {kind}"
     return _COMPILED[kind].load().description
 
 
 def backends_in_use() -> dict[str, str]:
-    """Which backend prunes tensors of each kind of device that this process asked about; compiles nothing."""
+    """Return the backend of each kind of device that this process has asked for. Compiles nothing."""
     return {
         kind: _backend_of_kind(kind)
         for kind, backend in _COMPILED.items()
-        if backend.load.cache_info().currsize or kind in _told
+        if backend.load.cache_info().currsize or kind in _replayed
     }
 
 
 def replay_backends(backends: Mapping[str, str]) -> None:
-    """Prunes as an earlier process did, so that a resumed trial stays bit-equal.
+    """Use the backends of an earlier process, so that a resumed trial stays bit-identical.
 
     Args:
-        backends: what `backends_in_use` said there. Plain torch is taken again wherever it was; a compiled kernel that
-            is not to be had here cannot be, and `backends_in_use` then says something else.
+        backends: Return value of `backends_in_use` in that process. Plain torch is used again where it was used before.
+            A compiled kernel that is not available here cannot be used; `backends_in_use` then returns another value.
     """
-    _told.update({kind: backend for kind, backend in backends.items() if backend == "reference"})
+    _replayed.update({kind: backend for kind, backend in backends.items() if backend == "reference"})
 
 
-def prepare(shapes: Iterable[tuple[int, ...]], device: torch.device, n: int, m: int, mode: str, rescale: str) -> None:
-    """Compiles what `prune_nm` of such gradients needs, before a clock runs; their first dimension does not matter."""
+def prepare(shapes: Iterable[tuple[int, ...]], device: torch.device, rule: PruneRule) -> None:
+    """Compile all kernels that `prune_nm` needs for gradients of these shapes; their first dimension is ignored."""
     if device.type not in _COMPILED:
         return
     for shape in {(1, *shape[1:]) for shape in shapes}:
         for dtype in _COMPILED[device.type].DTYPES:
-            prune_nm(torch.zeros(shape, dtype=dtype, device=device), n, m, mode, rescale)
+            prune_nm(torch.zeros(shape, dtype=dtype, device=device), rule)
+
+
+def _checked(grad: Tensor, seed: int | Tensor) -> tuple[int, Tensor | None]:
+    """Check a gradient and a seed; return the seed's number and tensor as the operators take them.
+
+    An operator takes a signed number with the same 64 bits.
+    """
+    number, key = (0, seed) if isinstance(seed, Tensor) else (_integer(seed), None)
+    if key is not None:
+        if key.dtype != torch.int64 or key.dim() != 0 or key.device != grad.device:
+            raise ValueError(
+                f"prune_nm: a tensor seed must be int64 with no dimensions on {grad.device}, got "
+                f"{_name(key.dtype)} {tuple(key.shape)} on {key.device}"
+            )
+    elif not 0 <= number < 2**64:
+        raise ValueError(f"prune_nm: seed must be in 0..2^64-1, got seed={number}")
+    if grad.dim() not in (2, 4):
+        raise ValueError(f"prune_nm: grad must be (N, K, P, Q) or (rows, K), got shape {tuple(grad.shape)}")
+    if grad.dtype not in DTYPES:
+        raise TypeError(f"prune_nm: grad must be {', '.join(map(_name, DTYPES))}, got {_name(grad.dtype)}")
+    return number - 2**64 if number >= 2**63 else number, key
+
+
+def _integer(seed: int) -> int:
+    if isinstance(seed, (int, torch.SymInt)):  # torch.compile may leave the number symbolic
+        return seed  # type: ignore[return-value]
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"prune_nm: seed must be an integer, got seed={seed!r}") from None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _backend_of_kind(kind: str) -> str:
-    if _told.get(kind) == "reference":
+    if _replayed.get(kind) == "reference":
         return "reference"
     return kind if _COMPILED[kind].load().available else "reference"
 
 
-def _prune(grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None) -> Tensor:
-    """The operator `pdt::prune_nm` on every device; `seed` is the 64-bit number as a signed one."""
+def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, key: Tensor | None = None) -> Tensor:
+    """Implement the operator `pdt::prune_nm`, whose arguments can only be numbers, strings and tensors."""
     pruned = _empty_result(grad)
     if grad.numel() == 0:
         return pruned
-    seed %= 2**64
+    rule, seed = PruneRule(n, m, mode, rescale), seed % 2**64
     if backend_of(grad) == "reference":
-        seed = seed if key is None else _read(key)
-        return pruned.copy_(reference.prune_nm(grad, n, m, mode, rescale, seed))
+        return pruned.copy_(reference.prune_nm(grad, rule, seed if key is None else _read(key)))
     if _is_channels_last(grad) and _is_channels_last(pruned):
-        _prune_dense(grad, pruned, n, m, mode, rescale, seed, key)
+        _prune_dense(grad, pruned, rule, seed, key)
         return pruned
-    # One conversion in, pruned in place, one conversion back where the caller's layout is NCHW.
+    # Convert once, prune in place, and convert back only when the caller's layout is NCHW.
     converted = pruned.copy_(grad) if _is_channels_last(pruned) else _to_channels_last(grad)
-    _prune_dense(converted, converted, n, m, mode, rescale, seed, key)
+    _prune_dense(converted, converted, rule, seed, key)
     return pruned if converted is pruned else pruned.copy_(converted)
 
 
-def _prune_dense(
-    grad: Tensor, pruned: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None
-) -> None:
-    """Runs the device's compiled kernel on tensors that are dense in channels-last order."""
+def _prune_dense(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor | None) -> None:
+    """Run the compiled kernel of the device on tensors that are dense in channels-last order."""
     if grad.device.type == "cuda":
-        cuda.prune(grad, pruned, n, m, mode, rescale, seed, key)
+        cuda.prune(grad, pruned, rule, seed, key)
     else:
-        cpu.prune(grad, pruned, n, m, mode, rescale, seed if key is None else _read(key))
+        cpu.prune(grad, pruned, rule, seed if key is None else _read(key))
 
 
 def _compress(
-    grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None
+    grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, key: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The operator `pdt::prune_compress_24` on every device."""
+    """Implement the operator `pdt::prune_compress_24`."""
     values, metadata = _empty_compressed(grad)
     if grad.numel() == 0:
         return values, metadata
+    rule, seed = PruneRule(n, m, mode, rescale), seed % 2**64
     if backend_of(grad) != "cuda":
-        number = seed % 2**64 if key is None else _read(key)
-        found, places = reference.prune_compress_24(grad, n, m, mode, rescale, number)
-        return values.copy_(found), metadata.copy_(places)
+        found, indices = reference.prune_compress_24(grad, rule, seed if key is None else _read(key))
+        return values.copy_(found), metadata.copy_(indices)
     dense = grad
     if rescale != "none":
-        # What was rescaled has been pruned: the two largest of each four are what is left of it.
-        dense, mode = _prune(grad, n, m, mode, rescale, seed, key), "magnitude"
+        # A rescaled gradient is pruned already: the two largest of each four channels are the ones that remain.
+        dense, rule = _prune(grad, n, m, mode, rescale, seed, key), dataclasses.replace(rule, mode="magnitude")
     if not _is_channels_last(dense) or dense.data_ptr() % 16:
         dense = _to_channels_last(dense)
-    cuda.compress(dense, values, metadata, n, m, mode, seed % 2**64, key)
+    cuda.compress(dense, values, metadata, rule, seed, key)
     return values, metadata
 
 
 def _read(key: Tensor) -> int:
-    """A seed in memory as a number, for a backend that Python drives."""
+    """Return the seed that a tensor holds, for a backend that Python drives."""
     if key.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(f"a CUDA graph cannot draw random masks without the CUDA kernels; {backend_report('cuda')}")
     return int(key) % 2**64
 
 
 def _may_overlap(tensor: Tensor) -> bool:
-    """Whether two elements may share memory: some stride is shorter than what the smaller ones span."""
+    """Return whether two elements may share memory: some stride is shorter than the span of the smaller strides."""
     span = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -227,12 +256,12 @@ def _may_overlap(tensor: Tensor) -> bool:
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    """Whether the memory is dense in (N, P, Q, K) or (rows, K) order."""
+    """Return whether the memory is dense in (N, P, Q, K) or (rows, K) order."""
     return tensor.movedim(1, -1).is_contiguous()
 
 
 def _to_channels_last(grad: Tensor) -> Tensor:
-    """A new tensor in channels-last order."""
+    """Copy a gradient into channels-last order."""
     return torch.empty_like(grad.movedim(1, -1), memory_format=torch.contiguous_format).movedim(-1, 1).copy_(grad)
 
 
@@ -249,23 +278,14 @@ def _empty_compressed(grad: Tensor) -> tuple[Tensor, Tensor]:
     return values, metadata
 
 
-def _fake_prune(grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None) -> Tensor:
-    return _empty_result(grad)
-
-
-def _fake_compress(
-    grad: Tensor, n: int, m: int, mode: str, rescale: str, seed: int, key: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    return _empty_compressed(grad)
-
-
-# One function for every device: it chooses the backend, which also depends on dtype and on what could be compiled.
+# One implementation for every device: it chooses the backend, which also depends on the dtype and on what compiled.
 _OPERATORS = torch.library.Library("pdt", "FRAGMENT")
 _ARGUMENTS = "(Tensor grad, int n, int m, str mode, str rescale, SymInt seed, Tensor? key=None)"
-for _name, _returns, _real, _fake in (
-    ("prune_nm", "Tensor", _prune, _fake_prune),
-    ("prune_compress_24", "(Tensor, Tensor)", _compress, _fake_compress),
+for _operator, _returns, _implementation, _empty in (
+    ("prune_nm", "Tensor", _prune, _empty_result),
+    ("prune_compress_24", "(Tensor, Tensor)", _compress, _empty_compressed),
 ):
-    _OPERATORS.define(f"{_name}{_ARGUMENTS} -> {_returns}")
-    _OPERATORS.impl(_name, _real, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"pdt::{_name}", _fake, lib=_OPERATORS)
+    _OPERATORS.define(f"{_operator}{_ARGUMENTS} -> {_returns}")
+    _OPERATORS.impl(_operator, _implementation, "CompositeExplicitAutograd")
+    # The fake implementation has the shape and the layout of the result, whatever the other arguments.
+    torch.library.register_fake(f"pdt::{_operator}", lambda grad, *_, empty=_empty, **__: empty(grad), lib=_OPERATORS)

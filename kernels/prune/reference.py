@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.prune.rule import PruneRule
+
 # The fewest with which Philox4x32 passes BigCrush (Salmon et al., table 2). Ten are common for their margin; what is
 # drawn here is which gradient to drop, and three more rounds would make random pruning slower than memory is.
 PHILOX_ROUNDS = 7
@@ -16,29 +18,27 @@ PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 WORD = 0xFFFFFFFF
 
 
-def prune_nm(grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int = 0) -> Tensor:
-    """Prunes a gradient to n of every m consecutive channels; arguments and meaning as in `kernels.prune_nm`."""
-    kept = keep_mask(grad, n, m, mode, seed)
+def prune_nm(grad: Tensor, rule: PruneRule, seed: int = 0) -> Tensor:
+    """Prune a gradient to n of every m consecutive channels; arguments and meaning as in `kernels.prune_nm`."""
+    kept = keep_mask(grad, rule, seed)
     pruned = torch.where(kept, grad, torch.zeros_like(grad))
-    if rescale == "none":
+    if rule.rescale == "none":
         return pruned
 
     # fp16 and bf16 sums would overflow or lose the small terms; fp64 stays as it is.
     wide = torch.promote_types(grad.dtype, torch.float32)
-    dense_sum = _scope_sum(grad.to(wide).abs(), m, rescale)
-    kept_sum = _scope_sum(pruned.to(wide).abs(), m, rescale)
+    dense_sum = _scope_sum(grad.to(wide).abs(), rule)
+    kept_sum = _scope_sum(pruned.to(wide).abs(), rule)
     ratio = torch.where(kept_sum == 0, torch.zeros_like(kept_sum), dense_sum / kept_sum)
     rescaled = (pruned.to(wide) * ratio).to(grad.dtype)
     # A pruned channel stays exactly zero also when a NaN or an infinity made the ratio one.
     return torch.where(pruned == 0, pruned, rescaled)
 
 
-def prune_compress_24(
-    grad: Tensor, n: int, m: int, mode: str = "magnitude", rescale: str = "none", seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Prunes and compresses a gradient; arguments and meaning as in `kernels.prune_compress_24`."""
-    pruned = prune_nm(grad, n, m, mode, rescale, seed).movedim(1, -1)
-    kept = keep_mask(grad, n, m, mode, seed).movedim(1, -1)
+def prune_compress_24(grad: Tensor, rule: PruneRule, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Prune and compress a gradient; arguments and meaning as in `kernels.prune_compress_24`."""
+    pruned = prune_nm(grad, rule, seed).movedim(1, -1)
+    kept = keep_mask(grad, rule, seed).movedim(1, -1)
     fours = kept.unflatten(-1, (-1, 4))
     # A stable sort puts the kept places first and leaves the others in their order, so that the lowest fill up.
     places = fours.sort(dim=-1, descending=True, stable=True).indices[..., :2].sort(dim=-1).values
@@ -50,20 +50,19 @@ def prune_compress_24(
     return values.movedim(-1, 1), metadata.movedim(-1, 1)
 
 
-def keep_mask(grad: Tensor, n: int, m: int, mode: str = "magnitude", seed: int = 0) -> Tensor:
-    """Says which elements survive, as bool of the shape of `grad`.
+def keep_mask(grad: Tensor, rule: PruneRule, seed: int = 0) -> Tensor:
+    """Return which elements are kept, bool with the shape of `grad`.
 
     Args:
         grad: (N, K, P, Q) or (rows, K).
-        n: channels kept of each group.
-        m: channels of a group; the last group of a pixel has K mod m of them when m does not divide K.
-        mode: `magnitude` (ties keep the lower channel; NaN above infinity) or `random`.
-        seed: of `random`, 0 .. 2^64 - 1.
+        rule: Rule of selection; its rescaling is ignored.
+        seed: Seed of `random` masks, 0 to 2^64 - 1.
     """
     channels_last = grad.movedim(1, -1)
     channels = channels_last.shape[-1]
+    n, m = rule.n, rule.m
     groups = -(-channels // m)
-    if mode == "random":
+    if rule.mode == "random":
         kept = _keep_random(channels_last.shape[:-1].numel() * groups, channels, groups, n, m, seed, grad.device)
     else:
         # A channel that a short group lacks gets -1 and so sorts last; sort puts NaN first and is stable.
@@ -124,13 +123,14 @@ def philox4x32(counter: Tensor, seed: int) -> list[Tensor]:
     return words
 
 
-def _scope_sum(magnitude: Tensor, m: int, rescale: str) -> Tensor:
-    """Sums over the scope that `rescale` names, in a shape that broadcasts against `magnitude`."""
-    if rescale == "channel":
+def _scope_sum(magnitude: Tensor, rule: PruneRule) -> Tensor:
+    """Sum over the scope of the rescaling; the result broadcasts against `magnitude`."""
+    if rule.rescale == "channel":
         return magnitude.sum(dim=[d for d in range(magnitude.dim()) if d != 1], keepdim=True)
-    if rescale == "sample_channel":
+    if rule.rescale == "sample_channel":
         return magnitude.sum(dim=(2, 3) if magnitude.dim() == 4 else 1, keepdim=True)
     channels = magnitude.shape[1]
+    m = rule.m
     groups = -(-channels // m)
     channels_last = torch.nn.functional.pad(magnitude.movedim(1, -1), (0, groups * m - channels))
     per_group = channels_last.reshape(*channels_last.shape[:-1], groups, m).sum(-1)

@@ -84,7 +84,6 @@ class GroupLasso(Method):
         raise NotImplementedError
 
     def setup(self, ctx: Context) -> None:
-        self._ctx = ctx
         if ctx.spaces.not_followed:
             raise ValueError(f"the channels of this model cannot be followed: {'; '.join(ctx.spaces.not_followed)}")
         if all(space.frozen for space in ctx.spaces.values()):
@@ -194,9 +193,9 @@ class GroupLasso(Method):
         stays[torch.where(alive, -1.0, peaks).argsort(descending=True, stable=True)[: wanted - count]] = True
         return stays, stays & ~alive
 
-    def overhead(self, name: str, samples: int) -> float:
+    def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Operations of the lasso on this layer (`methods.shared.lasso`); they do not depend on the batch."""
-        layer = lasso_layers({name: self._ctx.layers[name]}, self._ctx.spaces).get(name)
+        layer = lasso_layers({name: ctx.layers[name]}, ctx.spaces).get(name)
         if layer is None:
             return 0.0
         return arithmetic(layer) if self.update == "subgradient" else soft_threshold_arithmetic(layer)

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from kernels.prune.rule import Mode, Scope
+
 ZEROS = "sdgp-fig5-zeros"
 N, M = 2, 4
-# What a row of the figure is: the arguments of `kernels.prune_nm`. Rescaling is that of the published code.
-WAYS = {
-    "random": {"mode": "random", "rescale": "none"},
-    "magnitude": {"mode": "magnitude", "rescale": "none"},
-    "rescaled": {"mode": "magnitude", "rescale": "sample_channel"},
+# Name of each row of the figure: mode and rescaling of its `kernels.PruneRule`. The published code rescales so.
+WAYS: dict[str, tuple[Mode, Scope]] = {
+    "random": ("random", "none"),
+    "magnitude": ("magnitude", "none"),
+    "rescaled": ("magnitude", "sample_channel"),
 }
 QUANTILES = {"5th percentile": 0.05, "median": 0.5, "95th percentile": 0.95}
 
@@ -230,7 +232,7 @@ def prune(grad: Tensor, seed: int) -> dict[str, Tensor]:
     """The gradient as it is, and pruned to 2:4 in each of the paper's three ways."""
     import kernels
 
-    pruned = {name: kernels.prune_nm(grad, N, M, **way, seed=seed) for name, way in WAYS.items()}  # type: ignore[arg-type]
+    pruned = {name: kernels.prune_nm(grad, kernels.PruneRule(N, M, *way), seed=seed) for name, way in WAYS.items()}
     return {"dense": grad, **pruned}
 
 

@@ -53,7 +53,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     options = _read_options(namespace)
 
     from suite.command.outcome import write_outcome
-    from suite.command.run import resolve, run_trials
+    from suite.command.run import rehearse_new, resolve, run_trials
     from suite.runs.folder.store import Store
 
     base = resolve(options)
@@ -65,6 +65,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     _check_place(folder / "reproduce")
     plans = _plans(suites, asked, store)
     trials = _once([trial for name in asked for trial in plans[name]])
+    rehearse_new(trials, folder)
 
     def write() -> list[Path]:
         # Planned again: parts of which the folder had nothing before may be there as a whole now.

@@ -34,23 +34,41 @@ def run(arguments: Sequence[str]) -> int:
         UsageError: before anything is written.
     """
     options = read_run_options(arguments)
-    suite, trials, provenance = forked(lambda: prepare(options))
-    folder = options.out or default_folder(trials)
-    store = _store(folder)
-    store.check()
+    suite, trials, folder, provenance = forked(lambda: prepare(options))
     return run_trials(options, suite, trials, folder, provenance=provenance)
 
 
-def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], dict[str, Any]]:
-    """What a command runs, and its provenance: all that needs torch, so that it can happen in another process.
+def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
+    """Plan and rehearse a command; return its suite, trials, output folder and provenance.
+
+    Everything here needs torch, and runs in a process of its own: the process that waits for the trials then does
+    without torch's memory, and torch is imported once.
 
     Raises:
-        UsageError: for anything that the user can mend.
+        UsageError: The user can correct the command, a file or a plugin. Nothing has been written.
     """
     from suite.runs.planning import plan
 
     suite = resolve(options)
-    return suite, plan(suite), provenance_of(suite)
+    trials = plan(suite)
+    folder = options.out or default_folder(trials)
+    rehearse_new(trials, folder)
+    return suite, trials, folder, provenance_of(suite)
+
+
+def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:
+    """Check the output folder, and rehearse the trials that were never started in it.
+
+    Raises:
+        UsageError: The folder cannot be used, or a method cannot train a model on a task.
+    """
+    from suite.command.rehearsal import rehearse  # imports torch
+    from suite.runs.folder.store import Store
+
+    store = Store(folder)
+    store.check()
+    if new := [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]:
+        rehearse(new)
 
 
 def provenance_of(suite: SuiteSpec) -> dict[str, Any]:
@@ -88,12 +106,6 @@ def default_folder(trials: Sequence[TrialSpec]) -> Path:
     return Path("runs", f"{tasks}-{suite_hash(trials)[:8]}").absolute()
 
 
-def _store(folder: Path) -> Any:
-    from suite.runs.folder.store import Store
-
-    return Store(folder)
-
-
 def run_trials(
     options: RunOptions,
     suite: SuiteSpec,
@@ -116,20 +128,17 @@ def run_trials(
         The exit status, as of `run`.
 
     Raises:
-        UsageError: if a method cannot train a model on a task; then nothing is written.
+        UsageError: The folder is in use, or one of its files cannot be read.
     """
     from reports import write_report
     from suite.cost.hardware import available_cores
     from suite.runs.devices import competition
     from suite.runs.folder.results import read_table, write_results
+    from suite.runs.folder.store import Store
     from suite.runs.provenance import without_home
 
-    store, console = _store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
+    store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
-    # What was ever started was rehearsed then.
-    new = [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]
-    if new:
-        forked(lambda: _rehearse(new))
     with files.errors_of(folder), store.lock():
         read_table(folder)  # a table that cannot be read must not be found out after hours of trials
         provenance = provenance or provenance_of(suite)
@@ -165,14 +174,6 @@ def run_trials(
     for path in written:
         print(f"report: {path}")
     return 0 if len(ours) == len(names) and all(row["status"] == "done" for row in ours) else 1
-
-
-def _rehearse(trials: Sequence[TrialSpec]) -> None:
-    from suite.command.rehearsal import (
-        rehearse,  # imports torch, which the process that waits for the trials can do without
-    )
-
-    rehearse(trials)
 
 
 def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:

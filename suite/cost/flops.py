@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite.method import Density, Method
+from suite.method import Context, Density, Method
 from suite.network.forward_pass import LAYERS, Product, run_blank
 from suite.network.planned_layer import PlannedLayer
 
@@ -202,23 +202,21 @@ class Ledger:
     """Integrates FLOPs over a trial, by layer and by interval between reconfigurations.
 
     Args:
-        model: the planned model.
-        layers: its planned layers by name.
-        method: asked for density and overhead at every step.
+        ctx: context of the method; its model and layers are counted.
+        method: the method, which states density and overhead in every step.
         input_shape: (C, H, W).
         dense: what `count_layers` said of the model as it was built; `None` where it is so still.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        layers: Mapping[str, nn.Module],
+        ctx: Context,
         method: Method,
         input_shape: tuple[int, int, int],
         dense: Mapping[str, LayerCost] | None = None,
     ) -> None:
-        self._model, self._layers, self._method, self._input_shape = model, layers, method, input_shape
-        self.current = count_layers(model, input_shape)
+        self._ctx, self._model, self._method, self._input_shape = ctx, ctx.model, method, input_shape
+        self.current = count_layers(self._model, input_shape)
         self.dense = dict(self.current if dense is None else dense)
         self.train_flops = dict.fromkeys(COLUMNS, 0.0)
         self.step_flops = dict.fromkeys(COLUMNS, 0.0)
@@ -227,7 +225,7 @@ class Ledger:
         self._first_epoch = 1
         self._open_interval()
 
-    def add_step(self, step: int, samples: int) -> None:
+    def add_step(self, samples: int) -> None:
         """Count one training step of `samples` images.
 
         After its gradients and before anything that may change a mask: the density is that of the masks which the step
@@ -237,10 +235,10 @@ class Ledger:
         self._samples += samples
         step_flops = dict.fromkeys(COLUMNS, 0.0)
         for name, dense in self.dense.items():
-            cost, layer = self.current.get(name), self._layers.get(name)
+            cost, layer = self.current.get(name), self._ctx.layers.get(name)
             sums = self._interval[name]
             # A method knows the planned layers, and no layer that is gone.
-            density = self._method.density(name, step) if cost and layer is not None else Density()
+            density = self._method.density(name, self._ctx) if cost and layer is not None else Density()
             executed = layer.meter.take() if isinstance(layer, PlannedLayer) else None
             for index, product in enumerate(PRODUCTS):
                 whole = float(dense.flops(product) * samples)
@@ -256,8 +254,8 @@ class Ledger:
     def add_overhead(self, samples: int) -> None:
         """Add what the method itself computed in a step, when all its hooks of that step have run."""
         for name in self.dense:
-            if name in self.current and name in self._layers:
-                self._overhead[name] += self._method.overhead(name, samples)
+            if name in self.current and name in self._ctx.layers:
+                self._overhead[name] += self._method.overhead(name, samples, self._ctx)
 
     def close_interval(self, epochs_done: int) -> None:
         """Write the rows of the interval that ends with `epochs_done`; before the model is changed."""

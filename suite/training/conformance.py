@@ -305,7 +305,7 @@ def final_model_stands_alone(subject: Subject) -> str:
             raise Broken("the opened model's outputs differ from the trained one's")
     for name, layer in trainer.ctx.layers.items():
         observed = weight_density(layer)
-        stated = trainer.hooks.method.density(name, trainer.ctx.step).forward
+        stated = trainer.hooks.method.density(name, trainer.ctx).forward
         if observed > stated + 1e-6:
             raise Broken(f"weights of '{name}' came back: density {observed:.4f} at the end, stated {stated:.4f}")
     return f"{sum(p.numel() for p in opened.parameters()):,} parameters"

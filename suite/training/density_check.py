@@ -96,7 +96,7 @@ class DensityCheck:
         ctx, self._seen = self._trainer.ctx, {}
         for name, layer in ctx.layers.items():
             assert isinstance(layer, PlannedLayer)
-            stated = self._trainer.hooks.method.density(name, ctx.step)
+            stated = self._trainer.hooks.method.density(name, ctx)
             if not (isinstance(stated, Density) and all(0 <= share <= 1 for share in stated)):
                 self._wrong.setdefault((name, ""), f"density of '{name}' in step {ctx.step} is {stated}")
             elif name in self._outputs:

@@ -100,6 +100,7 @@ class Hooks:
         self.input_shape, self.dtype = input_shape, dtype
         self.reconfigurations: list[ReconfigPlan] = []
         self.plans_made = 0  # how many times the layers were planned
+        self._replan_asked = False
         self._measured: tuple[Any, float, StepMemory] | None = None
         self._largest_batch = 0  # images of this rank, in the epoch that runs
         self._first_slot = self.ranks.rank * micro_batches
@@ -130,6 +131,7 @@ class Hooks:
             memory_estimate=self._memory_estimate,
             inference_flops=self._inference_flops,
             hardware_id=lambda: hardware_id(hardware_facts(self.ctx.device)),
+            replan=self._ask_for_plans,
         )
         for name in () if rehearsal else method.depends_on():
             if name not in self.ctx.others:
@@ -281,7 +283,6 @@ class Hooks:
         ctx = self.ctx
         return {
             "method": self.method.state_dict(),
-            "plan_version": self.method.plan_version,
             "step": ctx.step,
             "epochs_done": ctx.epochs_done,
             "batch_size": ctx.batch_size,
@@ -291,7 +292,6 @@ class Hooks:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back `state_dict`, after `replay` and after the model's own state; then every layer is planned."""
         self.method.load_state_dict(state["method"])
-        self.method.plan_version = state["plan_version"]  # type: ignore[misc]
         self.ctx.step = self._step_state.step = state["step"]
         self.ctx.epochs_done, self.ctx.batch_size = state["epochs_done"], state["batch_size"]
         self.ctx.progress = state["progress"]
@@ -340,11 +340,14 @@ class Hooks:
             )
 
     def _plan_where_asked(self) -> None:
-        if self.method.plan_version != self._plan_version:
+        if self._replan_asked:
             self._plan_all()
 
+    def _ask_for_plans(self) -> None:
+        self._replan_asked = True
+
     def _plan_all(self) -> None:
-        self._plan_version = self.method.plan_version
+        self._replan_asked = False
         self.plans_made += 1
         planned = self.ctx.layers
         for name, layer in planned.items():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -25,3 +28,18 @@ def why_not_cut(optimizer: Optimizer) -> str:
             if isinstance(value, Tensor) and value.numel() > 1 and value.shape != parameter.shape:
                 return f"its '{key}' has shape {tuple(value.shape)} for a parameter of shape {tuple(parameter.shape)}"
     return ""
+
+
+class SGD(torch.optim.SGD):
+    """`torch.optim.SGD` without torch's compiler.
+
+    torch wraps these methods in calls that keep `torch.compile` out of them, and the first of these calls imports the
+    compiler, which takes longer than importing torch. The suite compiles forward and backward only, so that the plain
+    methods do the same.
+    """
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))  # type: ignore[assignment]
+    zero_grad = inspect.unwrap(Optimizer.zero_grad)
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    state_dict = inspect.unwrap(Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(Optimizer.load_state_dict)

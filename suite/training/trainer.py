@@ -21,6 +21,7 @@ from suite.runs.devices import check_execution
 from suite.task import Batches, Splits
 from suite.training.cuda_graph import GraphStep
 from suite.training.hooks import Hooks
+from suite.training.optimizer_state import SGD
 from suite.training.product_check import ProductCheck
 from suite.training.steps import CompiledStep, EagerStep
 
@@ -120,7 +121,7 @@ class Trainer:
         self.hooks.attach(self.optimizer)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = _step(self.hooks, recipe, dtype, self.scaler, compile_backend)
-        self.ledger = Ledger(model, self.ctx.layers, method, input_shape, counts.layers)
+        self.ledger = Ledger(self.ctx, method, input_shape, counts.layers)
         self.products = ProductCheck(dtype, device)
 
     def fit(self) -> None:
@@ -177,7 +178,7 @@ class Trainer:
             for name, value in (("loss", task_loss), ("regularization", term)):
                 if not math.isfinite(value):
                     raise Diverged(f"the {name} is {value} in epoch {ctx.epochs_done + 1}, step {ctx.step + 1}")
-            self.ledger.add_step(ctx.step, len(images))  # before a hook changes the masks that were multiplied with
+            self.ledger.add_step(len(images))  # before a hook changes the masks that were multiplied with
             if norm is not None:
                 self._clip(norm)
                 hooks.optimizer_step()
@@ -299,7 +300,7 @@ class Trainer:
         """Add counted and measured cost to an epoch's record, and remember it."""
         self.progress.best_accuracy = max(self.progress.best_accuracy, record["test_accuracy"])
         seconds, ledger = self.clock.seconds, self.ledger
-        densities = {name: self.hooks.method.density(name, self.ctx.step) for name in self.ctx.layers}
+        densities = {name: self.hooks.method.density(name, self.ctx) for name in self.ctx.layers}
         record |= {
             "epoch": self.ctx.epochs_done,
             "epochs_left": self._epochs_left(),
@@ -390,4 +391,4 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
-    return torch.optim.SGD(groups, lr=recipe.learning_rate_at(0.0), momentum=recipe.momentum, nesterov=recipe.nesterov)
+    return SGD(groups, lr=recipe.learning_rate_at(0.0), momentum=recipe.momentum, nesterov=recipe.nesterov)

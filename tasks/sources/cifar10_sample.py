@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.resources
 import io
@@ -64,6 +65,12 @@ class SampleFile:
                 images[position] = np.asarray(image.convert("RGB"))
         cut = self.num_train
         return DecodedImages(images[:cut], self.labels[:cut], images[cut:], self.labels[cut:])
+
+
+@functools.cache
+def decoded_sample() -> DecodedImages:
+    """Return the decoded sample of the package; each process decodes it once."""
+    return SampleFile().decode()
 
 
 def sample_checksum(jpeg: NDArray[np.uint8], lengths: NDArray[Any], labels: NDArray[Any], num_train: int) -> str:

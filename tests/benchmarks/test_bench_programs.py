@@ -103,9 +103,9 @@ def test_a_wrong_element_and_one_that_is_not_written_are_seen(tmp_path):
     (tmp_path / "wrong_kernel.py").write_text(
         "import kernels, torch\n"
         "right = kernels.prune_nm\n"
-        "def wrong(grad, n, m, mode, rescale, seed):\n"
-        "    pruned = right(grad, n, m, mode, rescale, seed)\n"
-        "    if mode == 'random':  # the last sample is never written\n"
+        "def wrong(grad, rule, seed):\n"
+        "    pruned = right(grad, rule, seed)\n"
+        "    if rule.mode == 'random':  # the last sample is never written\n"
         "        found = torch.empty_like(grad)\n"
         "        found[:-1] = pruned[:-1]\n"
         "        return found\n"

@@ -16,6 +16,7 @@ from benchmarks import stopwatch
 from benchmarks.kernels import alternatives
 from benchmarks.kernels import cases as kernel_cases
 from benchmarks.kernels.gradient_shapes import gradients
+from kernels import PruneRule
 from kernels.prune import reference
 from suite.errors import UsageError
 
@@ -121,22 +122,22 @@ def test_a_wrong_option_is_named(changes, line):
 
 @pytest.mark.parametrize("mode", kernel_cases.MODES)
 def test_topk_and_scatter_prunes_as_the_oracle_does(mode):
-    pruning, rescale = kernel_cases.MODES[mode]
+    rule = PruneRule(2, 8, *kernel_cases.MODES[mode])
     grad = torch.randn(3, 24, 4, 5).contiguous(memory_format=torch.channels_last)
-    found = alternatives.prune_by_topk(grad, 2, 8, pruning, rescale)
+    found = alternatives.prune_by_topk(grad, rule)
     if mode == "random":
         assert ((found.movedim(1, -1).reshape(-1, 8) != 0).sum(1) == 2).all()
         assert torch.equal(found[found != 0], grad[found != 0])
     else:
-        torch.testing.assert_close(found, reference.prune_nm(grad, 2, 8, pruning, rescale))
+        torch.testing.assert_close(found, reference.prune_nm(grad, rule))
 
 
 def test_alternatives_apply_where_they_can():
     grad = torch.randn(2, 12, 3, 3)
     topk, oracle, compiled, tile = alternatives.TOPK, alternatives.ORACLE, alternatives.COMPILED, alternatives.TILE
 
-    def names(*arguments, **options):
-        return list(alternatives.alternatives(grad, *arguments, **options))
+    def names(*rule, **options):
+        return list(alternatives.alternatives(grad, PruneRule(*rule), **options))
 
     assert names(2, 4, "magnitude", "none", compiled=False) == [topk, oracle]
     assert names(2, 8, "magnitude", "none", compiled=False) == [oracle]  # 8 does not divide 12
@@ -155,8 +156,8 @@ def test_compressed_gradients_are_expanded_by_the_layout_of_the_sparse_units():
 
 def test_expanding_undoes_compressing():
     grad = torch.randn(5, 32, 2, 3).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-    expanded = alternatives.expand_24(*kernels.prune_compress_24(grad, 2, 4))
-    assert torch.equal(expanded, reference.prune_nm(grad, 2, 4))
+    expanded = alternatives.expand_24(*kernels.prune_compress_24(grad, PruneRule(2, 4)))
+    assert torch.equal(expanded, reference.prune_nm(grad, PruneRule(2, 4)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -226,7 +227,7 @@ def test_device_times_leave_out_what_launching_takes():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_torchs_tile_keeps_two_of_four_in_rows_and_columns():
     grad = torch.randn(2, 64, 4, 4, device="cuda").to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-    assert alternatives.tile_applies(grad, 2, 4, "magnitude", "none")
+    assert alternatives.tile_applies(grad, PruneRule(2, 4))
     found = alternatives.prune_by_tiles(grad)
     assert torch.equal(found[found != 0], grad[found != 0])
     matrix = found.movedim(1, -1).reshape(-1, 64)

@@ -54,7 +54,7 @@ def test_peak_memory_counts_saved_tensors_parameters_gradients_and_momentum():
 
 def test_overhead_is_in_the_table_by_layer_and_interval():
     class Costs(Method):
-        def overhead(self, name, samples):
+        def overhead(self, name, samples, ctx):
             return 2.0 * samples if name == "4" else 0.0
 
     trainer = small_trainer(Costs(), dataclasses.replace(RECIPE, epochs=1))

@@ -83,8 +83,8 @@ def test_costs_read_from_a_trials_file_are_those_of_its_layers():
     model = build_model("resnet32[width=0.25]", SHAPE, 10)
     expected = prunetrain(count_layers(model, SHAPE).values())
     hooks = apply(model, Method(), input_shape=SHAPE, num_classes=10, epochs=1, batch_size=4)
-    ledger = Ledger(model, hooks.ctx.layers, hooks.method, SHAPE)
-    ledger.add_step(0, 4)
+    ledger = Ledger(hooks.ctx, hooks.method, SHAPE)
+    ledger.add_step(4)
     rows = csv.DictReader(io.StringIO(ledger.to_csv(1)))
     (interval,) = read_intervals(rows)
     assert prunetrain(interval.layers) == expected

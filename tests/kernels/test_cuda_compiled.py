@@ -12,10 +12,12 @@ import nvrtc_binding as binding
 import pytest
 import sparse_conv_kernels
 
+from kernels import PruneRule
 from kernels.cuda.compiler import CompileError, architecture, compile_cubin, cubin
 from kernels.cuda.source import FOLDERS, OPTIONS, inlined, source
 from kernels.prune import cuda_plan as plans
 from kernels.prune.cuda_plan import Shape
+from kernels.prune.rule import MODES
 from kernels.sparse_conv import cuda_plan as tap_plan
 
 GROUPS = ((1, 2), (2, 4), (4, 8), (2, 16), (8, 16), (16, 32))
@@ -26,13 +28,13 @@ MOST_REGISTERS = {"prune_units": 64, "prune_and_multiply": 64, "prune_and_compre
 def kernels_of(n: int, m: int) -> list[str]:
     """Every kernel that a plan may name for n:m."""
     found: dict[str, None] = {}
-    for dtype, mode in itertools.product(plans.FORMATS, plans.MODES):
+    for dtype, mode in itertools.product(plans.FORMATS, MODES):
         for shape in (Shape(2, 9, 64), Shape(2, 9, 63), Shape(5, 1, 64, matrix=True)):
             for rescale, shared in itertools.product(("none", "group", "sample_channel", "channel"), (2**20, 0)):
-                planned = plans.plan_prune(shape, dtype, n, m, mode, rescale, True, shared)
+                planned = plans.plan_prune(shape, dtype, PruneRule(n, m, mode, rescale), True, shared)
                 found.update({launch.kernel: None for launch in planned.launches})
         if n <= 2 and m in (4, 8, 16) and dtype != "float32":
-            found[plans.plan_compress(Shape(1, 1, 16), dtype, n, m, mode).kernel] = None
+            found[plans.plan_compress(Shape(1, 1, 16), dtype, PruneRule(n, m, mode)).kernel] = None
     return list(found)
 
 

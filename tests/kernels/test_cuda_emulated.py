@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels import PruneRule
 from kernels.prune import cuda_plan as plans
 from kernels.prune import reference
 from kernels.prune.cuda_plan import Plan, Shape
@@ -40,7 +41,7 @@ A100_SHARED_BYTES = 163 * 1024
 
 def plan(grad: Tensor, case: tuple[str, int, int, str], rescale: str, aligned: bool, shared: int) -> Plan:
     dtype, n, m, mode = case
-    return plans.plan_prune(shape_of(grad), dtype, n, m, mode, rescale, aligned, shared)
+    return plans.plan_prune(shape_of(grad), dtype, PruneRule(n, m, mode, rescale), aligned, shared)
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +49,14 @@ def launchers(tmp_path_factory):
     needs_compiler()
     shapes = (Shape(2, 9, 64), Shape(2, 9, 63), Shape(5, 1, 64, matrix=True))
     kernels = kernels_of(
-        plans.plan_prune(shape, dtype, n, m, mode, rescale, True, shared)
+        plans.plan_prune(shape, dtype, PruneRule(n, m, mode, rescale), True, shared)
         for (dtype, n, m, mode), shape, rescale, shared in itertools.product(
             MENU, shapes, SCOPES, (A100_SHARED_BYTES, 0)
         )
     )
     for n, mode in itertools.product((1, 2), ("magnitude", "random")):
         for m, dtype in ((4, "bfloat16"), (8, "float16"), (16, "bfloat16")):
-            kernels.append(plans.plan_compress(Shape(1, 1, 16), dtype, n, m, mode).kernel)
+            kernels.append(plans.plan_compress(Shape(1, 1, 16), dtype, PruneRule(n, m, mode)).kernel)
     return build(kernels, tmp_path_factory.mktemp("emulated"))
 
 
@@ -88,7 +89,7 @@ def test_every_plan_gives_what_the_oracle_gives(launchers, case, data):
     seed = data.draw(st.integers(0, 2**64 - 1))
     pruned = poisoned_like(grad)
     run(plan(grad, case, rescale, aligned, shared), launchers, {"grad": grad, "pruned": pruned}, seed)
-    expected = reference.prune_nm(grad, n, m, mode, rescale, seed)
+    expected = reference.prune_nm(grad, PruneRule(n, m, mode, rescale), seed)
     if rescale == "none":
         assert torch.equal(bits_of(pruned), bits_of(expected))
     else:
@@ -103,7 +104,7 @@ def test_the_fast_kernels_prune_in_place(launchers, case, rescale):
     for shared in (A100_SHARED_BYTES, 0):
         target = grad.clone()
         run(plan(grad, case, rescale, True, shared), launchers, {"grad": target, "pruned": target}, 4)
-        expected = reference.prune_nm(grad, n, m, mode, rescale, 4)
+        expected = reference.prune_nm(grad, PruneRule(n, m, mode, rescale), 4)
         torch.testing.assert_close(target, expected, rtol=RELATIVE_TOLERANCE[grad.dtype], atol=0)
 
 
@@ -115,7 +116,7 @@ def test_what_is_less_than_a_unit_is_pruned_too(launchers, case, shape):
     grad = torch.randn(shape).to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
     pruned = poisoned_like(grad)
     run(plan(grad, case, "none", True, 0), launchers, {"grad": grad, "pruned": pruned}, 3)
-    assert torch.equal(pruned, reference.prune_nm(grad, n, m, mode, seed=3))
+    assert torch.equal(pruned, reference.prune_nm(grad, PruneRule(n, m, mode), seed=3))
 
 
 @pytest.mark.parametrize("rescale", ["sample_channel", "channel"])
@@ -125,7 +126,7 @@ def test_sums_over_many_pixels(launchers, m, rescale):
     grad = torch.randn(2, 16, 30, 20).to(DTYPES[case[0]]).contiguous(memory_format=torch.channels_last)
     pruned = poisoned_like(grad)
     run(plan(grad, case, rescale, True, A100_SHARED_BYTES), launchers, {"grad": grad, "pruned": pruned}, 3)
-    expected = reference.prune_nm(grad, case[1], case[2], rescale=rescale)
+    expected = reference.prune_nm(grad, PruneRule(case[1], case[2], rescale=rescale))
     torch.testing.assert_close(pruned, expected, rtol=RELATIVE_TOLERANCE[grad.dtype], atol=0)
 
 
@@ -142,9 +143,9 @@ def test_a_pruned_place_stays_zero_though_its_channel_holds_a_nan_elsewhere(laun
     pruned = poisoned_like(grad)
     case = (dtype, n, m, "magnitude")
     run(plan(grad, case, rescale, True, shared), launchers, {"grad": grad, "pruned": pruned}, 0)
-    kept = reference.keep_mask(grad, n, m)
+    kept = reference.keep_mask(grad, PruneRule(n, m))
     assert pruned[~kept].eq(0).all()
-    finite = reference.prune_nm(grad, n, m, rescale=rescale).isfinite()
+    finite = reference.prune_nm(grad, PruneRule(n, m, rescale=rescale)).isfinite()
     assert torch.equal(pruned.isfinite(), finite)
 
 
@@ -152,7 +153,7 @@ def test_no_plan_asks_for_more_shared_memory_than_a_block_may_have():
     for channels, pixels, (dtype, n, m, mode) in itertools.product((64, 512, 2048), (36, 3136, 12544), MENU):
         for rescale in ("sample_channel", "channel"):
             for most in (48 * 1024, A100_SHARED_BYTES):
-                found = plans.plan_prune(Shape(4, pixels, channels), dtype, n, m, mode, rescale, True, most)
+                found = plans.plan_prune(Shape(4, pixels, channels), dtype, PruneRule(n, m, mode, rescale), True, most)
                 # The sums of a block alone take up to 32 KiB; what is beyond them is optional.
                 assert all(launch.shared_bytes <= most for launch in found.launches)
 
@@ -165,7 +166,7 @@ def test_nan_infinity_and_subnormals_are_ranked_as_by_the_oracle(launchers, dtyp
     grad = special[torch.randint(0, len(special), (500, 64), generator=generator)].to(DTYPES[dtype])
     pruned = poisoned_like(grad)
     run(plan(grad, case, "none", True, 0), launchers, {"grad": grad, "pruned": pruned}, 0)
-    assert torch.equal(bits_of(pruned), bits_of(reference.prune_nm(grad, case[1], case[2])))
+    assert torch.equal(bits_of(pruned), bits_of(reference.prune_nm(grad, PruneRule(case[1], case[2]))))
 
 
 def test_the_key_of_random_masks_is_read_from_memory_where_there_is_some(launchers):
@@ -175,7 +176,7 @@ def test_the_key_of_random_masks_is_read_from_memory_where_there_is_some(launche
     key = ctypes.c_uint64(2**63 + 5)
     (launch,) = plan(grad, case, "none", True, 0).launches
     run_launch(launch, launchers, {"grad": grad, "pruned": pruned}, 1, memory=ctypes.addressof(key))
-    assert torch.equal(pruned, reference.prune_nm(grad, 2, 4, "random", seed=2**63 + 5))
+    assert torch.equal(pruned, reference.prune_nm(grad, PruneRule(2, 4, "random"), seed=2**63 + 5))
 
 
 @pytest.mark.parametrize(("m", "dtype"), [(4, "bfloat16"), (8, "float16"), (16, "bfloat16")])
@@ -183,10 +184,10 @@ def test_the_key_of_random_masks_is_read_from_memory_where_there_is_some(launche
 @pytest.mark.parametrize("n", [1, 2])
 def test_compression_gives_values_and_places_of_the_oracle(launchers, n, m, dtype, mode):
     grad = (torch.randn(3, 48, 5, 2) * 3).round().to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
-    expected_values, expected_metadata = reference.prune_compress_24(grad, n, m, mode, seed=6)
+    expected_values, expected_metadata = reference.prune_compress_24(grad, PruneRule(n, m, mode), seed=6)
     values = poisoned_like(expected_values)
     metadata = torch.full_like(expected_metadata, -1)
-    launch = plans.plan_compress(shape_of(grad), dtype, n, m, mode)
+    launch = plans.plan_compress(shape_of(grad), dtype, PruneRule(n, m, mode))
     run_launch(launch, launchers, {"grad": grad, "values": values, "metadata": metadata}, 6)
     assert torch.equal(bits_of(values), bits_of(expected_values))
     assert torch.equal(metadata, expected_metadata)

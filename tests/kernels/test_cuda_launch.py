@@ -13,6 +13,7 @@ from stand_in import standing_in
 from torch import Tensor
 
 import kernels
+from kernels import PruneRule
 from kernels.cuda import library
 from kernels.prune import cuda, reference
 from kernels.prune import cuda_plan as plans
@@ -28,10 +29,10 @@ def launchers(tmp_path_factory):
     emulated.needs_compiler()
     shapes = (Shape(2, 9, 64), Shape(5, 1, 64, matrix=True))
     found = emulated.kernels_of(
-        plans.plan_prune(shape, "float32", n, m, "random", rescale, aligned, 2**20)
+        plans.plan_prune(shape, "float32", PruneRule(n, m, "random", rescale), aligned, 2**20)
         for (n, m), shape, rescale, aligned in itertools.product(((2, 4), (3, 7)), shapes, SCOPES, (True, False))
     )
-    found.append(plans.plan_compress(Shape(1, 1, 16), "bfloat16", 2, 4, "random").kernel)
+    found.append(plans.plan_compress(Shape(1, 1, 16), "bfloat16", PruneRule(2, 4, "random")).kernel)
     return emulated.build(found, tmp_path_factory.mktemp("launched"))
 
 
@@ -49,36 +50,36 @@ def test_arguments_reach_the_kernels_in_their_order(on_cpu, shape, n, m, rescale
     grad = torch.randn(shape)
     if grad.dim() == 4:
         grad = grad.contiguous(memory_format=torch.channels_last)
-    expected = reference.prune_nm(grad, n, m, "random", rescale, 2**63 + 9)
+    expected = reference.prune_nm(grad, PruneRule(n, m, "random", rescale), 2**63 + 9)
     pruned = torch.full_like(grad, float("nan"))
-    cuda.prune(grad, pruned, n, m, "random", rescale, 2**63 + 9)
+    cuda.prune(grad, pruned, PruneRule(n, m, "random", rescale), 2**63 + 9)
     torch.testing.assert_close(pruned, expected, rtol=2e-6, atol=0)
     # In its own memory, which the slow kernels read again, and by a seed that lies in memory.
-    cuda.prune(grad, grad, n, m, "random", rescale, 1, torch.tensor(9 - 2**63))
+    cuda.prune(grad, grad, PruneRule(n, m, "random", rescale), 1, torch.tensor(9 - 2**63))
     torch.testing.assert_close(grad, expected, rtol=2e-6, atol=0)
 
 
 def test_memory_that_is_not_aligned_goes_to_the_slow_kernels(on_cpu):
     grad = torch.randn(8 * 64 + 1)[1:].reshape(8, 64)
     pruned = torch.empty_like(grad)
-    cuda.prune(grad, pruned, 2, 4, "random", "none", 3)
-    assert torch.equal(pruned, reference.prune_nm(grad, 2, 4, "random", seed=3))
-    assert on_cpu == ["pdt::prune_any<pdt::Float32, 4, 2, pdt::at_random, false>"]
+    cuda.prune(grad, pruned, PruneRule(2, 4, "random", "none"), 3)
+    assert torch.equal(pruned, reference.prune_nm(grad, PruneRule(2, 4, "random"), seed=3))
+    assert on_cpu == ["pdt::prune_any<pdt::Float32, 4, 2, pdt::mode_random, false>"]
 
 
 def test_a_kernel_is_compiled_once_and_given_the_shared_memory_it_needs(on_cpu):
     grad = torch.randn(1, 64, 40, 40).contiguous(memory_format=torch.channels_last)
     for _ in range(2):
-        cuda.prune(grad, torch.empty_like(grad), 2, 4, "random", "sample_channel", 3)
-    assert on_cpu == ["pdt::prune_and_rescale_samples<pdt::Float32, 4, 2, pdt::at_random, true>"]
+        cuda.prune(grad, torch.empty_like(grad), PruneRule(2, 4, "random", "sample_channel"), 3)
+    assert on_cpu == ["pdt::prune_and_rescale_samples<pdt::Float32, 4, 2, pdt::mode_random, true>"]
 
 
 def test_compressed_tensors_are_written(on_cpu):
     grad = torch.randn(6, 32).to(torch.bfloat16)
-    values, metadata = (torch.zeros_like(like) for like in reference.prune_compress_24(grad, 2, 4))
-    cuda.compress(grad, values, metadata, 2, 4, "random", 5)
+    values, metadata = (torch.zeros_like(like) for like in reference.prune_compress_24(grad, PruneRule(2, 4)))
+    cuda.compress(grad, values, metadata, PruneRule(2, 4, "random"), 5)
     for found, expected in zip(
-        (values, metadata), reference.prune_compress_24(grad, 2, 4, "random", seed=5), strict=True
+        (values, metadata), reference.prune_compress_24(grad, PruneRule(2, 4, "random"), seed=5), strict=True
     ):
         assert torch.equal(found, expected)
 
@@ -122,20 +123,22 @@ class TestOnADevice:
     def test_results_are_those_of_the_oracle(self, n, m, rescale, mode, dtype):
         for shape in ((3, 64, 9, 7), (5, 96), (2, 512, 28, 28), (2, 40, 3, 3)):
             grad = gradient(dtype, shape)
-            expected = reference.prune_nm(grad, n, m, mode, rescale, 11)
+            expected = reference.prune_nm(grad, PruneRule(n, m, mode, rescale), 11)
             tolerance = 0.0 if rescale == "none" else TOLERANCE[dtype]
             moved = grad.cuda()
             assert kernels.backend_of(moved) == "cuda"
             for found in (
-                kernels.prune_nm(moved, n, m, mode, rescale, 11),
-                kernels.prune_nm(moved, n, m, mode, rescale, torch.tensor(11, device="cuda")),
-                kernels.prune_nm_(moved.clone(memory_format=torch.preserve_format), n, m, mode, rescale, 11),
+                kernels.prune_nm(moved, PruneRule(n, m, mode, rescale), 11),
+                kernels.prune_nm(moved, PruneRule(n, m, mode, rescale), torch.tensor(11, device="cuda")),
+                kernels.prune_nm_(moved.clone(memory_format=torch.preserve_format), PruneRule(n, m, mode, rescale), 11),
             ):
                 torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=0, equal_nan=True)
 
     def test_memory_that_is_not_aligned(self):
         grad = torch.randn(64 * 33 + 1, device="cuda")[1:].reshape(33, 64)
-        assert torch.equal(kernels.prune_nm(grad, 2, 4).cpu(), reference.prune_nm(grad.cpu(), 2, 4))
+        assert torch.equal(
+            kernels.prune_nm(grad, PruneRule(2, 4)).cpu(), reference.prune_nm(grad.cpu(), PruneRule(2, 4))
+        )
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_every_16_bit_value_is_rounded_as_by_the_oracle(self, dtype):
@@ -143,8 +146,8 @@ class TestOnADevice:
         value = patterns[patterns.isfinite()].float()
         pixels = torch.stack([torch.stack([value, value / 5], 1), torch.stack([value / 3, value / 2], 1)], 1)
         grad = pixels.to(dtype).unsqueeze(2).repeat(1, 4, 1, 1)  # 8 channels: the fast kernels
-        expected = reference.prune_nm(grad, 1, 2, rescale="sample_channel")
-        found = kernels.prune_nm(grad.cuda(), 1, 2, rescale="sample_channel").cpu()
+        expected = reference.prune_nm(grad, PruneRule(1, 2, rescale="sample_channel"))
+        found = kernels.prune_nm(grad.cuda(), PruneRule(1, 2, rescale="sample_channel")).cpu()
         assert torch.equal(found.contiguous().view(torch.int16), expected.contiguous().view(torch.int16))
 
     @pytest.mark.parametrize("rescale", SCOPES)
@@ -153,23 +156,23 @@ class TestOnADevice:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            kernels.prune_nm(grad, 2, 4, "random", rescale, key)
+            kernels.prune_nm(grad, PruneRule(2, 4, "random", rescale), key)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = kernels.prune_nm(grad, 2, 4, "random", rescale, key)
+            found = kernels.prune_nm(grad, PruneRule(2, 4, "random", rescale), key)
         for seed in (2, 3):
             grad.copy_(gradient(torch.float16))
             key.fill_(seed)
             graph.replay()
-            assert torch.equal(found, kernels.prune_nm(grad, 2, 4, "random", rescale, seed))
+            assert torch.equal(found, kernels.prune_nm(grad, PruneRule(2, 4, "random", rescale), seed))
 
     def test_launches_follow_the_current_stream(self):
         grad, stream = torch.zeros(2**24, 16, device="cuda"), torch.cuda.Stream()
         with torch.cuda.stream(stream):
             torch.cuda._sleep(10**8)
             grad += 1  # ends long after the launch below is queued
-            pruned = kernels.prune_nm(grad, 2, 4)
+            pruned = kernels.prune_nm(grad, PruneRule(2, 4))
         stream.synchronize()
         assert pruned.sum().item() == grad.numel() / 2
 
@@ -177,8 +180,8 @@ class TestOnADevice:
     @pytest.mark.parametrize("rescale", SCOPES)
     def test_compression(self, dtype, rescale):
         grad = gradient(dtype)
-        expected = reference.prune_compress_24(grad, 2, 4, "magnitude", rescale)
-        values, metadata = kernels.prune_compress_24(grad.cuda(), 2, 4, "magnitude", rescale)
+        expected = reference.prune_compress_24(grad, PruneRule(2, 4, "magnitude", rescale))
+        values, metadata = kernels.prune_compress_24(grad.cuda(), PruneRule(2, 4, "magnitude", rescale))
         tolerance = 0.0 if rescale == "none" else TOLERANCE[dtype]
         torch.testing.assert_close(values.cpu(), expected[0], rtol=tolerance, atol=0)
         assert torch.equal(metadata.cpu(), expected[1])

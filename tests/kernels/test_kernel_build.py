@@ -21,8 +21,9 @@ import logging, sys
 logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
 import torch, kernels
 grad = torch.tensor([[1.0, 7, -3, 2]])
-assert kernels.prune_nm(grad, 2, 4).tolist() == [[0, 7, -3, 0]]
-kernels.prune_nm(grad, 2, 4, "random", "channel")
+rule = kernels.PruneRule(2, 4)
+assert kernels.prune_nm(grad, rule).tolist() == [[0, 7, -3, 0]]
+kernels.prune_nm(grad, kernels.PruneRule(2, 4, "random", "channel"))
 print(kernels.backend_of(grad))
 print(kernels.backend_report())
 """
@@ -252,12 +253,14 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     grad = (torch.randn(3, 96, 7, 5, generator=torch.Generator().manual_seed(1)) * 8).round().to(dtype)
     for m in (2, 4, 8, 16, 32, 7):
         for mode in ("magnitude", "random"):
-            pruned = kernels.prune_nm(grad, m // 2, m, mode, seed=5)
-            assert torch.equal(pruned, reference.prune_nm(grad, m // 2, m, mode, seed=5)), (dtype, m, mode)
+            rule = kernels.PruneRule(m // 2, m, mode)
+            pruned = kernels.prune_nm(grad, rule, seed=5)
+            assert torch.equal(pruned, reference.prune_nm(grad, rule, seed=5)), (dtype, m, mode)
         for rescale in ("group", "sample_channel", "channel"):
-            expected = reference.prune_nm(grad, m // 2, m, rescale=rescale)
+            rule = kernels.PruneRule(m // 2, m, rescale=rescale)
+            expected = reference.prune_nm(grad, rule)
             tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
-            rescaled = kernels.prune_nm(grad, m // 2, m, rescale=rescale)
+            rescaled = kernels.prune_nm(grad, rule)
             torch.testing.assert_close(rescaled, expected, rtol=tolerance, atol=0)
 print(kernels.backend_of(grad), kernels.backend_report())
 """

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kernels
+from kernels import PruneRule
 from kernels.prune import reference
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -55,16 +56,16 @@ def group_shapes(draw: st.DrawFn) -> tuple[int, int]:
 @settings(max_examples=150, deadline=None)
 @given(gradients(special=True), group_shapes(), st.sampled_from(["magnitude", "random"]), st.integers(0, 2**64 - 1))
 def test_values_are_bit_equal_to_the_oracle(grad, group, mode, seed):
-    compiled = kernels.prune_nm(grad, *group, mode, seed=seed)
-    assert torch.equal(bits_of(compiled), bits_of(reference.prune_nm(grad, *group, mode, seed=seed)))
+    compiled = kernels.prune_nm(grad, PruneRule(*group, mode), seed=seed)
+    assert torch.equal(bits_of(compiled), bits_of(reference.prune_nm(grad, PruneRule(*group, mode), seed=seed)))
 
 
 @settings(max_examples=120, deadline=None)
 @given(gradients(), group_shapes(), st.sampled_from(["magnitude", "random"]),
        st.sampled_from(["group", "sample_channel", "channel"]), st.integers(0, 2**64 - 1))  # fmt: skip
 def test_rescaled_values_agree_with_the_oracle(grad, group, mode, rescale, seed):
-    compiled = kernels.prune_nm(grad, *group, mode, rescale, seed)
-    expected = reference.prune_nm(grad, *group, mode, rescale, seed)
+    compiled = kernels.prune_nm(grad, PruneRule(*group, mode, rescale), seed)
+    expected = reference.prune_nm(grad, PruneRule(*group, mode, rescale), seed)
     assert torch.equal(compiled != 0, expected != 0)
     torch.testing.assert_close(compiled, expected, rtol=RELATIVE_TOLERANCE[grad.dtype], atol=0)
 
@@ -77,20 +78,25 @@ def test_every_group_shape_is_bit_equal_to_the_oracle(m, mode):
     for n in range(1, m + 1):
         for dtype in DTYPES if n in (1, m // 2) else DTYPES[:1]:
             same = grad.to(dtype)
-            expected = reference.prune_nm(same, n, m, mode, seed=n)
-            assert torch.equal(kernels.prune_nm(same, n, m, mode, seed=n), expected), (n, dtype)
+            expected = reference.prune_nm(same, PruneRule(n, m, mode), seed=n)
+            assert torch.equal(kernels.prune_nm(same, PruneRule(n, m, mode), seed=n), expected), (n, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_16_bit_value_is_ranked_and_rescaled_as_by_the_oracle(dtype):
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     shuffled = patterns[torch.randperm(2**16, generator=torch.Generator().manual_seed(0))].view(dtype).reshape(-1, 64)
-    assert torch.equal(bits_of(kernels.prune_nm(shuffled, 2, 4)), bits_of(reference.prune_nm(shuffled, 2, 4)))
+    assert torch.equal(
+        bits_of(kernels.prune_nm(shuffled, PruneRule(2, 4))), bits_of(reference.prune_nm(shuffled, PruneRule(2, 4)))
+    )
     # Alone in its group, a value meets every rounding of the format: 1:2 with a small neighbour, ratio near 1.
     finite = shuffled.flatten()[shuffled.flatten().isfinite()]
     pairs = torch.stack([finite, finite.abs() / 3], 1)
     torch.testing.assert_close(
-        kernels.prune_nm(pairs, 1, 2, rescale="group"), reference.prune_nm(pairs, 1, 2, rescale="group"), rtol=0, atol=0
+        kernels.prune_nm(pairs, PruneRule(1, 2, rescale="group")),
+        reference.prune_nm(pairs, PruneRule(1, 2, rescale="group")),
+        rtol=0,
+        atol=0,
     )
 
 
@@ -101,8 +107,8 @@ def test_every_16_bit_value_is_rounded_as_by_the_oracle_in_the_ratio_of_a_channe
     # Two pixels of two channels, 1:2: the first channel survives in the first pixel alone, with a ratio of about 1.2.
     pixels = torch.stack([torch.stack([value, value / 5], 1), torch.stack([value / 3, value / 2], 1)], 1)
     grad = pixels.to(dtype).unsqueeze(2)
-    expected = reference.prune_nm(grad, 1, 2, rescale="sample_channel")
-    assert torch.equal(bits_of(kernels.prune_nm(grad, 1, 2, rescale="sample_channel")), bits_of(expected))
+    expected = reference.prune_nm(grad, PruneRule(1, 2, rescale="sample_channel"))
+    assert torch.equal(bits_of(kernels.prune_nm(grad, PruneRule(1, 2, rescale="sample_channel"))), bits_of(expected))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -113,7 +119,9 @@ def test_results_that_are_written_past_the_caches_are_right(n, m, mode, dtype):
     grad[::7] = (grad[::7] * 2).round()  # ties
     pruned = torch.full_like(grad, float("nan"))
     del pruned  # the next tensor of this size takes its memory, so that what is not written is seen
-    assert torch.equal(kernels.prune_nm(grad, n, m, mode, seed=4), reference.prune_nm(grad, n, m, mode, seed=4))
+    assert torch.equal(
+        kernels.prune_nm(grad, PruneRule(n, m, mode), seed=4), reference.prune_nm(grad, PruneRule(n, m, mode), seed=4)
+    )
 
 
 @pytest.mark.parametrize("rescale", ["sample_channel", "channel", "group"])
@@ -122,8 +130,8 @@ def test_long_sums_agree_with_the_oracle(shape, rescale):
     grad = torch.randn(shape, generator=torch.Generator().manual_seed(5))
     if grad.dim() == 4:
         grad = grad.contiguous(memory_format=torch.channels_last)
-    expected = reference.prune_nm(grad.double(), 2, 4, rescale=rescale).float()
-    torch.testing.assert_close(kernels.prune_nm(grad, 2, 4, rescale=rescale), expected, rtol=2e-6, atol=0)
+    expected = reference.prune_nm(grad.double(), PruneRule(2, 4, rescale=rescale)).float()
+    torch.testing.assert_close(kernels.prune_nm(grad, PruneRule(2, 4, rescale=rescale)), expected, rtol=2e-6, atol=0)
 
 
 @pytest.fixture
@@ -141,7 +149,7 @@ def test_result_does_not_depend_on_the_number_of_threads(mode, rescale):
     results = []
     for count in (1, 2, 5):
         torch.set_num_threads(count)
-        results.append(kernels.prune_nm(grad, 2, 4, mode, rescale, seed=9))
+        results.append(kernels.prune_nm(grad, PruneRule(2, 4, mode, rescale), seed=9))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -150,4 +158,4 @@ def test_result_does_not_depend_on_the_number_of_threads(mode, rescale):
 @pytest.mark.parametrize("m", [4, 5, 8, 16, 32])
 def test_large_tensors_cross_blocks_and_tiles(m, mode):
     grad = torch.randn(40, 96, 14, 15).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-    assert torch.equal(kernels.prune_nm(grad, 2, m, mode), reference.prune_nm(grad, 2, m, mode))
+    assert torch.equal(kernels.prune_nm(grad, PruneRule(2, m, mode)), reference.prune_nm(grad, PruneRule(2, m, mode)))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import kernels
+from kernels import PruneRule
 from kernels.prune import reference
 
 SCOPES = ["none", "group", "sample_channel", "channel"]
@@ -14,19 +15,19 @@ SCOPES = ["none", "group", "sample_channel", "channel"]
 
 def test_the_layout_of_a_dense_gradient_is_kept():
     grad = torch.randn(2, 8, 3, 5)
-    assert kernels.prune_nm(grad, 2, 4).is_contiguous()
+    assert kernels.prune_nm(grad, PruneRule(2, 4)).is_contiguous()
     channels_last = grad.contiguous(memory_format=torch.channels_last)
-    assert kernels.prune_nm(channels_last, 2, 4).is_contiguous(memory_format=torch.channels_last)
+    assert kernels.prune_nm(channels_last, PruneRule(2, 4)).is_contiguous(memory_format=torch.channels_last)
     sliced = torch.randn(2, 16, 3, 5)[:, ::2]
-    assert kernels.prune_nm(sliced, 2, 4).is_contiguous(memory_format=torch.channels_last)
-    assert kernels.prune_nm(torch.randn(8, 6).t(), 2, 4).is_contiguous()
+    assert kernels.prune_nm(sliced, PruneRule(2, 4)).is_contiguous(memory_format=torch.channels_last)
+    assert kernels.prune_nm(torch.randn(8, 6).t(), PruneRule(2, 4)).is_contiguous()
 
 
 def test_the_gradient_itself_is_not_changed():
     for grad in (torch.randn(2, 8, 3, 5), torch.randn(4, 16)):
         before = grad.clone()
         for rescale in SCOPES:
-            kernels.prune_nm(grad, 2, 4, rescale=rescale)
+            kernels.prune_nm(grad, PruneRule(2, 4, rescale=rescale))
             assert torch.equal(grad, before)
 
 
@@ -41,9 +42,9 @@ def test_in_place_equals_out_of_place(mode, rescale, dtype):
         whole.clone()[:, 1::2],
         whole[0, :, :, 0].clone(),
     ):
-        expected = kernels.prune_nm(grad, 2, 4, mode, rescale, seed=3)
+        expected = kernels.prune_nm(grad, PruneRule(2, 4, mode, rescale), seed=3)
         address = grad.data_ptr()
-        result = kernels.prune_nm_(grad, 2, 4, mode, rescale, seed=3)
+        result = kernels.prune_nm_(grad, PruneRule(2, 4, mode, rescale), seed=3)
         assert result is grad
         assert grad.data_ptr() == address
         assert torch.equal(grad, expected)
@@ -51,18 +52,18 @@ def test_in_place_equals_out_of_place(mode, rescale, dtype):
 
 def test_in_place_refuses_memory_that_elements_share():
     with pytest.raises(ValueError, match="share memory"):
-        kernels.prune_nm_(torch.ones(1, 8, 1, 1).expand(2, 8, 3, 3), 2, 4)
+        kernels.prune_nm_(torch.ones(1, 8, 1, 1).expand(2, 8, 3, 3), PruneRule(2, 4))
 
 
 def test_in_place_refuses_memory_that_overlaps_in_any_way():
     with pytest.raises(ValueError, match="share memory"):
-        kernels.prune_nm_(torch.arange(20.0).as_strided((4, 8), (2, 1)), 2, 4)
+        kernels.prune_nm_(torch.arange(20.0).as_strided((4, 8), (2, 1)), PruneRule(2, 4))
 
 
 def test_a_seed_may_be_an_integer_of_numpy():
     grad = torch.randn(4, 32)
-    expected = kernels.prune_nm(grad, 2, 4, "random", seed=2**63 + 5)
-    assert torch.equal(kernels.prune_nm(grad, 2, 4, "random", seed=np.uint64(2**63 + 5)), expected)
+    expected = kernels.prune_nm(grad, PruneRule(2, 4, "random"), seed=2**63 + 5)
+    assert torch.equal(kernels.prune_nm(grad, PruneRule(2, 4, "random"), seed=np.uint64(2**63 + 5)), expected)
 
 
 def test_a_device_without_kernels_is_named():
@@ -73,7 +74,7 @@ def test_in_place_is_seen_by_autograd():
     weight = torch.ones(2, 8, requires_grad=True)
     saved = weight * 1
     loss = (saved * saved).sum()
-    kernels.prune_nm_(saved, 2, 4)
+    kernels.prune_nm_(saved, PruneRule(2, 4))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -83,20 +84,20 @@ def test_in_place_is_seen_by_autograd():
 @pytest.mark.parametrize("mode", ["magnitude", "random"])
 def test_empty_gradients(shape, rescale, mode):
     grad = torch.empty(shape)
-    assert kernels.prune_nm(grad, 2, 4, mode, rescale).shape == shape
-    assert reference.prune_nm(grad, 2, 4, mode, rescale).shape == shape
-    assert kernels.prune_nm_(grad, 2, 4, mode, rescale) is grad
+    assert kernels.prune_nm(grad, PruneRule(2, 4, mode, rescale)).shape == shape
+    assert reference.prune_nm(grad, PruneRule(2, 4, mode, rescale)).shape == shape
+    assert kernels.prune_nm_(grad, PruneRule(2, 4, mode, rescale)) is grad
 
 
 def test_double_precision_takes_the_reference_path():
     grad = torch.randn(2, 8, 3, 3, dtype=torch.float64)
     assert kernels.backend_of(grad) == "reference"
-    assert torch.equal(kernels.prune_nm(grad, 2, 4), reference.prune_nm(grad, 2, 4))
+    assert torch.equal(kernels.prune_nm(grad, PruneRule(2, 4)), reference.prune_nm(grad, PruneRule(2, 4)))
 
 
 def test_the_result_carries_no_graph():
     grad = torch.randn(2, 8, requires_grad=True)
-    assert not kernels.prune_nm(grad, 2, 4).requires_grad
+    assert not kernels.prune_nm(grad, PruneRule(2, 4)).requires_grad
 
 
 @pytest.mark.parametrize(
@@ -108,10 +109,22 @@ def test_the_result_carries_no_graph():
         ({"n": 5}, ValueError, "n must be in 1..m, got n=5 with m=4"),
         ({"n": 2.0}, TypeError, "n must be an integer, got n=2.0"),
         ({"m": "4"}, TypeError, "m must be an integer, got m='4'"),
-        ({"seed": -1}, ValueError, r"seed must be in 0..2\^64-1, got seed=-1"),
-        ({"seed": 2**64}, ValueError, "seed must be in"),
         ({"mode": "magnitud"}, ValueError, "unknown mode 'magnitud'.*did you mean 'magnitude'"),
         ({"rescale": "sample-channel"}, ValueError, "unknown rescale .*did you mean 'sample_channel'"),
+    ],
+)
+def test_a_wrong_rule_is_named_in_one_line(arguments, error, message):
+    with pytest.raises(error, match=message) as raised:
+        PruneRule(**{"n": 2, "m": 4, **arguments})
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"seed": -1}, ValueError, r"seed must be in 0..2\^64-1, got seed=-1"),
+        ({"seed": 2**64}, ValueError, "seed must be in"),
+        ({"seed": 1.0}, TypeError, "seed must be an integer, got seed=1.0"),
         ({"grad": torch.ones(4)}, ValueError, r"grad must be \(N, K, P, Q\) or \(rows, K\), got shape \(4,\)"),
         ({"grad": torch.ones(4, 4, 4)}, ValueError, "got shape"),
         ({"grad": torch.ones(4, 4, dtype=torch.int32)}, TypeError, "got int32"),
@@ -120,5 +133,10 @@ def test_the_result_carries_no_graph():
 @pytest.mark.parametrize("function", [kernels.prune_nm, kernels.prune_nm_])
 def test_wrong_arguments_are_named_in_one_line(function, arguments, error, message):
     with pytest.raises(error, match=message) as raised:
-        function(**{"grad": torch.ones(2, 8), "n": 2, "m": 4, **arguments})
+        function(**{"grad": torch.ones(2, 8), "rule": PruneRule(2, 4), **arguments})
     assert "\n" not in str(raised.value)
+
+
+def test_a_rule_of_numpy_integers_equals_one_of_integers():
+    assert PruneRule(np.int64(2), np.int32(4)) == PruneRule(2, 4)
+    assert hash(PruneRule(np.int64(2), np.int32(4))) == hash(PruneRule(2, 4))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import kernels
+from kernels import PruneRule
 from kernels.prune import reference
 
 INF, NAN = math.inf, math.nan
@@ -41,14 +42,14 @@ def pixel(*channels: float, dtype: torch.dtype = torch.float32) -> Tensor:
     ],
 )
 def test_sdgp_1_hand_cases(prune, dtype, grad, n, expected):
-    assert prune(pixel(*grad, dtype=dtype), n, 4).flatten().tolist() == expected
-    assert prune(torch.tensor([grad], dtype=dtype), n, 4).flatten().tolist() == expected
+    assert prune(pixel(*grad, dtype=dtype), PruneRule(n, 4)).flatten().tolist() == expected
+    assert prune(torch.tensor([grad], dtype=dtype), PruneRule(n, 4)).flatten().tolist() == expected
 
 
 @pytest.mark.parametrize("m", range(2, 33))
 def test_sdgp_1_n_equal_m_is_the_identity(prune, m):
     grad = torch.randn(2, 37, 3, 2)
-    assert torch.equal(prune(grad, m, m), grad)
+    assert torch.equal(prune(grad, PruneRule(m, m)), grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -57,25 +58,25 @@ def test_sdgp_1_n_equal_m_is_the_identity(prune, m):
 def test_sdgp_2_exactly_n_survive_in_each_group(prune, m, mode, dtype):
     grad = torch.rand(2, 64, 3, 5).add(0.5).to(dtype)
     for n in {1, m // 2, m - 1, m}:
-        survivors = prune(grad, n, m, mode).ne(0).unflatten(1, (-1, m)).sum(2)
+        survivors = prune(grad, PruneRule(n, m, mode)).ne(0).unflatten(1, (-1, m)).sum(2)
         assert survivors.eq(n).all()
 
 
 def test_sdgp_2_nan_ranks_above_infinity_and_is_kept(prune):
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        kept = prune(pixel(INF, NAN, 1, -INF, dtype=dtype), 1, 4).flatten()
+        kept = prune(pixel(INF, NAN, 1, -INF, dtype=dtype), PruneRule(1, 4)).flatten()
         assert kept[1].isnan()
         assert kept[[0, 2, 3]].tolist() == [0, 0, 0]
-        assert prune(pixel(3, -INF, 1, INF, dtype=dtype), 1, 4).flatten().tolist() == [0, -INF, 0, 0]
+        assert prune(pixel(3, -INF, 1, INF, dtype=dtype), PruneRule(1, 4)).flatten().tolist() == [0, -INF, 0, 0]
         # NaNs tie with each other, whatever their sign.
-        kept = prune(pixel(1, -NAN, NAN, 1, dtype=dtype), 1, 4).flatten()
+        kept = prune(pixel(1, -NAN, NAN, 1, dtype=dtype), PruneRule(1, 4)).flatten()
         assert kept.isnan().tolist() == [False, True, False, False]
 
 
 @pytest.mark.parametrize("rescale", ["group", "sample_channel", "channel"])
 def test_sdgp_2_pruned_channels_stay_zero_beside_nan_and_infinity(prune, rescale):
     for special in (NAN, INF):
-        rescaled = prune(pixel(1, special, 3, 2), 2, 4, rescale=rescale).flatten()
+        rescaled = prune(pixel(1, special, 3, 2), PruneRule(2, 4, rescale=rescale)).flatten()
         assert rescaled[[0, 3]].tolist() == [0, 0]
         assert not rescaled[1].isfinite()
 
@@ -86,7 +87,7 @@ def test_sdgp_2_pruned_channels_stay_zero_beside_nan_and_infinity(prune, rescale
 def test_sdgp_2_a_pruned_place_stays_zero_though_its_channel_holds_a_nan_elsewhere(prune, dtype, rescale, special):
     # Two pixels: channel 0 keeps the special value in the first and loses in the second.
     grad = torch.tensor([[special, 1.0], [5, 7], [1, 8], [2, 3]]).reshape(1, 4, 1, 2).to(dtype)
-    rescaled = prune(grad, 2, 4, rescale=rescale).reshape(4, 2)
+    rescaled = prune(grad, PruneRule(2, 4, rescale=rescale)).reshape(4, 2)
     assert not rescaled[0, 0].isfinite()
     assert rescaled[[0, 3], 1].tolist() == [0, 0]
     assert rescaled[[2, 3], 0].tolist() == [0, 0]
@@ -98,37 +99,39 @@ def test_sdgp_2_a_pruned_place_stays_zero_though_its_channel_holds_a_nan_elsewhe
 def test_sdgp_3_rescaled_per_sample_and_channel(prune):
     grad = torch.tensor([[1.0, 4], [7, 1], [-3, 5], [2, -9]]).reshape(1, 4, 1, 2)
     expected = torch.tensor([[0.0, 0], [8, 0], [-3, 5], [0, -11]]).reshape(1, 4, 1, 2)
-    torch.testing.assert_close(prune(grad, 2, 4, rescale="sample_channel"), expected)
+    torch.testing.assert_close(prune(grad, PruneRule(2, 4, rescale="sample_channel")), expected)
 
 
 def test_sdgp_3_rescaled_per_group(prune):
     # Groups [1, 7, -3, 2] (13 / 10) and [4, 1, 5, -9] (19 / 14).
     grad = torch.tensor([[1.0, 4], [7, 1], [-3, 5], [2, -9]]).reshape(1, 4, 1, 2)
     expected = torch.tensor([[0.0, 0], [9.1, 0], [-3.9, 95 / 14], [0, -171 / 14]]).reshape(1, 4, 1, 2)
-    torch.testing.assert_close(prune(grad, 2, 4, rescale="group"), expected)
+    torch.testing.assert_close(prune(grad, PruneRule(2, 4, rescale="group")), expected)
 
 
 def test_sdgp_3_rescaled_per_channel_over_the_batch(prune):
     # The same two pixels, one in each sample: alone, neither sample would change.
     grad = torch.tensor([[1.0, 7, -3, 2], [4, 1, 5, -9]]).reshape(2, 4, 1, 1)
     expected = torch.tensor([[0.0, 8, -3, 0], [0, 0, 5, -11]]).reshape(2, 4, 1, 1)
-    torch.testing.assert_close(prune(grad, 2, 4, rescale="channel"), expected)
-    assert torch.equal(prune(grad, 2, 4, rescale="sample_channel"), prune(grad, 2, 4))
+    torch.testing.assert_close(prune(grad, PruneRule(2, 4, rescale="channel")), expected)
+    assert torch.equal(prune(grad, PruneRule(2, 4, rescale="sample_channel")), prune(grad, PruneRule(2, 4)))
 
 
 def test_sdgp_3_scopes_of_a_matrix(prune):
     # Row ratios 13 / 10 and 19 / 14 over two groups each; column ratios as for the batch.
     grad = torch.tensor([[1.0, 7, -3, 2], [4, 1, 5, -9]])
     per_row = torch.tensor([[0.0, 9.1, -3.9, 0], [0, 0, 95 / 14, -171 / 14]])
-    torch.testing.assert_close(prune(grad, 2, 4, rescale="sample_channel"), per_row)
-    torch.testing.assert_close(prune(grad, 2, 4, rescale="channel"), torch.tensor([[0.0, 8, -3, 0], [0, 0, 5, -11]]))
+    torch.testing.assert_close(prune(grad, PruneRule(2, 4, rescale="sample_channel")), per_row)
+    torch.testing.assert_close(
+        prune(grad, PruneRule(2, 4, rescale="channel")), torch.tensor([[0.0, 8, -3, 0], [0, 0, 5, -11]])
+    )
 
 
 @pytest.mark.parametrize("rescale", ["sample_channel", "channel"])
 def test_sdgp_3_l1_norm_is_that_of_the_dense_gradient(prune, rescale):
     grad = torch.randn(3, 24, 9, 7)
     dims = (2, 3) if rescale == "sample_channel" else (0, 2, 3)
-    rescaled = prune(grad, 2, 4, rescale=rescale)
+    rescaled = prune(grad, PruneRule(2, 4, rescale=rescale))
     torch.testing.assert_close(rescaled.abs().sum(dims), grad.abs().sum(dims), rtol=1e-5, atol=0)
 
 
@@ -136,7 +139,7 @@ def test_sdgp_3_l1_norm_is_that_of_the_dense_gradient(prune, rescale):
 @pytest.mark.parametrize("channels", [16, 13])
 def test_sdgp_6_layouts_give_the_same_result(prune, mode, channels):
     grad = torch.randn(3, channels, 5, 4)
-    expected = prune(grad, 2, 4, mode, seed=5)
+    expected = prune(grad, PruneRule(2, 4, mode), seed=5)
     layouts = {
         "channels_last": grad.contiguous(memory_format=torch.channels_last),
         "width_first": grad.transpose(2, 3).contiguous().transpose(2, 3),
@@ -145,15 +148,17 @@ def test_sdgp_6_layouts_give_the_same_result(prune, mode, channels):
     }
     for name, same in layouts.items():
         assert torch.equal(same, grad), name
-        assert torch.equal(prune(same, 2, 4, mode, seed=5), expected), name
+        assert torch.equal(prune(same, PruneRule(2, 4, mode), seed=5), expected), name
 
 
 @pytest.mark.parametrize("rescale", ["none", "group", "sample_channel", "channel"])
 def test_sdgp_6_expanded_gradients(prune, rescale):
     grad = torch.randn(2, 8, 1, 1).expand(2, 8, 4, 3)
-    assert torch.equal(prune(grad, 2, 4, rescale=rescale), prune(grad.clone(), 2, 4, rescale=rescale))
+    assert torch.equal(
+        prune(grad, PruneRule(2, 4, rescale=rescale)), prune(grad.clone(), PruneRule(2, 4, rescale=rescale))
+    )
     scalar = torch.ones(()).expand(2, 8, 4, 3)
-    assert prune(scalar, 2, 4)[0, :, 0, 0].tolist() == [1, 1, 0, 0, 1, 1, 0, 0]
+    assert prune(scalar, PruneRule(2, 4))[0, :, 0, 0].tolist() == [1, 1, 0, 0, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("rescale", ["group", "sample_channel", "channel"])
@@ -161,7 +166,7 @@ def test_sdgp_7_fp16_with_a_loss_scale_is_finite(prune, rescale):
     # Channel 0 loses everywhere, and each channel's sum is far beyond fp16's 65504.
     grad = torch.full((2, 4, 64, 64), 20.0, dtype=torch.float16)
     grad[:, 0] = 1.0
-    rescaled = prune(grad, 2, 4, rescale=rescale)
+    rescaled = prune(grad, PruneRule(2, 4, rescale=rescale))
     assert rescaled.isfinite().all()
     assert rescaled[:, 0].eq(0).all()
 
@@ -171,22 +176,26 @@ def test_sdgp_7_fp16_with_a_loss_scale_is_finite(prune, rescale):
 def test_sdgp_7_result_does_not_depend_on_the_loss_scale(prune, dtype, rescale):
     # 2^-8 keeps fp16 clear of its subnormals, where a scaled value is another value.
     grad = torch.randint(1, 64, (2, 16, 6, 5)).to(dtype)
-    scaled = prune(grad * 2.0**-8, 2, 4, rescale=rescale)
-    assert torch.equal(scaled * 2.0**8, prune(grad, 2, 4, rescale=rescale))
+    scaled = prune(grad * 2.0**-8, PruneRule(2, 4, rescale=rescale))
+    assert torch.equal(scaled * 2.0**8, prune(grad, PruneRule(2, 4, rescale=rescale)))
 
 
 def test_sdgp_8_random_is_reproducible_by_seed(prune):
     grad = torch.rand(2, 32, 5, 5) + 1
-    assert torch.equal(prune(grad, 2, 4, "random", seed=3), prune(grad, 2, 4, "random", seed=3))
-    assert not torch.equal(prune(grad, 2, 4, "random", seed=3), prune(grad, 2, 4, "random", seed=4))
+    assert torch.equal(prune(grad, PruneRule(2, 4, "random"), seed=3), prune(grad, PruneRule(2, 4, "random"), seed=3))
+    assert not torch.equal(
+        prune(grad, PruneRule(2, 4, "random"), seed=3), prune(grad, PruneRule(2, 4, "random"), seed=4)
+    )
     # Both halves of the seed count.
-    assert not torch.equal(prune(grad, 2, 4, "random", seed=3), prune(grad, 2, 4, "random", seed=3 + 2**32))
+    assert not torch.equal(
+        prune(grad, PruneRule(2, 4, "random"), seed=3), prune(grad, PruneRule(2, 4, "random"), seed=3 + 2**32)
+    )
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 2), (3, 8), (2, 5), (1, 3)])
 def test_sdgp_8_every_subset_is_equally_likely(prune, n, m):
     groups = 60_000
-    kept = prune(torch.ones(groups // 100, 100 * m), n, m, "random", seed=11).reshape(groups, m) != 0
+    kept = prune(torch.ones(groups // 100, 100 * m), PruneRule(n, m, "random"), seed=11).reshape(groups, m) != 0
     code = (kept.long() * 2 ** torch.arange(m)).sum(1)
     counts = torch.bincount(code, minlength=2**m)
     subsets = [sum(2**i for i in chosen) for chosen in itertools.combinations(range(m), n)]
@@ -197,7 +206,7 @@ def test_sdgp_8_every_subset_is_equally_likely(prune, n, m):
 @pytest.mark.parametrize(("n", "m"), [(8, 16), (16, 32), (1, 32), (31, 32)])
 def test_sdgp_8_every_position_is_kept_with_frequency_n_of_m(prune, n, m):
     groups = 20_000
-    kept = prune(torch.ones(groups // 20, 20 * m), n, m, "random", seed=12).reshape(groups, m).sum(0)
+    kept = prune(torch.ones(groups // 20, 20 * m), PruneRule(n, m, "random"), seed=12).reshape(groups, m).sum(0)
     deviation = (kept - groups * n / m) / math.sqrt(groups * n / m * (1 - n / m))
     assert deviation.abs().max() < 4.5
 
@@ -212,8 +221,8 @@ def test_sdgp_8_philox_known_answer():
 @pytest.mark.parametrize(("n", "m"), [(2, 4), (4, 8)])
 def test_sdgp_8_masks_of_neighbours_are_independent(prune, n, m, apart):
     groups, ones = 60_000, torch.ones(1, 60_001 * m)
-    first = prune(ones, n, m, "random", seed=40).reshape(-1, m)
-    second = first[1:] if apart == "by group" else prune(ones, n, m, "random", seed=41).reshape(-1, m)[1:]
+    first = prune(ones, PruneRule(n, m, "random"), seed=40).reshape(-1, m)
+    second = first[1:] if apart == "by group" else prune(ones, PruneRule(n, m, "random"), seed=41).reshape(-1, m)[1:]
     together = first[:groups].T @ second[:groups]  # how often channel i of one and j of the other are kept
     expected = groups * (n / m) ** 2
     deviation = (together - expected) / math.sqrt(expected * (1 - (n / m) ** 2))
@@ -223,14 +232,14 @@ def test_sdgp_8_masks_of_neighbours_are_independent(prune, n, m, apart):
 @pytest.mark.parametrize("mode", ["magnitude", "random"])
 def test_sdgp_9_a_short_last_group_keeps_min_n_and_its_size(prune, mode):
     grad = torch.rand(3, 10, 4, 4) + 1
-    survivors = prune(grad, 3, 4, mode) != 0
+    survivors = prune(grad, PruneRule(3, 4, mode)) != 0
     assert survivors[:, :4].sum(1).eq(3).all()
     assert survivors[:, 4:8].sum(1).eq(3).all()
     assert survivors[:, 8:].sum(1).eq(2).all()
-    assert prune(grad, 1, 4, mode)[:, 8:].ne(0).sum(1).eq(1).all()
+    assert prune(grad, PruneRule(1, 4, mode))[:, 8:].ne(0).sum(1).eq(1).all()
 
 
 def test_sdgp_9_hand_case_and_tail_of_the_batch(prune):
-    assert prune(pixel(1, 7, -3, 2, 5, -6), 1, 4).flatten().tolist() == [0, 7, 0, 0, 0, -6]
-    last = prune(torch.rand(5, 7, 3, 3) + 1, 2, 4)[-1]
+    assert prune(pixel(1, 7, -3, 2, 5, -6), PruneRule(1, 4)).flatten().tolist() == [0, 7, 0, 0, 0, -6]
+    last = prune(torch.rand(5, 7, 3, 3) + 1, PruneRule(2, 4))[-1]
     assert last.ne(0).sum(0).eq(4).all()

@@ -1,5 +1,6 @@
 """ClickTrain's stages, step by step, and what it refuses to begin with."""
 
+import dataclasses
 import math
 
 import pytest
@@ -208,10 +209,10 @@ def test_what_the_method_spends_is_counted_in_its_stage():
     name = "down.conv" if "down.conv" in run.weights() else next(iter(run.weights()))
     weight = run.weights()[name]
     spent = []
-    run.epochs(4, each=lambda epoch, step: spent.append(run.method.overhead(name, 8)))
+    run.epochs(4, each=lambda epoch, step: spent.append(run.method.overhead(name, 8, run.hooks.ctx)))
     lasso = 8 * weight.numel() + 3 * 2 * weight.shape[0] * weight.shape[1]
     assert spent == [0.0] * 4 + [lasso] * 2 + [weight.numel()] * 6
-    assert run.method.overhead("nobody", 8) == 0.0
+    assert run.method.overhead("nobody", 8, run.hooks.ctx) == 0.0
 
 
 def test_stages_are_named_in_the_record():
@@ -242,15 +243,18 @@ def test_from_hard_pruning_on_what_goes_is_zero_after_every_step(mask_momentum):
             assert not weight[~stays].any()
             assert weight[stays].all()
             held.append(bool(run.optimizer.state[weight]["momentum_buffer"][~stays].any()))
-        steps = run.hooks.ctx.step
         share = 4 / 9 * (1 - math.ceil(0.71875 * stays.shape[0] * stays.shape[1]) / stays.shape[0] / stays.shape[1])
-        assert run.method.density(name, steps) == pytest.approx((share,) * 3)
+        assert run.method.density(name, run.hooks.ctx) == pytest.approx((share,) * 3)
 
     run.epochs(4, look)
     assert any(held) is not mask_momentum
+
+    def in_step(step):
+        return dataclasses.replace(run.hooks.ctx, step=step)
+
     first_masked = 6  # the step whose update is the first to be masked; its own products were dense
-    assert run.method.density(name := next(iter(run.weights())), first_masked) == (1, 1, 1)
-    assert run.method.density(name, first_masked + 1).forward < 0.14
+    assert run.method.density(name := next(iter(run.weights())), in_step(first_masked)) == (1, 1, 1)
+    assert run.method.density(name, in_step(first_masked + 1)).forward < 0.14
     record = run.method.record(run.hooks.ctx)
     assert record["stage"] == "masked"
     kept = sum(int(weight.count_nonzero()) for weight in run.weights().values())

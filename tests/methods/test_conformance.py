@@ -87,7 +87,7 @@ FAULTS = {
     "replays": broken(replayable=True, plan=lambda self, name, layer: OpPlan(grad_dgrad=odd_steps)),
     "density_is_true": broken(
         plan=lambda self, name, layer: OpPlan(weight_forward=halve),
-        density=lambda self, name, step: Density(0.1, 0.1, 1.0),
+        density=lambda self, name, ctx: Density(0.1, 0.1, 1.0),
     ),
     "trains": broken(regularization=lambda self, model, ctx: next(model.parameters()).sum() * float("nan")),
     "resumes": broken(
@@ -98,7 +98,7 @@ FAULTS = {
     ),
     "products_are_right": broken(plan=lambda self, name, layer: OpPlan(backend=Halves())),
     "never_grows": broken(plan=lambda self, name, layer: OpPlan(backend=Boasts())),
-    "final_model_stands_alone": broken(density=lambda self, name, step: Density(0.5, 0.5, 1.0)),
+    "final_model_stands_alone": broken(density=lambda self, name, ctx: Density(0.5, 0.5, 1.0)),
     "copies": broken(plan=lambda self, name, layer: OpPlan(weight_forward=Counts())),
     "leaves_the_rest_alone": broken(
         setup=lambda self, ctx: next(iter(ctx.layers.values())).weight.data.mul_(2) and None
@@ -133,28 +133,32 @@ def drop_half(grad, site):
 class Late(Method):
     """Masks from the third epoch on, and states that it did so from the second."""
 
+    def setup(self, ctx):
+        self.masked = False
+
     def plan(self, name, layer):
-        return OpPlan(weight_forward=mask_odd) if self.plan_version else None
+        return OpPlan(weight_forward=mask_odd) if self.masked else None
 
     def on_epoch_end(self, ctx):
-        self.plan_version = int(ctx.epochs_done >= 2)
+        self.masked = ctx.epochs_done >= 2
+        ctx.replan()
 
-    def density(self, name, step):
-        return Density(0.5, 0.5, 1.0) if step >= 8 else Density()
+    def density(self, name, ctx):
+        return Density(0.5, 0.5, 1.0) if ctx.step >= 8 else Density()
 
 
 WRONG_DENSITIES = {
     "no gradient of masked weights": (
         broken(
             plan=lambda self, name, layer: OpPlan(weight_forward=mask_odd),
-            density=lambda self, name, step: Density(0.5, 0.0, 0.0),
+            density=lambda self, name, ctx: Density(0.5, 0.0, 0.0),
         ),
         "'prep.conv', step 0: the operands of the weight gradient need 1.0000 of its multiply-adds, but density states",
     ),
     "too little of the data gradient": (
         broken(
             plan=lambda self, name, layer: OpPlan(weight_forward=mask_odd),
-            density=lambda self, name, step: Density(0.5, 0.25, 1.0),
+            density=lambda self, name, ctx: Density(0.5, 0.25, 1.0),
         ),
         "the operands of the data gradient need 0.5000",
     ),
@@ -162,11 +166,11 @@ WRONG_DENSITIES = {
     "a share that is random": (
         broken(
             plan=lambda self, name, layer: OpPlan(grad_dgrad=drop_half),
-            density=lambda self, name, step: Density(dgrad=0.4),
+            density=lambda self, name, ctx: Density(dgrad=0.4),
         ),
         "of the data gradient need",
     ),
-    "no number": (broken(density=lambda self, name, step: Density(1.5)), "is Density(forward=1.5"),
+    "no number": (broken(density=lambda self, name, ctx: Density(1.5)), "is Density(forward=1.5"),
 }
 
 
@@ -181,10 +185,12 @@ def test_a_wrong_density_is_found_in_whichever_step_and_product(case, monkeypatc
 RIGHT_DENSITIES = {
     "both operands of the data gradient": broken(
         plan=lambda self, name, layer: OpPlan(weight_forward=mask_odd, grad_dgrad=drop_half),
-        density=lambda self, name, step: Density(0.5, 0.25, 1.0),
+        density=lambda self, name, ctx: Density(0.5, 0.25, 1.0),
     ),
     "from when the mask begins": type(
-        "OnTime", (Late,), {"density": lambda self, name, step: Density(*((0.5, 0.5, 1) if step >= 16 else (1, 1, 1)))}
+        "OnTime",
+        (Late,),
+        {"density": lambda self, name, ctx: Density(0.5, 0.5, 1) if ctx.step >= 16 else Density()},
     ),
 }
 

@@ -428,8 +428,12 @@ def test_overhead_counts_the_lasso():
     assert arithmetic(LassoLayer(torch.zeros(4, 2), False, True)) == 4 * 8 + 2 * 8 + 3 * 2
     assert soft_threshold_arithmetic(LassoLayer(torch.zeros(4, 2, 3, 3), True, True)) == 3 * 2 * 72 + 4 * 6
     assert soft_threshold_arithmetic(LassoLayer(torch.zeros(4, 2), False, True)) == 3 * 8 + 4 * 2
-    _, method, _, _ = start()
-    assert method.overhead("prep.conv", 1) == method.overhead("prep.conv", 64) == 4 * 8 * 27 + 2 * 8 * 3 + 3 * 8
+    _, method, hooks, _ = start()
+    assert (
+        method.overhead("prep.conv", 1, hooks.ctx)
+        == method.overhead("prep.conv", 64, hooks.ctx)
+        == 4 * 8 * 27 + 2 * 8 * 3 + 3 * 8
+    )
 
 
 def test_a_model_that_cannot_be_followed_is_refused_by_the_name_of_the_step():

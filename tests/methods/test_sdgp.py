@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import kernels
+from kernels import PruneRule
 from methods.dense import Dense
 from methods.sdgp import SDGP, PruneOutputGradient
 from suite.method import Density, Site
@@ -58,7 +59,7 @@ def test_sdgp_4_only_the_data_gradient_sees_the_pruned_gradient(parameters, geom
     n, m = parameters.get("n", 2), parameters.get("m", 4)
     rescale = parameters.get("scope", "sample_channel") if parameters["mode"] == "rescaled" else "none"
     mode = "random" if parameters["mode"] == "random" else "magnitude"
-    fed = kernels.prune_nm(seen["dense"][4], n, m, mode=mode, rescale=rescale, seed=site.key)
+    fed = kernels.prune_nm(seen["dense"][4], PruneRule(n, m, mode=mode, rescale=rescale), seed=site.key)
     hidden = seen["dense"][5].detach().requires_grad_()
     dense[1](hidden).backward(fed)
     assert torch.equal(seen["pruned"][3], hidden.grad)
@@ -77,7 +78,7 @@ def test_sdgp_5_output_is_untouched_and_so_are_first_convolution_and_linear_laye
     assert plans["prep.conv"].empty
     assert plans["classifier"].empty
     for name in set(plans) - {"prep.conv", "classifier"}:
-        assert plans[name].grad_dgrad == PruneOutputGradient(2, 4, "magnitude", "sample_channel")
+        assert plans[name].grad_dgrad == PruneOutputGradient(PruneRule(2, 4, "magnitude", "sample_channel"))
         others = (plans[name].weight_forward, plans[name].grad_shared, plans[name].grad_wgrad, plans[name].backend)
         assert others == (None,) * 4
 
@@ -110,7 +111,7 @@ def test_layers_all_takes_linear_layers_too():
     hidden = torch.randn(4, 864, requires_grad=True)
     grad = torch.randn(4, 10)
     model[3](hidden).backward(grad)
-    assert torch.equal(hidden.grad, kernels.prune_nm(grad, 2, 4, rescale="sample_channel") @ model[3].weight)
+    assert torch.equal(hidden.grad, kernels.prune_nm(grad, PruneRule(2, 4, rescale="sample_channel")) @ model[3].weight)
 
 
 def test_n_equal_to_m_is_dense():
@@ -118,8 +119,8 @@ def test_n_equal_to_m_is_dense():
     method = SDGP(n=4, m=4, mode="random")
     hooks = planned(model, method)
     assert all(layer.op_plan.empty for layer in hooks.ctx.layers.values())
-    assert method.density("down.conv", 0) == Density()
-    assert method.overhead("down.conv", 8) == 0.0
+    assert method.density("down.conv", hooks.ctx) == Density()
+    assert method.overhead("down.conv", 8, hooks.ctx) == 0.0
 
 
 def test_density_counts_the_short_group():
@@ -127,11 +128,11 @@ def test_density_counts_the_short_group():
         nn.Conv2d(3, 8, 3), nn.Conv2d(8, 10, 3), nn.Conv2d(10, 9, 3), nn.Flatten(), nn.Linear(900, 10)
     )
     method = SDGP()
-    planned(model, method)
-    assert method.density("0", 0) == Density()
-    assert method.density("1", 0) == Density(dgrad=(2 + 2 + 2) / 10)  # groups of 4, 4 and 2
-    assert method.density("2", 5) == Density(dgrad=(2 + 2 + 1) / 9)
-    assert method.density("4", 0) == Density()
+    hooks = planned(model, method)
+    assert method.density("0", hooks.ctx) == Density()
+    assert method.density("1", hooks.ctx) == Density(dgrad=(2 + 2 + 2) / 10)  # groups of 4, 4 and 2
+    assert method.density("2", hooks.ctx) == Density(dgrad=(2 + 2 + 1) / 9)
+    assert method.density("4", hooks.ctx) == Density()
 
 
 def test_overhead_is_counted_for_each_pixel():
@@ -139,13 +140,13 @@ def test_overhead_is_counted_for_each_pixel():
     operations = {"magnitude": 6 + 6 + 1, "random": 2 * 10, "rescaled": 6 + 6 + 1 + 3 * 10}  # groups of 4, 4 and 2
     for mode, per_pixel in operations.items():
         method = SDGP(mode=mode)
-        planned(model, method)
-        assert method.overhead("1", 5) == per_pixel * 5 * 12 * 12
-        assert method.overhead("0", 5) == method.overhead("3", 5) == 0.0
+        hooks = planned(model, method)
+        assert method.overhead("1", 5, hooks.ctx) == per_pixel * 5 * 12 * 12
+        assert method.overhead("0", 5, hooks.ctx) == method.overhead("3", 5, hooks.ctx) == 0.0
 
 
 def test_a_transform_pickles_copies_and_draws_by_its_site():
-    transform = PruneOutputGradient(2, 4, "random", "none")
+    transform = PruneOutputGradient(PruneRule(2, 4, "random", "none"))
     assert pickle.loads(pickle.dumps(transform)) == copy.deepcopy(transform) == transform
     grad = torch.randn(2, 16, 4, 4)
     site = Site("layer", "grad_dgrad", 3, 0, 7)
@@ -181,6 +182,6 @@ def test_dense_plans_nothing():
     method = Dense()
     hooks = planned(model, method)
     assert all(layer.op_plan.empty for layer in hooks.ctx.layers.values())
-    assert method.density("down.conv", 0) == Density()
-    assert method.overhead("down.conv", 8) == 0.0
+    assert method.density("down.conv", hooks.ctx) == Density()
+    assert method.overhead("down.conv", 8, hooks.ctx) == 0.0
     assert hooks.end_epoch() is None

@@ -19,7 +19,7 @@ class WeightMask(Method):
     def plan(self, name, layer):
         return OpPlan(weight_forward=mask_even, backend=SLICING) if layer.weight.shape[1] == 8 else None
 
-    def density(self, name, step):
+    def density(self, name, ctx):
         return Density(0.5, 0.5, 1.0) if name != "0" else Density()
 
 
@@ -41,7 +41,7 @@ class ChannelTopK(Method):
         kept = grad.abs().sum((0, 2, 3)).topk(int(grad.shape[1] * self.share)).indices.sort().values
         return Compact(grad.index_select(1, kept), kept)
 
-    def density(self, name, step):
+    def density(self, name, ctx):
         return Density(1.0, self.share, self.share) if name != "8" else Density()
 
 
@@ -154,17 +154,24 @@ class Shrinks(Method):
 
 
 class Replans(Method):
-    """Plans anew in its second epoch."""
+    """Asks for new plans at the end of its second epoch."""
+
+    def setup(self, ctx):
+        self.masked = False
 
     def plan(self, name, layer):
-        return OpPlan(weight_forward=mask_even) if self.plan_version and layer.weight.shape[1] == 8 else None
+        return OpPlan(weight_forward=mask_even) if self.masked and layer.weight.shape[1] == 8 else None
 
     def on_epoch_end(self, ctx):
         if ctx.epochs_done == 2:
-            self.plan_version = 1
+            self.masked = True
+            ctx.replan()
 
     def state_dict(self):
-        return {}
+        return {"masked": self.masked}
+
+    def load_state_dict(self, state):
+        self.masked = state["masked"]
 
 
 class Decays(Method):

@@ -58,7 +58,7 @@ def test_the_archive_is_torchvisions() -> None:
 
 @pytest.mark.parametrize("preset", ["smoke", "quick", "paper"])
 def test_without_data_there_is_one_line(tmp_path: Path, preset: str) -> None:
-    with pytest.raises(MissingData, match=r"task cifar100: .* take what needs no download: --task digits") as raised:
+    with pytest.raises(MissingData, match=r"task cifar100: .* data that needs no download: --task digits") as raised:
         CIFAR100().prepare(tmp_path, preset)
     assert "\n" not in str(raised.value)
 

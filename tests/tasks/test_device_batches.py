@@ -109,7 +109,7 @@ def test_empty_pixels_have_the_mean_colour_which_normalises_to_nearly_zero() -> 
 
 def test_translation_that_moves_an_image_out_of_its_window_is_refused() -> None:
     make(augmentation=Augmentation(translate=7))
-    with pytest.raises(UsageError, match=r"recipe\.translate is 8; images are only 8x10"):
+    with pytest.raises(UsageError, match=r"recipe\.translate is 8; images have only 8x10 pixels"):
         make(augmentation=Augmentation(translate=8))
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from suite import registry
 from suite.errors import MissingData, UsageError
-from tasks.digits import NORMALIZATION, Digits, load_digits
+from tasks.digits import Digits, load_digits
 from tasks.models.resnet9 import resnet9
 
 CPU = torch.device("cpu")
@@ -57,8 +57,8 @@ def test_the_split_is_the_same_every_time_and_for_every_preset_and_seed(tmp_path
 def test_normalisation_is_that_of_the_images() -> None:
     data = load_digits()
     images = np.concatenate([data.train_images, data.test_images])
-    assert abs(images.mean() - NORMALIZATION.mean[0]) < 0.1
-    assert abs(images.std() - NORMALIZATION.std[0]) < 0.1
+    assert abs(images.mean() - Digits.normalization.mean[0]) < 0.1
+    assert abs(images.std() - Digits.normalization.std[0]) < 0.1
 
 
 def test_digits_are_never_mirrored() -> None:

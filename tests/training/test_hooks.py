@@ -169,7 +169,7 @@ def test_method_that_forgets_a_removed_branch_is_not_asked_for_it():
         def on_reconfigured(self, index_map, ctx):
             self.known = {name for name in self.known if index_map.exists(name)}
 
-        def density(self, name, step):
+        def density(self, name, ctx):
             assert name in self.known
             return Density()
 

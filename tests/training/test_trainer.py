@@ -119,7 +119,7 @@ def test_gradient_clipping_bounds_the_norm():
     assert max(norms) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_a_record_says_who_multiplies_in_each_layer():
+def test_a_record_names_the_backend_of_each_layer():
     records = []
     trainer = small_trainer(WeightMask(), on_epoch=records.append)
     trainer.fit()

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(256) prune_any(const typename Format::Bits* gr
     int32_t keep[M];
     UNROLL
     for (int i = 0; i < M; ++i) value[i] = i < size ? grad[first + i] : Bits{0};
-    if constexpr (MODE == at_random) {
+    if constexpr (MODE == mode_random) {
         const uint64_t key = read_seed(seed_memory, seed);
         uint64_t drawn = ~uint64_t{0};
         PhiloxBlock<uint64_t> block{};

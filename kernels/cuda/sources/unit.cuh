@@ -6,7 +6,7 @@
 
 namespace pdt {
 
-enum Mode { by_magnitude = 0, at_random = 1 };
+enum Mode { mode_magnitude = 0, mode_random = 1 };
 
 // The key of random masks: a number of the launch, or device memory, which a replayed graph reads anew.
 HOST_DEVICE uint64_t read_seed(const uint64_t* memory, uint64_t number) { return memory ? *memory : number; }
@@ -16,7 +16,7 @@ template <class Format, int M, int MODE>
 struct Unit {
     using Bits = typename Format::Bits;
     static constexpr int size = sizeof(Bits);
-    static constexpr int least = MODE == at_random ? 8 : 16 / size;
+    static constexpr int least = MODE == mode_random ? 8 : 16 / size;
     static constexpr int elements = M > least ? M : least;
     static constexpr int quads = elements * size / 16;
 
@@ -74,7 +74,7 @@ struct Unit {
     // keep[i]: all ones for an element that stays, else 0. `first`: the place of element 0 in the gradient.
     template <int N>
     HOST_DEVICE void select(int64_t first, uint64_t seed, int32_t (&keep)[elements]) const {
-        if constexpr (MODE == at_random)
+        if constexpr (MODE == mode_random)
             select_at_random<N>(first, seed, keep);
         else
             select_by_magnitude<N>(keep);

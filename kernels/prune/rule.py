@@ -1,0 +1,67 @@
+"""Which channels of a gradient are kept, and how the remaining ones are rescaled."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Mode = Literal["magnitude", "random"]
+Scope = Literal["none", "group", "sample_channel", "channel"]
+
+# Kernels receive a mode or a scope as its position in these tuples.
+MODES: tuple[Mode, ...] = get_args(Mode)
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+GROUP_SIZES = range(2, 33)
+
+
+@dataclass(frozen=True)
+class PruneRule:
+    """Keep n of every m consecutive channels of each pixel.
+
+    The last group of a pixel is short when m does not divide the number of channels; it keeps min(n, its size).
+
+    Attributes:
+        n: Channels kept in each group, 1 to m.
+        m: Channels in a group, 2 to 32.
+        mode: Selection of the kept channels. `magnitude` keeps the largest |g|; ties keep the lower channel, and NaN
+            ranks above infinity. `random` keeps a uniformly random subset, which depends on the seed alone.
+        rescale: Scope over which the remaining values are multiplied by sum |G| / sum |G^|, summed in fp32, or by 0
+            where nothing remains: `none`; `group`; `sample_channel`, over P and Q (in a matrix: over each row);
+            `channel`, over N, P and Q (in a matrix: over the rows).
+
+    Raises:
+        ValueError: n, m, mode or rescale is out of range.
+        TypeError: n or m is not an integer.
+    """
+
+    n: int
+    m: int
+    mode: Mode = "magnitude"
+    rescale: Scope = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("n", "m"):
+            object.__setattr__(self, name, _integer(name, getattr(self, name)))
+        if self.m not in GROUP_SIZES:
+            raise ValueError(f"PruneRule: m must be in 2..32, got m={self.m}")
+        if not 1 <= self.n <= self.m:
+            raise ValueError(f"PruneRule: n must be in 1..m, got n={self.n} with m={self.m}")
+        _check_name("mode", self.mode, MODES)
+        _check_name("rescale", self.rescale, SCOPES)
+
+
+def _integer(name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"PruneRule: {name} must be an integer, got {name}={value!r}") from None
+
+
+def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
+    if name in known:
+        return
+    close = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"PruneRule: unknown {what} {name!r}, known: {', '.join(known)}{hint}")
