@@ -1,23 +1,22 @@
-"""What a docstring says of each parameter: its sections `Attributes:` and `Args:`, in the style of this project."""
+"""Descriptions of parameters, read from docstrings in Google style."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
 
-_SECTION = re.compile(r"^(?:Attributes|Args):\n((?:[ ]{4,}.*\n|\n)*)", re.MULTILINE)
-_ENTRY = re.compile(r"^[ ]{4}(\w+(?:, \w+)*): (.*(?:\n[ ]{5,}.*)*)", re.MULTILINE)
+from docstring_parser import DocstringStyle, parse
 
 
-def parameter_texts(thing: Any) -> dict[str, str]:
-    """The text of each parameter of a class or function, in one line; an entry `n, m: ...` is that of both.
+def parameter_texts(definition: Any) -> dict[str, str]:
+    """Return the description of each parameter of a class or function, in one line.
 
-    A class that says nothing of an inherited parameter has its parent's text.
+    The sections `Attributes:` and `Args:` count. An entry `n, m: ...` describes both parameters. A class that does not
+    describe an inherited parameter takes its parent's text.
     """
     found: dict[str, str] = {}
-    for one in reversed(inspect.getmro(thing)) if inspect.isclass(thing) else (thing,):
-        for section in _SECTION.findall(inspect.cleandoc(one.__doc__ or "") + "\n"):
-            for names, text in _ENTRY.findall(section):
-                found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    for one in reversed(inspect.getmro(definition)) if inspect.isclass(definition) else (definition,):
+        for entry in parse(one.__doc__ or "", style=DocstringStyle.GOOGLE).params:
+            text = " ".join((entry.description or "").split())
+            found |= dict.fromkeys(entry.arg_name.split(", "), text)
     return found

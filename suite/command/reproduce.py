@@ -117,7 +117,7 @@ def _check_place(place: Path) -> None:
     if not os.path.lexists(place):
         return
     if not place.is_dir():
-        raise UsageError(f"--out {place.parent}: {place} is a file, and the folder of the page is to be there")
+        raise UsageError(f"--out {place.parent}: {place} must be a folder; move it away")
     if not os.access(place, os.W_OK | os.X_OK):
         raise UsageError(f"--out {place.parent}: {place} may not be written to")
 

@@ -1,5 +1,7 @@
 """Symbolic links in place of what the suite writes: refused in one line, and what they lead to is as it was."""
 
+import os
+
 import pytest
 from test_records import finished, spec
 
@@ -94,9 +96,15 @@ def test_figures_are_not_written_through_a_link(tmp_path, outside):
 def test_what_is_not_a_file_or_folder_where_one_is_to_be(tmp_path):
     (tmp_path / "suite.json").write_text("{}")
     (tmp_path / "results.csv").mkdir()
-    with pytest.raises(UsageError, match=r"results\.csv is a folder, and a file is to be there"):
+    with pytest.raises(UsageError, match=r"results\.csv must be a file"):
         Store(tmp_path).check()
     (tmp_path / "results.csv").rmdir()
     (tmp_path / "figures").write_text("")
-    with pytest.raises(UsageError, match="figures is a file, and a folder is to be there"):
+    with pytest.raises(UsageError, match="figures must be a folder"):
         Store(tmp_path).check()
+
+
+def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(UsageError, match=r"\.lock must be a file"):
+        Store(tmp_path).lock().__enter__()

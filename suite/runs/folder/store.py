@@ -17,11 +17,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from suite import files
 from suite.errors import UsageError, in_words
@@ -34,6 +35,9 @@ __all__ = ["ENDED", "ONLY", "RUNNING", "Store", "read_record", "write_json", "wr
 ONLY = ("missing", "failed", "all")
 FOLDERS = ("trials", "figures", "reproduce")
 WRITTEN = (".lock", "suite.json", "results.csv", "results.parquet", "report.html", "report.md")
+
+LOCK_TIMEOUT = 1.0
+"""Seconds to wait for the lock; `report` holds it for a moment to see whether the folder is in use."""
 
 log = logging.getLogger(__name__)
 
@@ -79,53 +83,45 @@ class Store:
         for name in (*FOLDERS, *WRITTEN):
             path = self.folder / name
             files.refuse_link(path)
-            if path.exists() and path.is_dir() != (name in FOLDERS):
-                is_now, should_be = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
-                raise UsageError(f"--out {self.folder}: {path} is {is_now}, and {should_be} is to be there")
+            if path.exists() and not (path.is_dir() if name in FOLDERS else path.is_file()):
+                expected = "folder" if name in FOLDERS else "file"
+                raise UsageError(f"--out {self.folder}: {path} must be a {expected}; move it away")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder, made if need be. The kernel lets go of the lock when this process ends, however it ends.
+        """Lock the folder, creating it if necessary. The kernel releases the lock when this process ends or is killed.
 
         Raises:
-            UsageError: if another process holds it, or it cannot be held here.
+            UsageError: Another process holds the lock, or the folder cannot be locked.
         """
-        fcntl = _fcntl()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._check_places()  # for those who did not call `check`
-            descriptor = files.open_descriptor(self.folder / ".lock", os.O_RDWR)
+            self._check_places()  # for callers that did not call `check`
+            # Trials do not inherit the lock: its descriptor is closed in programs that this process starts.
+            held = FileLock(self._lock_file, timeout=LOCK_TIMEOUT).acquire()
+        except Timeout:
+            raise UsageError(f"{self.folder} is in use by {self._holder()}") from None
         except OSError as error:
             raise UsageError(f"--out {self.folder}: {in_words(error)}") from error
-        # Python's files are closed in child processes, so that no trial keeps the lock of a killed command.
-        with os.fdopen(descriptor, "r+", encoding="ascii", errors="replace") as file:
-            for patience in (1.0, 0.0):  # `report` looks at the lock by holding it for a moment
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if not patience:
-                        raise UsageError(f"{self.folder} is in use by {self._holder()}") from None
-                    time.sleep(patience)
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+        with held:
+            self._lock_file.write_text(str(os.getpid()), encoding="ascii")
             self._remove_parts()
             yield
 
     def is_locked(self) -> bool:
-        """Whether a process works in the folder, this one included."""
-        fcntl = _fcntl()
-        path = self.folder / ".lock"
-        files.refuse_link(path)
-        if not path.is_file():
+        """Return whether a process, this one included, has locked the folder."""
+        files.refuse_link(self._lock_file)
+        if not self._lock_file.is_file():
             return False
-        with open(path, "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        try:
+            with FileLock(self._lock_file, timeout=0):
+                return False
+        except Timeout:
+            return True
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.folder / ".lock"
 
     def _remove_parts(self) -> None:
         """Remove what killed processes left half-written; a user's own folders may lie in this one, and are left alone.
@@ -137,7 +133,7 @@ class Store:
                 files.remove_abandoned(folder)
 
     def _holder(self) -> str:
-        text = (self.folder / ".lock").read_text(encoding="ascii", errors="replace")[:20].strip()
+        text = self._lock_file.read_text(encoding="ascii", errors="replace")[:20].strip()
         return f"process {text}" if text.isascii() and text.isdigit() else "another process"
 
     def add_command(self, spec: SuiteSpec, command_line: str, provenance: Mapping[str, Any]) -> None:
@@ -220,11 +216,3 @@ class Store:
                 if folder.exists():
                     files.remove_folder(folder)
         return chosen
-
-
-def _fcntl() -> Any:
-    try:
-        import fcntl
-    except ModuleNotFoundError as error:
-        raise UsageError("this platform has no file locks (fcntl); run on Linux or macOS, or in WSL") from error
-    return fcntl
