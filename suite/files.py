@@ -17,6 +17,8 @@ import secrets
 import shutil
 import stat
 import time
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -271,6 +273,28 @@ def remove_abandoned(folder: Path, name: str = "") -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
                 path.unlink()
+
+
+def archive_damage(path: Path) -> str:
+    """Return the reason why a file of tensors is not intact, to be appended to its name; empty if it is intact.
+
+    Torch writes uncompressed zip archives, and its own reader does not verify the checksums in them.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                return "is not a file of tensors"
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, RuntimeError, EOFError, KeyError):
+        return "is damaged, or not a file of tensors"  # zipfile raises all of these for damaged archives
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return "is damaged: its table of contents points outside the file"  # zipfile seeks to a negative position
+    return f"is damaged: the checksum of {broken} in it is wrong" if broken else ""
 
 
 def canonical_json(data: Any) -> str:

@@ -36,7 +36,6 @@ from benchmarks.interleaved import interleaved_ratio, run_as_a_trial_does
 from benchmarks.partial_results import OtherRunError, kept
 from benchmarks.steps.bench_step import CLASSES, SHAPE, Setting, device_clock, random_splits, trainer_steps
 from methods.prunetrain import PruneTrain
-from suite.checkpoint import load, read_reconfigurations
 from suite.choices import build_model
 from suite.cost.flops import count_model
 from suite.errors import UsageError
@@ -44,6 +43,7 @@ from suite.index_spaces import IndexSpaces
 from suite.method import Context, Method, ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
+from suite.network.model_files import load, read_reconfigurations
 from suite.recipe import Recipe
 from suite.runs.devices import DTYPES, read_device, resolve_device, resolve_dtype
 

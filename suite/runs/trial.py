@@ -69,8 +69,9 @@ class Trial:
         import torch
 
         import kernels
-        from suite import checkpoint, registry
+        from suite import registry
         from suite.choices import build_method, build_model
+        from suite.network import model_files
         from suite.runs.devices import use_threads_of_environment
         from suite.runs.progress import ProgressFile
         from suite.runs.provenance import collect, without_home
@@ -125,7 +126,7 @@ class Trial:
             result.update(self._result(trainer))
             if device.type == "cpu":
                 provenance["onednn_fallbacks"] = self._fallbacks(trainer)
-        checkpoint.save_model(
+        model_files.save_model(
             self.folder / "model.pt",
             trainer.model,
             name=spec.model,
@@ -147,9 +148,9 @@ class Trial:
         Raises:
             UsageError: if one of them has no final model.
         """
-        from suite import checkpoint
         from suite.errors import UsageError
         from suite.method import OtherTrial
+        from suite.network import model_files
         from suite.runs.folder.records import damage, read_record
 
         found = {}
@@ -162,7 +163,7 @@ class Trial:
             if reason := damage(folder, record):
                 raise UsageError(f"{trial_id}, on which this trial depends, is damaged: {reason}")
             model_file = folder / "model.pt"
-            found[text] = OtherTrial(tuple(checkpoint.read_reconfigurations(model_file)), flops, model_file)
+            found[text] = OtherTrial(tuple(model_files.read_reconfigurations(model_file)), flops, model_file)
         return found
 
     def _resume(self, trainer: Any, provenance: dict[str, Any]) -> None:
@@ -172,8 +173,9 @@ class Trial:
             UsageError: if the files of the earlier attempt are damaged; one line that says what to do.
         """
         import kernels
-        from suite import checkpoint, files
+        from suite import files
         from suite.errors import UsageError
+        from suite.network import model_files
 
         path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
         if not path.is_file():
@@ -181,7 +183,7 @@ class Trial:
             return
         hint = f"delete {path} to train from the beginning"
         try:
-            state = checkpoint.load(path, trainer.device)
+            state = model_files.load(path, trainer.device)
             if state.get("trial", self.spec.hash) != self.spec.hash:
                 raise ValueError("checkpoint.pt is another trial's")
             earlier, done = state["provenance"], state["trainer"]["hooks"]["epochs_done"]
@@ -221,12 +223,12 @@ class Trial:
         files.append(self.folder / "epochs.jsonl", json.dumps(record, allow_nan=False) + "\n")
 
     def _save_checkpoint(self, state: Callable[[], dict[str, Any]], epochs_done: int) -> None:
-        from suite import checkpoint
+        from suite.network import model_files
 
         attempt = {"wall_time_s": self._wall_time, "peak_rss_bytes": self._peak_rss, "provenance": self.provenance}
         lines = (self.folder / "epochs.jsonl").read_bytes().splitlines(keepends=True)[:epochs_done]
         belongs = {"trial": self.spec.hash, "epochs_sha256": hashlib.sha256(b"".join(lines)).hexdigest()}
-        checkpoint.save(self.folder / "checkpoint.pt", {"trainer": state(), **attempt, **belongs})
+        model_files.save(self.folder / "checkpoint.pt", {"trainer": state(), **attempt, **belongs})
         log.info("epoch %d is saved", epochs_done)
 
     @property

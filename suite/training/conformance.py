@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite import checkpoint, registry
+from suite import registry
 from suite.choices import build_method, build_model
 from suite.cost.flops import count_model, weight_density
 from suite.method import Compact, Method, OtherTrial, ReconfigPlan, Site
+from suite.network import model_files
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
 from suite.network.planned_layer import PlannedLayer
@@ -106,7 +107,7 @@ class Subject:
 
             def keep(state: Callable[[], dict[str, Any]]) -> None:
                 path = Path(folder) / "checkpoint.pt"
-                checkpoint.save(path, state())
+                model_files.save(path, state())
                 checkpoints.append(path.read_bytes())
 
             trainer = self.trainer(on_epoch=records.append, on_checkpoint=keep)
@@ -124,7 +125,7 @@ class Subject:
         self._folder = tempfile.TemporaryDirectory()  # as long as this object
         path = Path(self._folder.name) / "model.pt"
         name, classes, shape = self.architecture.values()
-        checkpoint.save_model(path, model, name=name, num_classes=classes, input_shape=shape, reconfigurations=[])
+        model_files.save_model(path, model, name=name, num_classes=classes, input_shape=shape, reconfigurations=[])
         spaces = find_index_spaces(model, self._task.input_shape)
         half = {space.name: space.original[::2] for space in spaces.values() if not space.frozen}
         plan = ReconfigPlan(kept=half)
@@ -163,7 +164,7 @@ def resumes(subject: Subject) -> str:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "checkpoint.pt"
             path.write_bytes(content)
-            resumed.load_state_dict(checkpoint.load(path))
+            resumed.load_state_dict(model_files.load(path))
         resumed.fit()
         got = resumed.model.state_dict()
         if list(got) != list(wanted):
@@ -297,8 +298,8 @@ def final_model_stands_alone(subject: Subject) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pt"
         plans = trainer.hooks.reconfigurations
-        checkpoint.save_model(path, trainer.model, reconfigurations=plans, **subject.architecture)
-        opened = checkpoint.load_model(path)
+        model_files.save_model(path, trainer.model, reconfigurations=plans, **subject.architecture)
+        opened = model_files.load_model(path)
     images = next(iter(subject.splits.test.epoch(0, 32)))[0]
     with torch.no_grad():
         if not torch.equal(opened.to(memory_format=torch.channels_last)(images), trainer.model.eval()(images)):

@@ -7,7 +7,7 @@ import pytest
 import suites
 from forked import Operations
 
-from suite.checkpoint import load
+from suite.network.model_files import load
 
 SHARDS = 8
 SAMPLE = 3

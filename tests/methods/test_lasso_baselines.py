@@ -9,9 +9,9 @@ import torch
 from methods.oneshot import OneShot
 from methods.shared.lasso import lasso_layers, penalty
 from methods.ssl import SSL
-from suite.checkpoint import save_model
 from suite.errors import UsageError
 from suite.method import OtherTrial, ReconfigPlan
+from suite.network.model_files import save_model
 from suite.ops import apply
 from tasks.models.resnet9 import resnet9
 

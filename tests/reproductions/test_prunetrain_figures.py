@@ -16,12 +16,13 @@ from reports.data.records import Trial
 from reproductions.prunetrain.over_epochs import Figure2, Figure4
 from reproductions.prunetrain.timed_networks import cut_again
 from reproductions.prunetrain.tradeoff import every
-from suite.checkpoint import load_model, save_model
+from suite.checkpoint import load_model
 from suite.choices import build_model
 from suite.command import cli
 from suite.cost.flops import count_model
 from suite.cost.paper_conventions import prunetrain_training, read_intervals
 from suite.cost.timing import interleaved_seconds
+from suite.network.model_files import save_model
 from suite.runs.engines.subprocess_call import call_in_subprocess
 
 # In this order: each finds most of its trials done by those before it.

@@ -15,8 +15,9 @@ import psutil
 import pytest
 import torch
 
-from suite import checkpoint, registry
+from suite import registry
 from suite.errors import UsageError
+from suite.network import model_files
 from suite.network.planned_layer import PlannedLayer
 from suite.runs.spec import TrialSpec
 from suite.runs.trial import Trial
@@ -96,7 +97,7 @@ def assert_same_results(out, undisturbed):
         assert records(ours) == records(theirs)
         assert [record["epoch"] for record in records(ours)] == list(range(1, 9))
         assert all(before < after for before, after in itertools.pairwise(train_times(ours)))  # summed over attempts
-        one, other = (checkpoint.load(folder / "model.pt") for folder in (ours, theirs))
+        one, other = (model_files.load(folder / "model.pt") for folder in (ours, theirs))
         assert one["architecture"] == other["architecture"]
         for name, tensor in other["tensors"].items():
             assert torch.equal(one["tensors"][name], tensor), (method, name)
@@ -177,7 +178,7 @@ def test_final_model_opens_without_the_run(undisturbed, tmp_path):
     source = trial(undisturbed, "prunetrain")
     alone = tmp_path / "model.pt"
     alone.write_bytes((source / "model.pt").read_bytes())
-    model = checkpoint.load_model(alone)
+    model = model_files.load_model(alone)
     table = pd.read_csv(undisturbed / "results.csv").set_index("method")
     assert sum(p.numel() for p in model.parameters()) == table.loc["prunetrain", "params"]
     assert table.loc["prunetrain", "params"] < table.loc["prunetrain", "params_dense"]
@@ -305,19 +306,19 @@ def test_flipped_bit_in_a_model_is_noticed(undisturbed, tmp_path):
     content[len(content) // 2] ^= 1
     (tmp_path / "model.pt").write_bytes(content)
     with pytest.raises(UsageError, match="damaged"):
-        checkpoint.load_model(tmp_path / "model.pt")
+        model_files.load_model(tmp_path / "model.pt")
 
 
 def test_files_that_are_no_models_are_refused_in_one_line(undisturbed, tmp_path):
     for content in (b"", b"text"):
         (tmp_path / "model.pt").write_bytes(content)
         with pytest.raises(UsageError, match="damaged, or not a file of tensors"):
-            checkpoint.load_model(tmp_path / "model.pt")
+            model_files.load_model(tmp_path / "model.pt")
     torch.save({"x": 1}, tmp_path / "model.pt")
-    with pytest.raises(UsageError, match="no model of this suite"):
-        checkpoint.load_model(tmp_path / "model.pt")
+    with pytest.raises(UsageError, match="not a model of this suite"):
+        model_files.load_model(tmp_path / "model.pt")
     with pytest.raises(UsageError, match="no such file"):
-        checkpoint.load_model(tmp_path / "nothing.pt")
+        model_files.load_model(tmp_path / "nothing.pt")
 
 
 def test_trial_left_by_a_killed_command_is_named_by_the_next(interrupted, tmp_path):

@@ -9,12 +9,9 @@ their files are checked by what is in them.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -134,30 +131,8 @@ def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
     lines = (folder / "layers.csv").read_text(encoding="utf-8", errors="replace").splitlines()
     if len(lines) < 2 or any(line.count(",") < lines[0].count(",") for line in lines) or "," not in lines[0]:
         return "layers.csv is damaged"
-    reason = archive_damage(folder / "model.pt")
+    reason = files.archive_damage(folder / "model.pt")
     return f"model.pt {reason}" if reason else ""
-
-
-def archive_damage(path: Path) -> str:
-    """Why a file is not a whole file of tensors, to be read after its name; empty if it is.
-
-    torch writes them as zip archives, not compressed, and its own reader does not look at the checksums in them.
-
-    Raises:
-        OSError: if it cannot be read.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-                return "is not a file of tensors"
-            broken = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, RuntimeError, EOFError, KeyError):
-        return "is damaged, or not a file of tensors"  # the errors of the reader of archives, for bytes that are none
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return "is damaged: its table of contents leads outside of it"  # to seek before a file's beginning is invalid
-    return f"is damaged: {broken} in it does not have its checksum" if broken else ""
 
 
 def _check(record: Any, name: str) -> None:

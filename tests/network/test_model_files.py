@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from suite import checkpoint, files
+from suite import files
 from suite.choices import build_model
 from suite.errors import UsageError
+from suite.network import model_files
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from edits import edit
@@ -28,14 +29,14 @@ SHAPE = (1, 16, 16)
 def model_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "model.pt"
     model = build_model(NAME, SHAPE, 10)
-    checkpoint.save_model(path, model, name=NAME, num_classes=10, input_shape=SHAPE, reconfigurations=[])
+    model_files.save_model(path, model, name=NAME, num_classes=10, input_shape=SHAPE, reconfigurations=[])
     return path
 
 
 def refused(path):
     """See that a file is refused in one line, or is equal to the one that was saved; whether it is refused."""
     try:
-        checkpoint.load_model(path)
+        model_files.load_model(path)
     except UsageError as error:
         line = str(error)
     else:
@@ -52,7 +53,7 @@ def edited(model_file, folder, seed):
     if refused(path):
         return
     # Bytes that no reader looks at: padding, and fields of the archive that are there twice.
-    whole, found = (checkpoint.load_model(file).state_dict() for file in (model_file, path))
+    whole, found = (model_files.load_model(file).state_dict() for file in (model_file, path))
     assert all(torch.equal(tensor, found[name]) for name, tensor in whole.items()), (seed, kind)
 
 
@@ -98,7 +99,7 @@ def claimed(tensors=None, **changes):
     """A file whose checksum holds, and whose content is what another program may have written."""
     tensors = {} if tensors is None else tensors
     try:
-        digest = checkpoint._checksum(tensors)
+        digest = model_files._checksum(tensors)
     except AttributeError:
         digest = ""
     return saved({"architecture": architecture(**changes), "tensors": tensors, "sha256": digest})
@@ -142,14 +143,14 @@ def test_foreign_files(tmp_path, name):
     draws = torch.get_rng_state()
     assert refused(path)
     with contextlib.suppress(UsageError):  # plans may be read without the network that they do not fit
-        assert isinstance(checkpoint.read_reconfigurations(path), list)
+        assert isinstance(model_files.read_reconfigurations(path), list)
     assert torch.equal(draws, torch.get_rng_state())
 
 
 def test_no_file(tmp_path):
     for path in (tmp_path, tmp_path / "nothing.pt"):
         with pytest.raises(UsageError, match="no such file"):
-            checkpoint.load_model(path)
+            model_files.load_model(path)
 
 
 def test_a_full_disk_is_called_so_and_the_file_is_named(tmp_path, monkeypatch):
@@ -164,7 +165,7 @@ def test_a_full_disk_is_called_so_and_the_file_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fdopen", full)
     for size in (10, 10**6):  # noticed when the file is closed, and in the middle
         with pytest.raises(OSError, match="No space left on device") as caught:
-            checkpoint.save(tmp_path / "model.pt", {"x": torch.zeros(size)})
+            model_files.save(tmp_path / "model.pt", {"x": torch.zeros(size)})
         assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "model.pt"))
     monkeypatch.setattr(files.os, "fdopen", real)
     assert list(tmp_path.iterdir()) == []
