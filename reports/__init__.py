@@ -1,6 +1,7 @@
-"""Results in, one report model out; HTML, Markdown and figures.
+"""Reports of a suite: reads the files of its folder, and writes HTML, Markdown and figures.
 
-This room reads the files of a suite's folder and imports nothing of methods, tasks or the trainer.
+The package does not import methods, tasks or the trainer. Its parts import in one direction only:
+`render > content > figures > formatting > data`.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ from pathlib import Path
 
 
 def write_report(folder: Path) -> list[Path]:
-    """Write `report.html`, `report.md` and `figures/*.svg` of a suite's folder, each atomically.
+    """Write `report.html`, `report.md` and `figures/*.svg` into a suite's folder, each atomically.
 
     Args:
-        folder: a suite's folder: `results.csv` (or, where it is absent, `trials/*/trial.json`), and, where they are
-            there, `suite.json`, `trials/*/epochs.jsonl` and `trials/*/layers.csv`.
+        folder: Path of the suite's folder. It contains `results.csv`, or otherwise `trials/*/trial.json`. The files
+            `suite.json`, `trials/*/epochs.jsonl` and `trials/*/layers.csv` are used if they exist.
 
     Returns:
-        The files written: `report.html` first, then `report.md`, then the figures.
+        Paths of the written files: `report.html`, `report.md`, then the figures.
 
     Raises:
-        suite.errors.UsageError: if the folder has no results, or its table cannot be read.
+        suite.errors.UsageError: If the folder has no results, or its table cannot be read.
     """
-    # Figures need matplotlib and seaborn, which take seconds to import: what draws nothing must not wait for them.
+    # Matplotlib takes seconds to import. Code that imports this package without drawing does not wait for it.
     from reports.render.write import write_report as write
 
     return write(Path(folder))

@@ -1,7 +1,7 @@
-"""How numbers are written: never more digits than their interval supports, never a 0 for what was not measured.
+"""Formatting of numbers. A number never has more digits than its interval supports.
 
-The rule of digits: an interval's half-width is written with one significant digit, or two while they make at most 20
-(`± 0.5`, `± 0.14`, `± 3`), and the mean with as many decimals. A kind of number has its own largest count of decimals.
+The half-width of an interval is written with one significant digit, or with two if these are at most 20 (`± 0.5`,
+`± 0.14`, `± 3`). The mean has the same number of decimals. Each kind of number has a largest number of decimals.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ _IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def signed(value: float, decimals: int) -> str:
-    """A number with its sign, the minus a true minus: `+0.20`, `−1.3`; what rounds to 0 has none."""
+    """Return a number with its sign: `+0.20`, `−1.3`. A number that rounds to 0 has no sign."""
     text = f"{abs(value):.{decimals}f}"
     return text if float(text) == 0 else ("+" if value > 0 else MINUS) + text
 
 
 def plain(value: float, decimals: int) -> str:
-    """A number whose minus, should it have one, is a true minus."""
+    """Return a number with a typographic minus if it is negative, and no sign otherwise."""
     return signed(value, decimals).removeprefix("+")
 
 
 def decimals_for(half_width: float | None, most: int) -> int:
-    """How many decimals an interval supports, at most `most`."""
+    """Return the number of decimals that an interval supports, at most `most`."""
     if half_width is None or half_width <= 0:
         return most
     return min(most, max(0, math.floor(-math.log10(half_width / 20))))
 
 
 def decimals_for_verdict(estimate: Estimate, reference: float, most: int) -> int:
-    """As `decimals_for`, and more where the rounded numbers would contradict whether `reference` is covered."""
+    """As `decimals_for`, but more if the rounded numbers would contradict whether the interval covers `reference`."""
     decimals = decimals_for(estimate.half_width, most)
     if estimate.half_width is None:
         return decimals
     for finer in range(decimals, decimals + 6):
         distance = abs(round(estimate.mean, finer) - reference)
-        # Rounded decimals are not exact in binary: half a unit of the place after next decides what is equal.
+        # Rounded decimals are not exact in binary, so distances that differ by less than this count as equal.
         covered = distance <= round(estimate.half_width, finer) + 10.0 ** -(finer + 2)
         if covered == estimate.covers(reference):
             return finer
@@ -51,14 +51,14 @@ def decimals_for_verdict(estimate: Estimate, reference: float, most: int) -> int
 def interval(
     estimate: Estimate, most: int, *, sign: bool = False, exact: bool = False, reference: float | None = None
 ) -> str:
-    """`91.2 ± 0.5`; the mean alone where there is no interval, or, for counted numbers, where it has no width.
+    """Return a mean with its interval, `91.2 ± 0.5`, or the mean alone if there is no interval.
 
     Args:
-        estimate: what to write.
-        most: the largest count of decimals.
-        sign: whether a positive mean shows its sign.
-        exact: whether a width of 0 means that seeds cannot differ (counted numbers), so that it is left out.
-        reference: a value of which the text must say truly whether the interval covers it.
+        estimate: Estimate to write.
+        most: Largest number of decimals.
+        sign: Whether a positive mean shows its sign.
+        exact: Whether the number is counted, so that an interval of width 0 is left out.
+        reference: Value for which the rounded text must agree with the interval on whether it is covered.
     """
     decimals = decimals_for(estimate.half_width, most)
     if reference is not None:
@@ -70,17 +70,17 @@ def interval(
 
 
 def percent(estimate: Estimate) -> str:
-    """A fraction in percent, without the sign %."""
+    """Return a fraction in percent, without the percent sign."""
     return interval(estimate.scaled(100), 2)
 
 
 def ratio(estimate: Estimate, *, exact: bool = False) -> str:
-    """A ratio with two decimals or fewer, true to whether its interval covers 1."""
+    """Return a ratio with at most two decimals, and more if needed to show whether its interval covers 1."""
     return interval(estimate, 2, exact=exact, reference=None if exact else 1.0)
 
 
 def duration(seconds: float, quantum: float | None = None) -> str:
-    """`6 min 12 s`, `2 h 05 min`, `12.3 s`, `0.042 s`, rounded to `quantum` seconds or to what a reader can use."""
+    """Return a time such as `6 min 12 s`, `2 h 05 min` or `0.042 s`, rounded to `quantum` seconds or by its size."""
     if quantum is None:
         quantum = _natural_quantum(seconds)
     rounded = round(seconds / quantum) * quantum
@@ -95,7 +95,7 @@ def duration(seconds: float, quantum: float | None = None) -> str:
 
 
 def duration_interval(estimate: Estimate) -> str:
-    """A time with its interval: `6 min 12 s ± 4 s`."""
+    """Return a time with its interval: `6 min 12 s ± 4 s`."""
     if estimate.half_width is None:
         return duration(estimate.mean)
     steps = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
@@ -112,7 +112,7 @@ def _natural_quantum(seconds: float) -> float:
 
 
 def si(value: float, unit: str) -> str:
-    """Three significant digits with an SI prefix: `1.23 TFLOPs`; counts below 1,000 are written whole."""
+    """Return three significant digits with an SI prefix, `1.23 TFLOPs`. Counts below 1,000 are written in full."""
     divisor, prefix = si_scale(value)
     scaled_value = value / divisor
     if divisor == 1:
@@ -121,7 +121,7 @@ def si(value: float, unit: str) -> str:
 
 
 def si_scale(largest: float) -> tuple[float, str]:
-    """Divisor and SI prefix with which `largest` lies in [1, 1000), as it will be after rounding to three digits."""
+    """Return the divisor and SI prefix with which `largest`, rounded to three digits, is in [1, 1000)."""
     size = 0
     while size + 1 < len(_SI) and float(f"{abs(largest):.3g}") >= 1000 ** (size + 1):
         size += 1
@@ -129,7 +129,7 @@ def si_scale(largest: float) -> tuple[float, str]:
 
 
 def binary_bytes(value: float) -> str:
-    """Three significant digits with an IEC prefix: `1.23 GiB`."""
+    """Return three significant digits with an IEC prefix: `1.23 GiB`."""
     size = 0
     while size + 1 < len(_IEC) and float(f"{value:.4g}") >= 1000 * 1024**size:
         size += 1
@@ -138,7 +138,7 @@ def binary_bytes(value: float) -> str:
 
 
 def time_scale(largest_seconds: float) -> tuple[float, str]:
-    """Divisor and unit for an axis of times."""
+    """Return the divisor and unit for an axis of times."""
     if largest_seconds < 180:
         return 1.0, "s"
     return (60.0, "min") if largest_seconds < 3 * 3600 else (3600.0, "h")

@@ -1,1 +1,1 @@
-"""What a report says: headlines, tables, provenance; without a format."""
+"""Content of a report, independent of its format: headlines, tables, provenance."""

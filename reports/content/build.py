@@ -1,4 +1,4 @@
-"""From a folder's records to the report model."""
+"""Builds the content of a report from the records of a folder."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from reports.content.backends import multipliers
+from reports.content.backends import backend_remarks
 from reports.content.headlines import headlines
-from reports.content.missing_files import kept_line, lacks
+from reports.content.missing_files import missing_file_notes, retained_figure_notes
 from reports.content.model import Group, Report
-from reports.content.provenance import flatten, problems, trust
-from reports.content.tables import flops_table, summary_table
+from reports.content.problems import problem_section
+from reports.content.provenance import flatten, provenance_section
+from reports.content.tables import group_tables
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
 from reports.data.groups import BASELINE, TrialGroup, group_trials, label
 from reports.data.method_rows import method_rows, repeated_seeds
@@ -20,109 +21,110 @@ from reports.data.trial_files import clean
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 
+SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
+_MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch"}
+_IN_TITLE = ("task", "data_copy", "model", "preset", "dtype")
 
-def build(records: Records, figures: Collection[str] = ()) -> Report:
-    """Make the whole report, figures drawn, out of what a folder holds.
+
+def build(records: Records, earlier_figures: Collection[str] = ()) -> Report:
+    """Build a whole report, with its figures drawn.
 
     Args:
-        records: of the folder.
-        figures: names of the files that an earlier report has drawn. Those that cannot be drawn again, because trials
-            have no epochs.jsonl any more, are named in what the report lacks.
+        records: Records of the folder.
+        earlier_figures: File names of the figures of an earlier report. Those that cannot be drawn again because trials
+            no longer have an epochs.jsonl are retained and named in the omissions.
     """
-    groups, apart = group_trials(records.trials)
+    groups, unassigned = group_trials(records.trials)
     colours = _colours([label(trial) for trial in records.trials])
     slugs = _slugs(groups)
-    drawn = tuple(_group(group, groups, slug, colours) for group, slug in zip(groups, slugs, strict=True))
-    done = sum(trial.done for trial in records.trials)
+    sections = tuple(_group(group, groups, slug, colours) for group, slug in zip(groups, slugs, strict=True))
     tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
-    summary = f"{len(records.trials)} trials, {done} done. Numbers from {records.source}."
-    if done < len(records.trials):
-        count = f"{len(records.trials)} trials, {done} done, {len(records.trials) - done} not"
-        summary = f"{count}. Numbers from {records.source}."
-    for several, why in (
-        ([trial for trial in apart if trial.text("method")], "fit several groups"),
-        ([trial for trial in apart if not trial.text("method")], "have a damaged record"),
+    # Keep figures that need files which have been removed since.
+    retained: tuple[str, ...] = ()
+    if any(trial.done and "epochs.jsonl" in trial.missing_files for trial in records.trials):
+        drawn = {f"{figure.name}.svg" for one in sections for figure in (*one.tradeoff_figures, *one.curve_figures)}
+        retained = tuple(sorted(set(earlier_figures) - drawn))
+    names = [name.removeprefix(f"{slugs[0]}-") if len(slugs) == 1 else name for name in retained]
+    return Report(
+        title=f"Pruning during training: {tasks}",
+        summary=_summary(records, unassigned),
+        omissions=(*missing_file_notes(records), *retained_figure_notes(names)),
+        groups=sections,
+        problems=problem_section(records),
+        provenance=provenance_section(records),
+        retained_figures=retained,
+    )
+
+
+def _summary(records: Records, unassigned: Sequence) -> str:
+    total, done = len(records.trials), sum(trial.done for trial in records.trials)
+    counts = f"{total} trials, {done} done" + (f", {total - done} not done" if done < total else "")
+    summary = f"{counts}. Numbers from {records.source}."
+    for several, reason in (
+        ([trial for trial in unassigned if trial.text("method")], "match several groups"),
+        ([trial for trial in unassigned if not trial.text("method")], "have a damaged record"),
     ):
         if several:
-            summary += f" {len(several)} trials {why} and stand in the list of what went wrong alone."
-    title = f"Pruning during training: {tasks}"
-    kept: tuple[str, ...] = ()
-    if any(trial.done and "epochs.jsonl" in trial.missing_files for trial in records.trials):
-        own = {f"{figure.name}.svg" for group in drawn for figure in (*group.tradeoff_figures, *group.curve_figures)}
-        kept = tuple(sorted(set(figures) - own))
-    lacking = (*lacks(records), *kept_line([_without_slug(name, slugs) for name in kept]))
-    return Report(title, summary, lacking, drawn, problems(records), trust(records), kept)
-
-
-def _without_slug(name: str, slugs: Sequence[str]) -> str:
-    """The file's name without its group's, where there is one group: `loss-epochs.svg`."""
-    return name.removeprefix(f"{slugs[0]}-") if len(slugs) == 1 else name
+            summary += f" {len(several)} trials {reason}; they are listed only under failed trials."
+    return summary
 
 
 def _colours(labels: Sequence[str]) -> dict[str, int]:
-    """Colour 0 is dense's and nobody else's; the others in the order of the table."""
+    """Assign colour 0 to dense only, and the others in the order of the table."""
     others = [name for name in dict.fromkeys(labels) if name != BASELINE]
     return {BASELINE: 0, **{name: index for index, name in enumerate(others, 1)}}
 
 
 def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: dict[str, int]) -> Group:
     rows = method_rows(group, colours)
-    key = group.key
-    copy = _copy_kind(key["data_copy"])
-    task, model = key["task"] or "unnamed task", key["model"] or "unnamed model"
-    setting = f"{task} ({copy}), {model}"
-    title = " · ".join([f"{task} ({copy})", model, *(key[name] for name in ("preset", "dtype") if key[name])])
-    execution = group.trials[0].text("execution")  # of the recipe, which all trials of a group share
-    if execution not in ("", "eager"):
-        title += f" · {execution}"
-        setting += f", {execution}"
-    # What else tells this group from one with the same title must be in the title too.
-    twins = [other for other in groups if other is not group and all(other.key[k] == key[k] for k in _TITLED)]
-    for name, words in _MACHINE.items():
-        if any(other.key[name] != key[name] for other in twins):
-            title += f" · {words} {key[name] or 'not recorded'}"
-            setting += f", {words} {key[name] or 'not recorded'}"
-    if any(other.key[name] != key[name] for other in twins for name in ("recipe", "epochs", "batch_size")):
-        differences = _recipe_differences(group, twins)
-        title += f" · {differences}"
-        setting += f", {differences}"
+    title, setting = _titles(group, groups)
     device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
-    trade, missing_trade = tradeoff_figures(rows, slug)
-    course, missing_course = curve_figures(rows, slug)
-    any_done = any(row.done for row in rows)
-    disturbances = (*competing_programs(group.trials), *unsteady_times(group.trials))
+    tradeoffs, missing_tradeoffs = tradeoff_figures(rows, slug)
+    curves, missing_curves = curve_figures(rows, slug)
+    is_smoke = group.key["preset"] == SMOKE
+    smoke = "A smoke test shows that everything runs; its numbers do not show which method to use."
     return Group(
         title=title,
-        question="What came out" if key["preset"] == SMOKE else "What should I use?",
+        question="Results of the smoke test" if is_smoke else "Which method should I use?",
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
         headlines=headlines(rows, setting),
         remarks=(
-            *_smoke(key["preset"]),
-            *disturbances,
+            *((smoke,) if is_smoke else ()),
+            *competing_programs(group.trials),
+            *unsteady_times(group.trials),
             *slow_products(group.trials),
             *resumed(group.trials),
             *repeated_seeds(group),
-            *multipliers(rows),
+            *backend_remarks(rows),
         ),
-        summary_table=summary_table(rows, slug, device) if any_done else None,
-        flops_table=flops_table(rows, slug) if any_done else None,
-        tradeoff_figures=tuple(trade),
-        curve_figures=tuple(course),
-        missing_figures=(*missing_trade, *missing_course),
+        tables=group_tables(rows, slug, device) if any(row.done for row in rows) else (),
+        tradeoff_figures=tuple(tradeoffs),
+        curve_figures=tuple(curves),
+        missing_figures=(*missing_tradeoffs, *missing_curves),
     )
 
 
-def _smoke(preset: str) -> tuple[str, ...]:
-    return (
-        ("A smoke test shows that everything runs; nothing here says which method to use.",) if preset == SMOKE else ()
-    )
-
-
-SMOKE = "smoke"  # the preset that trains for seconds, to see that everything runs
-_MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch"}
-_TITLED = ("task", "data_copy", "model", "preset", "dtype")
+def _titles(group: TrialGroup, groups: Sequence[TrialGroup]) -> tuple[str, str]:
+    """Return the heading of a group, and its setting as the headlines name it. No two groups have equal headings."""
+    key = group.key
+    task = f"{key['task'] or 'unnamed task'} ({_copy_kind(key['data_copy'])})"
+    model = key["model"] or "unnamed model"
+    setting = f"{task}, {model}"
+    title = " · ".join([task, model, *(key[name] for name in ("preset", "dtype") if key[name])])
+    more = []
+    execution = group.trials[0].text("execution")  # part of the recipe, which all trials of a group share
+    if execution not in ("", "eager"):
+        more.append(execution)
+    # Name whatever else distinguishes this group from others with the same title.
+    twins = [other for other in groups if other is not group and all(other.key[k] == key[k] for k in _IN_TITLE)]
+    for name, words in _MACHINE.items():
+        if any(other.key[name] != key[name] for other in twins):
+            more.append(f"{words} {key[name] or 'not recorded'}")
+    if any(other.key[name] != key[name] for other in twins for name in ("recipe", "epochs", "batch_size")):
+        more.append(_recipe_differences(group, twins))
+    return " · ".join([title, *more]), ", ".join([setting, *more])
 
 
 def _copy_kind(data_copy: str) -> str:
@@ -151,7 +153,8 @@ def _subtitle(group: TrialGroup, device: str) -> str:
     sources = {clean(str(trial.spec["recipe_source"])) for trial in done if trial.spec.get("recipe_source")}
     if sources:
         parts.append(f"recipe of {' or '.join(sorted(sources))}")
-    return ", ".join(parts) + "."
+    text = ", ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _data_note(group: TrialGroup) -> str:
@@ -160,7 +163,7 @@ def _data_note(group: TrialGroup) -> str:
 
 
 def _recipe_differences(group: TrialGroup, twins: Sequence[TrialGroup]) -> str:
-    """The fields of the recipe in which a group differs from its twins: `epochs=5, batch_size=128`."""
+    """Return the fields of the recipe in which a group differs from its twins: `recipe epochs=5, batch_size=128`."""
     if not group.key["recipe"]:
         known = ("epochs", "batch_size")
         differing = [key for key in known if any(other.key[key] != group.key[key] for other in twins)]
@@ -171,20 +174,13 @@ def _recipe_differences(group: TrialGroup, twins: Sequence[TrialGroup]) -> str:
 
 
 def _slugs(groups: Sequence[TrialGroup]) -> list[str]:
-    """A name for each group in letters, digits, `.`, `_` and `-`, for anchors and files."""
+    """Return a distinct name for each group for anchors and files, of letters, digits, `.`, `_` and `-`."""
     slugs: list[str] = []
     for group in groups:
-        parts = [
-            group.key["task"],
-            group.key["model"],
-            group.key["preset"],
-            group.key["dtype"],
-            group.key["hardware_id"][:8],
-        ]
-        text = "-".join(filter(None, (re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts))).replace(
-            "=", ""
-        )
-        # A letter first: an id that starts with a digit needs escapes in style sheets.
+        names = [*(group.key[name] for name in ("task", "model", "preset", "dtype")), group.key["hardware_id"][:8]]
+        parts = (re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.") for name in names)
+        text = "-".join(filter(None, parts))
+        # An id starts with a letter, since one that starts with a digit needs escapes in style sheets.
         slug = base = f"g-{text or 'group'}"
         number = 2
         while slug in slugs:

@@ -1,16 +1,17 @@
-"""One sentence a method, made from its numbers by fixed rules.
+"""One sentence per method, made from its numbers by fixed rules.
 
-1. A method is named with task, data copy, model and the number of its seeds; trials that are not done are said first.
-2. Accuracy: where the 95 % interval of the paired difference to dense covers 0, "not told apart from dense"; else so
-   many points "above" or "below". One seed has no interval, and the sentence says so before any number.
-3. Training time: the mean of the paired ratios; where its interval covers 1, "not told apart"; else "longer" or
-   "shorter". A time so short that not even the effective FLOPs explain it is said to be that, and one that records
-   speak against is marked as disturbed where it stands.
-4. Training FLOPs: "executed" only of what kernels really did. What could be skipped and was not (executed less
-   effective) stands in the conditional: a saving that hardware did not make is never a verb in the past tense.
-5. The final model: inference FLOPs of its shapes, and what its zeros would let hardware skip.
-6. A share under half a percent of dense is not worth a clause. Worse is said in the words of better.
-No rule knows a method's name: two methods with equal numbers get equal sentences.
+1. A sentence names task, data copy, model and number of seeds. Trials that are not done are named before any number.
+2. Accuracy: if the 95 % interval of the paired difference to dense covers 0, the accuracy is "not distinguishable from
+   dense"; otherwise it is so many points "above" or "below". For one seed the sentence says that there is no interval.
+3. Training time: the mean of the paired ratios. If its interval covers 1, it is "not distinguishable from dense";
+   otherwise "longer" or "shorter". A time that is shorter than the effective FLOPs explain, and a disturbed time, are
+   marked as such.
+4. Training FLOPs: "executed" refers only to what kernels computed. Multiply-adds that could have been skipped but were
+   not are stated in the conditional: a saving that the hardware did not realise is never stated in the past tense.
+5. The final model: inference FLOPs of its shapes, and the share that hardware could skip because weights are zero.
+6. A share below half a percent of dense is not mentioned. Worse results use the same words as better ones.
+
+No rule depends on the name of a method: two methods with equal numbers get equal sentences.
 """
 
 from __future__ import annotations
@@ -24,64 +25,64 @@ from reports.data.method_rows import MethodRow
 from reports.formatting import decimals_for_verdict, duration_interval, interval, percent, ratio
 
 _NEGLIGIBLE = 0.005
-# How much shorter than its effective FLOPs a training may be before something else must be in its time.
+# A training may be shorter than its effective FLOPs by this share before the sentence points to other causes.
 _EXPLAINED = 0.05
 
 
 def headlines(rows: Sequence[MethodRow], setting: str) -> tuple[Headline, ...]:
-    """One sentence a row.
+    """Return one sentence per row.
 
     Args:
-        rows: of one group.
-        setting: where they were run: `"cifar10 (sample copy), resnet9[width=0.25]"`.
+        rows: Rows of one group.
+        setting: Task, data copy and model of the group: `"cifar10 (sample copy), resnet9[width=0.25]"`.
     """
     return tuple(Headline(row.label, sentence(row, setting), row.colour) for row in rows)
 
 
 def sentence(row: MethodRow, setting: str) -> str:
-    """The sentence about a row, without the method's name in front."""
+    """Return the sentence about a row, without the method's name in front."""
     failed = f"{row.failures} of {len(row.trials)} trials" if row.failures else ""
     if not row.done:
-        return f"on {setting}: no trial is done ({failed}), so there is no number."
+        return f"on {setting}: no trial is done ({failed}), so there are no numbers."
     seeds = "1 seed, no interval" if row.seeds == 1 else f"{row.seeds} seeds"
-    head = f"on {setting}, {seeds}" + (f" ({failed}, which no number here includes)" if failed else "")
+    head = f"on {setting}, {seeds}" + (f" ({failed}, not included in any number here)" if failed else "")
     if row.is_baseline:
-        clauses = [_own_accuracy(row.accuracy), _own_time(row), "what others are compared with"]
+        clauses = [_absolute_accuracy(row.accuracy), _absolute_time(row), "the baseline of all comparisons"]
     else:
-        clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_before(row)]
+        clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_prerequisites(row)]
     return f"{head}: {'; '.join(clauses)}."
 
 
-def _before(row: MethodRow) -> list[str]:
-    """What had to be trained before it, which none of its own costs has in it."""
+def _prerequisites(row: MethodRow) -> list[str]:
+    """Name the trainings that the method starts from, whose cost is not part of its own."""
     spec = row.done[0].spec
     names = [
         *map(str, spec.get("depends_on") or ()),
-        *(f"the file of {name}" for name in spec.get("files") or ()),
+        *(f"the file {name}" for name in spec.get("files") or ()),
     ]
-    return [f"it begins with what came of {' and '.join(names)}, whose cost is not in here"] if names else []
+    return [f"it starts from the result of {' and '.join(names)}, whose cost is not included"] if names else []
 
 
-def _own_accuracy(accuracy: Quantity) -> str:
+def _absolute_accuracy(accuracy: Quantity) -> str:
     if isinstance(accuracy, Missing):
         return "accuracy was not measured"
     return f"accuracy {percent(accuracy)} %"
 
 
-def _own_time(row: MethodRow) -> str:
+def _absolute_time(row: MethodRow) -> str:
     if isinstance(row.train_time, Missing):
         return "training time was not measured"
-    return f"measured training time {duration_interval(row.train_time)}" + _doubt(row.time_is_disturbed)
+    return f"measured training time {duration_interval(row.train_time)}" + _warning(row.time_is_disturbed)
 
 
-def _doubt(disturbed: bool) -> str:
-    return f" ({DISTURBED}: not to be trusted)" if disturbed else ""
+def _warning(disturbed: bool) -> str:
+    return f" ({DISTURBED}: do not rely on it)" if disturbed else ""
 
 
 def _accuracy(row: MethodRow) -> str:
     difference = row.accuracy_difference
     if isinstance(difference, Missing):
-        return f"{_own_accuracy(row.accuracy)}, not compared with dense ({difference.reason})"
+        return f"{_absolute_accuracy(row.accuracy)}, not compared with dense ({difference.reason})"
     points = difference.scaled(100)
     if points.half_width is None:
         side = "below" if points.mean < 0 else "above"
@@ -90,7 +91,7 @@ def _accuracy(row: MethodRow) -> str:
         return text + _fewer_pairs(row, difference, "on 1 seed, no interval")
     if points.covers(0):
         text = interval(points, 2, sign=True, reference=0)
-        return f"accuracy not told apart from dense ({text} points)" + _fewer_pairs(row, difference)
+        return f"accuracy not distinguishable from dense ({text} points)" + _fewer_pairs(row, difference)
     size = interval(Estimate(abs(points.mean), points.half_width, points.count), 2, reference=0)
     return f"accuracy {size} points {'below' if points.mean < 0 else 'above'} dense" + _fewer_pairs(row, difference)
 
@@ -98,17 +99,17 @@ def _accuracy(row: MethodRow) -> str:
 def _time(row: MethodRow) -> str:
     times = row.time_ratio
     if isinstance(times, Missing):
-        return f"{_own_time(row)}, not compared with dense ({times.reason})"
-    doubt = _doubt(row.ratio_is_disturbed)
+        return f"{_absolute_time(row)}, not compared with dense ({times.reason})"
+    warning = _warning(row.ratio_is_disturbed)
     if times.half_width is None:
         text = f"measured training time {ratio(times)} × dense" + _fewer_pairs(row, times, "on 1 seed, no interval")
-        return text + _unexplained(row, times) + doubt
+        return text + _unexplained(row, times) + warning
     if times.covers(1):
-        text = f"measured training time not told apart from dense ({ratio(times)} × dense)"
-        return text + _fewer_pairs(row, times) + doubt
+        text = f"measured training time not distinguishable from dense ({ratio(times)} × dense)"
+        return text + _fewer_pairs(row, times) + warning
     word = "longer" if times.mean > 1 else "shorter"
     text = f"measured training time {ratio(times)} × dense, {word}"
-    return text + _fewer_pairs(row, times) + _unexplained(row, times) + doubt
+    return text + _fewer_pairs(row, times) + _unexplained(row, times) + warning
 
 
 def _unexplained(row: MethodRow, times: Estimate) -> str:
@@ -121,7 +122,7 @@ def _unexplained(row: MethodRow, times: Estimate) -> str:
 
 def _fewer_pairs(row: MethodRow, compared: Estimate, single: str = "") -> str:
     if compared.half_width is None and compared.count > 1:
-        return f" (alike on {compared.count} of {row.seeds} seeds, no interval)"
+        return f" (the same on {compared.count} of {row.seeds} seeds, no interval)"
     if compared.count == row.seeds:
         return ""
     return f" ({single or f'paired over {compared.count} of {row.seeds} seeds'})"
@@ -134,17 +135,17 @@ def _training_flops(row: MethodRow) -> list[str]:
     saved = _difference(Estimate(1.0, None, executed.count), executed)
     clauses = []
     if abs(saved.mean) >= _NEGLIGIBLE:
-        clauses.append(f"executed {_share(saved)} training FLOPs than the dense net needs")
+        clauses.append(f"executed {_share(saved)} training FLOPs than the dense network needs")
     if isinstance(effective, Missing):
-        return clauses or ["executed as many training FLOPs as the dense net needs"]
+        return clauses or ["executed as many training FLOPs as the dense network needs"]
     skippable = executed.mean - effective.mean
     if skippable >= _NEGLIGIBLE:
-        # What kernels left out below the current shapes tells whether anything of the sparsity was used at all.
+        # The kernels used some of the sparsity if they executed less than the current shapes need.
         used = isinstance(current, Estimate) and current.mean - executed.mean >= _NEGLIGIBLE
         more = "a further " if clauses else ""
-        tail = "which no kernel here skipped" if used else "and no kernel here skipped them"
+        tail = "but no kernel here skipped these" if used else "but no kernel here skipped any"
         clauses.append(f"{more}{100 * skippable:.0f} % of dense's training multiply-adds could be skipped, {tail}")
-    return clauses or ["executed as many training FLOPs as the dense net needs, and none could be skipped"]
+    return clauses or ["executed as many training FLOPs as the dense network needs, and none could be skipped"]
 
 
 def _final_model(row: MethodRow) -> list[str]:
@@ -166,7 +167,7 @@ def _difference(one: Estimate, other: Estimate) -> Estimate:
 
 
 def _share(saved: Estimate) -> str:
-    """`23 ± 4 % fewer`, `12 % more`: whole percents, and no interval where it rounds to nothing."""
+    """Write a saving as `23 ± 4 % fewer` or `12 % more`, in whole percents, without an interval that rounds to 0."""
     share = Estimate(abs(saved.mean), saved.half_width, saved.count).scaled(100)
     word = "fewer" if saved.mean > 0 else "more"
     if share.half_width is None or round(share.half_width) == 0:

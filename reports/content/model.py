@@ -1,4 +1,4 @@
-"""The report before anyone chose how it looks: both renderers are fed from these classes and from nothing else."""
+"""The content of a report, independent of its format. Both renderers use these classes and nothing else."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Cell:
     """One cell of a table.
 
     Attributes:
-        text: as it is read.
-        note: what a reader should know about it (why it is a dash, that a seed is missing); shown on hover and below.
-        value: what the cell sorts by; `None` sorts last.
-        code: whether the text is a name to be set in a fixed-width font.
-        colour: index of the method's colour, for a method's name.
+        text: Displayed text.
+        note: Remark on the value, for example why it is missing. It is shown on hover and below the table.
+        value: Number by which the cell is sorted; `None` sorts last.
+        code: Whether the text is a name that is set in a fixed-width font.
+        colour: Index of the method's colour, for the name of a method.
     """
 
     text: str
@@ -33,7 +33,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column's head: what it is, its unit, and the kind of its numbers. `note` says more on hover and below."""
+    """Head of a column.
+
+    Attributes:
+        title: Name of the quantity.
+        unit: Unit of its numbers.
+        kind: Whether the numbers were measured, counted, modelled or published.
+        note: Explanation, shown on hover and below the table.
+        numeric: Whether the cells are aligned and sorted as numbers.
+    """
 
     title: str
     unit: str = ""
@@ -44,7 +52,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; `pinned` rows at its top stay there however a reader sorts."""
+    """A table. The first `pinned` rows stay at the top when a reader sorts it."""
 
     name: str
     caption: str
@@ -54,19 +62,19 @@ class Table:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The distinct notes of heads and cells, in reading order: numbered from 1 where they are referred to."""
+        """Distinct notes of heads and cells in reading order. References to them count from 1."""
         heads = [column.note for column in self.columns]
         cells = [cell.note for row in self.rows for cell in row]
         return tuple(dict.fromkeys(note for note in heads + cells if note))
 
     def mark(self, note: str) -> str:
-        """The number of a note, or nothing."""
+        """Return the number of a note; empty for no note."""
         return str(self.notes.index(note) + 1) if note else ""
 
 
 @dataclass(frozen=True)
 class Headline:
-    """One sentence about one method: the name is set as code, the text follows it."""
+    """A sentence about a method. The name is set as code and followed by the text."""
 
     name: str
     text: str
@@ -75,9 +83,20 @@ class Headline:
 
 @dataclass(frozen=True)
 class Group:
-    """Trials that may be compared: one task, data copy, model, hardware, type and recipe.
+    """The section about one group of comparable trials: one task, data copy, model, hardware, data type and recipe.
 
-    `question` heads the sentences; `data_note` is the data copy's own line about what it means for the numbers.
+    Attributes:
+        title: Heading of the section.
+        question: Heading of the sentences.
+        slug: Prefix of anchors and file names.
+        subtitle: Epochs, batch size, device, versions and data copy.
+        data_note: What the data copy means for the numbers.
+        headlines: One sentence per method.
+        remarks: Warnings that concern several methods, for example disturbed times.
+        tables: Tables with one row per method; empty if no trial is done.
+        tradeoff_figures: Accuracy against cost.
+        curve_figures: Curves and shapes over epochs.
+        missing_figures: One line for each figure that cannot be drawn.
     """
 
     title: str
@@ -87,8 +106,7 @@ class Group:
     data_note: str
     headlines: tuple[Headline, ...]
     remarks: tuple[str, ...]
-    summary_table: Table | None
-    flops_table: Table | None
+    tables: tuple[Table, ...]
     tradeoff_figures: tuple[Figure, ...]
     curve_figures: tuple[Figure, ...]
     missing_figures: tuple[str, ...]
@@ -96,7 +114,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Problems:
-    """What went wrong, and the commands that run it again (or why none can be given)."""
+    """Failed trials and damaged files, with the commands that run them again, or a note why none can be given."""
 
     table: Table
     commands: tuple[str, ...]
@@ -104,8 +122,15 @@ class Problems:
 
 
 @dataclass(frozen=True)
-class Trust:
-    """What a reader who does not believe the numbers asks for."""
+class Provenance:
+    """Where the numbers come from and what they mean.
+
+    Attributes:
+        meaning: Definitions of the kinds of numbers.
+        command_lines: Commands that produced the folder.
+        source: The table that the numbers come from.
+        tables: Trials, methods, environment and differences between trials.
+    """
 
     meaning: tuple[str, ...]
     command_lines: tuple[str, ...]
@@ -115,29 +140,34 @@ class Trust:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything the report says, in its order.
+    """A whole report, in reading order.
 
     Attributes:
-        lacks: a line for each thing that could not be said.
-        kept: files of figures that an earlier report drew and that cannot be drawn again: they are not removed.
+        title: Title of the page.
+        summary: Number of trials, and the source of the numbers.
+        omissions: One line for each thing that cannot be shown because files are missing.
+        groups: Sections about comparable trials.
+        problems: Failed trials and damaged files; `None` if there are none.
+        provenance: The last section.
+        retained_figures: Files of figures that an earlier report drew and that cannot be drawn again. They are kept.
     """
 
     title: str
     summary: str
-    lacks: tuple[str, ...]
+    omissions: tuple[str, ...]
     groups: tuple[Group, ...]
     problems: Problems | None
-    trust: Trust
-    kept: tuple[str, ...] = ()
+    provenance: Provenance
+    retained_figures: tuple[str, ...] = ()
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """All figures, in reading order."""
+        """All figures in reading order."""
         return tuple(figure for group in self.groups for figure in (*group.tradeoff_figures, *group.curve_figures))
 
 
 def quantity_cell(quantity: Quantity, text: str, expected: int) -> Cell:
-    """A cell for a number, or a dash with its reason; says so where fewer seeds than `expected` stand behind it."""
+    """Return a cell for a number, or a dash with the reason. A note tells if fewer seeds than `expected` have it."""
     if isinstance(quantity, Missing):
         return missing_cell(quantity.reason)
     short = f"from {quantity.count} of {expected} seeds" if quantity.count < expected else ""
@@ -145,5 +175,5 @@ def quantity_cell(quantity: Quantity, text: str, expected: int) -> Cell:
 
 
 def missing_cell(reason: str) -> Cell:
-    """What stands where a number was not measured, with the reason as a sentence."""
+    """Return a dash for a number that is not known, with the reason as a sentence in its note."""
     return Cell(formatting.DASH, f"{reason[:1].upper()}{reason[1:].rstrip('.')}.")

@@ -1,4 +1,4 @@
-"""The tables of a group: what was measured beside what was counted, and the counts themselves."""
+"""Tables of a group: results and time, cost relative to dense, and absolute counts; one row per method."""
 
 from __future__ import annotations
 
@@ -8,136 +8,141 @@ from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, quantity_cell
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
-from reports.data.method_rows import MethodRow, by_seed
+from reports.data.method_rows import NONE_DONE, MethodRow, by_seed, not_measured
 from reports.data.records import Trial
 
-_INTERVAL = "± is the half-width of the 95 % t-interval over seeds."
-_ONE_SEED = "From one seed: no interval, and no telling what chance did; --seeds 3 gives one."
+_INTERVAL = "± is the half-width of the 95 % confidence interval over seeds."
+_ONE_SEED = "One seed: no interval, so chance cannot be excluded; --seeds 3 gives one."
+_SKIPPING: Kind = "counted, assumes hardware that skips"
 _SKIPS = (
-    "Assumes hardware that skips every multiply-add the method's sparsity makes superfluous; "
-    "what was multiplied here is the executed column."
+    "Assumes hardware that skips every multiply-add that the method's sparsity makes superfluous; "
+    "the executed FLOPs are what was computed here."
 )
 
 
-def summary_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
-    """How sure, and at what cost: a row a method, in the order of `rows`.
+def group_tables(rows: Sequence[MethodRow], slug: str, device: str) -> tuple[Table, ...]:
+    """Return the tables of a group, each with its rows in the order of `rows`.
 
     Args:
-        rows: of one group, ranked.
-        slug: the group's, for the table's name.
-        device: of the group; it decides whether peak memory was measured or counted.
+        rows: Ranked rows of one group.
+        slug: Prefix of the tables' names.
+        device: Device of the group. It determines whether peak memory was measured or counted.
     """
-    doubt = f" {DISTURBED_NOTE}" if any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows) else ""
-    memory: tuple[Kind, str] = ("counted", "Bytes of saved tensors, parameters, gradients and optimizer state.")
-    if device.startswith("cuda"):
-        memory = ("measured", "The allocator's maximum.")
+    return results_table(rows, slug), relative_cost_table(rows, slug, device), counts_table(rows, slug)
+
+
+def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
+    """Return accuracy, training time, and realised beside theoretical saving."""
+    disturbed = any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows)
+    warning = f" {DISTURBED_NOTE}" if disturbed else ""
+    several = any(row.seeds > 1 for row in rows)
+    realised = "1 − training time × dense." if several else f"1 − training time × dense. {_ONE_SEED}"
     columns = (
         Column("Method", numeric=False),
         Column("Seeds done"),
-        Column("Test accuracy", "%", "measured", _INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED),
+        Column("Test accuracy", "%", "measured", _INTERVAL if several else _ONE_SEED),
         Column("Difference to dense", "points", "measured", "Paired by seed."),
         Column(
             "Training time",
             "",
             "measured",
-            f"Mean over seeds; input, pruning, regulariser and reconfiguration are inside.{doubt}",
+            f"Mean over seeds, with input pipeline, pruning, regulariser and reconfiguration.{warning}",
         ),
-        Column("Training time", "× dense", "measured", f"Mean of the ratios, paired by seed.{doubt}"),
-        Column("Realised saving of time", "%", "measured", _realised_note(rows) + doubt),
-        Column(
-            "Theoretical saving of FLOPs",
-            "%",
-            "counted, assumes hardware that skips",
-            "1 − effective training FLOPs × dense. " + _SKIPS,
-        ),
-        Column("Training FLOPs, executed", "× dense", "counted", "Of the dense net's FLOPs in the same trial."),
-        Column("Training FLOPs, effective", "× dense", "counted, assumes hardware that skips", _SKIPS),
-        Column("Inference FLOPs", "× dense", "counted", "Of the final model's shapes."),
-        Column("Parameters", "× dense", "counted", "Of the final model's shapes."),
-        Column("Peak memory", "", memory[0], f"{memory[1]} The largest over seeds."),
+        Column("Training time", "× dense", "measured", f"Mean of the ratios, paired by seed.{warning}"),
+        Column("Realised saving of time", "%", "measured", realised + warning),
+        Column("Theoretical saving of FLOPs", "%", _SKIPPING, f"1 − effective training FLOPs × dense. {_SKIPS}"),
     )
-    body = tuple(_summary_row(row) for row in rows)
-    caption = "Dense first, then by best measured trade of accuracy against training time, by means, told apart or not."
-    if doubt:
-        caption += " Disturbed times take part in this order: do not trust it either."
-    return Table(f"{slug}-trade", caption, columns, body, pinned=sum(row.is_baseline for row in rows))
+    caption = (
+        "Dense first, then the best measured trade-off of accuracy and training time first. The order uses means, "
+        "whether or not intervals overlap."
+    )
+    if disturbed:
+        caption += " Disturbed times affect this order: do not rely on it."
+    return _table(f"{slug}-results", caption, columns, rows, _results_cells)
 
 
-def _realised_note(rows: Sequence[MethodRow]) -> str:
-    note = "1 − training time × dense."
-    return note if any(row.seeds > 1 for row in rows) else f"{note} {_ONE_SEED}"
+def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
+    seeds = row.seeds
+    done = str(seeds) if not row.failures else f"{len(row.done)} of {len(row.trials)}"
 
+    def time(value: Estimate) -> str:
+        return mark_disturbed(formatting.duration_interval(value), row.time_is_disturbed)
 
-def _summary_row(row: MethodRow) -> tuple[Cell, ...]:
-    expected = row.seeds
-    done = str(expected) if not row.failures else f"{len(row.done)} of {len(row.trials)}"
+    def ratio(value: Estimate) -> str:
+        return mark_disturbed(formatting.ratio(value), row.ratio_is_disturbed)
+
+    def saving(value: Estimate) -> str:
+        return mark_disturbed(_whole_percent(value), row.ratio_is_disturbed)
+
+    realised = missing_cell("Dense is the baseline of this saving.")
     return (
-        Cell(row.label, code=True, colour=row.colour),
-        Cell(done, f"Not done: {row.failures}." if row.failures else "", float(expected)),
-        _cell(row.accuracy, expected, lambda value: formatting.percent(value)),
+        Cell(done, f"Not done: {row.failures}." if row.failures else "", float(seeds)),
+        _cell(row.accuracy, seeds, formatting.percent),
         _cell(
             row.accuracy_difference,
-            expected,
+            seeds,
             lambda value: formatting.interval(value.scaled(100), 2, sign=True, reference=0),
         ),
-        _cell(
-            row.train_time,
-            expected,
-            lambda value: mark_disturbed(formatting.duration_interval(value), row.time_is_disturbed),
-        ),
-        _cell(row.time_ratio, expected, lambda value: mark_disturbed(formatting.ratio(value), row.ratio_is_disturbed)),
-        _cell(
-            _saving(row.time_ratio),
-            expected,
-            lambda value: mark_disturbed(_whole_percent(value), row.ratio_is_disturbed),
-        )
-        if not row.is_baseline
-        else missing_cell("Dense saves nothing."),
-        _cell(_saving(row.flops_ratio["effective"]), expected, lambda value: _whole_percent(value, exact=True)),
-        _ratio_cell(row.flops_ratio["executed"], expected),
-        _ratio_cell(row.flops_ratio["effective"], expected),
-        _ratio_cell(row.inference_ratio, expected),
-        _ratio_cell(row.params_ratio, expected),
-        _peak_memory(row.done),
+        _cell(row.train_time, seeds, time),
+        _cell(row.time_ratio, seeds, ratio),
+        realised if row.is_baseline else _cell(_saving(row.time_ratio), seeds, saving),
+        _cell(_saving(row.flops_ratio["effective"]), seeds, lambda value: _whole_percent(value, exact=True)),
     )
 
 
-def flops_table(rows: Sequence[MethodRow], slug: str) -> Table:
-    """The counts: training FLOPs in their four columns, and the final model."""
+def relative_cost_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
+    """Return FLOPs and size as multiples of the dense network's, and peak memory."""
+    memory: tuple[Kind, str] = ("counted", "Bytes of saved tensors, weights, gradients and optimizer state.")
+    if device.startswith("cuda"):
+        memory = ("measured", "Maximum of the memory allocator.")
     columns = (
         Column("Method", numeric=False),
-        Column("Training FLOPs, dense net", "", "counted", "Of the original net, over the whole training."),
-        Column("Training FLOPs, current shapes", "", "counted", "Of the shapes that existed at each step."),
-        Column("Training FLOPs, effective", "", "counted, assumes hardware that skips", _SKIPS),
-        Column("Training FLOPs, executed", "", "counted", "What the kernels really did."),
-        Column("Inference FLOPs", "", "counted", "Of the final model's shapes, one image."),
+        Column("Training FLOPs, executed", "× dense", "counted", "Relative to the dense network in the same trial."),
+        Column("Training FLOPs, effective", "× dense", _SKIPPING, _SKIPS),
+        Column("Inference FLOPs", "× dense", "counted", "From the shapes of the final model."),
+        Column("Parameters", "× dense", "counted", "From the shapes of the final model."),
+        Column("Peak memory", "", memory[0], f"{memory[1]} Largest value over seeds."),
+    )
+    return _table(f"{slug}-relative", "Cost of training and of the final model", columns, rows, _relative_cells)
+
+
+def _relative_cells(row: MethodRow) -> tuple[Cell, ...]:
+    ratios = (
+        row.flops_ratio["executed"], row.flops_ratio["effective"], row.inference_ratio, row.params_ratio,
+    )  # fmt: skip
+    cells = (_cell(one, row.seeds, lambda value: formatting.ratio(value, exact=True)) for one in ratios)
+    return (*cells, _peak_memory(row.done))
+
+
+def counts_table(rows: Sequence[MethodRow], slug: str) -> Table:
+    """Return absolute counts: training FLOPs in their four columns, and the final model."""
+    columns = (
+        Column("Method", numeric=False),
+        Column("Training FLOPs, dense", "", "counted", "Of the original network, over the whole training."),
+        Column("Training FLOPs, current", "", "counted", "Of the shapes that existed at each step."),
+        Column("Training FLOPs, effective", "", _SKIPPING, _SKIPS),
+        Column("Training FLOPs, executed", "", "counted", "What the kernels computed, including zeros."),
+        Column("Inference FLOPs", "", "counted", "Of the final model's shapes, for one image."),
         Column(
             "Inference FLOPs, effective",
             "",
-            "counted, assumes hardware that skips",
-            "Times each layer's share of weights that are not 0.",
+            _SKIPPING,
+            "Inference FLOPs of each layer, times the share of its weights that are not zero.",
         ),
         Column("Parameters", "", "counted"),
-        Column("Parameters not 0", "", "counted"),
+        Column("Nonzero parameters", "", "counted"),
     )
-    body = [_flops_row(row) for row in rows]
-    caption = "What was counted, means over seeds; one multiply-add is 2 FLOPs. No method is ranked by these numbers."
-    return Table(
-        f"{slug}-flops",
-        caption,
-        columns,
-        tuple(body),
-        pinned=sum(row.is_baseline for row in rows),
-    )
+    caption = "Absolute counts, means over seeds. One multiply-add is 2 FLOPs. The ranking does not use these numbers."
+    return _table(f"{slug}-counts", caption, columns, rows, _count_cells)
 
 
-def _flops_row(row: MethodRow) -> tuple[Cell, ...]:
+def _count_cells(row: MethodRow) -> tuple[Cell, ...]:
     def counted(column: str, unit: str) -> Cell:
-        quantity = _column(row.done, column)
+        values = list(by_seed(row.done, column).values())
+        quantity = estimate(values, not_measured(column) if row.done else NONE_DONE)
         return _cell(quantity, row.seeds, lambda value: formatting.si(value.mean, unit))
 
     return (
-        Cell(row.label, code=True, colour=row.colour),
         *(counted(f"train_flops_{kind}", "FLOPs") for kind in ("dense", "current", "effective", "executed")),
         counted("inference_flops", "FLOPs"),
         counted("inference_flops_effective", "FLOPs"),
@@ -146,17 +151,19 @@ def _flops_row(row: MethodRow) -> tuple[Cell, ...]:
     )
 
 
-def _column(done: Sequence[Trial], column: str) -> Quantity:
-    reason = f"Not measured: {column} is empty." if done else "No trial of this method is done."
-    return estimate(list(by_seed(done, column).values()), reason)
+def _table(
+    name: str,
+    caption: str,
+    columns: tuple[Column, ...],
+    rows: Sequence[MethodRow],
+    cells: Callable[[MethodRow], tuple[Cell, ...]],
+) -> Table:
+    body = tuple((Cell(row.label, code=True, colour=row.colour), *cells(row)) for row in rows)
+    return Table(name, caption, columns, body, pinned=sum(row.is_baseline for row in rows))
 
 
 def _cell(quantity: Quantity, expected: int, write: Callable[[Estimate], str]) -> Cell:
     return quantity_cell(quantity, "" if isinstance(quantity, Missing) else write(quantity), expected)
-
-
-def _ratio_cell(quantity: Quantity, expected: int) -> Cell:
-    return _cell(quantity, expected, lambda value: formatting.ratio(value, exact=True))
 
 
 def _saving(quantity: Quantity) -> Quantity:
@@ -166,12 +173,11 @@ def _saving(quantity: Quantity) -> Quantity:
 
 
 def _whole_percent(value: Estimate, *, exact: bool = False) -> str:
-    share = value.scaled(100)
-    return formatting.interval(share, 0, exact=exact, reference=None if exact else 0)
+    return formatting.interval(value.scaled(100), 0, exact=exact, reference=None if exact else 0)
 
 
 def _peak_memory(done: Sequence[Trial]) -> Cell:
     values = by_seed(done, "peak_memory_bytes")
     if not values:
-        return missing_cell("Not measured: peak_memory_bytes is empty." if done else "No trial of this method is done.")
+        return missing_cell(not_measured("peak_memory_bytes") if done else NONE_DONE)
     return Cell(formatting.binary_bytes(max(values.values())), value=max(values.values()))

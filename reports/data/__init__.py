@@ -1,1 +1,1 @@
-"""Reading the folder of a suite: records, groups of trials, estimates, disturbed times."""
+"""Reading a suite's folder: records, groups of trials, estimates, disturbed times."""

@@ -1,4 +1,4 @@
-"""Trials into groups that may be compared, and into rows of one method each, in the order they are read."""
+"""Groups of trials that may be compared with each other."""
 
 from __future__ import annotations
 
@@ -8,56 +8,55 @@ from dataclasses import dataclass
 
 from reports.data.records import Trial
 
-# What trials that are ranked together have in common. Their times must be comparable, hence hardware, threads and the
-# minor version of torch. The last three are part of the recipe, and known where only the table is left.
+# Trials that are ranked together agree in these. Hardware, threads and the minor version of torch make their times
+# comparable. The last three are part of the recipe; they are known even if only the table is left.
 KEY = (
     *("task", "data_copy", "model", "hardware_id", "threads", "torch", "dtype", "preset", "recipe"),
     *("epochs", "batch_size", "execution"),
 )
-# The one name a report must know: what everything is compared with, when it has no parameters of its own.
+# The only method that a report knows by name: without parameters it is the baseline of all comparisons.
 BASELINE = "dense"
 
 
 @dataclass(frozen=True)
 class TrialGroup:
-    """Trials of one key; `key` maps each name of `KEY` to its text."""
+    """Trials with the same key. `key` maps each name of `KEY` to its text."""
 
     key: Mapping[str, str]
     trials: tuple[Trial, ...]
 
 
 def label(trial: Trial) -> str:
-    """`sdgp[n=2,m=4]`: the method as typed."""
+    """Return the method with its parameters as a user writes it: `sdgp[n=2,m=4]`."""
     variant = trial.text("variant")
     return f"{trial.text('method')}[{variant}]" if variant else trial.text("method")
 
 
 def recipe(trial: Trial) -> str:
-    """The trial's recipe as one comparable text; empty where its `trial.json` has none."""
+    """Return the recipe as one text that can be compared; empty if `trial.json` has none."""
     return json.dumps(trial.spec["recipe"], sort_keys=True, default=str) if trial.spec.get("recipe") else ""
 
 
 def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]]:
-    """Trials by key, in the order of the table.
+    """Group trials by key, in the order of the table.
 
-    A trial may not know its whole key: it failed before it knew its hardware, or only its row in the table is left,
-    which has no recipe. What is unknown contradicts nothing: such a trial joins the one group that it does not
-    contradict. Where several would do, or none, a trial that is done makes its own group; a failed one is returned
-    apart in the first case.
+    Parts of a key may be unknown: the trial failed before its hardware was recorded, or only its row in the table is
+    left, which has no recipe. Such a trial joins the only group whose known parts match. If several groups match, or
+    none, a finished trial forms a new group. A failed trial forms a new group if none matches.
 
     Returns:
-        The groups, and the failed trials that belong to no one group.
+        The groups, and the trials that were not assigned: failed ones that match several groups, and damaged records.
     """
     trials = list(trials)
-    apart = [trial for trial in trials if not trial.text("method")]  # a damaged record does not even know its method
+    unassigned = [trial for trial in trials if not trial.text("method")]  # damaged records
     named = [(_key(trial), trial) for trial in trials if trial.text("method")]
-    # Those that know most come first, so that the others find the groups that there are.
+    # Trials with the most complete keys come first, so that the others find their groups.
     order = sorted(named, key=lambda pair: (not pair[1].done, sum(not part for part in pair[0])))
     found: dict[tuple[str, ...], list[Trial]] = {}
     for own, trial in order:
         fits = [own] if own in found else [key for key in found if not _contradict(own, key)]
         if len(fits) > 1 and not trial.done:
-            apart.append(trial)
+            unassigned.append(trial)
         else:
             found.setdefault(fits[0] if len(fits) == 1 else own, []).append(trial)
     places = {id(trial): place for place, trial in enumerate(trials)}
@@ -65,9 +64,9 @@ def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]
         TrialGroup(dict(zip(KEY, key, strict=True)), tuple(sorted(members, key=lambda trial: places[id(trial)])))
         for key, members in found.items()
     ]
-    # In the order of the first trial that is done, or else of the first.
+    # Order groups by their first finished trial, and groups without one by their first trial.
     groups.sort(key=lambda group: min((not trial.done, places[id(trial)]) for trial in group.trials))
-    return groups, sorted(apart, key=lambda trial: places[id(trial)])
+    return groups, sorted(unassigned, key=lambda trial: places[id(trial)])
 
 
 def _contradict(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -79,11 +78,11 @@ def _key(trial: Trial) -> tuple[str, ...]:
 
 
 def column_text(trial: Trial, name: str) -> str:
-    """A column as text, whether it holds a text or a number."""
+    """Return a text or numeric column as text."""
     value = trial.number(name)
     return trial.text(name) if value is None else f"{value:g}"
 
 
 def seed_of(trial: Trial) -> int:
-    """The trial's seed; -1 where the table has none."""
+    """Return the seed of a trial; -1 if the table has none."""
     return int(trial.numbers.get("seed", -1))

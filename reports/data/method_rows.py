@@ -1,4 +1,4 @@
-"""One row per method of a group: what its seeds say together, in the order of the report."""
+"""Methods of a group: the estimates over their seeds, in the order of the report."""
 
 from __future__ import annotations
 
@@ -17,12 +17,27 @@ NOT_MEASURED = Missing("not measured")
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method with its parameters, in one group: what its seeds say together.
+    """A method with its parameters in one group, with estimates over its seeds.
 
-    Times are compared with the dense trials of the same seeds; counted numbers with the dense net of the trial itself
-    (`train_flops_dense`, `params_dense`, ...), which is there even where no dense trial was run. A time is disturbed
-    where the records of one of its trials say so (`reports.data.disturbed_times`); a ratio of times also where those of
-    dense do.
+    Times are compared with the dense trials of the same seeds. Counted numbers are compared with the dense network of
+    the same trial (`train_flops_dense`, `params_dense`, ...), which is known even if no dense trial was run.
+
+    Attributes:
+        label: Method with its parameters, as a user writes it.
+        colour: Index of the method's colour.
+        is_baseline: Whether this is dense training without parameters.
+        trials: All trials of the method, including failed ones.
+        accuracy: Test accuracy as a fraction.
+        accuracy_difference: Test accuracy minus that of dense, paired by seed.
+        train_time: Training time in seconds.
+        time_ratio: Training time over that of dense, paired by seed.
+        flops: Training FLOPs by kind: dense, current, effective, executed.
+        flops_ratio: The same over the FLOPs of the dense network.
+        inference_ratio: Inference FLOPs of the final model over those of the dense network.
+        inference_effective_ratio: The same without multiply-adds of zero weights.
+        params_ratio: Parameters of the final model over those of the dense network.
+        time_is_disturbed: Whether the time of one of the trials is disturbed.
+        ratio_is_disturbed: Whether that holds for one of the trials or one of dense's.
     """
 
     label: str
@@ -43,27 +58,27 @@ class MethodRow:
 
     @property
     def done(self) -> tuple[Trial, ...]:
-        """The trials whose numbers count."""
+        """Finished trials. Only their numbers count."""
         return tuple(trial for trial in self.trials if trial.done)
 
     @property
     def seeds(self) -> int:
-        """How many different seeds are done."""
+        """Number of different seeds among the finished trials."""
         return len({trial.number("seed") for trial in self.done})
 
     @property
     def failures(self) -> str:
-        """`1 diverged, 2 error`; empty where all trials are done."""
+        """Number of failed trials by status, `1 diverged, 2 error`; empty if all trials are done."""
         statuses = [trial.text("status") or "without a status" for trial in self.trials if not trial.done]
         return ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses)))
 
 
 def method_rows(group: TrialGroup, colours: Mapping[str, int]) -> list[MethodRow]:
-    """One row a method and variant, in the order of `ranked`.
+    """Return one row per method and variant, in the order of `ranked`.
 
     Args:
-        group: trials that may be compared.
-        colours: the index of each label's colour, the same in the whole report.
+        group: Trials that may be compared.
+        colours: Index of the colour of each label. It is the same in the whole report.
     """
     members: dict[str, list[Trial]] = {}
     for trial in group.trials:
@@ -76,17 +91,16 @@ def _row(name: str, colour: int, trials: Sequence[Trial], dense: Sequence[Trial]
     done, dense_done = ([trial for trial in several if trial.done] for several in (trials, dense))
     is_baseline = name == BASELINE
     no_baseline = "no dense trial is done" if dense else "dense was not run here"
-    no_baseline += ", so there is nothing to compare with"
 
     def against_dense(column: str, combine: str) -> Quantity:
         if not done:
             return Missing(NONE_DONE)
         if not dense_done:
             return Missing(no_baseline)
-        return paired(by_seed(done, column), by_seed(dense_done, column), combine, _not_measured(column))
+        return paired(by_seed(done, column), by_seed(dense_done, column), combine, not_measured(column))
 
-    own_doubt, dense_doubt = (any(map(is_disturbed, several)) for several in (done, dense_done))
-    difference = Missing("dense itself is what the others are compared with")
+    own_disturbed, dense_disturbed = (any(map(is_disturbed, several)) for several in (done, dense_done))
+    difference = Missing("dense is the baseline of the differences")
     return MethodRow(
         label=name,
         colour=colour,
@@ -101,8 +115,8 @@ def _row(name: str, colour: int, trials: Sequence[Trial], dense: Sequence[Trial]
         inference_ratio=_own_ratio(done, "inference_flops", "inference_flops_dense"),
         inference_effective_ratio=_own_ratio(done, "inference_flops_effective", "inference_flops_dense"),
         params_ratio=_own_ratio(done, "params", "params_dense"),
-        time_is_disturbed=own_doubt,
-        ratio_is_disturbed=not is_baseline and (own_doubt or dense_doubt),  # dense over dense is 1 whatever happened
+        time_is_disturbed=own_disturbed,
+        ratio_is_disturbed=not is_baseline and (own_disturbed or dense_disturbed),  # dense over dense is always 1
     )
 
 
@@ -110,7 +124,7 @@ NONE_DONE = "no trial of this method is done"
 
 
 def by_seed(trials: Sequence[Trial], column: str) -> dict[int, float]:
-    """One value a seed: of a seed that was run twice in a group, the mean, since its trials are no two samples."""
+    """Return one value per seed. A seed that was run twice counts once, with the mean: it is one sample."""
     values: dict[int, list[float]] = {}
     for trial in trials:
         value = trial.number(column)
@@ -120,45 +134,42 @@ def by_seed(trials: Sequence[Trial], column: str) -> dict[int, float]:
 
 
 def repeated_seeds(group: TrialGroup) -> list[str]:
-    """One line for each method whose done trials have a seed more than once."""
+    """Return one line for each method of which a seed was run several times."""
     lines = []
     for name in dict.fromkeys(label(trial) for trial in group.trials):
         seeds = [seed_of(trial) for trial in group.trials if trial.done and label(trial) == name]
         for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
-            lines.append(
-                f"{name} was run {seeds.count(seed)} times with seed {seed}; the runs count as one seed, by mean."
-            )
+            lines.append(f"{name} was run {seeds.count(seed)} times with seed {seed}; their mean counts as one seed.")
     return lines
 
 
 def _over_seeds(done: Sequence[Trial], column: str) -> Quantity:
-    return estimate(list(by_seed(done, column).values()), _not_measured(column) if done else NONE_DONE)
+    return estimate(list(by_seed(done, column).values()), not_measured(column) if done else NONE_DONE)
 
 
 def _own_ratio(done: Sequence[Trial], column: str, dense_column: str) -> Quantity:
     if not done:
         return Missing(NONE_DONE)
-    reason = _not_measured(column)
+    reason = not_measured(column)
     return paired(by_seed(done, column), by_seed(done, dense_column), "ratio", reason)
 
 
-def _not_measured(column: str) -> str:
+def not_measured(column: str) -> str:
     return f"not measured: {column} is empty"
 
 
 def _without_interval(quantity: Quantity, is_baseline: bool) -> Quantity:
-    # Dense over dense is 1 by definition: an interval of no width would look like a measurement.
+    # Dense over dense is 1 by definition. An interval of width 0 would look like a measurement.
     return Estimate(quantity.mean, None, quantity.count) if is_baseline and isinstance(quantity, Estimate) else quantity
 
 
 def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
-    """Dense first, then by best measured trade.
+    """Sort rows: dense first, then by the measured trade-off of test accuracy and training time.
 
-    The trade is test accuracy against training time, both measured: of the rows, those come first that no other row
-    beats in one without losing in the other (the first front, dense being one of the rows), then those that only they
-    beat, and so on; within a front the more accurate comes first. Compared are the means of the paired differences and
-    ratios where dense was run, else the means themselves. Rows without both numbers come last, by name. No counted,
-    modelled or published number takes part.
+    Rows are sorted by Pareto front: first those that no other row beats in one number without losing in the other, then
+    those that only rows of the first front beat, and so on. Within a front the more accurate row comes first. Compared
+    are the means of the paired differences and ratios if dense was run, otherwise the means themselves. Rows without
+    both numbers come last, sorted by name. Counted, modelled and published numbers have no influence.
     """
     points: dict[str, tuple[float, float]] = {}
     compared = any(row.is_baseline and row.done for row in rows)
@@ -184,6 +195,7 @@ def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
 
 
 def _fronts(points: Mapping[str, tuple[float, float]]) -> dict[str, int]:
+    """Return the number of the Pareto front of each point (accuracy, time)."""
     fronts: dict[str, int] = {}
     left = dict(points)
     while left:

@@ -1,1 +1,1 @@
-"""The figures of a report."""
+"""Figures of a report, as SVG."""

@@ -1,4 +1,4 @@
-"""Channels, or density, by layer over epochs, as a heat map, for every method that changes them."""
+"""Heat maps of channels or weight density by layer over epochs, for methods that change them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from reports.data.records import Trial
 from reports.figures import svg
 from reports.figures.figure import Figure
 
-# Past so many cells the map is stored as a picture, and the numbers are not written into the cells.
-_MOST_VECTOR_CELLS = 3000
-_MOST_WRITTEN_COLUMNS = 12
-# A share that moves less than this is rounding, or the few weights that are 0 in any net.
+# Larger maps are stored as a bitmap.
+_MAX_VECTOR_CELLS = 3000
+# Maps with more columns do not show numbers in their cells.
+_MAX_WRITTEN_COLUMNS = 12
+# Smaller changes of density are rounding, or the few weights that are zero in any network.
 _CHANGE = 0.01
 
 
 def shape_figures(rows: Sequence[MethodRow], slug: str) -> list[Figure]:
-    """One heat map for each method whose channels change; of density, where channels stay and density changes."""
+    """Return a heat map for each method: of channels if these change, otherwise of weight density if that changes."""
     figures = []
     for row in rows:
         with_epochs = sorted((trial for trial in row.done if trial.epochs), key=seed_of)
@@ -50,7 +51,7 @@ def shape_figures(rows: Sequence[MethodRow], slug: str) -> list[Figure]:
 def _channels(trial: Trial) -> tuple[dict[str, list[float]], dict[str, float]]:
     channels = _by_layer(trial, "out")
     original = {layer: max(values) for layer, values in channels.items()}
-    # The ledger knows the shapes before the first reconfiguration, which may end the first epoch.
+    # The rows of layers.csv contain the shapes before the first reconfiguration, which may end the first epoch.
     usable = [row for row in trial.layers if {"layer", "interval", "out_channels"} <= set(row)]
     first: dict[str, float] = {}
     for row in sorted(usable, key=lambda row: float(row["interval"] or 0)):
@@ -64,7 +65,7 @@ def _densities(trial: Trial) -> dict[str, list[float]]:
 
 
 def _by_layer(trial: Trial, key: str) -> dict[str, list[float]]:
-    """One value an epoch for each layer of the first epoch; a layer that is gone later has 0."""
+    """Return one value per epoch for each layer of the first epoch; 0 after the layer was removed."""
     layers = [record.get("layers") or {} for record in trial.epochs]
     found: dict[str, list[float]] = {}
     for layer in layers[0]:
@@ -92,7 +93,7 @@ def _draw(
 ) -> Figure:
     title = f"{what} by layer over epochs: {row.label}"
     values = np.array([list(layer) for layer in shares.values()])
-    # Epochs in which no layer changed are one wide cell.
+    # Join epochs without a change into one wide cell.
     starts = [0] + [
         column for column in range(1, len(epochs)) if not np.allclose(values[:, column], values[:, column - 1])
     ]
@@ -105,20 +106,20 @@ def _draw(
         axes = figure.add_subplot()
         axes.grid(False)
         mesh = axes.pcolormesh(edges, np.arange(len(shares) + 1), values[:, starts], cmap="cividis", vmin=0, vmax=1,
-                               edgecolors="none", rasterized=values[:, starts].size > _MOST_VECTOR_CELLS)  # fmt: skip
-        if len(starts) <= _MOST_WRITTEN_COLUMNS:
+                               edgecolors="none", rasterized=values[:, starts].size > _MAX_VECTOR_CELLS)  # fmt: skip
+        if len(starts) <= _MAX_WRITTEN_COLUMNS:
             _write_cells(axes, edges, list(written.values()), values, starts)
         axes.set_yticks(np.arange(len(shares)) + 0.5, list(shares))
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
         axes.spines[:].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(xlabel="Epoch (shapes after it)", ylabel="Layer")
+        axes.set(xlabel="Epoch (shapes at its end)", ylabel="Layer")
         bar = figure.colorbar(mesh, ax=axes, pad=0.01, aspect=30)
-        bar.set_label("Share of original" if what == "Output channels" else "Share not 0")
+        bar.set_label("Share of original channels" if what == "Output channels" else "Share of nonzero weights")
         bar.outline.set_visible(False)  # type: ignore[operator]
         inline, standalone = svg.render(figure, name, title, alt)
-    caption = f"One trial, seed {seed_of(trial)}: {trial.name}. Cells join epochs between which nothing changed."
+    caption = f"One trial, seed {seed_of(trial)}: {trial.name}. A cell spans the epochs in which nothing changed."
     return Figure(name, title, alt, caption, inline, standalone, wide=True)
 
 
@@ -128,6 +129,6 @@ def _write_cells(
     for line, texts in enumerate(written):
         for position, column in enumerate(starts):
             centre = (edges[position] + edges[position + 1]) / 2
-            # Cividis is dark below its middle: fixed colours, for the cells are the same in both schemes.
+            # The lower half of the colour map is dark. The cells are the same in the light and the dark scheme.
             ink = "#000000" if values[line, column] > 0.55 else "#ffffff"
             axes.text(centre, line + 0.5, texts[column], ha="center", va="center", fontsize=8, color=ink)

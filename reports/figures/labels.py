@@ -1,34 +1,44 @@
-"""Names of methods inside figures: at the ends of their lines where they are few, else in a legend."""
+"""Names of methods inside figures: at the ends of lines if these are few, otherwise in a legend."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from reports.figures import svg
 
-_FEW = 4
+_MAX_NAMED_LINES = 4
 
 
-def name_lines(axes: Axes, frame: pd.DataFrame, ends: list[tuple[str, int, float, float]], unit: str) -> str:
-    """Name the lines at their right ends where they are few, else in a legend; returns the ends as text."""
-    if len(ends) > _FEW:
-        legend(axes, frame[["method", "colour"]].drop_duplicates(), lines=True)
+@dataclass(frozen=True)
+class LineEnd:
+    """Last point of a method's line, in data coordinates."""
+
+    label: str
+    colour: int
+    x: float
+    y: float
+
+
+def name_lines(axes: Axes, ends: Sequence[LineEnd], unit: str) -> str:
+    """Name lines at their right ends if they are few, otherwise in a legend. Return their last values as text."""
+    if len(ends) > _MAX_NAMED_LINES:
+        add_legend(axes, [(end.label, end.colour) for end in ends], lines=True)
     else:
         low, high = axes.get_ylim()
-        names = short_names([label for label, *_ in ends])
-        heights = spread([(y - low) / (high - low) for *_, y in ends], 0.085)
-        for (label, index, x, y), height in zip(ends, heights, strict=True):
-            # The name stands right of the axes; a thin dotted leader, grey so that it is no part of the line, finds it.
+        names = short_names([end.label for end in ends])
+        heights = spread_heights([(end.y - low) / (high - low) for end in ends], 0.085)
+        for end, height in zip(ends, heights, strict=True):
+            # The name is to the right of the axes. A thin dotted line in neutral grey leads to it.
             axes.annotate(
                 "",
-                (x, y),
+                (end.x, end.y),
                 xytext=(1.02, height),
                 textcoords="axes fraction",
                 annotation_clip=False,
@@ -39,23 +49,24 @@ def name_lines(axes: Axes, frame: pd.DataFrame, ends: list[tuple[str, int, float
                 [height],
                 transform=axes.transAxes,
                 clip_on=False,
-                color=svg.colour(index),
-                marker=svg.marker(index),
+                color=svg.colour(end.colour),
+                marker=svg.marker(end.colour),
                 markersize=5,
                 markeredgewidth=0,
                 linestyle="none",
             )
-            axes.annotate(names[label], (1.045, height), xycoords="axes fraction", va="center", fontsize=8.5)
+            axes.annotate(names[end.label], (1.045, height), xycoords="axes fraction", va="center", fontsize=8.5)
         axes.set_ylim(low, high)
-    return "At the end: " + "; ".join(f"{label} {y:.4g} {unit}" for label, _, _, y in ends) + "."
+    return "At the end: " + "; ".join(f"{end.label} {end.y:.4g} {unit}" for end in ends) + "."
 
 
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Move heights in [0, 1] apart until any two are `gap` from each other, keeping their order."""
+def spread_heights(heights: Sequence[float], gap: float) -> list[float]:
+    """Move heights in [0, 1] until any two are at least `gap` from each other, and keep their order."""
     order = sorted(range(len(heights)), key=lambda position: heights[position])
     placed = list(heights)
     for below, above in pairwise(order):
         placed[above] = max(placed[above], placed[below] + gap)
+    # Push down what was moved past the top.
     overshoot = max(0.0, placed[order[-1]] - 1.0) if order else 0.0
     if overshoot:
         placed[order[-1]] -= overshoot
@@ -65,10 +76,10 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def short_names(labels: Sequence[str], most: int = 30) -> dict[str, str]:
-    """Names that fit into a figure; the tables have them whole.
+    """Return distinct names that fit into a figure. The tables show the full ones.
 
-    Parameters that all variants of a method share are left out, and "[…]" stands for them where none is left; what is
-    still longer than `most` is cut, and names that this would make alike are numbered.
+    Parameters that all variants of a method share are left out; "[…]" replaces them if no others remain. Longer names
+    are cut at `most` characters, and names that become equal are numbered.
     """
     parts: dict[str, tuple[str, list[str]]] = {}
     for label in dict.fromkeys(labels):
@@ -77,8 +88,8 @@ def short_names(labels: Sequence[str], most: int = 30) -> dict[str, str]:
     shorts: dict[str, str] = {}
     for label, (name, parameters) in parts.items():
         siblings = [set(others) for other, (same, others) in parts.items() if same == name and other != label]
-        told = [parameter for parameter in parameters if not siblings or any(parameter not in own for own in siblings)]
-        short = f"{name}[{','.join(told)}]" if told else f"{name}[…]" if parameters else name
+        distinct = [one for one in parameters if not siblings or any(one not in own for own in siblings)]
+        short = f"{name}[{','.join(distinct)}]" if distinct else f"{name}[…]" if parameters else name
         short = short if len(short) <= most else f"{short[: most - 1]}…"
         number = 2
         unique = short
@@ -88,25 +99,31 @@ def short_names(labels: Sequence[str], most: int = 30) -> dict[str, str]:
     return shorts
 
 
-def legend(axes: Axes, methods: pd.DataFrame, *, lines: bool) -> None:
-    """A legend above the axes; `methods` has the columns `method` and `colour`."""
-    names = short_names([str(name) for name in methods["method"]])
+def add_legend(axes: Axes, methods: Sequence[tuple[str, int]], *, lines: bool) -> None:
+    """Add a legend above the axes.
+
+    Args:
+        axes: The only axes of a figure.
+        methods: Label and index of the colour of each method.
+        lines: Whether the methods are drawn as lines, and not only as markers.
+    """
+    names = short_names([label for label, _ in methods])
     handles = [
         Line2D(
             [],
             [],
-            color=svg.colour(int(index)),
-            marker=svg.marker(int(index)),
+            color=svg.colour(colour),
+            marker=svg.marker(colour),
             linestyle="-" if lines else "none",
-            label=names[name],
+            label=names[label],
         )
-        for name, index in zip(methods["method"], methods["colour"], strict=True)
+        for label, colour in methods
     ]
-    # As many columns as the longest name lets stand beside each other above one figure.
+    # Use as many columns as fit for the longest name.
     columns = max(1, min(len(handles), 74 // (6 + max(len(name) for name in names.values()))))
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
-    # The axes keep their height whatever stands above them.
+    # Make the figure taller, so that the axes keep their height.
     figure.set_figheight(figure.get_figheight() + 0.17 * (math.ceil(len(handles) / columns) - 1))
     figure.legend(
         handles=handles,

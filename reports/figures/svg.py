@@ -1,7 +1,7 @@
-"""Figures as SVG text: one that follows the page's light or dark scheme, one for a file on a light ground.
+"""Rendering of figures as SVG: inline, following the light or dark scheme of the page, and as a light file.
 
-Colours that change with the scheme are drawn in sentinel colours, which no data uses, and replaced in the text: by CSS
-variables of the page (inline), or by the light scheme's values (standalone). Equal figures give equal text.
+Colours that change with the scheme are drawn in sentinel colours, which no data uses. In the text they are replaced by
+CSS variables of the page (inline) or by the colours of the light scheme (file). Equal figures give equal text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INLINE = {
 }
 _LIGHT = {INK: "#1b1f23", MUTED: "#57606a", GRID: "#d8dee4", DENSE: "#000000", GROUND: "#ffffff"}
 
-# Okabe and Ito's palette without its black, which is dense's; the yellow, faint on white, last.
+# Palette of Okabe and Ito, without black, which is reserved for dense, and with yellow, faint on white, at the end.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -67,7 +67,7 @@ _SETTINGS: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look of every figure; draw and render inside it."""
+    """Set the style of all figures. Draw and render inside this context."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
@@ -75,32 +75,37 @@ def style() -> Iterator[None]:
 
 
 def colour(index: int) -> str:
-    """The colour of a method: 0 is dense; past the palette's end colours come again, with another marker."""
+    """Return the colour of a method; 0 is dense. Beyond the palette, colours repeat with other markers."""
     return DENSE if index == 0 else PALETTE[(index - 1) % len(PALETTE)]
 
 
 def marker(index: int) -> str:
-    """The marker of a method, which tells two methods apart where the colour does not."""
+    """Return the marker of a method. It distinguishes methods whose colours are equal or hard to see."""
     return MARKERS[index % len(MARKERS)]
 
 
 def css_colour(index: int) -> str:
-    """The colour of a method in the page's style sheet."""
+    """Return the colour of a method for the style sheet of the page."""
     return _INLINE.get(colour(index), colour(index))
 
 
 def render(figure: Figure, name: str, title: str, alt: str) -> tuple[str, str]:
-    """The figure as `(inline, standalone)` SVG text.
+    """Return the figure as SVG text, `(inline, standalone)`.
 
     Args:
-        figure: drawn within `style()`.
-        name: unique in the report: ids start with it, so that several figures share one page.
-        title, alt: what the figure is and what it shows, for those who do not see it.
+        figure: Figure that was drawn within `style()`.
+        name: Name that is unique in the report. All ids start with it, so that one page can contain several figures.
+        title: Title for readers who do not see the figure.
+        alt: Description for readers who do not see the figure.
     """
     buffer = io.BytesIO()
-    FigureCanvasSVG(figure).print_figure(
-        buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-    )
+    canvas = FigureCanvasSVG(figure)
+    # Arrange the axes here and print directly: `print_figure` would draw the figure twice.
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+    canvas.print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ElementTree.fromstring(buffer.getvalue())
     for child in list(root):
         if child.tag.endswith("metadata"):
@@ -120,7 +125,7 @@ def _prefix_ids(root: ElementTree.Element, name: str) -> None:
             if key == "id":
                 element.set(key, f"{name}-{value}")
             elif key.endswith("}href") and value.startswith("#"):
-                # SVG 2 needs no namespace for href, and every browser of the last years reads it so.
+                # SVG 2 needs no namespace for href, and all current browsers support this.
                 del element.attrib[key]
                 element.set("href", f"#{name}-{value[1:]}")
             elif key.endswith("}href"):
@@ -142,7 +147,7 @@ def _describe(root: ElementTree.Element, name: str, title: str, alt: str) -> Non
 def _without_namespaces(root: ElementTree.Element) -> ElementTree.Element:
     for element in root.iter():
         element.tag = element.tag.rsplit("}", 1)[-1]
-    # The page's style sheet gives the width; the view box keeps the shape.
+    # The style sheet of the page sets the width; the view box keeps the aspect ratio.
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     return root

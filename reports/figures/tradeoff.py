@@ -1,12 +1,11 @@
-"""The trade as a picture: accuracy against measured training time, and against effective training FLOPs."""
+"""Figures of accuracy against cost: measured training time, and effective training FLOPs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import matplotlib.figure
-import pandas as pd
-import seaborn
 
 from reports import formatting
 from reports.data.disturbed_times import DISTURBED, is_disturbed, mark_disturbed
@@ -14,38 +13,50 @@ from reports.data.estimates import Estimate, estimate
 from reports.data.method_rows import MethodRow
 from reports.figures import svg
 from reports.figures.figure import Figure
-from reports.figures.labels import legend
+from reports.figures.labels import add_legend
 
 SIZE = (5.6, 3.7)
 _CAPTION = (
-    "Small: one trial. Large and hollow: the mean over seeds, with its 95 % interval in both directions where there "
-    "are two seeds or more. Up and left is better."
+    "Small markers: single trials. Large hollow markers: means over seeds, with their 95 % intervals in both "
+    "directions if there are at least two seeds. Up and to the left is better."
 )
-CROSSED = "Crossed out: a disturbed time, or a mean with one in it; do not trust where it is on this axis."
-_SKIPS = "Effective assumes hardware that skips; where it is less than executed, this is no measured saving."
+_CROSSES = "Crosses mark disturbed times, and means that include one: do not rely on their position on this axis."
+_SKIPS = "Effective FLOPs assume hardware that skips; the part below the executed FLOPs is not a measured saving."
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A trial: seed, cost in the unit of the axis, accuracy in percent, and whether the cost is a disturbed time."""
+
+    seed: float | None
+    cost: float
+    accuracy: float
+    disturbed: bool
 
 
 def tradeoff_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], list[str]]:
-    """Accuracy against measured training time and against effective training FLOPs.
+    """Draw accuracy against measured training time and against effective training FLOPs.
 
     Returns:
-        The figures, and one line for each that cannot be drawn.
+        The figures, and one line for each figure that cannot be drawn.
     """
     figures: list[Figure] = []
     missing: list[str] = []
 
     def draw(name: str, column: str, scale: float, unit: str, axis: str, title: str, caption: str) -> None:
-        points = _points(rows, column, scale)
-        if points.empty:
-            missing.append(f"{title}: not drawn, since no trial that is done has both numbers.")
-        else:
-            doubt = f"; ×: {DISTURBED}, not to be trusted" if points["disturbed"].any() else ""
-            figures.append(_scatter(points, f"{slug}-{name}", title, caption, f"{axis} ({unit}){doubt}", unit))
+        points = {row: found for row in range(len(rows)) if (found := _points(rows[row], column, scale))}
+        if not points:
+            missing.append(f"{title}: not drawn, because no finished trial has both numbers.")
+            return
+        disturbed = any(point.disturbed for several in points.values() for point in several)
+        warning = f"; ×: {DISTURBED}, not reliable" if disturbed else ""
+        by_method = [(rows[row], several) for row, several in points.items()]
+        figures.append(_scatter(by_method, f"{slug}-{name}", title, caption, f"{axis} ({unit}){warning}", unit))
 
     divisor, unit = formatting.time_scale(_largest(rows, "train_time_s"))
     title = "Accuracy against measured training time"
-    doubt = f" {CROSSED}" if any(row.time_is_disturbed for row in rows) else ""
-    draw("accuracy-time", "train_time_s", divisor, unit, "Training time, measured", title, f"{_CAPTION}{doubt}")
+    crosses = f" {_CROSSES}" if any(row.time_is_disturbed for row in rows) else ""
+    draw("accuracy-time", "train_time_s", divisor, unit, "Training time, measured", title, f"{_CAPTION}{crosses}")
     divisor, prefix = formatting.si_scale(_largest(rows, "train_flops_effective"))
     title, axis = "Accuracy against effective training FLOPs", "Effective training FLOPs, counted, assumes skipping"
     caption = f"{_CAPTION} {_SKIPS}"
@@ -58,49 +69,38 @@ def _largest(rows: Sequence[MethodRow], column: str) -> float:
     return max((value for value in values if value is not None), default=0.0)
 
 
-def _points(rows: Sequence[MethodRow], column: str, scale: float) -> pd.DataFrame:
+def _points(row: MethodRow, column: str, scale: float) -> list[_Point]:
     points = []
-    for row in rows:
-        for trial in row.done:
-            x, accuracy = trial.number(column), trial.number("test_accuracy")
-            if x is not None and accuracy is not None:
-                points.append(
-                    {
-                        "method": row.label,
-                        "colour": row.colour,
-                        "seed": trial.number("seed"),
-                        "x": x / scale,
-                        "accuracy": 100 * accuracy,
-                        "disturbed": column.endswith("_time_s") and is_disturbed(trial),
-                    }
-                )
-    return pd.DataFrame(points)
+    for trial in row.done:
+        cost, accuracy = trial.number(column), trial.number("test_accuracy")
+        if cost is not None and accuracy is not None:
+            disturbed = column.endswith("_time_s") and is_disturbed(trial)
+            points.append(_Point(trial.number("seed"), cost / scale, 100 * accuracy, disturbed))
+    return points
 
 
-def _scatter(points: pd.DataFrame, name: str, title: str, caption: str, axis: str, unit: str) -> Figure:
+def _mean_over_seeds(points: Sequence[_Point], name: str) -> Estimate:
+    """Return mean and interval of an attribute. A seed that was run several times counts once, with its mean."""
+    by_seed: dict[float | None, list[float]] = {}
+    for point in points:
+        by_seed.setdefault(point.seed, []).append(getattr(point, name))
+    found = estimate([sum(several) / len(several) for several in by_seed.values()], "")
+    assert isinstance(found, Estimate)
+    return found
+
+
+def _scatter(
+    methods: Sequence[tuple[MethodRow, Sequence[_Point]]], name: str, title: str, caption: str, axis: str, unit: str
+) -> Figure:
     alts = []
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
         axes = figure.add_subplot()
-        for label, own in points.groupby("method", sort=False):
-            index = int(own["colour"].iloc[0])
-            colour, marker = svg.colour(index), svg.marker(index)
-            per_seed = own.groupby("seed", dropna=False)[["x", "accuracy"]].mean()
-            x, y = (estimate(per_seed[column].tolist(), "") for column in ("x", "accuracy"))
-            assert isinstance(x, Estimate)
-            assert isinstance(y, Estimate)
-            seaborn.scatterplot(
-                data=own,
-                x="x",
-                y="accuracy",
-                ax=axes,
-                color=colour,
-                marker=marker,
-                s=22,
-                alpha=0.65,
-                linewidth=0,
-                legend=False,
-            )
+        for row, points in methods:
+            colour, marker = svg.colour(row.colour), svg.marker(row.colour)
+            xs, ys = [point.cost for point in points], [point.accuracy for point in points]
+            x, y = _mean_over_seeds(points, "cost"), _mean_over_seeds(points, "accuracy")
+            axes.scatter(xs, ys, color=colour, marker=marker, s=22, alpha=0.65, linewidth=0)
             axes.errorbar(
                 x.mean,
                 y.mean,
@@ -118,24 +118,26 @@ def _scatter(points: pd.DataFrame, name: str, title: str, caption: str, axis: st
                 linestyle="none",
                 marker=marker,
                 markersize=9.5,
-                # Hollow: two methods of one accuracy and cost hide one another otherwise.
+                # Hollow, so that methods with equal accuracy and cost do not hide each other.
                 markerfacecolor="none",
                 markeredgecolor=colour,
                 markeredgewidth=1.7,
                 zorder=3,
             )
-            doubtful = own[own["disturbed"]]
-            if len(doubtful):
-                for xs, ys, size in ((doubtful["x"], doubtful["accuracy"], 30), ([x.mean], [y.mean], 130)):
-                    axes.scatter(xs, ys, s=size, marker="x", color=svg.INK, linewidth=1.1, zorder=4)
-            alts.append(mark_disturbed(f"{label}: {y.mean:.2f} % at {x.mean:.3g} {unit}", bool(len(doubtful))))
+            # Cross out disturbed times, and the mean that includes them.
+            crossed = [point for point in points if point.disturbed]
+            if crossed:
+                trials = [point.cost for point in crossed], [point.accuracy for point in crossed]
+                for places, size in ((trials, 30), (([x.mean], [y.mean]), 130)):
+                    axes.scatter(*places, s=size, marker="x", color=svg.INK, linewidth=1.1, zorder=4)
+            alts.append(mark_disturbed(f"{row.label}: {y.mean:.2f} % at {x.mean:.3g} {unit}", bool(crossed)))
         axes.set(xlabel=axis, ylabel="Test accuracy, measured (%)")
         axes.margins(0.14)
-        # An interval of few seeds may reach where no accuracy and no time can be.
+        # The interval of few seeds may extend to impossible accuracies and times.
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, 0.0), min(high, 100.0))
         axes.set_xlim(left=max(axes.get_xlim()[0], 0.0))
-        legend(axes, points[["method", "colour"]].drop_duplicates(), lines=False)
+        add_legend(axes, [(row.label, row.colour) for row, _ in methods], lines=False)
         alt = f"{title}. {'; '.join(alts)}."
         inline, standalone = svg.render(figure, name, title, alt)
     return Figure(name, title, alt, caption, inline, standalone)

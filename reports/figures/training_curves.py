@@ -1,193 +1,211 @@
-"""How it went: loss and accuracy over epochs, accuracy over seconds, FLOPs of a step over epochs, shapes by layer."""
+"""Figures over epochs: accuracy, loss, accuracy over time, FLOPs per step, and shapes by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.figure
-import pandas as pd
-import seaborn
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from reports import formatting
 from reports.data.disturbed_times import DISTURBED, is_disturbed
 from reports.data.method_rows import MethodRow
+from reports.data.records import Trial
 from reports.data.trial_files import finite
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.heat_map import shape_figures
-from reports.figures.labels import name_lines
+from reports.figures.labels import LineEnd, name_lines
 from reports.figures.tradeoff import SIZE
 
 _DOTTED = (0, (1, 1.5))
+_MARKERS_PER_LINE = 10
+
+# The values of an epoch by name, with the number of the epoch as "epoch".
+Record = dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """Records of one method: for each trial, those of its epochs that have all values of a figure."""
+
+    label: str
+    colour: int
+    trials: tuple[tuple[Record, ...], ...]
+    disturbed: tuple[bool, ...]
+
+    def by_epoch(self, name: str) -> dict[float, list[float]]:
+        """Return the values of all trials by epoch, in the order of epochs."""
+        found: dict[float, list[float]] = {}
+        for record in (record for trial in self.trials for record in trial):
+            if name in record:
+                found.setdefault(record["epoch"], []).append(record[name])
+        return dict(sorted(found.items()))
+
+    def means(self, name: str, divisor: float = 1.0) -> tuple[list[float], list[float]]:
+        """Return the epochs, and the mean over trials at each."""
+        values = self.by_epoch(name)
+        return list(values), [float(np.mean(several)) / divisor for several in values.values()]
+
+    @property
+    def style(self) -> dict[str, Any]:
+        """Colour and markers of the line over epochs."""
+        epochs = {record["epoch"] for trial in self.trials for record in trial}
+        return {
+            "color": svg.colour(self.colour),
+            "marker": svg.marker(self.colour),
+            "markersize": 4.5,
+            "markeredgewidth": 0,
+            "markevery": max(1, len(epochs) // _MARKERS_PER_LINE),
+        }
 
 
 @dataclass(frozen=True)
 class _Drawing:
-    """One figure over epochs: the `columns` that it needs, and what draws it and returns its ends as text."""
+    """A figure over epochs.
+
+    Attributes:
+        name: Part of the file name.
+        title: Title of the figure.
+        caption: Text below the figure.
+        needs: Values that a record must have to be drawn.
+        draw: Draws the curves and returns their ends as text.
+    """
 
     name: str
     title: str
     caption: str
-    columns: tuple[str, ...]
-    draw: Callable[[Axes, pd.DataFrame], str]
+    needs: tuple[str, ...]
+    draw: Callable[[Axes, Sequence[_Curve]], str]
 
 
 def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], list[str]]:
-    """The figures, and one line for each that cannot be drawn."""
-    records = _epoch_frame(rows)
-    if records.empty:
-        return [], ["How it went is not drawn: no trial that is done has an epochs.jsonl."]
+    """Return the figures, and one line for each figure that cannot be drawn."""
+    if not any(trial.epochs for row in rows for trial in row.done):
+        return [], ["Training curves are not drawn, because no finished trial has an epochs.jsonl."]
+    records = {trial.name: [_record(record) for record in trial.epochs] for row in rows for trial in row.done}
     figures, missing = [], []
     for drawing in _DRAWINGS:
         title, name = drawing.title, f"{slug}-{drawing.name}"
-        usable = records.dropna(subset=list(drawing.columns))
-        if usable.empty:
-            missing.append(f"{title}: not drawn, since no epochs.jsonl has {' and '.join(drawing.columns)}.")
+        curves = [curve for row in rows if (curve := _curve(row, records, drawing.needs)).trials]
+        if not curves:
+            missing.append(f"{title}: not drawn, because no epochs.jsonl has {' and '.join(drawing.needs)}.")
             continue
         with svg.style():
             figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
-            alt = f"{title}. {drawing.draw(figure.add_subplot(), usable)}"
+            alt = f"{title}. {drawing.draw(figure.add_subplot(), curves)}"
             inline, standalone = svg.render(figure, name, title, alt)
         figures.append(Figure(name, title, alt, drawing.caption, inline, standalone))
     return figures + shape_figures(rows, slug), missing
 
 
-def _epoch_frame(rows: Sequence[MethodRow]) -> pd.DataFrame:
-    records = []
-    for row in rows:
-        for trial in row.done:
-            for record in trial.epochs:
-                records.append({"method": row.label, "colour": row.colour, "trial": trial.name, **_epoch(record)})
-                records[-1]["disturbed"] = is_disturbed(trial)
-    return pd.DataFrame(records)
-
-
-def _epoch(record: Mapping[str, Any]) -> dict[str, float | None]:
-    flops = record.get("step_flops") or {}
-    wanted = {name: record.get(name) for name in ("test_accuracy", "train_loss", "train_time_s")}
-    wanted |= {f"step_{kind}": flops.get(kind) for kind in ("executed", "effective")}
-    # A loss may be written as text ("NaN") or be infinite: neither can be drawn.
-    return {"epoch": record["epoch"], **{name: finite(value) for name, value in wanted.items()}}
-
-
-def _draw_accuracy(axes: Axes, records: pd.DataFrame) -> str:
-    frame = records.assign(y=100 * records["test_accuracy"].astype(float))
-    return _lines(axes, frame, "Test accuracy (%)", "%")
-
-
-def _draw_loss(axes: Axes, records: pd.DataFrame) -> str:
-    return _lines(axes, records.assign(y=records["train_loss"].astype(float)), "Training loss (nats)", "nats")
-
-
-def _lines(axes: Axes, frame: pd.DataFrame, axis: str, unit: str) -> str:
-    ends = []
-    for label, own in frame.groupby("method", sort=False):
-        index = int(own["colour"].iloc[0])
-        seaborn.lineplot(
-            data=own,
-            x="epoch",
-            y="y",
-            ax=axes,
-            color=svg.colour(index),
-            marker=svg.marker(index),
-            markersize=4.5,
-            markeredgewidth=0,
-            markevery=_every(own),
-            errorbar=("pi", 100),
-            err_kws={"alpha": 0.18, "linewidth": 0},
-            legend=False,
-        )
-        last = own[own["epoch"] == own["epoch"].max()]
-        ends.append((str(label), index, float(last["epoch"].iloc[0]), float(last["y"].mean())))
-    axes.set(xlabel="Epoch", ylabel=axis)
-    _epoch_axis(axes, frame)
-    return name_lines(axes, frame, ends, unit)
-
-
-def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame) -> str:
-    divisor, unit = formatting.time_scale(float(records["train_time_s"].max()))
-    frame = records.assign(
-        x=records["train_time_s"].astype(float) / divisor, y=100 * records["test_accuracy"].astype(float)
+def _curve(row: MethodRow, records: dict[str, list[Record]], needs: Sequence[str]) -> _Curve:
+    usable: list[tuple[Trial, tuple[Record, ...]]] = []
+    for trial in row.done:
+        found = tuple(record for record in records[trial.name] if all(name in record for name in needs))
+        if found:
+            usable.append((trial, found))
+    return _Curve(
+        row.label, row.colour, tuple(found for _, found in usable), tuple(is_disturbed(trial) for trial, _ in usable)
     )
-    ends = []
-    for label, own in frame.groupby("method", sort=False):
-        index = int(own["colour"].iloc[0])
-        for _, trial in own.groupby("trial", sort=False):
-            dashes = _DOTTED if trial["disturbed"].any() else "-"
-            axes.plot(trial["x"], trial["y"], color=svg.colour(index), linewidth=0.7, alpha=0.5, linestyle=dashes)
-        mean = own.groupby("epoch")[["x", "y"]].mean()
-        axes.plot(
-            mean["x"],
-            mean["y"],
-            color=svg.colour(index),
-            marker=svg.marker(index),
-            markersize=4.5,
-            markeredgewidth=0,
-            markevery=_every(own),
-            linestyle=_DOTTED if own["disturbed"].any() else "-",
-        )
-        ends.append((str(label), index, float(mean["x"].iloc[-1]), float(mean["y"].iloc[-1])))
-    doubt = f"; dotted: {DISTURBED}, not to be trusted" if frame["disturbed"].any() else ""
-    axes.set(xlabel=f"Training time, measured ({unit}){doubt}", ylabel="Test accuracy (%)")
-    return name_lines(axes, frame, ends, "%")
 
 
-def _draw_step_flops(axes: Axes, records: pd.DataFrame) -> str:
-    divisor, prefix = formatting.si_scale(float(records["step_executed"].max()))
+def _record(record: Any) -> Record:
+    flops = record.get("step_flops") or {}
+    values = {name: record.get(name) for name in ("test_accuracy", "train_loss", "train_time_s")}
+    values |= {f"step_{kind}": flops.get(kind) for kind in ("executed", "effective")}
+    # A loss may be text ("NaN") or infinite; neither can be drawn.
+    numbers = {name: finite(value) for name, value in values.items()}
+    return {"epoch": float(record["epoch"]), **{name: value for name, value in numbers.items() if value is not None}}
+
+
+def _draw_accuracy(axes: Axes, curves: Sequence[_Curve]) -> str:
+    return _draw_means(axes, curves, "test_accuracy", 100, "Test accuracy (%)", "%")
+
+
+def _draw_loss(axes: Axes, curves: Sequence[_Curve]) -> str:
+    return _draw_means(axes, curves, "train_loss", 1, "Training loss (nats)", "nats")
+
+
+def _draw_means(axes: Axes, curves: Sequence[_Curve], name: str, factor: float, axis: str, unit: str) -> str:
     ends = []
-    for label, own in records.groupby("method", sort=False):
-        index = int(own["colour"].iloc[0])
+    for curve in curves:
+        values = {epoch: [factor * value for value in several] for epoch, several in curve.by_epoch(name).items()}
+        means = [float(np.mean(several)) for several in values.values()]
+        axes.plot(list(values), means, **curve.style)
+        # A band shows the range over seeds, where there are several.
+        lows = [min(several) if len(several) > 1 else np.nan for several in values.values()]
+        highs = [max(several) if len(several) > 1 else np.nan for several in values.values()]
+        axes.fill_between(list(values), lows, highs, color=svg.colour(curve.colour), alpha=0.18, linewidth=0)
+        ends.append(LineEnd(curve.label, curve.colour, max(values), means[-1]))
+    axes.set(xlabel="Epoch", ylabel=axis)
+    _set_epoch_axis(axes, curves)
+    return name_lines(axes, ends, unit)
+
+
+def _draw_accuracy_over_time(axes: Axes, curves: Sequence[_Curve]) -> str:
+    longest = max(record["train_time_s"] for curve in curves for trial in curve.trials for record in trial)
+    divisor, unit = formatting.time_scale(longest)
+    ends = []
+    for curve in curves:
+        colour = svg.colour(curve.colour)
+        for trial, disturbed in zip(curve.trials, curve.disturbed, strict=True):
+            xs = [record["train_time_s"] / divisor for record in trial]
+            ys = [100 * record["test_accuracy"] for record in trial]
+            axes.plot(xs, ys, color=colour, linewidth=0.7, alpha=0.5, linestyle=_DOTTED if disturbed else "-")
+        _, xs = curve.means("train_time_s", divisor)
+        _, ys = curve.means("test_accuracy", 0.01)
+        axes.plot(xs, ys, **curve.style, linestyle=_DOTTED if any(curve.disturbed) else "-")
+        ends.append(LineEnd(curve.label, curve.colour, xs[-1], ys[-1]))
+    warning = f"; dotted: {DISTURBED}, not reliable" if any(any(curve.disturbed) for curve in curves) else ""
+    axes.set(xlabel=f"Training time, measured ({unit}){warning}", ylabel="Test accuracy (%)")
+    return name_lines(axes, ends, "%")
+
+
+def _draw_step_flops(axes: Axes, curves: Sequence[_Curve]) -> str:
+    largest = max(record["step_executed"] for curve in curves for trial in curve.trials for record in trial)
+    divisor, prefix = formatting.si_scale(largest)
+    ends = []
+    for curve in curves:
         for kind, dashes in (("executed", "-"), ("effective", (0, (4, 2)))):
-            mean = own.dropna(subset=[f"step_{kind}"]).groupby("epoch")[f"step_{kind}"].mean() / divisor
-            axes.step(
-                mean.index,
-                mean.to_numpy(),
-                where="post",
-                color=svg.colour(index),
-                linestyle=dashes,
-                marker=svg.marker(index),
-                markersize=4.5,
-                markeredgewidth=0,
-                markevery=_every(own),
-            )
+            epochs, means = curve.means(f"step_{kind}", divisor)
+            axes.step(epochs, means, where="post", linestyle=dashes, **curve.style)
             if kind == "executed":
-                ends.append((str(label), index, float(mean.index[-1]), float(mean.iloc[-1])))
+                ends.append(LineEnd(curve.label, curve.colour, epochs[-1], means[-1]))
     axes.set(xlabel="Epoch", ylabel=f"FLOPs of a training step, counted ({prefix}FLOPs)")
-    axes.set_ylim(0, 1.06 * float(records["step_executed"].max()) / divisor)
-    _epoch_axis(axes, records)
-    return name_lines(axes, records, ends, f"{prefix}FLOPs executed")
+    axes.set_ylim(0, 1.06 * largest / divisor)
+    _set_epoch_axis(axes, curves)
+    return name_lines(axes, ends, f"{prefix}FLOPs executed")
 
 
-def _epoch_axis(axes: Axes, frame: pd.DataFrame) -> None:
+def _set_epoch_axis(axes: Axes, curves: Sequence[_Curve]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    first, last = frame["epoch"].min(), frame["epoch"].max()
-    if first == last:  # one point: room for its whole number, not for fractions around it
+    epochs = [record["epoch"] for curve in curves for trial in curve.trials for record in trial]
+    first, last = min(epochs), max(epochs)
+    if first == last:  # a single epoch: leave room on both sides, so that no fractions of epochs are labelled
         axes.set_xlim(first - 1, last + 1)
 
 
-def _every(own: pd.DataFrame) -> int:
-    return max(1, own["epoch"].nunique() // 10)
-
-
-_BAND = "Line: mean over seeds; band: smallest to largest seed."
+_BAND = "Line: mean over seeds. Band: smallest to largest value over seeds."
 _DRAWINGS = (
     _Drawing("accuracy-epochs", "Test accuracy over epochs", _BAND, ("test_accuracy",), _draw_accuracy),
     _Drawing("loss-epochs", "Training loss over epochs", _BAND, ("train_loss",), _draw_loss),
     _Drawing(
         "accuracy-seconds",
         "Test accuracy over measured training time",
-        "Thin: one trial. Thick: mean over seeds of time and accuracy, epoch by epoch. Dotted: with a disturbed time.",
+        "Thin lines: single trials. Thick lines: means over seeds of time and accuracy at each epoch. "
+        "Dotted: disturbed times.",
         ("test_accuracy", "train_time_s"),
         _draw_accuracy_over_time,
     ),
     _Drawing(
         "step-flops",
         "FLOPs of a training step over epochs",
-        "Mean over seeds, at each epoch's end. Solid: executed. Dashed: effective, assuming hardware that skips.",
+        "Means over seeds at the end of each epoch. Solid: executed. Dashed: effective, on hardware that skips.",
         ("step_executed",),
         _draw_step_flops,
     ),

@@ -1,1 +1,1 @@
-"""The report as HTML and Markdown."""
+"""Rendering of a report as HTML and Markdown."""

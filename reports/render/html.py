@@ -1,4 +1,4 @@
-"""The report as one HTML file that asks for nothing from anywhere."""
+"""Renders a report as one HTML file that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def _environment() -> jinja2.Environment:
 
 
 def render(report: Report) -> str:
-    """The page. Text of records is escaped by the template; only our own style, script and figures are not."""
+    """Return the page. The template escapes all text of records, but not the style, the script and the figures."""
     environment = _environment()
     loader = environment.loader
     assert loader is not None
     sources = {name: loader.get_source(environment, name)[0] for name in ("style.css", "sort.js")}
-    # The policy names the one script by its hash: should an escape ever be forgotten, nothing else runs or loads.
+    # The policy allows only this script, by its hash: even unescaped text could neither run nor load anything.
     digest = base64.b64encode(hashlib.sha256(sources["sort.js"].encode()).digest()).decode()
     return environment.get_template("report.html.j2").render(
         report=report,

@@ -1,4 +1,4 @@
-"""The line that says which backends multiplied."""
+"""The remark that names the backends of layers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import pytest
+
 from reports.content.build import build
 from reports.data import records
+
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 def set_backends(
@@ -17,7 +21,7 @@ def set_backends(
     by_seed: dict[int, dict[str, str]],
     density: Mapping[str, list[float]] = MappingProxyType({}),
 ) -> None:
-    """Write into the last record of each trial of a method who multiplied in its layers, and how densely."""
+    """Write backends and densities of layers into the last record of each trial of a method."""
     for place in (suite.folder / "trials").iterdir():
         spec = json.loads((place / "trial.json").read_text())["spec"]
         if spec["method"] != method:
@@ -34,7 +38,7 @@ def set_backends(
 def lines(suite: Any) -> list[str]:
     suite.write()
     (group,) = build(records.read(suite.folder)).groups
-    return [remark for remark in group.remarks if remark.startswith("Who multiplied")]
+    return [remark for remark in group.remarks if remark.startswith("Backend used per layer")]
 
 
 def test_nothing_is_said_of_torch_alone_nor_of_records_without_it(suite: Any) -> None:
@@ -48,7 +52,7 @@ def test_backends_are_named_with_their_layers_and_that_seeds_differ(suite: Any) 
     two = {"block1.conv1": "skipping", "block2.conv1": "skipping"}
     set_backends(suite, "sdgp", dict.fromkeys(range(3), two))
     expected = (
-        "Who multiplied in the last epoch of sdgp[n=2,m=4] (seed 0): "
+        "Backend used per layer in the last epoch of sdgp[n=2,m=4] (seed 0): "
         "skipping in 2 of 5 layers (block1.conv1, block2.conv1); torch in 3 of 5 layers"
     )
     assert lines(suite) == [expected + "."]
@@ -61,6 +65,6 @@ def test_layers_whose_zeros_torch_multiplied_are_named(suite: Any) -> None:
     density = {"block1.conv1": [0.5, 1, 1], "block1.conv2": [1, 0.5, 1], "block2.conv1": [0.25, 0.25, 0.25]}
     set_backends(suite, "sdgp", {0: {"block2.conv1": "skipping"}}, density)
     assert lines(suite) == [
-        "Who multiplied in the last epoch of sdgp[n=2,m=4] (seed 0): skipping in 1 of 5 layers (block2.conv1); "
-        "torch in 4 of 5 layers, by zeros too in 2 (block1.conv1, block1.conv2)."
+        "Backend used per layer in the last epoch of sdgp[n=2,m=4] (seed 0): skipping in 1 of 5 layers (block2.conv1); "
+        "torch in 4 of 5 layers, multiplying zeros in 2 (block1.conv1, block1.conv2)."
     ]

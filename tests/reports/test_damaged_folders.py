@@ -75,7 +75,7 @@ def test_records_of_other_types_are_named_and_the_others_reported(suite: Any, ch
     folder = suite.write()
     edit(min(folder.glob("trials/*/trial.json")), change)
     report = build(read(folder))
-    assert sum(len(group.summary_table.rows) for group in report.groups if group.summary_table) >= 1
+    assert sum(len(group.tables[0].rows) for group in report.groups if group.tables) >= 1
     damage_named = [cell.text for row in report.problems.table.rows for cell in row] if report.problems else []
     assert not named or any(named in text for text in damage_named)
 
@@ -95,8 +95,8 @@ def test_a_record_nested_too_deeply_and_a_value_that_is_none(suite: Any) -> None
     assert "column test_accuracy has the value '7.5', which is not valid" in texts
     assert "column train_time_s has the value '9999" in texts
     (group,) = report.groups
-    assert group.summary_table
-    assert group.summary_table.rows[0][1].text == "3"
+    assert group.tables
+    assert group.tables[0].rows[0][1].text == "3"
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 def order(group: Any) -> list[str]:
     """The methods of a group's first table."""
-    return [row[0].text for row in group.summary_table.rows]
+    return [row[0].text for row in group.tables[0].rows]
 
 
 def test_hardware_is_never_mixed(suite: Any) -> None:
@@ -30,7 +30,7 @@ def test_hardware_is_never_mixed(suite: Any) -> None:
     assert "99999999" in second.title
     assert "12e45678" in first.title
     # Nothing to compare its time with, though dense ran: elsewhere.
-    assert second.summary_table.rows[0][5].text == "–"
+    assert second.tables[0].rows[0][5].text == "–"
 
 
 @pytest.mark.parametrize(("name", "value", "title"), [("threads", 1, "threads 1"), ("torch", "2.16", "torch 2.16")])
@@ -41,7 +41,7 @@ def test_times_of_other_threads_or_another_torch_are_never_mixed(suite: Any, nam
     assert order(first) == ["dense", "sdgp[n=2,m=4]"]
     assert order(second) == ["prunetrain[ratio=0.2]"]
     assert title in second.title
-    assert second.summary_table.rows[0][5].text == "–"
+    assert second.tables[0].rows[0][5].text == "–"
     assert "threads 2), torch 2.15," in first.subtitle
 
 
@@ -117,9 +117,9 @@ def test_a_seed_run_twice_counts_once(suite: Any) -> None:
     suite.add_all(("dense",))
     suite.add("dense", 0, accuracy=71.6, time=372.0, trial_id="again")
     (group,) = build(read(suite.write())).groups
-    assert group.summary_table.rows[0][1].text == "3"
+    assert group.tables[0].rows[0][1].text == "3"
     # Seed 0 is 71.4 by mean; with 71.9 and 70.8 that makes 71.37.
-    assert group.summary_table.rows[0][2].text == "71.4 ± 1.4"
+    assert group.tables[0].rows[0][2].text == "71.4 ± 1.4"
     assert "dense was run 2 times with seed 0" in group.remarks[0]
 
 
@@ -168,14 +168,14 @@ def test_competing_programs_and_interruptions_are_said_where_times_are(suite: An
         (trial / "trial.json").write_text(json.dumps(record))
     group = build(read(folder)).groups[0]
     assert _doubted(group) == ["Training time", "Training time", "Realised saving of time"]
-    (row,) = group.summary_table.rows
+    (row,) = group.tables[0].rows
     assert [cell.text.endswith("(disturbed)") for cell in row[4:6]] == [True, False]  # dense over dense is 1 anyway
-    assert "(disturbed: not to be trusted)" in group.headlines[0].text
-    assert not any("disturbed" in text for text in (quiet.headlines[0].text, quiet.summary_table.rows[0][4].text))
+    assert "(disturbed: do not rely on it)" in group.headlines[0].text
+    assert not any("disturbed" in text for text in (quiet.headlines[0].text, quiet.tables[0].rows[0][4].text))
     busy, interrupted = group.remarks
-    assert busy.startswith("Other programs were at work when 1 of 3 trials began (at most on 0.9 times the cores")
-    assert f"in {first.name}): trust no time" in busy
-    assert interrupted.startswith("One trial was interrupted and went on later")
+    assert busy.startswith("Other programs were running when 1 of 3 trials started (at most on 0.9 times as many cores")
+    assert f"in {first.name}): do not rely on the times" in busy
+    assert interrupted.startswith("One trial was interrupted and resumed later")
     assert f"{second.name} after epoch 2 and 4; torch was 2.11 until epoch 2" in interrupted
 
 
@@ -190,7 +190,7 @@ def test_layers_that_onednn_multiplies_slowly_are_named(suite: Any) -> None:
     report = build(read(folder))
     (remark,) = report.groups[0].remarks
     assert f"conv1 wgrad: ref:any; conv2 dgrad: ref:any (in {dense.name})" in remark
-    differing = next(table for table in report.trust.tables if table.name == "differences")
+    differing = next(table for table in report.provenance.tables if table.name == "differences")
     assert any("not recorded: no libc" in cell.text for row in differing.rows for cell in row)
 
 
@@ -200,14 +200,14 @@ def test_a_disturbed_dense_trial_makes_every_ratio_to_it_doubtful(suite: Any) ->
     path = min(folder.glob("trials/dense-*/trial.json"))
     path.write_text(path.read_text().replace('"hardware": {', '"busy_cores": 1.9, "hardware": {'))
     (group,) = build(read(folder)).groups
-    sdgp = group.summary_table.rows[1]
+    sdgp = group.tables[0].rows[1]
     assert [cell.text.endswith("(disturbed)") for cell in sdgp[4:7]] == [False, True, True]
-    assert "× dense" in group.headlines[1].text.partition(" (disturbed: not to be trusted)")[0]
+    assert "× dense" in group.headlines[1].text.partition(" (disturbed: do not rely on it)")[0]
 
 
 def _doubted(group: Any) -> list[str]:
     """The columns whose notes say that they are not to be trusted: a table is copied without the remarks above it."""
-    return [column.title for column in group.summary_table.columns if "Do not trust it" in column.note]
+    return [column.title for column in group.tables[0].columns if "Do not rely on it" in column.note]
 
 
 def test_damaged_records_are_counted_apart(suite: Any) -> None:
@@ -226,6 +226,6 @@ def test_trials_of_an_edited_plugin_are_no_seeds_of_one_method(suite: Any) -> No
         record["spec"]["defined_by"] = {"method": {"path": "~/plugin.py", "sha256": digest}}
         path.write_text(json.dumps(record))
     (group,) = build(read(folder)).groups
-    labels = [row[0].text for row in group.summary_table.rows]
+    labels = [row[0].text for row in group.tables[0].rows]
     assert len(labels) == len(set(labels)) == 3
     assert sum(" file " in one for one in labels) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reports.content.build import build
-from reports.content.headlines import _before
+from reports.content.headlines import _prerequisites
 from reports.data.records import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -30,15 +30,15 @@ def test_the_three_methods(suite: Any) -> None:
     # Ratios of its times: 391/372, 388/365, 395/379 = 1.0511, 1.0630, 1.0422; mean 1.0521, half-width 0.026.
     # Effective is 5/6 of dense, executed all of it.
     assert found["sdgp[n=2,m=4]"] == (
-        f"{SETTING}, 3 seeds: accuracy not told apart from dense (−0.2 ± 1.1 points); measured training time "
-        "1.05 ± 0.03 × dense, longer; 17 % of dense's training multiply-adds could be skipped, and no kernel here "
-        "skipped them."
+        f"{SETTING}, 3 seeds: accuracy not distinguishable from dense (−0.2 ± 1.1 points); measured training time "
+        "1.05 ± 0.03 × dense, longer; 17 % of dense's training multiply-adds could be skipped, but no kernel here "
+        "skipped any."
     )
     # Differences of prunetrain: -3.1, -2.9, -2.6; mean -2.8667, sd 0.2517, half-width 0.625. Executed: squares of
     # 1, 0.875, 0.75, 0.75, 0.5 make 3.140625 of 5, 37 % are saved. Half of the channels: a quarter of inference.
     assert found["prunetrain[ratio=0.2]"] == (
         f"{SETTING}, 3 seeds: accuracy 2.9 ± 0.6 points below dense; measured training time 0.80 ± 0.06 × dense, "
-        "shorter; executed 37 % fewer training FLOPs than the dense net needs; the final model needs 75 % fewer "
+        "shorter; executed 37 % fewer training FLOPs than the dense network needs; the final model needs 75 % fewer "
         "inference FLOPs."
     )
     assert found["dense"].startswith(f"{SETTING}, 3 seeds: accuracy 71.3 ± 1.4 %; measured training time 6 min 12 s")
@@ -60,7 +60,7 @@ def test_one_seed_says_so_and_claims_no_interval(suite: Any) -> None:
         f"{SETTING}, 1 seed, no interval: accuracy 0.20 points below dense; measured training time 1.05"
     )
     assert "±" not in found
-    assert "told apart" not in found
+    assert "distinguishable" not in found
 
 
 def test_equal_accuracies_are_never_called_equal(suite: Any) -> None:
@@ -68,7 +68,7 @@ def test_equal_accuracies_are_never_called_equal(suite: Any) -> None:
     for seed, accuracy in enumerate((71.2, 71.9, 70.8)):
         suite.add("same", seed, accuracy=accuracy, time=370.0)
     found = sentences(suite)["same"]
-    assert "accuracy 0.00 points from dense (alike on 3 of 3 seeds, no interval)" in found
+    assert "accuracy 0.00 points from dense (the same on 3 of 3 seeds, no interval)" in found
     assert "equal" not in found
 
 
@@ -76,7 +76,7 @@ def test_a_time_that_covers_one_is_not_told_apart(suite: Any) -> None:
     suite.add_all(("dense",))
     for seed, time in enumerate((372.0 * 0.9, 365.0 * 1.1, 379.0 * 1.0)):
         suite.add("noisy", seed, accuracy=71.0, time=time)
-    assert "measured training time not told apart from dense (1.0 ± 0.2 × dense)" in sentences(suite)["noisy"]
+    assert "measured training time not distinguishable from dense (1.0 ± 0.2 × dense)" in sentences(suite)["noisy"]
 
 
 def test_equal_numbers_give_equal_sentences_whatever_the_name(suite: Any) -> None:
@@ -106,7 +106,9 @@ def test_a_skipping_kernel_is_told_from_one_that_skips_nothing(suite: Any) -> No
         )
     found = sentences(suite)["partly"]
     assert "executed 30 % fewer training FLOPs" in found
-    assert "a further 20 % of dense's training multiply-adds could be skipped, which no kernel here skipped" in found
+    assert (
+        "a further 20 % of dense's training multiply-adds could be skipped, but no kernel here skipped these" in found
+    )
 
 
 def test_more_work_than_dense_is_said(suite: Any) -> None:
@@ -114,7 +116,7 @@ def test_more_work_than_dense_is_said(suite: Any) -> None:
     for seed in range(2):
         suite.add("more", seed, accuracy=71.0, time=300.0, train_flops_executed=2.16e12, inference_flops=1.2e8)
     found = sentences(suite)["more"]
-    assert "executed 20 % more training FLOPs than the dense net needs" in found
+    assert "executed 20 % more training FLOPs than the dense network needs" in found
     assert "the final model needs 50 % more inference FLOPs" in found
 
 
@@ -132,9 +134,9 @@ def test_failed_trials_are_said_before_any_number(suite: Any) -> None:
     suite.add("never", 0, accuracy=None, time=None, status="oom", message="out of memory")
     found = sentences(suite)
     assert found["sdgp[n=2,m=4]"].startswith(
-        f"{SETTING}, 2 seeds (1 diverged of 3 trials, which no number here includes):"
+        f"{SETTING}, 2 seeds (1 diverged of 3 trials, not included in any number here):"
     )
-    assert found["never"] == f"{SETTING}: no trial is done (1 oom of 1 trials), so there is no number."
+    assert found["never"] == f"{SETTING}: no trial is done (1 oom of 1 trials), so there are no numbers."
 
 
 def test_a_diverged_trial_with_a_result_does_not_count(suite: Any) -> None:
@@ -149,7 +151,7 @@ def test_a_diverged_trial_with_a_result_does_not_count(suite: Any) -> None:
 def test_without_dense_there_is_no_comparison(suite: Any) -> None:
     suite.add_all(("sdgp",))
     found = sentences(suite)["sdgp[n=2,m=4]"]
-    assert "not compared with dense (dense was not run here" in found
+    assert "not compared with dense (dense was not run here)" in found
     assert "× dense" not in found
 
 
@@ -184,7 +186,7 @@ def test_a_time_that_flops_do_not_explain_is_said_to_be_that(suite: Any, time: f
 def test_dense_that_failed_is_not_said_to_be_absent(suite: Any) -> None:
     suite.add_all(("sdgp",))
     suite.add("dense", 0, accuracy=None, time=None, status="diverged", message="the loss is nan")
-    assert "not compared with dense (no dense trial is done, so" in sentences(suite)["sdgp[n=2,m=4]"]
+    assert "not compared with dense (no dense trial is done)" in sentences(suite)["sdgp[n=2,m=4]"]
 
 
 def test_equal_differences_on_a_few_seeds_are_no_certainty(suite: Any) -> None:
@@ -192,21 +194,21 @@ def test_equal_differences_on_a_few_seeds_are_no_certainty(suite: Any) -> None:
         suite.add("dense", seed, accuracy=accuracy, time=372.0)
         suite.add("other", seed, accuracy=accuracy - 0.3, time=372.0 * 1.1)
     found = sentences(suite)["other"]
-    assert "accuracy 0.30 points below dense (alike on 2 of 2 seeds, no interval)" in found
-    assert "measured training time 1.10 × dense (alike on 2 of 2 seeds, no interval)" in found
+    assert "accuracy 0.30 points below dense (the same on 2 of 2 seeds, no interval)" in found
+    assert "measured training time 1.10 × dense (the same on 2 of 2 seeds, no interval)" in found
 
 
 @pytest.mark.parametrize(
     ("spec", "clauses"),
     [
         ({}, []),
-        ({"depends_on": {"dense": "dense-x"}}, ["it begins with what came of dense, whose cost is not in here"]),
+        ({"depends_on": {"dense": "dense-x"}}, ["it starts from the result of dense, whose cost is not included"]),
         (
             {"files": {"from_trained": "ab"}},
-            ["it begins with what came of the file of from_trained, whose cost is not in here"],
+            ["it starts from the result of the file from_trained, whose cost is not included"],
         ),
     ],
 )
 def test_what_was_trained_before_is_said_not_to_be_paid_for(spec: dict[str, Any], clauses: list[str]) -> None:
     row: Any = SimpleNamespace(done=[SimpleNamespace(spec=spec)])
-    assert _before(row) == clauses
+    assert _prerequisites(row) == clauses

@@ -58,8 +58,8 @@ def test_a_disturbed_time_is_crossed_out_in_the_figure_itself(suite, drawn):
     figures, _ = tradeoff_figures(method_rows(group, {"dense": 0, "sdgp": 1}), "slug")
     by_time, by_flops = (figure.axes[0] for figure in drawn)
     assert crosses(by_time) == [pytest.approx((100.0, 70.0)), pytest.approx((100.5, 71.0))]  # the trial, and the mean
-    assert by_time.get_xlabel().endswith("×: disturbed, not to be trusted")
-    assert "Crossed out: a disturbed time" in figures[0].caption
+    assert by_time.get_xlabel().endswith("×: disturbed, not reliable")
+    assert "Crosses mark disturbed times" in figures[0].caption
     assert "sdgp: 71.00 % at 100 s (disturbed)" in figures[0].alt
     assert crosses(by_flops) == []
     assert "disturbed" not in by_flops.get_xlabel() + figures[1].caption + figures[1].alt
@@ -72,6 +72,6 @@ def test_a_disturbed_time_is_dotted_where_accuracy_is_drawn_over_it(suite, drawn
     (group,), _ = group_trials(read(folder).trials)
     curve_figures(method_rows(group, {"dense": 0, "sdgp[n=2,m=4]": 1}), "slug")
     (axes,) = [axes for figure in drawn for axes in figure.axes if "Training time" in axes.get_xlabel()]
-    assert axes.get_xlabel().endswith("dotted: disturbed, not to be trusted")
+    assert axes.get_xlabel().endswith("dotted: disturbed, not reliable")
     styles = {(to_hex(line.get_color()), line.is_dashed()) for line in axes.lines if len(line.get_xdata()) > 1}
     assert styles == {(svg.colour(0), False), (svg.colour(1), True)}

@@ -1,5 +1,5 @@
 
-// A click on a head sorts its table; pinned rows stay on top. The page is whole without this.
+// Clicking a column head sorts its table; pinned rows stay at the top. The page is complete without this script.
 for (const table of document.querySelectorAll("table")) {
   const body = table.tBodies[0];
   const pinned = Number(table.dataset.pinned);

@@ -1,0 +1,207 @@
+"""Reports of folders with unusual content: markup in records, damaged or missing files, many methods."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_parser import Page, by_head, parse, table
+
+from reports import write_report
+from reports.content.problems import command_lines, rerun_command
+from reports.figures.labels import short_names, spread_heights
+from reports.render.markdown import escape
+from suite.errors import UsageError
+
+EVIL = "<script>alert('x')</script>"
+
+
+def test_text_of_records_is_escaped(suite: Any) -> None:
+    suite.add_all(("dense",), seeds=1)
+    suite.add(f"{EVIL}`a|b`$x_1$", 0, accuracy=70.0, time=300.0, variant='k="><img src=x>', trial_id="evil-1")
+    message = f"{EVIL} | `tick` **bold**\n# heading\x00 [link](http://example.org)"
+    suite.add("sdgp", 0, accuracy=None, time=None, status="error", message=message)
+    folder = suite.write(command=f"run_suite.py --methods '{EVIL}```'")
+    write_report(folder)
+    page = parse(folder / "report.html")
+    assert [tag for tag, _ in page.elements].count("script") == 1
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+    assert EVIL in page.text
+    assert "\x00" not in page.text
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    outside_code = re.sub(r"(?m)^(`{3,})\n.*?\n\1$|(?<!`)(`+)(?!`).*?(?<!`)\2(?!`)", "", text, flags=re.S)
+    assert "<script" not in outside_code
+    assert "<img" not in outside_code
+    assert not re.search(r"(?m)^# heading", text)
+    for block in re.findall(r"(?m)(?:^\|.*\n)+", text):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+    for path in (folder / "figures").iterdir():
+        ElementTree.fromstring(path.read_text(encoding="utf-8"))
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", path.name) for path in (folder / "figures").iterdir())
+
+
+def test_what_no_flops_count_is_named_and_escaped(suite: Any, without_figures: None) -> None:
+    suite.add_all(("dense",), seeds=1)
+    folder = suite.write()
+    record = next(folder.glob("trials/*/trial.json"))
+    held = json.loads(record.read_text(encoding="utf-8"))
+    held["provenance"]["not_counted"] = ["mm in 'attn' (3,072 multiply-adds an image)", EVIL, 7]
+    record.write_text(json.dumps(held), encoding="utf-8")
+    write_report(folder)
+    line = f"Not included in any FLOPs of resnet9[width=0.25]: mm in 'attn' (3,072 multiply-adds an image); {EVIL}; 7."
+    page = parse(folder / "report.html")
+    assert line in page.text
+    assert [tag for tag, _ in page.elements].count("script") == 1
+    assert (
+        "<script"
+        not in (folder / "report.md").read_text(encoding="utf-8").partition("Not included in any")[2].partition("\n")[0]
+    )
+
+
+def test_markdown_renders_escaped_text_as_it_was() -> None:
+    markdown_it = pytest.importorskip("markdown_it")
+    text = "a|b `c` <script>x</script> **d** _e_ [f](g) &amp; $h$"
+    rendered = markdown_it.MarkdownIt("commonmark").enable("table").render(f"| h |\n| --- |\n| {escape(text)} |\n")
+    page = Page()
+    page.feed(rendered.replace("<table>", '<table id="t">'))
+    assert page.tables["t"][1] == [text]
+
+
+def test_a_folder_without_results_is_the_users_error(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UsageError) as caught:
+            write_report(folder)
+        assert str(folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "trial_id,method\n"])
+def test_a_table_that_cannot_be_read_is_the_users_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "results.csv").write_text(content)
+    with pytest.raises(UsageError) as caught:
+        write_report(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_the_table_the_trials_records_give_the_same_numbers(
+    full_folder: Path, tmp_path: Path, page: Page, without_figures: None
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(full_folder, copy)
+    (copy / "results.csv").unlink()
+    write_report(copy)
+    other = parse(copy / "report.html")
+    for ending in ("-results", "-relative", "-counts"):
+        assert table(other, ending) == table(page, ending)
+    assert "results.csv is absent" in other.text
+
+
+def test_damaged_files_are_named_and_hide_nothing(suite: Any, without_figures: None) -> None:
+    suite.add_all(("dense",), seeds=2)
+    folder = suite.write()
+    first, second = sorted((folder / "trials").iterdir())
+    (first / "trial.json").write_text('{"spec": ')
+    with (second / "epochs.jsonl").open("a") as file:
+        file.write('{"epoch": 6, "test_acc')
+    write_report(folder)
+    page = parse(folder / "report.html")
+    assert "trial.json is damaged" in page.text
+    assert "epochs.jsonl, line 6 is damaged" in page.text
+    assert by_head(table(page, "-results")["dense"], "Seeds") in ("1", "2")
+
+
+def test_only_failures_still_make_a_report(suite: Any, without_figures: None) -> None:
+    suite.add("sdgp", 0, accuracy=None, time=None, status="error", message="no")
+    folder = suite.write()
+    assert [path.name for path in write_report(folder)] == ["report.html", "report.md"]
+    page = parse(folder / "report.html")
+    assert "no trial is done (1 error of 1 trials)" in page.text
+
+
+def test_trials_without_epochs_or_layers_still_make_a_report(suite: Any) -> None:
+    suite.add_all(("dense", "prunetrain"), seeds=1)
+    folder = suite.write()
+    shutil.rmtree(folder / "trials")
+    write_report(folder)
+    page = parse(folder / "report.html")
+    assert "no finished trial has an epochs.jsonl" in page.text
+    assert "Accuracy against cost" in page.headings
+
+
+def test_many_methods_get_a_legend_and_a_changing_density_a_map(suite: Any) -> None:
+    for index in range(5):
+        suite.add(f"method{index}", 0, accuracy=60.0 + index, time=300.0 + index)
+    folder = suite.write()
+    for path in folder.glob("trials/method[03]*/epochs.jsonl"):
+        text = path.read_text()
+        for epoch, density in ((2, 0.9), (3, 0.7), (4, 0.5)):
+            lines = text.splitlines()
+            lines[epoch] = lines[epoch].replace('"weight_density": 1.0', f'"weight_density": {density}')
+            text = "\n".join(lines)
+        path.write_text(text)
+    names = [path.name for path in write_report(folder)]
+    assert sum("-shape-" in name for name in names) == 2
+    assert "Density of weights by layer over epochs: method0" in parse(folder / "report.html").text
+
+
+def test_commands_of_a_folder_are_all_given_and_homes_are_hidden(
+    suite: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    lines = ["/x/bin/pdt --methods dense --data-root ~/my data", "run_suite.py run --methods=sdgp --only=all --out=x"]
+    found = [rerun_command(line, suite.folder) for line in lines]
+    assert found == [
+        f"python run_suite.py --methods dense --data-root ~/my data --out ~/{tmp_path.name} --only failed",
+        f"python run_suite.py run --methods=sdgp --out ~/{tmp_path.name} --only failed",
+    ]
+    entries = [{"command_line": line} for line in (*lines, lines[0])]
+    assert command_lines({"command_line": lines[0], "commands": entries}) == lines
+
+
+def test_names_in_figures_are_short_and_stay_different() -> None:
+    variants = [f"prunetrain[ratio=0.{index},interval=25,threshold=0.0001]" for index in (1, 2)]
+    long = ["m" * 40, "m" * 41]
+    short = short_names(["dense", *variants, *long])
+    assert short["dense"] == "dense"
+    assert [short[name] for name in variants] == ["prunetrain[ratio=0.1]", "prunetrain[ratio=0.2]"]
+    assert len(set(short.values())) == 5
+    shared = short_names(["clicktrain[compression=8.0]", "clicktrain[compression=8.0,pool=4]"])
+    assert [*shared.values()] == ["clicktrain[…]", "clicktrain[pool=4]"]  # the first is not the method's default
+    assert [*short_names(["clicktrain", "clicktrain[pool=4]"]).values()] == ["clicktrain", "clicktrain[pool=4]"]
+    assert max(len(name) for name in short.values()) <= 34
+
+
+def test_labels_of_lines_do_not_overlap() -> None:
+    heights = spread_heights([0.99, 0.98, 0.5, 0.97], 0.1)
+    assert heights == pytest.approx([1.0, 0.9, 0.5, 0.8])
+    assert spread_heights([], 0.1) == []
+
+
+def test_figures_of_an_earlier_report_are_removed_and_nothing_else(suite: Any) -> None:
+    suite.add_all(("dense",), seeds=1)
+    folder = suite.write()
+    (folder / "figures").mkdir()
+    old, own = folder / "figures" / "g-cifar10-shape-7.svg", folder / "figures" / "mine.svg"
+    for path in (old, own):
+        path.write_text("<svg/>")
+    written = write_report(folder)
+    assert not old.exists()
+    assert own.exists()
+    assert all(path.is_file() for path in written)
+
+
+def test_axes_end_where_accuracies_and_times_do(suite: Any) -> None:
+    """Two seeds far apart have an interval that reaches past 100 % and below 0 s."""
+    for seed, (accuracy, time) in enumerate(((60.0, 1.0), (95.0, 9.0))):
+        suite.add("dense", seed, accuracy=accuracy, time=time)
+    figure = next(path for path in write_report(suite.write()) if path.name.endswith("accuracy-time.svg"))
+    ticks = re.findall(r">([−\d.]+)</text>", figure.read_text(encoding="utf-8"))
+    assert ticks
+    assert not any(text.startswith("−") for text in ticks)
+    assert max(map(float, ticks)) <= 100
