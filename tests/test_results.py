@@ -225,13 +225,14 @@ def test_the_readme_names_the_arithmetic_of_the_steps_that_it_quotes():
         for name in ("bench_pruned", "bench_pruned_float32")
     )
     times = [found["resnet32, round_to 1"]["median"] for found in (half, single)]
-    assert "takes {:.2f} of the whole one's time in bfloat16 and {:.2f} in float32".format(*times) in readme
+    assert "takes {:.2f} of the dense time in bfloat16 and {:.2f} in float32".format(*times) in readme
     path = ROOT / "results" / "cpu-zen5-2cores" / "bench_patterns.json"
     steps = json.loads(path.read_text(encoding="utf-8"))["found"]["steps"]
     network = "vgg11_click[width=0.5]: "
     names = ("compact / masked", "auto / dense, both bfloat16", "compact, float32 / dense, bfloat16")
     quoted = [steps[network + name]["median"] for name in names]
     text = (
-        "takes {:.2f} of the time of a float32 step that multiplies the zeros, and {:.2f} to {:.2f} of that of a dense"
+        "takes {:.2f} of the time of a float32 step that multiplies the zeros, and {:.2f} to {:.2f} of a dense "
+        "bfloat16 step"
     )
-    assert f"{text.format(*quoted)} step in bfloat16" in readme
+    assert text.format(*quoted) in readme

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 MODULES = (
-    *("torch", "torchvision", "numpy", "scipy", "pandas", "matplotlib", "seaborn", "pyarrow", "jinja2", "rich"),
+    *("torch", "torchvision", "numpy", "scipy", "pandas", "matplotlib", "pyarrow", "jinja2", "rich"),
     *("sklearn", "psutil", "pytest", "pytest_timeout", "xdist", "hypothesis", "pytest_benchmark", "cupy"),
 )
 TOOLS = ("nvcc", "compute-sanitizer")

@@ -10,9 +10,14 @@ from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
 from reports.data.method_rows import NONE_DONE, MethodRow, by_seed, not_measured
 from reports.data.records import Trial
+from suite.runs.folder.columns import COLUMNS
 
 _INTERVAL = "± is the half-width of the 95 % confidence interval over seeds."
 _ONE_SEED = "One seed: no interval, so chance cannot be excluded; --seeds 3 gives one."
+_COUNTS = (
+    *("train_flops_dense", "train_flops_current", "train_flops_effective", "train_flops_executed"),
+    *("inference_flops", "inference_flops_effective", "params", "nonzero_params"),
+)
 _SKIPPING: Kind = "counted, assumes hardware that skips"
 _SKIPS = (
     "Assumes hardware that skips every multiply-add that the method's sparsity makes superfluous; "
@@ -116,39 +121,23 @@ def _relative_cells(row: MethodRow) -> tuple[Cell, ...]:
 
 def counts_table(rows: Sequence[MethodRow], slug: str) -> Table:
     """Return absolute counts: training FLOPs in their four columns, and the final model."""
-    columns = (
-        Column("Method", numeric=False),
-        Column("Training FLOPs, dense", "", "counted", "Of the original network, over the whole training."),
-        Column("Training FLOPs, current", "", "counted", "Of the shapes that existed at each step."),
-        Column("Training FLOPs, effective", "", _SKIPPING, _SKIPS),
-        Column("Training FLOPs, executed", "", "counted", "What the kernels computed, including zeros."),
-        Column("Inference FLOPs", "", "counted", "Of the final model's shapes, for one image."),
-        Column(
-            "Inference FLOPs, effective",
-            "",
-            _SKIPPING,
-            "Inference FLOPs of each layer, times the share of its weights that are not zero.",
-        ),
-        Column("Parameters", "", "counted"),
-        Column("Nonzero parameters", "", "counted"),
-    )
+    heads = (_counted_head(name) for name in _COUNTS)
     caption = "Absolute counts, means over seeds. One multiply-add is 2 FLOPs. The ranking does not use these numbers."
-    return _table(f"{slug}-counts", caption, columns, rows, _count_cells)
+    return _table(f"{slug}-counts", caption, (Column("Method", numeric=False), *heads), rows, _count_cells)
+
+
+def _counted_head(name: str) -> Column:
+    schema = COLUMNS[name]
+    return Column(schema.title, "", _SKIPPING if name.endswith("_effective") else "counted", schema.meaning)
 
 
 def _count_cells(row: MethodRow) -> tuple[Cell, ...]:
-    def counted(column: str, unit: str) -> Cell:
+    def counted(column: str) -> Cell:
         values = list(by_seed(row.done, column).values())
         quantity = estimate(values, not_measured(column) if row.done else NONE_DONE)
-        return _cell(quantity, row.seeds, lambda value: formatting.si(value.mean, unit))
+        return _cell(quantity, row.seeds, lambda value: formatting.si(value.mean, COLUMNS[column].unit))
 
-    return (
-        *(counted(f"train_flops_{kind}", "FLOPs") for kind in ("dense", "current", "effective", "executed")),
-        counted("inference_flops", "FLOPs"),
-        counted("inference_flops_effective", "FLOPs"),
-        counted("params", ""),
-        counted("nonzero_params", ""),
-    )
+    return tuple(map(counted, _COUNTS))
 
 
 def _table(

@@ -24,7 +24,7 @@ from reports.data.trial_files import (
 )
 from suite.errors import UsageError
 from suite.runs.folder import packed
-from suite.runs.folder.columns import COLUMNS, NUMBER_COLUMNS, TEXT_COLUMNS, minor_version
+from suite.runs.folder.columns import COLUMNS, NUMBER_COLUMNS, REQUIRED_COLUMNS, TEXT_COLUMNS, minor_version
 
 RECORDS = ("trial.json", f"trial.json{packed.SUFFIX}")
 FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # the files of a trial that a report is made from
@@ -157,7 +157,7 @@ def _rows(table: Path, content: bytes) -> list[dict[str, str]]:
         rows = parse_table(content)
     except Damage as error:
         raise UsageError(f"{table} cannot be read as CSV: {error}") from error
-    missing = [column for column in ("trial_id", "method", "status") if rows and column not in rows[0]]
+    missing = [column for column in REQUIRED_COLUMNS if rows and column not in rows[0]]
     if missing:
         raise UsageError(f"{table} has no column '{missing[0]}'")
     return rows

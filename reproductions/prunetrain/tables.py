@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reports.content.model import Figure
 from reports.data.records import Trial
+from reports.figures.figure import Figure
 from reproductions.comparison import Compared, Comparison, accuracy
 from reproductions.contract import Part, Reproduction
 from reproductions.prunetrain.quantities import (

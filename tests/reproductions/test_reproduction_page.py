@@ -114,7 +114,7 @@ def test_times_of_a_busy_machine_are_doubted_where_a_quantity_is_a_time(trials):
     assert doubts_about_times(COMPARED, several) == []
     busy = dataclasses.replace(several[0], provenance={"hardware": {"threads": 2}, "busy_cores": 1.5})
     (line,) = doubts_about_times(COMPARED, [busy, *several[1:]])
-    assert "trust no time of theirs" in line
+    assert "do not rely on the times of these trials" in line
     assert doubts_about_times(COMPARED[:3], [busy]) == []
 
 
