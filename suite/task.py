@@ -103,7 +103,7 @@ class Task:
         source: Origin of the data, for `describe` and the report.
         models: Default model by preset, as typed on the command line: `resnet9[width=0.25]`.
         recipes: Recipe by preset: `smoke` takes seconds, `quick` minutes, `paper` is that of a publication.
-        paper_recipe: The paper whose recipe preset `paper` uses.
+        paper_recipe: The paper whose recipe preset `paper` uses; `none` if there is no such paper.
         paper_recipes: Recipes of papers by name; `--recipe NAME` selects one in preset `paper`. If the name is that of
             a method, the recipe is that of the method's paper.
     """
@@ -115,7 +115,7 @@ class Task:
     source: ClassVar[str] = ""
     models: ClassVar[Mapping[str, str]] = {}
     recipes: ClassVar[Mapping[str, Recipe]] = {}
-    paper_recipe: ClassVar[str] = ""
+    paper_recipe: ClassVar[str] = "none"
     paper_recipes: ClassVar[Mapping[str, PaperRecipe]] = {}
 
     def default_model(self, preset: str) -> str:

@@ -46,7 +46,7 @@ class ImageTask(Task):
 
     Class attributes:
         normalization: Mean and standard deviation of each channel; `None` uses those of the training images.
-        note: One line for log and report about the data; empty for none.
+        note: One line for log and report about the data; if it is empty, the numbers of images are reported.
     """
 
     normalization: ClassVar[Normalization | None] = None
@@ -72,7 +72,9 @@ class ImageTask(Task):
         data = self.read_images(data_root)
         if fault := data.fault() or self._mismatch(data):
             raise UsageError(f"task {self.registered_name}: {fault}")
-        return DataCopy("original", data.checksum(), str(data_root), self.note)
+        train, test = len(data.train_images), len(data.test_images)
+        note = self.note or f"{train:,} training and {test:,} test images"
+        return DataCopy("original", data.checksum(), str(data_root), note)
 
     def load(self, copy: DataCopy, recipe: Recipe, seed: int, device: torch.device) -> Splits:
         """Read the images again and put the splits on the device.

@@ -41,7 +41,7 @@ class Noise(ImageTask):
 def test_an_image_task_normalises_by_its_training_images(tmp_path: Path) -> None:
     task = Noise()
     copy = task.prepare(tmp_path, "quick")
-    assert copy == DataCopy("original", task.data.checksum(), str(tmp_path), "")
+    assert copy == DataCopy("original", task.data.checksum(), str(tmp_path), "12 training and 5 test images")
     splits = task.load(copy, dataclasses.replace(RECIPE, validation_images=3), 0, torch.device("cpu"))
     assert splits.validation is not None
     assert [one.num_samples for one in (splits.train, splits.test, splits.validation)] == [9, 5, 3]
