@@ -244,8 +244,7 @@ def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
     whole = setting.new_model()
     generator = torch.Generator().manual_seed(1)
     layers = {name: layer for name, layer in whole.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
-    spaces = find_index_spaces(whole, SHAPE)
-    for space in spaces.values():
+    for space in (spaces := find_index_spaces(whole, SHAPE)).values():
         common = torch.rand(space.size, generator=generator)
         for _, weight, axis, entries in () if space.frozen else spaces.weights(space, layers):
             own = SHARED * common + (1 - SHARED) * torch.rand(space.size, generator=generator)
