@@ -1,38 +1,36 @@
-"""Gradual magnitude pruning (Zhu and Gupta, 2017): the smallest weights of each layer are masked, more over time."""
+"""Gradual magnitude pruning: the smallest weights are masked, more and more of them."""
 
-from suite.method import Density, Method
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Interval
+
+from methods.shared.masking import MaskedMethod
+from methods.shared.schedules import cubic, periodic
 from suite.registry import register
 
 
 @register("method", "gradual_magnitude")
-class GradualMagnitude(Method):
-    """Gradual magnitude pruning of every layer, with a cubic schedule.
+class GradualMagnitude(MaskedMethod):
+    """Gradual magnitude pruning: sparsity grows along a cubic schedule, and the smallest weights are masked.
 
     Attributes:
-        sparsity: Share of the weights that are zero at the end.
-        end: Share of the training after which the masks no longer change.
+        start: Progress of the training at which pruning begins.
+        end: Progress of the training at which the final sparsity is reached.
+        every: Steps between two updates of the masks.
     """
 
-    sparsity: float = 0.8
-    end: float = 0.75
+    source: ClassVar[str] = "Zhu and Gupta, To Prune, or Not to Prune, 2017"
 
-    def setup(self, ctx):
-        self.masks = {name: layer.weight.new_ones(layer.weight.shape) for name, layer in ctx.layers.items()}
+    start: Annotated[float, Interval(ge=0, lt=1)] = 0.2
+    end: Annotated[float, Interval(gt=0, le=1)] = 0.8
+    every: Annotated[int, Ge(1)] = 5
 
-    def after_optimizer_step(self, ctx):
-        sparsity = self.sparsity * (1 - (1 - min(ctx.progress / self.end, 1)) ** 3)
-        for name, layer in ctx.layers.items():
-            weight, mask = layer.weight.data, self.masks[name]
-            dropped = (weight.abs() * mask).flatten().argsort()[: round(sparsity * mask.numel())]
-            mask.view(-1)[dropped] = 0
-            weight.mul_(mask)
+    def __post_init__(self):
+        super().__post_init__()
+        if self.start > self.end:
+            raise ValueError(f"start is {self.start}; it must not be greater than end, {self.end}")
 
-    def density(self, name, ctx):
-        share = self.masks[name].mean().item()
-        return Density(share, share, share)
-
-    def state_dict(self):
-        return {"masks": self.masks}
-
-    def load_state_dict(self, state):
-        self.masks = state["masks"]
+    def sparsity_now(self, ctx):
+        if ctx.progress < self.start or not periodic(ctx.step, self.every):
+            return None
+        return self.sparsity * cubic(ctx.progress, self.start, self.end)
