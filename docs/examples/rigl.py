@@ -9,6 +9,7 @@ from methods.shared.masking import MaskedMethod
 from methods.shared.schedules import cosine, periodic
 from methods.shared.scores import gradient, magnitude, uniform_random
 from methods.shared.structures import strongest
+from suite.method import SKIP_STEP
 from suite.registry import register
 
 
@@ -44,7 +45,7 @@ class RigL(MaskedMethod):
 
     def update_masks(self, ctx):
         if not self.updates(ctx):
-            return
+            return None
         share, masks = self.fraction * cosine(ctx.progress, self.until), {}
         for name, weight in self.weights(ctx).items():
             active = self.masks[name]
@@ -54,6 +55,7 @@ class RigL(MaskedMethod):
             grown = strongest(gradient(weight).where(~kept, -1.0), replaced)
             masks[name] = kept | grown
         self.set_masks(masks)
+        return SKIP_STEP  # as published: a step changes either the masks or the weights
 
     def density(self, name, ctx):
         """The weight gradient is dense in updates, which read the gradients of masked weights."""

@@ -65,11 +65,16 @@ class MaskedMethod(Method):
         """
         return magnitude(weight)
 
-    def update_masks(self, ctx: Context) -> None:
-        """Change the masks with `set_masks`; called in every step, with the gradients of all weights."""
+    def update_masks(self, ctx: Context) -> Any:
+        """Change the masks with `set_masks`; called in every step, with the gradients of all weights.
+
+        Returns:
+            `SKIP_STEP` if the weights are not to be updated in this step.
+        """
         sparsity = self.sparsity_now(ctx)
         if sparsity is not None:
             self.set_masks(self.choose_masks(self.scores(ctx), sparsity))
+        return None
 
     def weights(self, ctx: Context) -> dict[str, Tensor]:
         """Return the weights of the layers that are masked, by layer."""
@@ -112,12 +117,13 @@ class MaskedMethod(Method):
     def _mask(self, weight: Tensor, site: Site) -> Tensor:
         return weight * self.masks[site.name]
 
-    def before_optimizer_step(self, ctx: Context) -> None:
-        self.update_masks(ctx)
+    def before_optimizer_step(self, ctx: Context) -> Any:
+        skipped = self.update_masks(ctx)
         for name, mask in self.masks.items():
             gradient = ctx.layers[name].weight.grad
             assert gradient is not None
             gradient.mul_(mask)
+        return skipped
 
     @torch.no_grad()
     def after_optimizer_step(self, ctx: Context) -> None:

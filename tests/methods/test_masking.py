@@ -1,0 +1,99 @@
+"""The parts that methods with masks share, and the base class, through the examples of the documentation."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from methods.shared import schedules, structures
+from suite import registry
+from suite.training.conformance import Subject, density_is_true
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.fixture
+def example():
+    """Load an example for one test; its full check is in `tests/test_docs.py`."""
+    loaded = []
+
+    def load(name, parameters):
+        spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        loaded.append(name)
+        return Subject(name, parameters)
+
+    yield load
+    for name in loaded:
+        del registry._objects["method", name]
+
+
+def trained(subject):
+    """Train with the density of every step checked; return the trainer and its masked weights."""
+    assert "32 steps" in density_is_true(subject)
+    trainer, records, _ = subject.undisturbed
+    weights = trainer.hooks.method.weights(trainer.ctx)
+    assert len(weights) == len(trainer.ctx.layers) - 2  # not the first, not the last
+    kept = sum(int(weight.count_nonzero()) for weight in weights.values())
+    total = sum(weight.numel() for weight in weights.values())
+    assert records[-1]["method"]["sparsity"] == pytest.approx(1 - kept / total)
+    return weights, records
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "erdos_renyi", "global"])
+def test_sparsity_grows_to_the_target_and_is_divided_among_layers(example, distribution):
+    weights, records = trained(example("gradual_magnitude", {"distribution": distribution}))
+    reached = [record["method"]["sparsity"] for record in records]
+    assert reached[0] < reached[1] < reached[3] == pytest.approx(0.9, abs=1e-3)
+    densities = [int(weight.count_nonzero()) / weight.numel() for weight in weights.values()]
+    assert (max(densities) - min(densities) < 0.01) is (distribution == "uniform")
+
+
+@pytest.mark.parametrize("structure", ["n:m", "channel"])
+def test_masks_have_the_structure(example, structure):
+    weights, _ = trained(
+        example("gradual_magnitude", {"structure": structure, "sparsity": 0.5, "distribution": "uniform"})
+    )
+    for weight in weights.values():
+        kept = weight != 0
+        if structure == "channel":
+            assert set(kept.flatten(1).float().mean(1).tolist()) == {0.0, 1.0}
+        else:
+            assert kept.unflatten(1, (-1, 4)).sum(2).unique().tolist() == [2]
+
+
+def test_rigl_moves_connections_and_keeps_their_number(example):
+    subject = example("rigl", {})
+    method = subject.trainer().hooks.method
+    weights, records = trained(subject)
+    assert all(record["method"]["sparsity"] == pytest.approx(0.9, abs=1e-3) for record in records)
+    for name, weight in weights.items():
+        first = method.masks[name]
+        assert int(weight.count_nonzero()) == int(first.sum())
+        assert not torch.equal(weight != 0, first)
+
+
+def test_schedules():
+    assert [schedules.cubic(at, 0.2, 0.6) for at in (0.1, 0.2, 0.4, 0.6, 1.0)] == [
+        0.0,
+        0.0,
+        pytest.approx(7 / 8),
+        1.0,
+        1.0,
+    ]
+    assert [schedules.cubic(at, 0.5, 0.5) for at in (0.4, 0.5)] == [0.0, 1.0]
+    assert [schedules.cosine(at, 0.5) for at in (0.0, 0.25, 0.5, 0.9)] == [1.0, pytest.approx(0.5), 0.0, 0.0]
+    assert [step for step in range(9) if schedules.periodic(step, 4)] == [4, 8]
+
+
+def test_a_short_last_group_keeps_as_many_as_it_has():
+    score = torch.tensor([[1.0, 4.0, 3.0, 2.0, 9.0, 5.0]])
+    assert structures.n_of_m(score, 0.25).tolist() == [[False, True, False, False, True, False]]
+    assert structures.n_of_m(score, 0.75).tolist() == [[False, True, True, True, True, True]]
+    assert structures.n_of_m(torch.rand(2, 6, 3, 3), 0.5).sum(1).unique().tolist() == [4]
+
+
+def test_a_structure_keeps_something_and_prefers_the_first_of_equal_scores():
+    assert structures.unstructured(torch.ones(2, 3), 0.01).tolist() == [[True, False, False], [False] * 3]
+    assert structures.channel(torch.tensor([[1.0, 1.0], [5.0, 0.0]]), 0.1).tolist() == [[False, False], [True, True]]
