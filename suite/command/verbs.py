@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from suite import files, registry
-from suite.command.options import Parser, door
+from suite.command.options import DEFAULTS, Parser, door
 from suite.errors import UsageError
 from suite.runs.planning import read_names
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Hold a method to every contract; a line each. Exit status 1 if one is broken."""
-    parser = Parser(prog=f"{door()} check", description="Hold a registered method to its contract.")
-    parser.add_argument("method", metavar="METHOD", help="a method, with parameters in brackets: sdgp[n=1,m=4]")
-    parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="a Python file that registers it")
+    """Check a method against every contract, and print one line for each. The exit status is 1 if one is broken."""
+    parser = Parser(prog=f"{door()} check", description="Check a method against its contract.")
+    parser.add_argument("method", metavar="METHOD", help="method, with parameters in brackets: sdgp[n=1,m=4]")
+    parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
+    parser.add_argument("--task", metavar="TASK", default="digits", help="task to train on (default: digits)")
+    parser.add_argument("--model", metavar="MODEL", default="", help="model to train (default: the task's model)")
+    parser.add_argument("--data-root", metavar="DIR", default="", help="folder of the data sets, as for run")
     namespace = parser.read(arguments)
     for path in namespace.plugin:
         registry.load_plugin(path)
@@ -25,10 +29,16 @@ def check(arguments: Sequence[str]) -> int:
     from suite.training import conformance
 
     choice = MethodChoice.read(namespace.method)
-    results = conformance.check(choice.name, choice.typed)
+    read_names(namespace.task, "task", "--task")
+    data_root = files.read_path(
+        namespace.data_root or os.environ.get("PDT_DATA") or DEFAULTS["data-root"], "--data-root"
+    )
+    results = conformance.check(choice.name, choice.typed, namespace.task, namespace.model, data_root)
     for result in results:
         line = f"{'ok    ' if result.passed else 'BROKEN'}  {result.name}"
         print(f"{line}: {result.message}" if result.message else line, flush=True)
+        if result.place:
+            print(f"        {result.place}", flush=True)
     return 0 if all(result.passed for result in results) else 1
 
 

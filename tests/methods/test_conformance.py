@@ -9,7 +9,8 @@ import torch
 from suite import registry
 from suite.method import Density, Method, OpPlan
 from suite.network.backends import TorchBackend
-from suite.training.conformance import CONTRACTS, Broken, Subject, check, density_is_true
+from suite.training.conformance import CONTRACTS, Broken, Subject, check
+from suite.training.conformance.contracts import density_is_true
 
 VARIANTS = {
     "sdgp": ({}, {"mode": "random"}, {"mode": "magnitude", "n": 1, "m": 8}, {"scope": "group", "layers": "all"}),
@@ -153,22 +154,22 @@ WRONG_DENSITIES = {
             plan=lambda self, name, layer: OpPlan(weight_forward=mask_odd),
             density=lambda self, name, ctx: Density(0.5, 0.0, 0.0),
         ),
-        "'prep.conv', step 0: the operands of the weight gradient need 1.0000 of its multiply-adds, but density states",
+        "'prep.conv', step 0: the weight gradient needs 1.0000 of its multiply-adds, but density states wgrad=0.0000",
     ),
     "too little of the data gradient": (
         broken(
             plan=lambda self, name, layer: OpPlan(weight_forward=mask_odd),
             density=lambda self, name, ctx: Density(0.5, 0.25, 1.0),
         ),
-        "the operands of the data gradient need 0.5000",
+        "the data gradient needs 0.5000",
     ),
-    "a mask that begins later than stated": (Late, "step 8: the operands of the forward need 1.0000"),
+    "a mask that begins later than stated": (Late, "step 8: the forward needs 1.0000"),
     "a share that is random": (
         broken(
             plan=lambda self, name, layer: OpPlan(grad_dgrad=drop_half),
             density=lambda self, name, ctx: Density(dgrad=0.4),
         ),
-        "of the data gradient need",
+        "the data gradient needs",
     ),
     "no number": (broken(density=lambda self, name, ctx: Density(1.5)), "is Density(forward=1.5"),
 }

@@ -1,14 +1,14 @@
-"""Whether a method's density is true: in every step of a training, what the operands of each product need.
+"""Compare the density that a method states with the operands of each product, in every step of a training.
 
-The multiply-adds that a product needs are those whose operands are both not zero:
+The multiply-adds that a product needs are those whose operands are both nonzero:
 
-    forward     W is what `weight_forward` made of the weight; activations count as dense
-    dgrad       dO is what the plan leaves of the output gradient, W is as in the forward
-    wgrad       dO is what the plan leaves of it; a gradient counts only for weights that are not zero after the step,
-                since that of a weight which is masked again changes nothing
+    forward     W is the result of `weight_forward`; activations count as dense
+    dgrad       dO is what the plan's transforms leave of the output gradient; W is as in the forward
+    wgrad       dO is what the plan's transforms leave of it; a weight's gradient counts only if the weight is nonzero
+                after the step, since the gradient of a weight that is masked again changes nothing
 
-Zeros that are in the data and not in the method (behind a ReLU, for example) would let a wrong density pass by luck.
-So the plan's transforms are given dense random gradients, of the shape and at the site of the real ones.
+Zeros that come from the data (behind a ReLU, for example) could hide a wrong density. So the transforms are applied to
+dense random gradients, with the shape and the site of the real ones.
 """
 
 from __future__ import annotations
@@ -27,32 +27,40 @@ from suite.network.planned_layer import PlannedLayer
 from suite.training.trainer import Trainer
 
 IMAGES = 8
-"""Of a batch, at most so many have their random gradients pruned."""
+"""Number of images of the random gradients, at most."""
 DRAWS, ERRORS = 32, 6
-"""How often a share that depends on random numbers is drawn, and by how many standard errors its mean may be above what
-is stated: so many that no comparison of a training's thousands fails by chance."""
+"""Number of draws of a share that depends on random numbers, and the number of standard errors by which its mean may
+exceed the stated share: large enough that none of the thousands of comparisons in a training fails by chance."""
 EXACT = 1e-6
 PRODUCTS = {"forward": "the forward", "dgrad": "the data gradient", "wgrad": "the weight gradient"}
+HINTS = {
+    "forward": "density has to describe the mask of the running step",
+    "dgrad": "it needs the weights of the forward times the output gradient after its transforms",
+    "wgrad": "set masked weights to zero in after_optimizer_step, or state the share of gradients that are used",
+}
 
 
 @dataclass
 class _Seen:
-    """What one layer's operands were in the running step."""
+    """The operands of one layer in the running step."""
 
     stated: Density
     plan: OpPlan
-    weight: Tensor  # (K,): how many weights of each output channel are not zero, as they were used
+    weight: Tensor  # (K,): number of nonzero weights of each output channel in the forward
     weights: int
     grad: Tensor  # dense and random
     site: Site
 
 
 class DensityCheck:
-    """Compares density and operands in every step of a trainer that is about to train; changes nothing.
+    """Compares stated density and operands in every step of a training. It changes no result.
+
+    Args:
+        trainer: A trainer before its first step.
 
     Attributes:
-        findings: a line for each product of each layer whose density is wrong, with the first step where it is.
-        steps: how many steps were looked at.
+        findings: One line for each product of each layer whose density is wrong, with the first step in which it is.
+        steps: Number of steps that were compared.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -65,18 +73,18 @@ class DensityCheck:
             layer.register_forward_hook(lambda layer, inputs, output, name=name: self._note(name, layer, output))
         gradients, end_step = trainer.step.gradients, trainer.hooks.end_step
 
-        def look_after_gradients(*arguments: Any) -> Any:
+        def observe_after_gradients(*arguments: Any) -> Any:
             self._outputs.clear()
             outcome = gradients(*arguments)
-            self._look()
+            self._observe()
             return outcome
 
-        def compare_before_the_next_step() -> None:
+        def compare_at_end_of_step() -> None:
             self._compare()
             end_step()
 
-        trainer.step.gradients = look_after_gradients  # type: ignore[method-assign, assignment]
-        trainer.hooks.end_step = compare_before_the_next_step  # type: ignore[method-assign]
+        trainer.step.gradients = observe_after_gradients  # type: ignore[method-assign, assignment]
+        trainer.hooks.end_step = compare_at_end_of_step  # type: ignore[method-assign]
 
     @property
     def findings(self) -> list[str]:
@@ -91,14 +99,16 @@ class DensityCheck:
             self._outputs[name] = (min(output.numel() // output.shape[-1], IMAGES), channels)
 
     @torch.no_grad()
-    def _look(self) -> None:
-        """Before any hook of the step: what is stated, and what was multiplied."""
+    def _observe(self) -> None:
+        """Store what is stated and what was multiplied, before any hook of the step."""
         ctx, self._seen = self._trainer.ctx, {}
         for name, layer in ctx.layers.items():
             assert isinstance(layer, PlannedLayer)
             stated = self._trainer.hooks.method.density(name, ctx)
             if not (isinstance(stated, Density) and all(0 <= share <= 1 for share in stated)):
-                self._wrong.setdefault((name, ""), f"density of '{name}' in step {ctx.step} is {stated}")
+                self._wrong.setdefault(
+                    (name, ""), f"density of '{name}' in step {ctx.step} is {stated}, not a Density of shares in [0, 1]"
+                )
             elif name in self._outputs:
                 generator = torch.Generator().manual_seed(ctx.step)
                 grad = torch.randn(self._outputs[name], generator=generator)
@@ -110,7 +120,7 @@ class DensityCheck:
 
     @torch.no_grad()
     def _compare(self) -> None:
-        """After the step: hold what is stated to what was multiplied."""
+        """Compare, after the step, what was stated with what was multiplied."""
         self.steps += 1
         costs = self._trainer.ledger.current
         for name, seen in self._seen.items():
@@ -131,13 +141,13 @@ class DensityCheck:
                 if wrong and not (product != "forward" and _agrees_in_the_mean(seen, product, trained, stated)):
                     self._wrong.setdefault(
                         (name, product),
-                        f"'{name}', step {seen.site.step}: the operands of {PRODUCTS[product]} need {needed:.4f} of "
-                        f"its multiply-adds, but density states {stated:.4f}",
+                        f"'{name}', step {seen.site.step}: {PRODUCTS[product]} needs {needed:.4f} of its "
+                        f"multiply-adds, but density states {product}={stated:.4f} ({HINTS[product]})",
                     )
 
 
 def _needed(seen: _Seen, product: str, trained: Tensor, seed: int | None = None) -> float:
-    """The share of a product's multiply-adds whose operands are not zero; `seed` draws other random numbers."""
+    """Return the share of a product's multiply-adds with two nonzero operands; `seed` draws other random numbers."""
     if product == "forward":
         return seen.weight.sum().item() / seen.weights
     site = seen.site if seed is None else dataclasses.replace(seen.site, seed=seed)
@@ -151,7 +161,7 @@ def _needed(seen: _Seen, product: str, trained: Tensor, seed: int | None = None)
 
 
 def _agrees_in_the_mean(seen: _Seen, product: str, trained: Tensor, stated: float) -> bool:
-    """Whether a share is random, and its mean over several draws not above what is stated."""
+    """Whether a share is random and its mean over several draws is not above the stated share."""
     draws = [_needed(seen, product, trained, seen.site.seed + 1 + draw) for draw in range(DRAWS)]
     spread = statistics.stdev(draws)
     return spread > EXACT and statistics.fmean(draws) <= stated + ERRORS * spread / math.sqrt(DRAWS)
@@ -160,13 +170,16 @@ def _agrees_in_the_mean(seen: _Seen, product: str, trained: Tensor, stated: floa
 def _transformed(transform: Any, operand: Any, tensor: Tensor, site: Site) -> Tensor:
     if transform is None:
         return tensor
-    result = transform(tensor, dataclasses.replace(site, operand=operand))
+    return expanded(transform(tensor, dataclasses.replace(site, operand=operand)), tensor)
+
+
+def expanded(result: Tensor | Compact, like: Tensor) -> Tensor:
+    """Return the result of a transform in the shape of its argument: the removed channels of a `Compact` are zero."""
     if isinstance(result, Compact):
-        return torch.zeros_like(tensor).index_copy_(1, result.kept, result.values)
-    assert isinstance(result, Tensor)
+        return torch.zeros_like(like).index_copy_(1, result.kept, result.values)
     return result
 
 
 def _nonzeros(tensor: Tensor, axis: int) -> Tensor:
-    """How many values are not zero at each place of an axis."""
+    """Count the nonzero values at each position of an axis."""
     return tensor.detach().movedim(axis, 0).flatten(1).count_nonzero(1)
