@@ -42,9 +42,8 @@ keyword arguments of its constructor, can be set on the command line (`sdgp[n=2,
 
 The type of a parameter is `bool`, `int`, `float`, `str`, `Literal[...]`, a tuple of these, or one of them or `None`;
 bounds are declared with it: `Annotated[float, Interval(ge=0, lt=1)]`, from the package `annotated_types`. Constants are
-annotated with `ClassVar`. State (masks, scores, counters) is created in `setup`, as `self.masks = {}`, and what a
-resumed trial needs of it is returned by `state_dict`. A class that does not follow these rules is refused when it is
-defined.
+annotated with `ClassVar`. State (masks, scores, counters) is created in `setup`, as `self.masks = {}`, and
+`state_dict` returns what a resumed trial needs of it. A class that breaks these rules is refused when it is defined.
 
 `docs/add-a-method.md` has a complete example for each family of methods.
 """
@@ -257,6 +256,7 @@ class Method:
         Called once per process, before the optimizer is created; the model is on its device. A command also calls it
         once before its first trial, on a copy of the model on the CPU, to find out whether method, model and task fit.
         `ctx.rehearsal` is true then and `ctx.others` is empty: work that needs another trial belongs in `begin`.
+        Weights may be set to zero here (masks from the first step on), but not changed in another way.
 
         Raises:
             ValueError: if the method cannot train this model; one line that says why.
