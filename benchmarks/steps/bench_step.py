@@ -41,8 +41,9 @@ from suite.errors import UsageError
 from suite.method import Method, OpPlan
 from suite.ops import convert
 from suite.recipe import Recipe
-from suite.runs.devices import DTYPES, check_execution, read_device, resolve_device, resolve_dtype
+from suite.runs.devices import DTYPES, read_device, resolve_device, resolve_dtype
 from suite.task import Splits
+from suite.training.execution import check_execution
 from suite.training.trainer import Trainer
 
 OP_BATCH = 512

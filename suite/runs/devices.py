@@ -5,19 +5,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import shlex
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from suite.cost.hardware import CPUINFO, read_cpu
 from suite.errors import UsageError, nearest
-
-if TYPE_CHECKING:
-    from suite.method import Method
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -73,31 +66,6 @@ def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
 
         return "bfloat16" if torch.cuda.get_device_capability(index) >= (8, 0) else "float32"
     return "bfloat16" if has_bfloat16_cpu() else "float32"
-
-
-def check_execution(execution: str, kind: str, method: type[Method], name: str = "this method") -> None:
-    """Check that a method's steps can be executed so on a kind of device, `cpu` or `cuda`.
-
-    Raises:
-        UsageError: if not; one line that says what to type instead.
-    """
-    if execution == "compile":
-        # What the code that is generated needs: a compiler of C++, or of kernels for the GPU.
-        compiler = shlex.split(os.environ.get("CXX") or "g++")[0]
-        if kind == "cpu" and shutil.which(compiler) is None:
-            raise UsageError(f"recipe.execution=compile: no C++ compiler is found ({compiler}); take eager")
-        if kind == "cuda" and importlib.util.find_spec("triton") is None:
-            raise UsageError("recipe.execution=compile: the package triton is not installed; take eager or cuda_graph")
-    if execution == "cuda_graph":
-        if kind != "cuda":
-            raise UsageError(
-                f"recipe.execution=cuda_graph: there are no CUDA graphs on '{kind}'; take eager or compile"
-            )
-        if not method.replayable:
-            raise UsageError(
-                f"recipe.execution=cuda_graph: a step of {name} runs Python that a replay would leave out "
-                "(Method.replayable); take eager or compile"
-            )
 
 
 def has_bfloat16_cpu(cpuinfo: Path = CPUINFO) -> bool:

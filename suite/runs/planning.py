@@ -16,9 +16,9 @@ from suite.errors import UsageError, nearest
 from suite.files import read_path
 from suite.parameters import convert, declared, normal
 from suite.recipe import Recipe
-from suite.runs.devices import check_execution
 from suite.runs.plugin_files import defining_files
 from suite.runs.spec import SuiteSpec, TrialSpec, checksum
+from suite.training.execution import check_execution
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from suite.cost.memory import SavedTensors, held_bytes
 from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.network.layers import backend_name
 from suite.recipe import Recipe
-from suite.runs.devices import check_execution
 from suite.task import Batches, Splits
 from suite.training.cuda_graph import GraphStep
+from suite.training.execution import check_execution
 from suite.training.hooks import Hooks
 from suite.training.optimizer_state import SGD
 from suite.training.product_check import ProductCheck

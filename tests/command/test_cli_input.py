@@ -78,7 +78,7 @@ WRONG = [
     (good("--out", "."), "no suite.json"),
     (good("--methods", "toy_method[n=5]"), "toy_method[n=5]: n is 5; the largest is 4"),
     (good("--device", "cpu", "--dtype", "float16"), "on the CPU type bfloat16, float32 or auto"),
-    (good("--device", "cpu", "--set", "recipe.execution=cuda_graph"), "no CUDA graphs on 'cpu'"),
+    (good("--device", "cpu", "--set", "recipe.execution=cuda_graph"), "needs a CUDA device, not 'cpu'"),
 ]
 
 

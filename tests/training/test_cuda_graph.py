@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.errors import UsageError
 from suite.random_keys import KeyBuffer, random_key
-from suite.runs.devices import check_execution
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec
+from suite.training.execution import check_execution
 
 GRAPH = dataclasses.replace(RECIPE, execution="cuda_graph")
 
@@ -152,7 +152,7 @@ def test_reading_a_value_back_fails_in_the_capture(taped):
 
 
 def test_graphs_are_refused_on_the_cpu_and_for_methods_that_do_not_allow_them():
-    with pytest.raises(UsageError, match=r"no CUDA graphs on 'cpu'; take eager or compile"):
+    with pytest.raises(UsageError, match=r"needs a CUDA device, not 'cpu'; take eager or compile"):
         small_trainer(HashedChannels(), GRAPH)
     check_execution("cuda_graph", "cuda", HashedChannels)
     with pytest.raises(UsageError, match=r"a step of decays runs Python .*; take eager or compile"):
