@@ -37,7 +37,7 @@ def check_execution(execution: str, kind: str, method: type[_Replayable], name: 
     if execution == "cuda_graph":
         if kind != "cuda":
             raise UsageError(
-                f"recipe.execution=cuda_graph: CUDA graphs need a CUDA device, not '{kind}'; take eager or compile"
+                f"recipe.execution=cuda_graph: a CUDA graph needs a CUDA device, not '{kind}'; take eager or compile"
             )
         if not method.replayable:
             raise UsageError(
