@@ -6,13 +6,13 @@ import importlib.util
 import os
 import shlex
 import shutil
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from suite.errors import UsageError
 
 
 class _Replayable(Protocol):
-    replayable: bool
+    replayable: ClassVar[bool]
 
 
 def check_execution(execution: str, kind: str, method: type[_Replayable], name: str = "this method") -> None:
