@@ -24,8 +24,8 @@ MEANING = (
     "checkpoints, start-up and compilation.",
     "Counted: exact, from shapes and masks. One multiply-add is 2 FLOPs. Counted are two-dimensional convolutions with "
     "their padding, linear layers, and the two products of scaled dot-product attention. The first layer has no data "
-    "gradient. The arithmetic of a method itself is overhead and not part of the training FLOPs. Other products of a "
-    "network are not counted, and are named here.",
+    "gradient. The arithmetic of a method itself is overhead and not part of the training FLOPs. Other operations "
+    "of a network are not counted; they are named here if there are any.",
     "FLOPs are counted in four ways: dense (the original network), current (the present shapes), effective (current "
     "times density: the cost on hardware that skips) and executed (what the kernels computed; if a method chooses "
     "backends by their speed, other load on the machine can affect this count).",
@@ -93,16 +93,17 @@ def _trial_table(trials: Sequence[Trial]) -> Table:
 def _trial_row(trial: Trial) -> tuple[Cell, ...]:
     seed, accuracy, time = (trial.number(column) for column in ("seed", "test_accuracy", "train_time_s"))
     missing = missing_cell("Not measured in this trial.")
+    unknown = missing_cell("Not recorded for this trial.")
     digest = str(trial.spec.get("hash", ""))[:16] or trial.name.rsplit("-", 1)[-1]
     return (
         Cell(trial.name, code=True),
-        Cell(label(trial), code=True) if trial.text("method") else missing,
+        Cell(label(trial), code=True) if trial.text("method") else unknown,
         Cell(clean(digest), code=True),
         Cell(trial.text("status") or "without a status"),
-        missing if seed is None else Cell(f"{seed:.0f}", value=seed),
+        unknown if seed is None else Cell(f"{seed:.0f}", value=seed),
         missing if accuracy is None else Cell(f"{100 * accuracy:.2f}", value=accuracy),
         missing if time is None else Cell(mark_disturbed(formatting.duration(time), is_disturbed(trial)), value=time),
-        *(Cell(text, code=True) if text else missing for text in (trial.text("data_copy"), trial.text("hardware_id"))),
+        *(Cell(text, code=True) if text else unknown for text in (trial.text("data_copy"), trial.text("hardware_id"))),
     )
 
 

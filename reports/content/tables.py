@@ -128,7 +128,9 @@ def counts_table(rows: Sequence[MethodRow], slug: str) -> Table:
 
 def _counted_head(name: str) -> Column:
     schema = COLUMNS[name]
-    return Column(schema.title, "", _SKIPPING if name.endswith("_effective") else "counted", schema.meaning)
+    return Column(
+        schema.title, "", _SKIPPING if name.endswith("_effective") else "counted", schema.meaning.replace("`", "")
+    )
 
 
 def _count_cells(row: MethodRow) -> tuple[Cell, ...]:

@@ -1,4 +1,4 @@
-"""Figures of reproductions that are curves: lines in panels beside each other, and bars by layer."""
+"""Figures of reproductions: lines in panels side by side, bars by layer, and heat maps of channels."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from reports.figures import svg
 from reports.figures.figure import Figure
 
 WIDTH, HEIGHT = 8.6, 3.4
-_DEAD = "#d0d4d9"  # in no place of the colour scale
-_WIDE = 1e3  # a logarithmic axis that reaches further has labels at powers of ten alone
-_LEVEL = 4  # groups whose names have room beside each other
-_LABELS = 26  # past so many layers along an axis only some are named
+_DEAD = "#d0d4d9"  # does not occur in the colour scale
+_WIDE = 1e3  # a logarithmic axis with a larger range is labelled only at powers of ten
+_LEVEL = 4  # up to this many groups, names fit next to each other
+_LABELS = 26  # with more layers on an axis, only some are named
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a panel, or points that belong together.
+    """A line of a panel, or a set of points.
 
     Attributes:
-        label: in the legend; equal labels of several panels are one entry, with one colour.
-        points: x and y; a y that is an `Estimate` is drawn with its interval.
-        joined: whether a line joins them, in the order of x.
+        label: Entry of the legend. Equal labels in several panels share one entry and colour.
+        points: Pairs of x and y. If y is an `Estimate`, it is drawn with its interval.
+        joined: Whether a line joins the points in the order of x.
     """
 
     label: str
@@ -45,11 +45,12 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: above it.
-        x, y: what the axes are, with units.
-        lines: at least one of them with points.
-        whole_x: x counts something, so that its ticks are whole numbers.
-        from_zero: y begins at 0, so that a fall is seen for what it is.
+        title: Title above the axes.
+        x: Name of the x axis, with its unit.
+        y: Name of the y axis, with its unit.
+        lines: Lines to draw.
+        whole_x: Whether the ticks of x are whole numbers.
+        from_zero: Whether y starts at 0, so that changes are seen in proportion.
     """
 
     title: str
@@ -63,15 +64,17 @@ class Panel:
 def curves_figure(
     name: str, title: str, caption: str, panels: Sequence[Panel], baseline: str = "dense"
 ) -> Figure | None:
-    """Panels beside each other, with one legend.
+    """Draw panels side by side, with one legend.
 
     Args:
-        name, title, caption: of the figure.
-        panels: those without a point are left out.
-        baseline: the label that has the colour of dense training.
+        name: File name without suffix.
+        title: Title of the figure.
+        caption: Text below the figure.
+        panels: Panels; those without points are left out.
+        baseline: Label that gets the colour of dense training.
 
     Returns:
-        `None` where no panel has a point.
+        The figure; `None` if no panel has points.
     """
     panels = [panel for panel in panels if any(line.points for line in panel.lines)]
     if not panels:
@@ -103,7 +106,7 @@ def curves_figure(
 
 
 def _draw_line(axes: Axes, line: Line, place: int) -> str:
-    """Draw it; returns its first and last point in words."""
+    """Draw a line. Return its first and last point as text."""
     points = sorted(line.points, key=lambda point: point[0]) if line.joined else list(line.points)
     xs = [x for x, _ in points]
     ys = [y.mean if isinstance(y, Estimate) else y for _, y in points]
@@ -128,18 +131,20 @@ def bars_figure(
     logarithmic: bool = False,
     baseline: str = "dense",
 ) -> Figure:
-    """Bars for each group, of several kinds beside each other.
+    """Draw bars of several kinds side by side for each group.
 
-    On a logarithmic axis, which has no 0 for a bar to begin at, marks take their place.
+    On a logarithmic axis, which has no 0 where a bar could start, markers are drawn instead of bars.
 
     Args:
-        name, title, caption: of the figure.
-        y: the axis, with its unit.
-        groups: names along the other axis; layers, in their order.
-        bars: by kind, a value for each group.
-        spreads: by kind, for each group from where to where single measurements lie; drawn as a line.
-        logarithmic: the axis of values is; for kinds that differ by more than one can see otherwise.
-        baseline: the kind that has the colour of dense training.
+        name: File name without suffix.
+        title: Title of the figure.
+        caption: Text below the figure.
+        y: Name of the y axis, with its unit.
+        groups: Names along the x axis, for example layers in their order.
+        bars: For each kind, one value per group.
+        spreads: For each kind, the smallest and largest single measurement per group; drawn as a vertical line.
+        logarithmic: Whether the y axis is logarithmic, for values that differ by orders of magnitude.
+        baseline: Kind that gets the colour of dense training.
     """
     others = [kind for kind in bars if kind != baseline]
     order = {kind: 0 if kind == baseline else 1 + others.index(kind) for kind in bars}
@@ -184,12 +189,14 @@ def bars_figure(
 def peaks_figure(
     name: str, title: str, caption: str, layers: Mapping[str, Sequence[Sequence[float]]], threshold: float
 ) -> Figure:
-    """Heat maps over epochs, one a layer: a row a channel, by its value in the last epoch; what is dead is grey.
+    """Draw one heat map per layer over epochs. Rows are channels, sorted by their last value; dead ones are grey.
 
     Args:
-        name, title, caption: of the figure.
-        layers: by name, for each epoch the largest |w| of each channel.
-        threshold: a channel is dead below it.
+        name: File name without suffix.
+        title: Title of the figure.
+        caption: Text below the figure.
+        layers: For each layer, the largest |w| of each channel by epoch, of shape (epochs, channels).
+        threshold: Value below which a channel is dead.
     """
     stacks = {layer: np.asarray(epochs, dtype=float).T for layer, epochs in layers.items()}
     largest = max(float(stack.max()) for stack in stacks.values())
@@ -210,8 +217,8 @@ def peaks_figure(
             axes.grid(False)
             dead = float(np.mean(stack[:, -1] < threshold))
             alts.append(f"{layer}: {100 * dead:.0f} % of {len(stack)} channels dead after the last epoch")
-        grid[0].set_ylabel("Output channel, ordered by its last value")
-        figure.legend(handles=[Patch(color=_DEAD, label=f"dead: under {threshold:g}")], loc="outside upper left")
+        grid[0].set_ylabel("Output channel, sorted by its last value")
+        figure.legend(handles=[Patch(color=_DEAD, label=f"dead: below {threshold:g}")], loc="outside upper left")
         bar = figure.colorbar(mesh, ax=grid, pad=0.01, aspect=25)
         bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -21,7 +21,7 @@ class Page(html.parser.HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = {key: value or "" for key, value in attrs}
         self.elements.append((tag, attributes))
-        if tag in ("meta", "br", "hr", "img", "input", "link"):
+        if tag in ("meta", "br", "wbr", "hr", "img", "input", "link"):
             return
         self.open.append(tag)
         if tag == "table":
