@@ -9,9 +9,9 @@ from typing import Any
 
 
 def rows(folder: Path, name: str) -> dict[str, dict[str, str]]:
-    """The lines of a reproduction's table, by quantity."""
+    """The lines of a reproduction's table, by quantity; of parts with the same quantity, that of a part which ran."""
     with open(folder / "reproduce" / f"{name}.csv", encoding="utf-8", newline="") as file:
-        return {row["quantity"]: row for row in csv.DictReader(file)}
+        return {row["quantity"]: row for row in sorted(csv.DictReader(file), key=lambda row: bool(row["ours"]))}
 
 
 def ours(folder: Path, name: str, quantity: str) -> float:

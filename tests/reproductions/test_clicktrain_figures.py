@@ -24,7 +24,6 @@ from reproductions.contract import ReproductionData
 from reproductions.published import own
 from reproductions.trial_values import learned_nothing, line, slower_than_dense
 from suite.checkpoint import load_model
-from suite.command import cli
 
 # In this order: each finds most of its trials done by those before it.
 NAMES = tuple(f"clicktrain-fig{number}" for number in (17, 13, 14, 12, 10, 9, 3, 1))
@@ -39,15 +38,15 @@ needs_kernels = pytest.mark.skipif(library() is None, reason="there is no C++ co
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, reproduce):
     """A folder in which all of them ran."""
-    folder = tmp_path_factory.mktemp("figures")
+    folder = tmp_path_factory.mktemp("figures") / "out"
     for name in NAMES:
         without = (
             ["--parts", "backends"] if library() is None and name in ("clicktrain-fig13", "clicktrain-fig14") else []
         )
-        assert cli.main(["reproduce", name, *SHORT, *without, "--out", str(folder / "out")]) == 0
-    return folder / "out"
+        reproduce(folder, name, *SHORT, *without)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import pytest
 from reproductions.clicktrain.tables import ROWS, Figure11
 from reproductions.published import own
 from suite import registry
-from suite.command import cli
 
 MODEL = "vgg11_click[width=0.125]"
 SHORT = (
@@ -56,9 +55,9 @@ def test_each_network_trains_by_the_recipe_of_its_configuration():
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
+def rows(tmp_path_factory, reproduce):
     out = tmp_path_factory.mktemp("fig11") / "out"
-    assert cli.main(["reproduce", "clicktrain-fig11", *SHORT, "--out", str(out)]) == 0
+    reproduce(out, "clicktrain-fig11", *SHORT)
     with open(out / "reproduce" / "clicktrain-fig11.csv", encoding="utf-8", newline="") as file:
         found = {row["quantity"]: row for row in csv.DictReader(file)}
     with open(out / "results.csv", encoding="utf-8", newline="") as file:

@@ -1,9 +1,8 @@
-"""PruneTrain's figures and its table of inference speed, from the command to their files; they share their trials."""
+"""PruneTrain's figures and tables on CIFAR-10, from the command to their files; they share their trials."""
 
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import xml.etree.ElementTree as ElementTree
 
@@ -14,11 +13,11 @@ from test_prunetrain_runs import SHORT
 
 from reports.data.records import Trial
 from reproductions.prunetrain.over_epochs import Figure2, Figure4
+from reproductions.prunetrain.quantities import IN_FEW_EPOCHS
 from reproductions.prunetrain.timed_networks import cut_again
 from reproductions.prunetrain.tradeoff import every
 from suite.checkpoint import load_model
 from suite.choices import build_model
-from suite.command import cli
 from suite.cost.flops import count_model
 from suite.cost.paper_conventions import prunetrain_training, read_intervals
 from suite.cost.timing import interleaved_seconds
@@ -26,22 +25,20 @@ from suite.network.model_files import save_model
 from suite.runs.engines.subprocess_call import call_in_subprocess
 
 # In this order: each finds most of its trials done by those before it.
-NAMES = tuple(
-    f"prunetrain-{which}" for which in ("table2", "fig12", "fig10", "fig9", "fig8", "fig7", "fig6", "fig4", "fig2")
-)
+FIGURES = ("fig12", "fig10", "fig9", "fig8", "fig7", "fig6", "fig4", "fig2")
+NAMES = tuple(f"prunetrain-{which}" for which in ("table2", "table1", *FIGURES, "table3"))
 pytestmark = pytest.mark.timeout(600)  # the first waits for a dozen trials
 SHAPE = (3, 32, 32)
 MODEL = "resnet9[width=0.25]"  # of which the thresholds of `smoke` cut something
-OPTIONS = [MODEL if before == "--model" else option for before, option in itertools.pairwise(("", *SHORT))]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, reproduce):
     """A folder in which all of them ran."""
-    folder = tmp_path_factory.mktemp("figures")
+    folder = tmp_path_factory.mktemp("figures") / "out"
     for name in NAMES:
-        assert cli.main(["reproduce", name, *OPTIONS, "--out", str(folder / "out")]) == 0
-    return folder / "out"
+        reproduce(folder, name, *SHORT)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +71,30 @@ def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
     measured = [row for row in rows(folder, name).values() if row["part"] and row["ours"]]
     assert measured
     assert all(row["kind"] in ("measured", "counted", "modelled") for row in measured)
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "method", "change"),
+    [
+        ("prunetrain-table1", "resnet32 on cifar10", IN_FEW_EPOCHS, "-1.8"),
+        ("prunetrain-table3", "prunetrain", "prunetrain", "-0.5"),
+    ],
+)
+def test_tables_have_accuracy_flops_and_time_of_their_trials(folder, trials, name, prefix, method, change):
+    found = rows(folder, name)
+    dense, pruned = trials["dense"][0], trials[method][0]
+    row = found[f"{prefix}: inference FLOPs left"]
+    share = 100 * float(pruned["inference_flops"]) / float(pruned["inference_flops_dense"])
+    assert share <= 100
+    assert (float(row["ours"]), row["published"], row["kind"]) == (pytest.approx(share), "34", "counted")
+    row = found[f"{prefix} minus dense"]
+    gap = 100 * (float(pruned["test_accuracy"]) - float(dense["test_accuracy"]))
+    assert (float(row["ours"]), row["published"]) == (pytest.approx(gap), change)
+    time = float(pruned["train_time_s"]) / float(dense["train_time_s"])
+    assert float(found[f"{prefix}: training time left"]["ours"]) == pytest.approx(100 * time)
+    page = (folder / "reproduce" / f"{name}.md").read_text(encoding="utf-8")
+    assert "best of all epochs on the test set" in page
+    assert "selection" in page.casefold()
 
 
 def test_table_2_has_speeds_of_both_networks(folder):

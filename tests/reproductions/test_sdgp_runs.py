@@ -9,6 +9,9 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from reproduced_files import rows
+
+from suite.runs.engines.local import LocalEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 # One folder for all: the parts share their dense trial, and 2:4 rescaled.
@@ -23,25 +26,19 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("reproduce")
 
 
-def reproduce(folder, *arguments, status=0):
+def run_command(folder, *arguments):
     command = [sys.executable, str(ROOT / "run_suite.py"), "reproduce", *arguments, *SHORT, "--out", "out"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def rows(folder, name):
-    with open(folder / "out" / "reproduce" / f"{name}.csv", encoding="utf-8", newline="") as file:
-        return {row["quantity"]: row for row in csv.DictReader(file)}
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def page(folder, name):
     return (folder / "out" / "reproduce" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def test_table_1(folder):
-    reproduce(folder, "sdgp-table1", "--parts", "columns")
-    found = rows(folder, "sdgp-table1")
+def test_table_1(folder, reproduce):
+    reproduce(folder / "out", "sdgp-table1", "--parts", "columns", *SHORT)
+    found = rows(folder / "out", "sdgp-table1")
     with open(folder / "out" / "results.csv", encoding="utf-8", newline="") as file:
         accuracies = {row["variant"]: 100 * float(row["test_accuracy"]) for row in csv.DictReader(file)}
     assert len(accuracies) == 4
@@ -57,14 +54,14 @@ def test_table_1(folder):
     assert "epochs 1 instead of 150" in text
     assert "--parts group-sizes" in text
     ElementTree.parse(folder / "out" / "reproduce" / "sdgp-table1.svg")
-    assert (folder / "out" / "report.html").is_file()
 
 
-def test_figure_8_and_the_trials_that_it_shares_with_table_1(folder):
-    trials = len(list((folder / "out" / "trials").glob("*"))) if (folder / "out").is_dir() else 0
-    said = reproduce(folder, "sdgp-fig8", "--parts", "corners")
-    assert f"{6 - 2 * (trials > 0)} of 6 trials to run" in said
-    found = rows(folder, "sdgp-fig8")
+def test_figure_8_and_the_trials_that_it_shares_with_table_1(folder, reproduce):
+    reproduce(folder / "out", "sdgp-table1", "--parts", "columns", *SHORT)
+    before = set((folder / "out" / "trials").iterdir())
+    reproduce(folder / "out", "sdgp-fig8", "--parts", "corners", *SHORT)
+    assert len(set((folder / "out" / "trials").iterdir()) - before) == 4  # of six
+    found = rows(folder / "out", "sdgp-fig8")
     assert found["rescaled 16:32 minus dense"]["ours"]
     assert not found["rescaled 8:16 minus dense"]["ours"]
     text = page(folder, "sdgp-fig8")
@@ -73,16 +70,18 @@ def test_figure_8_and_the_trials_that_it_shares_with_table_1(folder):
     assert "--parts inner" in text
     assert (folder / "out" / "reproduce" / "sdgp-fig8.svg").read_text(encoding="utf-8").count("not run") >= 6
     # What another command left for a part that is not asked for stands in the table, and the part is not called whole.
-    reproduce(folder, "sdgp-table1", "--parts", "columns")
-    found = rows(folder, "sdgp-table1")
+    reproduce(folder / "out", "sdgp-table1", "--parts", "columns", *SHORT)
+    found = rows(folder / "out", "sdgp-table1")
     assert found["rescaled 16:32 (repository) minus dense"]["ours"]
     assert not found["rescaled 8:16 (repository) minus dense"]["ours"]
     assert "--parts group-sizes" in page(folder, "sdgp-table1")
 
 
-def test_figure_5(folder):
-    reproduce(folder, "sdgp-fig5")
-    found = {name: float(row["ours"]) for name, row in rows(folder, "sdgp-fig5").items()}
+def test_figure_5_by_the_command_line(tmp_path, reproduce):
+    folder = tmp_path
+    run_command(folder, "sdgp-fig5")
+    assert (folder / "out" / "report.html").is_file()
+    found = {name: float(row["ours"]) for name, row in rows(folder / "out", "sdgp-fig5").items()}
     for mode in ("random", "magnitude", "rescaled"):
         assert found[f"exact zeros, {mode}"] == pytest.approx(50, abs=1)
         assert 0 < found[f"cosine with the dense gradient, {mode}"] < 1
@@ -94,14 +93,19 @@ def test_figure_5(folder):
     assert "dO of layer down.conv" in text
     assert "after 2 steps (one epoch, seed 0)" in text
     assert "model.pt (SHA-256 " in text
-    said = reproduce(folder, "sdgp-fig5")
-    assert "nothing to run" in said
-    assert page(folder, "sdgp-fig5") == text  # the same trial, the same batch, the same gradient
+    table = folder / "out" / "reproduce" / "sdgp-fig5.csv"
+    numbers = table.read_text(encoding="utf-8")
+    (record,) = (folder / "out" / "trials").glob("*/trial.json")
+    written = record.stat().st_mtime_ns
+    reproduce(folder / "out", "sdgp-fig5", *SHORT)
+    assert record.stat().st_mtime_ns == written
+    assert table.read_text(encoding="utf-8") == numbers  # the same trial, the same batch, the same gradient
 
 
-def test_a_trial_that_fails_is_named_and_nothing_is_drawn(tmp_path):
-    reproduce(tmp_path, "sdgp-fig5", "--timeout", "0.5", status=1)
-    assert rows(tmp_path, "sdgp-fig5")["exact zeros, dense"]["note"] == "the dense trial is not done"
+def test_a_trial_that_fails_is_named_and_nothing_is_drawn(tmp_path, reproduce):
+    processes = LocalEngine.run  # which can end a trial
+    reproduce(tmp_path / "out", "sdgp-fig5", "--timeout", "0.5", *SHORT, status=1, engine=processes)
+    assert rows(tmp_path / "out", "sdgp-fig5")["exact zeros, dense"]["note"] == "the dense trial is not done"
     text = page(tmp_path, "sdgp-fig5")
     assert "Not done, and in no number here:" in text
     assert "timeout" in text
