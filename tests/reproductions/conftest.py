@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,6 @@ from suite.command import cli
 from suite.runs import trial
 from suite.runs.engines.local import LocalEngine
 from suite.runs.folder.records import RUNNING, read_record, write_record
-from tasks.cifar10_sample import SampleFile
 
 __all__ = ["drawn", "reproduce", "suite"]
 
@@ -37,12 +35,10 @@ def run_here(engine, trials, progress):
 @pytest.fixture(scope="session")
 def reproduce():
     """Function that runs the verb `reproduce` in this process, without the report of the suite."""
-    sample = functools.cache(SampleFile().decode)  # each command and each trial decodes it several times
 
     def run(folder: Path, *arguments: str, status: int = 0, engine=run_here) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LocalEngine, "run", engine)
-            patch.setattr(SampleFile, "decode", lambda self: sample())
             patch.setattr(reports, "write_report", lambda folder: [])
             assert cli.main(["reproduce", *arguments, "--out", str(folder)]) == status
 
