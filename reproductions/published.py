@@ -1,34 +1,96 @@
-"""Numbers that papers print: read from TOML, checked, and never without their source.
+"""Numbers that papers print, read from TOML and checked; every number has a source.
 
 A value is named `GROUP/KEY`, for example `sdgp-table1-cifar10-resnet9/rescaled`.
 """
 
 from __future__ import annotations
 
-import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from suite.errors import UsageError, nearest
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from suite.errors import UsageError, nearest, validate
 
 OWN = Path(__file__).with_name("published.toml")
-KINDS = ("measured", "counted", "modelled")
 MEASURED = "measured"
-UNITS = ("%", "points", "×", "s", "FLOPs", "")
-CONDITIONS = ("task", "data_copy", "model", "epochs", "batch_size", "dtype", "execution", "hardware", "selection")
-_SOURCE_KEYS = ("title", "where")
-_GROUP_KEYS = ("name", "source", "place", "quantity", "unit", "of", "conditions", "values")
-_OPTIONAL = ("notes", "doubt")
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be blank")
+    return text
+
+
+def _without_slash(name: str) -> str:
+    if "/" in name:
+        raise ValueError("must not contain '/', which separates it from a value's key")
+    return name
+
+
+def _decimal(value: Any) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
+        raise ValueError("must be a number")
+    return Decimal(value)
+
+
+Text = Annotated[str, AfterValidator(_not_blank)]
+Number = Annotated[Decimal, BeforeValidator(_decimal)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class _Conditions(_Table):
+    task: Text = ""
+    data_copy: Text = ""
+    model: Text = ""
+    epochs: int = 0
+    batch_size: int = 0
+    dtype: Text = ""
+    execution: Text = ""
+    hardware: Text = ""
+    selection: Text = ""
+
+
+class _SourceTable(_Table):
+    title: Text
+    where: Text
+
+
+class _GroupTable(_Table):
+    name: Annotated[Text, AfterValidator(_without_slash)]
+    source: Text
+    place: Text
+    quantity: Text
+    unit: Literal["%", "points", "×", "s", "FLOPs", ""]
+    of: Literal["measured", "counted", "modelled"]
+    conditions: _Conditions
+    values: Annotated[dict[str, Number], Field(min_length=1)]
+    notes: list[Text] = []
+    doubt: Text = ""
+
+
+class _File(_Table):
+    sources: dict[str, dict[str, Any]]
+    groups: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A paper or repository: `title` as one cites it, `where` to find it."""
+    """A paper or repository.
+
+    Attributes:
+        name: Name in the file.
+        title: Citation.
+        where: Place where it is found.
+    """
 
     name: str
     title: str
@@ -40,15 +102,17 @@ class Group:
     """Values of one quantity, printed in one place.
 
     Attributes:
-        name: what it is called here.
-        source, place: whose, and the table, figure, section or row.
-        quantity, unit: what the values are.
-        of: the kind that they had for their authors: `measured`, `counted` or `modelled`.
-        conditions: under which they hold, by the names of `CONDITIONS`; what is not known is absent.
-        values: by key.
-        decimals: by key, with how many the value stands in the file, which is how it was printed.
-        notes: what a reader must know, known errors first of all.
-        doubt: why the values must not be compared with; empty where nothing is wrong.
+        name: Name of the group.
+        source: Paper or repository.
+        place: Table, figure, section or row in the source.
+        quantity: Quantity of the values.
+        unit: Unit of the values.
+        of: Kind of the values for their authors: `measured`, `counted` or `modelled`.
+        conditions: Conditions under which the values hold, by the fields of `_Conditions`; unknown ones are absent.
+        values: Values by key.
+        decimals: Number of printed decimals by key.
+        notes: Notes for readers, known errors first.
+        doubt: Reason why the values must not be compared with; empty if there is none.
     """
 
     name: str
@@ -57,7 +121,7 @@ class Group:
     quantity: str
     unit: str
     of: str
-    conditions: Mapping[str, str | int | float]
+    conditions: Mapping[str, str | int]
     values: Mapping[str, float]
     decimals: Mapping[str, int]
     notes: tuple[str, ...] = ()
@@ -65,11 +129,11 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """`published`, and what else it must say: a published projection is not a published measurement."""
+        """`published`, with the kind for its authors unless that is `measured`."""
         return kind_of(self.of)
 
     def rounding(self, key: str) -> float:
-        """How far the value of a key may lie from what its authors had before they printed it."""
+        """Return the largest rounding error of a printed value."""
         return 0.5 * 10.0 ** -self.decimals[key]
 
     @property
@@ -79,7 +143,7 @@ class Group:
 
 
 def kind_of(of: str) -> str:
-    """The kind of a published number that for its authors was `of`, one of `KINDS`."""
+    """Return the kind of a published number that its authors `measured`, `counted` or `modelled`."""
     return "published" if of == MEASURED else f"published, of a {of} quantity"
 
 
@@ -91,24 +155,24 @@ class Published:
     groups: Mapping[str, Group]
 
     def group(self, name: str) -> Group:
-        """A group.
+        """Return the group of a name.
 
         Raises:
-            UsageError: if there is none of that name.
+            UsageError: If no group has the name.
         """
         if name not in self.groups:
             raise UsageError(f"{self.path.name}: no group is called '{name}'{nearest(name, self.groups)}")
         return self.groups[name]
 
     def find(self, name: str) -> tuple[Group, float]:
-        """The value `GROUP/KEY`, with its group.
+        """Return the group and the value of `GROUP/KEY`.
 
         Raises:
-            UsageError: if there is none of that name, or its group is in doubt.
+            UsageError: If no value has the name, or the values of its group are in doubt.
         """
         group_name, slash, key = name.partition("/")
         if not slash:
-            raise UsageError(f"{self.path.name}: '{name}' is no GROUP/KEY")
+            raise UsageError(f"{self.path.name}: '{name}' is not of the form GROUP/KEY")
         group = self.group(group_name)
         if group.doubt:
             raise UsageError(f"{self.path.name}: {group.name} must not be compared with: {group.doubt}")
@@ -119,7 +183,7 @@ class Published:
 
 @cache
 def own() -> Published:
-    """What this project quotes."""
+    """Return the published numbers that this project quotes."""
     return read(OWN)
 
 
@@ -127,111 +191,51 @@ def read(path: Path) -> Published:
     """Read and check a file of published numbers.
 
     Raises:
-        UsageError: for the first thing that is wrong: what, in which group, and the nearest right thing.
+        UsageError: One line for the first error, with its place and the nearest known name.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
-    except ValueError as error:  # bytes that are no text, and TOML that is none: a key twice, for example
+    except ValueError as error:  # invalid UTF-8 or invalid TOML, for example a key that occurs twice
         raise UsageError(f"{path}: {error}") from error
-    _check_keys(content, ("sources", "groups"), (), f"{path}")
+    file = validate(_File, content, f"{path}")
     sources = {}
-    for name, fields in _table(content["sources"], f"{path}: sources").items():
-        where = f"{path}: sources.{name}"
-        _check_keys(_table(fields, where), _SOURCE_KEYS, (), where)
-        sources[name] = Source(name, *(_text(fields[key], f"{where}.{key}") for key in _SOURCE_KEYS))
-    if not isinstance(content["groups"], list) or not all(isinstance(fields, dict) for fields in content["groups"]):
-        raise UsageError(f"{path}: groups must be tables, each under [[groups]]")
+    for name, fields in file.sources.items():
+        table = validate(_SourceTable, fields, f"{path}: sources.{name}")
+        sources[name] = Source(name, table.title, table.where)
     groups: dict[str, Group] = {}
-    for position, fields in enumerate(content["groups"], 1):
+    for position, fields in enumerate(file.groups, 1):
         group = _group(fields, sources, f"{path}: group {fields.get('name', position)}")
         if group.name in groups:
-            raise UsageError(f"{path}: group {group.name} stands there twice")
+            raise UsageError(f"{path}: group {group.name} occurs twice")
         groups[group.name] = group
     return Published(path, groups)
 
 
 def _group(fields: Mapping[str, Any], sources: Mapping[str, Source], where: str) -> Group:
-    _check_keys(fields, _GROUP_KEYS, _OPTIONAL, where)
-    name = _text(fields["name"], f"{where}: name")
-    if "/" in name:
-        raise UsageError(f"{where}: a name has no '/', which parts it from a value's key")
-    source = _text(fields["source"], f"{where}: source")
-    if source not in sources:
-        raise UsageError(f"{where}: no source is called '{source}'{nearest(source, sources)}")
-    for key, known in (("of", KINDS), ("unit", UNITS)):
-        if fields[key] not in known:
-            raise UsageError(
-                f"{where}: {key} '{fields[key]}'{nearest(str(fields[key]), [item for item in known if item])}"
-            )
-    conditions = _table(fields["conditions"], f"{where}: conditions")
-    for key in conditions:
-        if key not in CONDITIONS:
-            raise UsageError(f"{where}: no condition is called '{key}'{nearest(key, CONDITIONS)}")
-    conditions = {
-        key: value
-        if isinstance(value, (str, int)) and not isinstance(value, bool)
-        else _number(value, f"{where}: conditions.{key}")
-        for key, value in conditions.items()
-    }
-    printed = _table(fields["values"], f"{where}: values")
-    values = {key: _number(value, f"{where}: values.{key}") for key, value in printed.items()}
-    if not values:
-        raise UsageError(f"{where}: has no values")
-    for key, value in values.items():
-        if fields["unit"] == "%" and abs(value) > 100:
-            raise UsageError(f"{where}: values.{key} is {value} %; it lies between -100 and 100")
-    notes = fields.get("notes", [])
-    if not isinstance(notes, list):
-        raise UsageError(f"{where}: notes must be a list of lines")
+    table = validate(_GroupTable, fields, where)
+    if table.source not in sources:
+        raise UsageError(f"{where}: no source is called '{table.source}'{nearest(table.source, sources)}")
+    for key, value in table.values.items():
+        if table.unit == "%" and abs(value) > 100:
+            raise UsageError(f"{where}: values.{key} is {value} %; it must be between -100 and 100")
     return Group(
-        name=name,
-        source=sources[source],
-        place=_text(fields["place"], f"{where}: place"),
-        quantity=_text(fields["quantity"], f"{where}: quantity"),
-        unit=fields["unit"],
-        of=fields["of"],
-        conditions=conditions,
-        values=values,
-        decimals={key: _decimals(value) for key, value in printed.items()},
-        notes=tuple(_text(note, f"{where}: notes") for note in notes),
-        doubt=_text(fields["doubt"], f"{where}: doubt") if "doubt" in fields else "",
+        name=table.name,
+        source=sources[table.source],
+        place=table.place,
+        quantity=table.quantity,
+        unit=table.unit,
+        of=table.of,
+        conditions=dict(fields["conditions"]),  # in the order of the file
+        values={key: float(value) for key, value in table.values.items()},
+        decimals={key: _decimals(value) for key, value in table.values.items()},
+        notes=tuple(table.notes),
+        doubt=table.doubt,
     )
 
 
-def _check_keys(fields: Mapping[str, Any], required: Iterable[str], optional: Iterable[str], where: str) -> None:
-    known = (*required, *optional)
-    for key in fields:
-        if key not in known:
-            raise UsageError(f"{where}: unknown key '{key}'{nearest(key, known)}")
-    for key in required:
-        if key not in fields:
-            raise UsageError(f"{where}: '{key}' is missing")
-
-
-def _table(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{where} must be a table")
-    return value
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"{where} must be text")
-    return value
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
-        raise UsageError(f"{where} is {value!r}, which is no number")
-    number = float(value)
-    if not math.isfinite(number):
-        raise UsageError(f"{where} is {number}; a published number is finite")
-    return number
-
-
-def _decimals(value: int | Decimal) -> int:
-    exponent = Decimal(value).as_tuple().exponent
-    assert isinstance(exponent, int)  # not of a number that is none, which was refused
+def _decimals(value: Decimal) -> int:
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int)  # the value is finite
     return max(0, -exponent)

@@ -10,14 +10,16 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Gt, Interval
+from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from methods.shared.distributions import DISTRIBUTIONS
 from methods.shared.patterns import KEPT, POSITIONS
 from methods.shared.structures import num_pruned_kernels
-from suite.errors import nearest
+from suite.errors import nearest, validate
 from suite.method import Context
 
 DEFAULTS = ("cifar10", "vgg11_click"), ("imagenet", "resnet50")
@@ -48,17 +50,57 @@ class Settings:
     ratios: Sequence[Any] = ()
 
 
+Percent = Annotated[float, Interval(ge=0, lt=100)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class _RatioList(_Table):
+    ratios: list[Percent] | list[list[Percent]]
+    claimed: Annotated[float, Gt(1)] | None = None
+    accuracies: list[list[float]] = []
+
+
+class _Configuration(_Table):
+    task: str
+    model: str
+    epochs: Annotated[int, Ge(1)]
+    pool: Annotated[int, Ge(1)]
+    choose: Annotated[int, Ge(0)]
+    hard_prune: Annotated[int, Ge(0)]
+    coefficient: Annotated[float, Ge(0)]
+    active: Annotated[int, Ge(1)]
+    lists: list[_RatioList]
+
+
+class _Row(_Table):
+    task: str
+    model: str
+    epochs: Annotated[int, Ge(1)]
+    compression: Annotated[float, Gt(1)]
+    hard_prune: Annotated[int, Ge(0)] | None = None
+
+
+class _Published(_Table):
+    configuration: list[_Configuration]
+    paper: list[_Row]
+
+
 @functools.cache
-def _published() -> Mapping[str, Any]:
-    return tomllib.loads((Path(__file__).parents[1] / "clicktrain.toml").read_text(encoding="utf-8"))
+def _published() -> _Published:
+    path = Path(__file__).parents[1] / "clicktrain.toml"
+    found: _Published = validate(_Published, tomllib.loads(path.read_text(encoding="utf-8")), path.name)
+    return found
 
 
 def list_names() -> list[str]:
     """Return the names of all published lists of ratios; `cifar10-vgg11_click-1` is the first of its configuration."""
     return [
-        f"{one['task']}-{one['model']}-{number}"
-        for one in _published()["configuration"]
-        for number in range(1, len(one["lists"]) + 1)
+        f"{one.task}-{one.model}-{number}"
+        for one in _published().configuration
+        for number in range(1, len(one.lists) + 1)
     ]
 
 
@@ -80,15 +122,14 @@ def find(task: str, network: str, ratios: str) -> Settings:
         number = int(text)
     else:
         raise ValueError(f"ratios is '{ratios}'{nearest(ratios, ['published', 'solved', *list_names()])}")
-    by_network = {(one["task"], one["model"]): one for one in _published()["configuration"]}
+    by_network = {(one.task, one.model): one for one in _published().configuration}
     one = by_network.get((task, network))
-    lists = [] if one is None or ratios == "solved" else one["lists"]
+    lists = [] if one is None or ratios == "solved" else one.lists
     if one is None:
         cifar, imagenet = (by_network[default] for default in DEFAULTS)
-        one = imagenet if task == imagenet["task"] else cifar
-    shares = [one[epoch] / one["epochs"] for epoch in ("choose", "hard_prune")]
-    chosen = lists[(number or one["active"]) - 1]["ratios"] if lists else []
-    return Settings(shares[0], shares[1], one["coefficient"], one["pool"], chosen)
+        one = imagenet if task == imagenet.task else cifar
+    chosen = lists[(number or one.active) - 1].ratios if lists else []
+    return Settings(one.choose / one.epochs, one.hard_prune / one.epochs, one.coefficient, one.pool, chosen)
 
 
 def check_ratios(ratios: str, compression: float | None, allocation: str) -> None:
@@ -104,22 +145,22 @@ def check_ratios(ratios: str, compression: float | None, allocation: str) -> Non
         raise ValueError(f"allocation={allocation} divides solved shares; give compression or ratios=solved")
 
 
-def _rows_of_the_paper(task: str, network: str) -> list[Mapping[str, Any]]:
-    return [row for row in _published()["paper"] if (row["task"], row["model"]) == (task, network)]
+def _rows_of_the_paper(task: str, network: str) -> list[_Row]:
+    return [row for row in _published().paper if (row.task, row.model) == (task, network)]
 
 
 def compression_of_the_paper(task: str, network: str) -> float:
     """Return the smaller compression in the paper's tables for a network, 8 if they do not have the network."""
-    return float(min((row["compression"] for row in _rows_of_the_paper(task, network)), default=DEFAULT_COMPRESSION))
+    return float(min((row.compression for row in _rows_of_the_paper(task, network)), default=DEFAULT_COMPRESSION))
 
 
 def hard_prune_of_the_paper(task: str, network: str, compression: float) -> float:
     """Return the share of the epochs after which the paper masks weights, from the row with the nearest compression."""
-    rows = [row for row in _rows_of_the_paper(task, network) if "hard_prune" in row]
+    rows = [(row, row.hard_prune) for row in _rows_of_the_paper(task, network) if row.hard_prune is not None]
     if not rows:
         return DEFAULT_PAPER
-    row = min(rows, key=lambda row: abs(row["compression"] - compression))
-    return float(row["hard_prune"] / row["epochs"])
+    row, epoch = min(rows, key=lambda pair: abs(pair[0].compression - compression))
+    return epoch / row.epochs
 
 
 def by_layer(ratios: Sequence[Any], layers: Mapping[str, nn.Module]) -> dict[str, float]:

@@ -58,22 +58,22 @@ def test_a_projection_is_not_called_published_alone(tmp_path):
         ('source = "paper"\n', "", "group table1: 'source' is missing"),
         ('source = "paper"', 'source = "papre"', "no source is called 'papre'; did you mean 'paper'?"),
         ('where = "arXiv 1"\n', "", "sources.paper: 'where' is missing"),
-        ('title = "A paper"', 'title = " "', "sources.paper.title must be text"),
-        ("dense = 95.3", "dense = nan", "values.dense is nan; a published number is finite"),
+        ('title = "A paper"', 'title = " "', "sources.paper: title is ' '; it must not be blank"),
+        ("dense = 95.3", "dense = nan", "values.dense is nan; it must be finite"),
         ("dense = 95.3", "dense = inf", "values.dense is inf"),
-        ("dense = 95.3", 'dense = "95.3"', "values.dense is '95.3', which is no number"),
-        ("dense = 95.3", "dense = true", "values.dense is True, which is no number"),
-        ("dense = 95.3", "dense = 953", "values.dense is 953.0 %"),
+        ("dense = 95.3", 'dense = "95.3"', "values.dense is '95.3'; it must be a number"),
+        ("dense = 95.3", "dense = true", "values.dense is true; it must be a number"),
+        ("dense = 95.3", "dense = 953", "values.dense is 953 %"),
         ("dense = 95.3", "dense = 1, dense = 2", "dense"),
-        ('values = { dense = 95.3, "2:4" = 95 }', "values = {}", "group table1: has no values"),
-        ('of = "measured"', 'of = "modeled"', "of 'modeled'; did you mean 'modelled'?"),
-        ('unit = "%"', 'unit = "percent"', "unit 'percent'"),
-        ("epochs = 150", "epoch = 150", "no condition is called 'epoch'; did you mean 'epochs'?"),
+        ('values = { dense = 95.3, "2:4" = 95 }', "values = {}", "group table1: values must not be empty"),
+        ('of = "measured"', 'of = "modeled"', "of is 'modeled'; did you mean 'modelled'?"),
+        ('unit = "%"', 'unit = "percent"', "unit is 'percent'; known: %, FLOPs, points, s, ×"),
+        ("epochs = 150", "epoch = 150", "conditions: unknown key 'epoch'; did you mean 'epochs'?"),
         ("epochs = 150", "epochs = nan", "conditions.epochs is nan"),
-        ('name = "table1"', 'name = "table/1"', "a name has no '/'"),
+        ('name = "table1"', 'name = "table/1"', "it must not contain '/', which separates it"),
         ("[sources.paper]", "[source.paper]", "unknown key 'source'; did you mean 'sources'?"),
-        ("[[groups]]", "[groups]", "each under [[groups]]"),
-        ('quantity = "accuracy"', 'quantity = "accuracy"\nnotes = "one"', "notes must be a list"),
+        ("[[groups]]", "[groups]", "groups must be a list"),
+        ('quantity = "accuracy"', 'quantity = "accuracy"\nnotes = "one"', "notes is 'one'; it must be a list"),
         ("values =", "values", "Expected"),
     ],
 )
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_named(tmp_path, old, new, expected):
 
 
 def test_a_group_that_stands_there_twice(tmp_path):
-    with pytest.raises(UsageError, match="group table1 stands there twice"):
+    with pytest.raises(UsageError, match="group table1 occurs twice"):
         read(tmp_path, GOOD + GOOD[GOOD.index("[[groups]]") :])
 
 
@@ -98,7 +98,7 @@ def test_a_missing_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("sdgp-table1-cifar10-resnet9", "is no GROUP/KEY"),
+        ("sdgp-table1-cifar10-resnet9", "is not of the form GROUP/KEY"),
         ("sdgp-table1-cifar10-resnet8/dense", "did you mean 'sdgp-table1-cifar10-resnet9'"),
         ("sdgp-table1-cifar10-resnet9/rescale", "did you mean 'rescaled'"),
         ("sdgp-repository-imagenet-resnet18/random", "repeats the rows of RegNetX-400MF"),
