@@ -1,7 +1,7 @@
 """Compiled kernels on disk.
 
-Beside each file is a note, NAME.json, with its size and SHA-256: a file that was cut short or altered is never loaded.
-The loader maps a library into memory, and a page behind the end of a truncated file kills the process with SIGBUS.
+Each file has a note, NAME.json, with its size and SHA-256, so that a truncated or altered file is never loaded. The
+loader maps a library into memory, and reading past the end of a truncated file kills the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -11,22 +11,27 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_TEMPORARY = ".building-"
+# Temporary files older than this are considered abandoned. A compiler is stopped after minutes.
+ABANDONED_AFTER_S = 6 * 3600.0
+
 
 def folder() -> Path:
-    """Gives the folder of compiled kernels: $PDT_CACHE, else ~/.cache/pdt-kernels."""
+    """Return the folder of compiled kernels: $PDT_CACHE, otherwise ~/.cache/pdt-kernels."""
     chosen = os.environ.get("PDT_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "pdt-kernels"
 
 
 def find(path: Path) -> dict[str, str] | None:
-    """Reads a compiled file and its note.
+    """Check a compiled file against its note.
 
     Returns:
-        The facts that were stored with the file; None where the file or its note is missing, or they do not agree.
+        The facts that were stored with the file, or None if the file or its note is missing or they do not match.
     """
     try:
         note = json.loads(_note(path).read_bytes())
@@ -41,49 +46,59 @@ def find(path: Path) -> dict[str, str] | None:
 
 @contextmanager
 def building(path: Path) -> Iterator[Path]:
-    """A name beside `path` under which a file is made, to be handed to `store`; what is left of it is removed.
+    """Provide a temporary file in the folder of `path`, to be passed to `store`, and remove it afterwards.
+
+    Also removes the temporary files of processes that were killed.
 
     Raises:
-        OSError: the folder cannot be made or written.
+        OSError: The folder cannot be created or written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".building-{secrets.token_hex(8)}{path.suffix}")
-    temporary.touch(exist_ok=False)  # a folder that cannot be written is found out before a compiler runs
+    _remove_abandoned(path.parent)
+    temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}{path.suffix}")
+    temporary.touch(exist_ok=False)  # a folder without write permission is detected before a compiler runs
     try:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def store(made: Path, path: Path, **facts: str) -> None:
-    """Puts a file into its place, and then its note; both reach the disk before they get their names.
+def store(built: Path, path: Path, **facts: str) -> None:
+    """Move a file into place, then write its note; both reach the disk before they get their names.
 
-    A process that is killed in between leaves a file without its note, which `find` does not take. Two processes may
-    store the same file at once: each rename replaces a whole file by a whole one.
+    A process that is killed in between leaves a file without a note, which `find` ignores. Two processes may store the
+    same file at once: each rename replaces one complete file by another.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file or its note cannot be written.
     """
-    content = made.read_bytes()
+    content = built.read_bytes()
     note = {"bytes": len(content), "sha256": _checksum(content), "facts": facts}
-    _to_disk(made)
-    made.replace(path)
+    _sync(built)
+    built.replace(path)
     with building(_note(path)) as temporary:
         temporary.write_text(json.dumps(note), encoding="utf-8")
-        _to_disk(temporary)
+        _sync(temporary)
         temporary.replace(_note(path))
-    with contextlib.suppress(OSError):  # not every file system can be asked for that, and the files are in place
-        _to_disk(path.parent)
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder, and the files are in place already
+        _sync(path.parent)
 
 
 def forget(path: Path) -> None:
-    """Removes a file and its note.
+    """Remove a file and its note.
 
     Raises:
-        OSError: they cannot be removed.
+        OSError: They cannot be removed.
     """
     _note(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for temporary in folder.glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):  # another process may remove it, or own it
+            if time.time() - temporary.stat().st_mtime > ABANDONED_AFTER_S:
+                temporary.unlink()
 
 
 def _note(path: Path) -> Path:
@@ -94,7 +109,7 @@ def _checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _to_disk(path: Path) -> None:
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -161,12 +161,12 @@ def skipping_products(shape: Shape, given: Operands) -> list[Product]:
 
     def data_gradient() -> None:
         blocks[0] = taps.blocks_of_grad(grad, activation)
-        taps.dgrad_of_blocks(blocks[0], weight, activation)
+        taps.dgrad(blocks[0], weight, activation)
 
     return [
         lambda: taps.forward(activation, weight),
         data_gradient,
-        lambda: taps.wgrad_of_blocks(blocks[0], activation, weight),
+        lambda: taps.wgrad(blocks[0], activation, weight),
     ]
 
 

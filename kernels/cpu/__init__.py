@@ -1,1 +1,1 @@
-"""The CPU kernel: its sources, its build at first use, and its loading."""
+"""Compilation of C++ kernels by the machine's compiler, and their sources."""

@@ -1,4 +1,4 @@
-"""Runs a compiler for a bounded time, with everything that it starts."""
+"""Run a compiler and all of its child processes with a time limit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-# Leads a process group of its own, in which the compiler's driver and its passes (cc1plus, as, ld) run. Its standard
-# input is a pipe that the starting process holds: the end-of-file says that this process is gone, however it ended.
+# Leader of a separate process group, in which the compiler driver and its passes (cc1plus, as, ld) run. Its standard
+# input is a pipe held by the parent: end-of-file means that the parent has ended, for whatever reason.
 _GUARD = """
 import os, signal, subprocess, sys, threading
 
@@ -30,7 +30,7 @@ os._exit(status if status >= 0 else 128 - status)
 
 @dataclass(frozen=True)
 class Finished:
-    """What a program left: its exit status (128 + N for signal N) and what it printed."""
+    """Exit status of a program (128 + N for signal N), and its output."""
 
     status: int
     output: str
@@ -38,17 +38,17 @@ class Finished:
 
 
 def run(command: list[str], limit_s: float) -> Finished:
-    """Runs a program; when the time is over, or this process ends, its whole process group is killed.
+    """Run a program; kill its whole process group after the time limit, or when this process ends.
 
     Args:
-        command: the program and its arguments.
-        limit_s: seconds.
+        command: Program and arguments.
+        limit_s: Time limit in seconds.
 
     Raises:
-        TimeoutError: it did not end in time; nothing of it runs any more.
-        OSError: it cannot be started.
+        TimeoutError: The program exceeded the limit. All of its processes have been killed.
+        OSError: The program cannot be started.
     """
-    # Files, not pipes: a pipe stays open as long as any descendant holds it.
+    # Files instead of pipes: a pipe stays open as long as any descendant holds it.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARD, *command],
@@ -61,7 +61,7 @@ def run(command: list[str], limit_s: float) -> Finished:
         with process.stdin:
             try:
                 status = process.wait(timeout=limit_s)
-            except BaseException as error:  # Ctrl-C too, which does not reach another session
+            except BaseException as error:  # including Ctrl-C, which does not reach another session
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 if isinstance(error, subprocess.TimeoutExpired):

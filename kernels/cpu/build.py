@@ -1,8 +1,8 @@
-"""Compiles the CPU kernels with the machine's own compiler, each source once, into a cache.
+"""Compile the CPU kernels with the machine's compiler, once per source, into a cache.
 
-The library's name holds a hash of everything that determines it, so a change of source, compiler, flags or processor
-makes a new one and never reuses an old one. A library is used only where its size and checksum are those with which it
-was stored. Processes that build at the same time do not disturb each other.
+The name of a library contains a hash of everything that determines it, so that a change of the source, the compiler,
+the flags or the processor gives a new library. A library is used only if its size and checksum match those that were
+stored with it. Processes may build at the same time.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ SOURCES = Path(__file__).resolve().parent / "sources"
 INCLUDE_FOLDERS = (SOURCES.parents[1] / "include", SOURCES)
 COMPILERS = ("c++", "g++", "clang++")
 BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
-# Tried in this order: a compiler may lack OpenMP (Apple's clang) or -march=native.
+# Tried in this order, since a compiler may lack OpenMP (Apple's clang) or -march=native.
 OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
 TIME_LIMIT_S = 300.0
 VERSION_LIMIT_S = 60.0
 
 
 class BuildError(Exception):
-    """The kernel cannot be had on this machine; the message is one line."""
+    """A kernel cannot be compiled on this machine; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """A compiled kernel: where it lies and how it was made.
+    """A compiled library.
 
     Attributes:
-        library, compiler, flags: the file, the compiler's name and version, and what it was given.
-        refused: the first error of a build with more flags, which would be faster; empty where none failed.
+        library: Path of the library.
+        compiler: Name and version of the compiler.
+        flags: Flags of the compiler.
+        refused: First error of a build with more flags, which would be faster; empty if none failed.
     """
 
     library: Path
@@ -51,13 +53,13 @@ class Build:
 
 
 def build(name: str) -> Build:
-    """Finds the compiled kernel in the cache, or compiles it there.
+    """Find a compiled library in the cache, or compile it.
 
     Args:
-        name: of the source in `kernels/cpu/sources`, without its ending.
+        name: Name of the source in `kernels/cpu/sources`, without its suffix.
 
     Raises:
-        BuildError: no compiler, a failing compile, a compile that takes too long, or a cache that cannot be written.
+        BuildError: No compiler was found, the compilation failed or took too long, or the cache cannot be written.
     """
     compiler = find_compiler()
     version = _compiler_version(compiler)
@@ -75,21 +77,21 @@ def build(name: str) -> Build:
 
 
 def find_compiler() -> list[str]:
-    """Gives the command of the C++ compiler: $CXX when it is set, else the first of c++, g++, clang++ on the PATH.
+    """Return the command of the C++ compiler: $CXX if it is set, otherwise the first of c++, g++, clang++ on the PATH.
 
-    $CXX may have words behind the program, as in `ccache g++`.
+    $CXX may contain arguments, as in `ccache g++`.
 
     Raises:
-        BuildError: there is none.
+        BuildError: No compiler was found.
     """
     try:
         chosen = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
-        raise BuildError(f"$CXX cannot be read: {error}") from error
+        raise BuildError(f"$CXX cannot be parsed: {error}") from error
     if chosen:
         found = shutil.which(chosen[0])
         if not found:
-            raise BuildError(f"the compiler that $CXX names, {chosen[0]!r}, was not found")
+            raise BuildError(f"$CXX names the compiler {chosen[0]!r}, which was not found")
         return [found, *chosen[1:]]
     for name in COMPILERS:
         found = shutil.which(name)
@@ -114,7 +116,7 @@ def _source(name: str) -> Path:
 
 
 def _library_path(name: str, compiler: list[str], version: str, flags: tuple[str, ...]) -> Path:
-    """Names the library after all that determines it."""
+    """Return the path of a library, whose name contains a hash of everything that determines it."""
     digest = hashlib.sha256()
     for part in (
         os.path.realpath(compiler[0]),
@@ -131,7 +133,7 @@ def _library_path(name: str, compiler: list[str], version: str, flags: tuple[str
 
 
 def _processor() -> Iterator[str]:
-    """Gives what -march=native looks at: a cache may be on a disk that different machines share."""
+    """Yield the facts that -march=native depends on: different machines may share a cache."""
     yield platform.machine()
     try:
         text = Path("/proc/cpuinfo").read_text()
@@ -145,10 +147,10 @@ def _processor() -> Iterator[str]:
 
 
 def _torch_openmp() -> Path | None:
-    """Gives the GNU OpenMP runtime that torch has brought with it under a name of its own, if it has.
+    """Return the GNU OpenMP runtime that torch brings under a name of its own (libgomp-HASH.so), or None.
 
-    Two runtimes in one process mean two pools of threads, and the idle one spins on the cores the other needs. Where
-    torch's runtime has the ordinary name (libgomp.so.1), the loader shares it without our doing.
+    Two runtimes in one process have two thread pools, and the idle pool spins on the cores that the other one needs. A
+    runtime with the ordinary name (libgomp.so.1) is shared by the loader automatically.
     """
     try:
         mapped = Path("/proc/self/maps").read_text()
@@ -159,20 +161,20 @@ def _torch_openmp() -> Path | None:
 
 
 def _compile(source: str, compiler: list[str], target: Build) -> str:
-    """Compiles to a temporary file and moves it into place; returns the error's first line, empty on success."""
+    """Compile to a temporary file and move it into place; return the first line of the error, empty on success."""
     runtime = _torch_openmp() if "-fopenmp" in target.flags else None
     includes = [f"-I{folder}" for folder in INCLUDE_FOLDERS]
     objects = [str(_source(source)), *([str(runtime)] if runtime else [])]
     try:
-        with cache.building(target.library) as made:
-            result = bounded.run([*compiler, *target.flags, *includes, *objects, "-o", str(made)], TIME_LIMIT_S)
+        with cache.building(target.library) as built:
+            result = bounded.run([*compiler, *target.flags, *includes, *objects, "-o", str(built)], TIME_LIMIT_S)
             if result.status != 0:
                 return _error_line(result.errors) or f"exit status {result.status}"
-            made.chmod(0o755)
-            cache.store(made, target.library)
+            built.chmod(0o755)
+            cache.store(built, target.library)
             return ""
     except TimeoutError as error:
-        # Fewer flags would not make a compiler that hangs, or a machine that is overloaded, any faster.
+        # Fewer flags do not help a compiler that hangs or a machine that is overloaded.
         raise BuildError(f"{error} while it compiled {_source(source).name}") from None
     except OSError as error:
         raise BuildError(f"the cache {target.library.parent} cannot be written ({error.strerror})") from error
@@ -183,5 +185,5 @@ def _first_line(text: str) -> str:
 
 
 def _error_line(text: str) -> str:
-    """Gives the first line that says `error`: notes such as `In file included from` come before it."""
+    """Return the first line that contains `error`; notes such as `In file included from` precede it."""
     return next((line.strip() for line in text.splitlines() if "error" in line.lower()), _first_line(text))

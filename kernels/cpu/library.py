@@ -1,4 +1,4 @@
-"""Opens a compiled CPU library."""
+"""Opening of compiled CPU libraries."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from kernels.cpu.build import Build, BuildError, build
 
 
 def open_library(name: str) -> tuple[ctypes.CDLL, Build]:
-    """Builds a source where it has to be, and opens it.
+    """Compile a source if necessary, and open the library.
 
-    A library that does not open (another C library, an OpenMP runtime that has gone) is compiled once more.
+    A library that does not open (after a change of the C library or of the OpenMP runtime) is compiled once more.
 
     Args:
-        name: of the source in `kernels/cpu/sources`, without its ending.
+        name: Name of the source in `kernels/cpu/sources`, without its suffix.
 
     Raises:
-        BuildError: it cannot be had on this machine.
+        BuildError: The library cannot be compiled or opened on this machine.
     """
     built = build(name)
     try:

@@ -1,1 +1,1 @@
-"""The CUDA kernels: their sources, which of them a gradient needs, and their launch through CuPy."""
+"""Compilation and launch of CUDA kernels through NVRTC and CuPy, and their sources."""

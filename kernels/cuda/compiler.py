@@ -1,8 +1,7 @@
-"""Compiles CUDA kernels with NVRTC to machine code for one device, and keeps it on disk.
+"""Compile CUDA kernels with NVRTC to machine code for one device, and cache it on disk.
 
-CuPy's own compilation always adds `-ftz=true`, whatever options it is given, which flushes subnormal numbers to zero
-and so changes results: therefore only its bindings of NVRTC are used here. Machine code (a cubin), unlike PTX, also
-loads with a driver that is older than the compiler.
+Only CuPy's bindings of NVRTC are used: CuPy's own compilation always adds `-ftz=true`, which flushes subnormal numbers
+to zero and so changes results. Unlike PTX, machine code (a cubin) also loads with a driver older than the compiler.
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ class CompileError(Exception):
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled kernel: its file, and the name of its function in there."""
+    """Path of a compiled kernel, and the mangled name of its function."""
 
     path: Path
     function: str
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """Names a device's own architecture as NVRTC takes it, by its compute capability: (9, 0) is `sm_90a`.
+    """Return the name of an architecture for NVRTC from a compute capability: (9, 0) is `sm_90a`.
 
-    From 9.0 on, `a` stands for the instructions that this very device has and later ones may lack.
+    From 9.0 on, the suffix `a` enables instructions that this architecture has and later ones may lack.
     """
     major, minor = capability
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def cubin(nvrtc: Any, file: str, kernel: str, target: str) -> Cubin:
-    """Finds a compiled kernel in the cache, or compiles it there.
+    """Find a compiled kernel in the cache, or compile it.
 
     Args:
         nvrtc: CuPy's bindings, `cupy.cuda.nvrtc`.
-        file: of kernels/cuda.
-        kernel: the kernel's name with template arguments.
-        target: the architecture, as of `architecture`.
+        file: Name of a file in kernels/cuda/sources.
+        kernel: Name of the kernel with template arguments.
+        target: Architecture, as returned by `architecture`.
 
     Raises:
-        CompileError: it does not compile, or the cache cannot be written.
+        CompileError: The kernel does not compile, or the cache cannot be written.
     """
     digest = hashlib.sha256()
     for part in (source(file), kernel, target, *OPTIONS, *map(str, nvrtc.getVersion())):
@@ -63,9 +62,9 @@ def cubin(nvrtc: Any, file: str, kernel: str, target: str) -> Cubin:
         content, functions = compile_cubin(nvrtc, file, (kernel,), target)
         found = {"function": functions[kernel]}
         try:
-            with cache.building(path) as made:
-                made.write_bytes(content)
-                cache.store(made, path, **found)
+            with cache.building(path) as built:
+                built.write_bytes(content)
+                cache.store(built, path, **found)
         except OSError as error:
             raise CompileError(f"the cache {path.parent} cannot be written ({error.strerror})") from error
     return Cubin(path, found["function"])
@@ -74,10 +73,10 @@ def cubin(nvrtc: Any, file: str, kernel: str, target: str) -> Cubin:
 def compile_cubin(
     nvrtc: Any, file: str, kernels: Sequence[str], target: str, options: Sequence[str] = OPTIONS
 ) -> tuple[bytes, dict[str, str]]:
-    """Compiles kernels of one file into one cubin; gives it, and the name of each kernel's function in there.
+    """Compile kernels of one file into one cubin; return it, and the mangled function name of each kernel.
 
     Raises:
-        CompileError: with the first line of the compiler's messages that says `error`.
+        CompileError: The compilation failed. The message has the first line of the compiler that contains `error`.
     """
     program = nvrtc.createProgram(source(file), file, (), ())
     try:
@@ -96,16 +95,16 @@ def compile_cubin(
 
 
 def _whole(content: bytes) -> bytes:
-    """Gives a cubin that ends where its ELF header says.
+    """Return a cubin with the length that its ELF header declares.
 
-    CuPy takes the last byte for the end of a text and drops it. In a file it would be missing: a cubin ends with its
-    table of program headers, and that with the highest byte of an alignment, which is 0.
+    CuPy treats the cubin as text and drops the last byte, which a file must have. A cubin ends with its table of
+    program headers, whose last byte is the highest byte of an alignment and therefore 0.
     """
     if len(content) < ELF_HEADER_BYTES:
-        raise CompileError(f"NVRTC gave no cubin, but {len(content)} bytes")
+        raise CompileError(f"NVRTC returned {len(content)} bytes, which is not a cubin")
     program_headers, section_headers = struct.unpack_from("<QQ", content, 32)
     size_of_program_header, programs, size_of_section_header, sections = struct.unpack_from("<4H", content, 54)
     size = max(program_headers + size_of_program_header * programs, section_headers + size_of_section_header * sections)
     if len(content) + 1 < size:
-        raise CompileError(f"NVRTC gave {len(content)} bytes of a cubin of {size}")
+        raise CompileError(f"NVRTC returned {len(content)} bytes of a cubin of {size} bytes")
     return content.ljust(size, b"\0")

@@ -1,4 +1,4 @@
-"""What the launch of a CUDA kernel consists of: plain data, which touches no device."""
+"""Description of a kernel launch: plain data, independent of a device."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 FORMATS = {"float32": ("pdt::Float32", 4), "bfloat16": ("pdt::BFloat16", 2), "float16": ("pdt::Float16", 2)}
 
 Argument = str | int
-"""The name of a tensor, or an integer of the kind that `Launch.kinds` says."""
+"""Name of a tensor, or an integer."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel's launch.
+    """Launch of one kernel.
 
     Attributes:
-        kernel: its name with template arguments, as NVRTC takes it.
-        blocks: of the grid, in one dimension.
-        threads: of a block, in x and y.
-        shared_bytes: dynamic shared memory of a block.
-        arguments: each a tensor's name and "pointer", or a number and "int32" or "int64". The key of random masks
-            (a pointer and a number) follows where `seeded`.
-        seeded: whether the kernel takes that key.
-        source: the file of kernels/cuda/sources that has the kernel.
+        kernel: Name of the kernel with template arguments, as NVRTC takes it.
+        blocks: Blocks of the one-dimensional grid.
+        threads: Threads of a block in x and y.
+        shared_bytes: Dynamic shared memory of a block.
+        arguments: Pairs of a tensor's name and "pointer", or of a number and "int32" or "int64". The key of random
+            masks (a pointer and a number) follows if `seeded` is set.
+        seeded: Whether the kernel takes the key of random masks.
+        source: File in kernels/cuda/sources that contains the kernel.
     """
 
     kernel: str

@@ -1,7 +1,7 @@
-"""A CUDA source as one text.
+"""CUDA sources with their headers inlined.
 
-The headers are put into the text, not left to an include path: a cache of compiled kernels is keyed by the text, and
-would go on using an old kernel after a header has changed.
+The cache of compiled kernels uses the text as its key. With an include path it would keep an old kernel after a header
+has changed.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FOLDERS = (HERE / "sources", HERE.parent / "include")
-# Arithmetic as IEEE 754 has it, subnormal numbers included, so that results are those of `kernels.prune.reference`;
-# products
-# and sums of convolutions are contracted, which rounds once instead of twice.
+# IEEE 754 arithmetic, including subnormal numbers, so that results equal those of `kernels.prune.reference`. The
+# products and sums of convolutions are contracted to fused multiply-adds, which round once instead of twice.
 OPTIONS = ("--std=c++17", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--fmad=true")
 INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 
 @functools.cache
 def source(name: str) -> str:
-    """Gives a file of kernels/cuda/sources with each of the project's headers in place of its first #include."""
+    """Return a file of kernels/cuda/sources with the first #include of each project header replaced by its text."""
     return inlined(name, FOLDERS, set())
 
 
 def inlined(name: str, folders: tuple[Path, ...], seen: set[str]) -> str:
-    """Gives the text of a file with its quoted includes replaced, each file once."""
+    """Return the text of a file with its quoted includes replaced, each file once."""
     seen.add(name)
     path = next(folder / name for folder in folders if (folder / name).exists())
 

@@ -1,1 +1,1 @@
-"""n:m pruning of output gradients: dispatch, argument checks, reference."""
+"""n:m pruning of output gradients: rule, dispatch, reference, and the launch on each device."""

@@ -1,4 +1,4 @@
-"""Loads the compiled pruning kernel of the CPU and calls it."""
+"""Load and call the compiled pruning kernel of the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("pdt.kernels")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ROW_SCOPE = len(SCOPES)  # of a matrix: each row is a sample
 
-# Time of the plain-torch path over the compiled one: magnitude 2:4, ResNet-9's largest gradient at batch 512, two cores
+# Ratio of the plain-torch time to the compiled time: magnitude 2:4, ResNet-9's largest gradient at batch 512, two cores
 # of an AMD EPYC (Zen 4): results/cpu-zen4-2cores/kernels. benchmarks/kernels/bench_kernels.py measures it on this
 # machine (as `plain torch`).
 REFERENCE_SLOWDOWN = "about 90 (fp32) to 120 (bf16)"
@@ -28,7 +28,7 @@ REFERENCE_SLOWDOWN = "about 90 (fp32) to 120 (bf16)"
 
 @dataclass(frozen=True)
 class Loaded:
-    """The outcome of looking for the compiled kernel: the library, or the reason why there is none."""
+    """The compiled library, or the reason why plain torch is used."""
 
     library: ctypes.CDLL | None
     description: str
@@ -40,7 +40,7 @@ class Loaded:
 
 @functools.cache
 def load() -> Loaded:
-    """Builds and loads the kernel once per process, and logs in one line which path runs and why."""
+    """Build and load the kernel, once per process; log one line with the path that runs and the reason."""
     if os.environ.get("PDT_CPU_KERNEL") == "0":
         return _absent("it is turned off by PDT_CPU_KERNEL=0")
     try:
@@ -58,7 +58,8 @@ def load() -> Loaded:
     )
     log.info(description)
     if built.refused:
-        log.warning("prune_nm: compiled with %s alone, and slower, because %s", " ".join(built.flags), built.refused)
+        flags = " ".join(built.flags)
+        log.warning("prune_nm: compiled with only %s, which is slower, because %s", flags, built.refused)
     return Loaded(library, description)
 
 
@@ -66,7 +67,7 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int) -> None:
     """Prune `grad` into `pruned`, which may be the same tensor.
 
     Args:
-        grad: (N, K, P, Q) dense in channels-last order, or (rows, K) contiguous; fp32, bf16 or fp16, on the CPU.
+        grad: (N, K, P, Q), dense in channels-last order, or (rows, K) contiguous; fp32, bf16 or fp16, on the CPU.
         pruned: Result, with the same shape, dtype and order.
         rule: Channels to keep, and how to rescale them.
         seed: Seed of `random` masks, 0 to 2^64 - 1.
@@ -75,7 +76,7 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int) -> None:
         MemoryError: The sums for the rescaling cannot be allocated.
     """
     library = load().library
-    assert library is not None, "prune() was called although the kernel is not there"
+    assert library is not None, "prune() was called without a compiled kernel"
     matrix = grad.dim() == 2
     samples, channels = grad.shape[:2]
     pixels = 1 if matrix else grad.shape[2] * grad.shape[3]

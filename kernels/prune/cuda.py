@@ -1,4 +1,4 @@
-"""Launches the pruning kernels of a CUDA device."""
+"""Launch of the pruning kernels on a CUDA device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor 
 
     Args:
         grad: (N, K, P, Q) or (rows, K), not empty; fp32, bf16 or fp16.
-        pruned: of the same shape, dtype and order.
+        pruned: Result, with the same shape, dtype and order.
         rule: Channels to keep, and how to rescale them.
         seed: Seed of `random` masks, 0 to 2^64 - 1.
         key: Zero-dimensional int64 tensor on the same device, whose 64 bits replace the seed.
@@ -27,19 +27,19 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor 
     most = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # some releases' stubs leave it out
     plan = plan_prune(_shape(grad), DTYPES[grad.dtype], rule, aligned, most)
     spaces = {name: grad.new_empty(length, dtype=torch.float32) for name, length in plan.workspaces.items()}
-    apart = pruned
+    target = pruned
     if "prune_any" in plan.launches[0].kernel and pruned.data_ptr() == grad.data_ptr():
-        apart = torch.empty_like(grad)  # those kernels read the gradient again after they have written
+        target = torch.empty_like(grad)  # these kernels read the gradient again after they have written
     for launch in plan.launches:
-        carry_out(launch, {"grad": grad, "pruned": apart, **spaces}, seed, key)
-    if apart is not pruned:
-        pruned.copy_(apart)
+        carry_out(launch, {"grad": grad, "pruned": target, **spaces}, seed, key)
+    if target is not pruned:
+        pruned.copy_(target)
 
 
 def compress(
     grad: Tensor, values: Tensor, metadata: Tensor, rule: PruneRule, seed: int, key: Tensor | None = None
 ) -> None:
-    """Prunes and compresses `grad`; see `kernels.prune_compress_24`. All three are dense in channels-last order."""
+    """Prune and compress `grad`; see `kernels.prune_compress_24`. All tensors are dense in channels-last order."""
     launch = plan_compress(_shape(grad), DTYPES[grad.dtype], rule)
     carry_out(launch, {"grad": grad, "values": values, "metadata": metadata}, seed, key)
 

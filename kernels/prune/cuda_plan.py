@@ -1,6 +1,6 @@
-"""Which CUDA kernels prune a gradient, with which geometry: plain arithmetic on its shape, the same on every machine.
+"""Plans of the CUDA kernels that prune a gradient: arithmetic on its shape, the same on every machine.
 
-Nothing here touches a device: the tests carry out the same plans on the CPU.
+Nothing here touches a device; the tests execute the same plans on the CPU.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from kernels.prune.rule import PruneRule
 SOURCE = "prune_nm.cu"
 THREADS = 256
 FAST_GROUPS = (2, 4, 8, 16, 32)
-QUAD_BYTES = 16  # of one load or store
-SUM_FLOATS = 8  # elements of a unit whose sums cross shared memory at a time, each with two sums
+QUAD_BYTES = 16  # bytes of one load or store
+SUM_FLOATS = 8  # elements of a unit that cross shared memory at a time, each with two sums
 # Two blocks share a multiprocessor when each takes no more than this (H100 has 227 KiB, A100 163 KiB).
 PREFERRED_SHARED_BYTES = 80 * 1024
-ANY_PART = 256  # terms that a thread of the slow kernels adds one by one
-PART_BLOCKS = 1024  # blocks that sum a batch: several for each multiprocessor
+ANY_PART = 256  # terms that a thread of the slow kernels adds sequentially
+PART_BLOCKS = 1024  # blocks that sum a batch: several per multiprocessor
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A gradient in channels-last order; a matrix has rows as samples and one pixel each."""
+    """Shape of a gradient in channels-last order; the rows of a matrix are samples with one pixel."""
 
     samples: int
     pixels: int
@@ -38,26 +38,26 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """Launches in their order, and the fp32 workspaces they need, by name and length; nobody changes either."""
+    """Launches in order, and the names and lengths of their fp32 workspaces. Plans are cached: do not modify them."""
 
     launches: tuple[Launch, ...]
     workspaces: dict[str, int]
 
 
-@functools.lru_cache(maxsize=4096)  # a training asks for the same few in every step
+@functools.lru_cache(maxsize=4096)  # every training step needs the same few plans
 def plan_prune(shape: Shape, dtype: str, rule: PruneRule, aligned: bool, most_shared_bytes: int) -> Plan:
-    """Plans `prune_nm` of a gradient that is not empty.
+    """Plan `prune_nm` of a nonempty gradient.
 
     Args:
-        shape: of the gradient.
-        dtype: a key of `FORMATS`.
+        shape: Shape of the gradient.
+        dtype: Key of `FORMATS`.
         rule: Channels to keep, and how to rescale them.
-        aligned: whether gradient and result begin at a multiple of 16 bytes.
-        most_shared_bytes: shared memory that a block may have on the device.
+        aligned: Whether gradient and result begin at a multiple of 16 bytes.
+        most_shared_bytes: Limit of shared memory per block on the device.
     """
     name, size = FORMATS[dtype]
     least = 8 if rule.mode == "random" else QUAD_BYTES // size
-    unit = max(rule.m, least)  # elements of a thread's unit, as unit.cuh has it
+    unit = max(rule.m, least)  # elements of a thread's unit, as in unit.cuh
     fast = rule.m in FAST_GROUPS and shape.channels % rule.m == 0 and aligned
     template = f"<{name}, {rule.m}, {rule.n}, {_mode(rule)}"
     if fast and rule.rescale in ("none", "group"):
@@ -73,7 +73,7 @@ def plan_prune(shape: Shape, dtype: str, rule: PruneRule, aligned: bool, most_sh
 
 @functools.lru_cache(maxsize=4096)
 def plan_compress(shape: Shape, dtype: str, rule: PruneRule) -> Launch:
-    """Plans `prune_compress_24`: channels a multiple of 16, aligned, a 16-bit dtype, n of 1 or 2, m of 4, 8 or 16."""
+    """Plan `prune_compress_24` of an aligned 16-bit gradient; channels are a multiple of 16."""
     sixteens = shape.elements // 16
     return Launch(
         f"pdt::prune_and_compress<{FORMATS[dtype][0]}, {rule.m}, {rule.n}, {_mode(rule)}>",
@@ -88,7 +88,7 @@ def plan_compress(shape: Shape, dtype: str, rule: PruneRule) -> Launch:
 
 def _units(shape: Shape, template: str, quads: int, unit: int, rescale: bool) -> Launch:
     in_flight = max(1, 4 // quads)
-    units = max(1, shape.elements // unit)  # the first thread also takes what is less than a unit
+    units = max(1, shape.elements // unit)  # the first thread also handles the remainder of a unit
     return Launch(
         f"pdt::prune_units{template}, {'true' if rescale else 'false'}>",
         -(-units // (THREADS * in_flight)),
@@ -105,13 +105,13 @@ def _by_sample(shape: Shape, template: str, unit: int, size: int, most_shared_by
     unit_bytes = unit * size
 
     def geometry(slab_bytes: int, stash: bool) -> tuple[int, int, int]:
-        """Columns and rows of a block, and its shared memory."""
+        """Return columns and rows of a block, and its shared memory in bytes."""
         columns = min(max(1, slab_bytes // unit_bytes), units_per_pixel)
         rows = max(1, min(THREADS // columns, shape.pixels))
         stashed = shape.pixels * columns * unit_bytes if stash else 0
         return columns, rows, _sum_bytes(unit, columns * rows) + 4 * unit * columns + stashed
 
-    # Slabs of 128 and 64 bytes use whole sectors of memory; 32 is one sector.
+    # Slabs of 128 and 64 bytes use whole memory sectors; 32 bytes are one sector.
     for slab_bytes, limit in ((128, PREFERRED_SHARED_BYTES), (64, PREFERRED_SHARED_BYTES), (64, most_shared_bytes),
                               (32, most_shared_bytes)):  # fmt: skip
         columns, rows, shared_bytes = geometry(slab_bytes, True)
@@ -265,7 +265,7 @@ def _any_shape(shape: Shape, name: str, rule: PruneRule) -> Plan:
 
 
 def _finish(parts: int, outputs: int) -> Launch:
-    """Ratios from the sums of parts."""
+    """Launch the kernel that computes ratios from the sums of parts."""
     return Launch(
         "pdt::finish_channels",
         _blocks(outputs),

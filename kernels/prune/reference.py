@@ -1,6 +1,6 @@
-"""n:m pruning in plain torch: the definition that every compiled backend is checked against.
+"""n:m pruning in plain torch: the definition against which every compiled backend is tested.
 
-Slow and short on purpose. Runs on any device, dtype, layout and stride.
+It is short rather than fast, and runs on any device, dtype, layout and stride.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kernels.prune.rule import PruneRule
 
-# The fewest with which Philox4x32 passes BigCrush (Salmon et al., table 2). Ten are common for their margin; what is
-# drawn here is which gradient to drop, and three more rounds would make random pruning slower than memory is.
+# The fewest rounds with which Philox4x32 passes BigCrush (Salmon et al., table 2). Ten rounds are common for their
+# margin, but would make random pruning slower than the memory.
 PHILOX_ROUNDS = 7
 PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -31,7 +31,7 @@ def prune_nm(grad: Tensor, rule: PruneRule, seed: int = 0) -> Tensor:
     kept_sum = _scope_sum(pruned.to(wide).abs(), rule)
     ratio = torch.where(kept_sum == 0, torch.zeros_like(kept_sum), dense_sum / kept_sum)
     rescaled = (pruned.to(wide) * ratio).to(grad.dtype)
-    # A pruned channel stays exactly zero also when a NaN or an infinity made the ratio one.
+    # A pruned channel stays exactly zero even if the ratio is NaN or infinite.
     return torch.where(pruned == 0, pruned, rescaled)
 
 
@@ -40,10 +40,10 @@ def prune_compress_24(grad: Tensor, rule: PruneRule, seed: int = 0) -> tuple[Ten
     pruned = prune_nm(grad, rule, seed).movedim(1, -1)
     kept = keep_mask(grad, rule, seed).movedim(1, -1)
     fours = kept.unflatten(-1, (-1, 4))
-    # A stable sort puts the kept places first and leaves the others in their order, so that the lowest fill up.
-    places = fours.sort(dim=-1, descending=True, stable=True).indices[..., :2].sort(dim=-1).values
-    values = pruned.unflatten(-1, (-1, 4)).gather(-1, places).flatten(-2)
-    nibbles = (places[..., 0] | places[..., 1] << 2).unflatten(-1, (-1, 4))
+    # A stable sort puts kept channels first and leaves the others in order, so that the lowest of them fill up.
+    index = fours.sort(dim=-1, descending=True, stable=True).indices[..., :2].sort(dim=-1).values
+    values = pruned.unflatten(-1, (-1, 4)).gather(-1, index).flatten(-2)
+    nibbles = (index[..., 0] | index[..., 1] << 2).unflatten(-1, (-1, 4))
     shifts = torch.arange(0, 16, 4, device=grad.device)
     metadata = (nibbles << shifts).sum(-1)
     metadata = torch.where(metadata >= 2**15, metadata - 2**16, metadata).to(torch.int16)
@@ -65,7 +65,7 @@ def keep_mask(grad: Tensor, rule: PruneRule, seed: int = 0) -> Tensor:
     if rule.mode == "random":
         kept = _keep_random(channels_last.shape[:-1].numel() * groups, channels, groups, n, m, seed, grad.device)
     else:
-        # A channel that a short group lacks gets -1 and so sorts last; sort puts NaN first and is stable.
+        # Channels missing from a short group get -1 and are sorted last; the sort is stable and puts NaN first.
         magnitude = channels_last.abs()
         magnitude = torch.nn.functional.pad(magnitude, (0, groups * m - channels), value=-1.0)
         order = magnitude.reshape(-1, m).sort(dim=1, descending=True, stable=True).indices
@@ -75,7 +75,7 @@ def keep_mask(grad: Tensor, rule: PruneRule, seed: int = 0) -> Tensor:
 
 
 def _keep_random(count: int, channels: int, groups: int, n: int, m: int, seed: int, device: torch.device) -> Tensor:
-    """Keeps a uniformly random n-subset of each of `count` groups: bool, (count, m).
+    """Return the mask of a uniformly random n-subset of each of `count` groups: bool, (count, m).
 
     Selection sampling (Knuth, TAOCP vol. 2, 3.4.2, algorithm S): channel i is kept with probability (still needed) /
     (still to visit). It compares a 16-bit random number h with that fraction, as h * to_visit < needed * 2^16, so a
@@ -95,7 +95,7 @@ def _keep_random(count: int, channels: int, groups: int, n: int, m: int, seed: i
 
 
 def random_halves(number: Tensor, seed: int) -> Tensor:
-    """Gives the 16-bit random numbers at the given places (int64) of the stream that `seed` names, as int64.
+    """Return 16-bit random numbers at the given positions (int64) of the stream of `seed`, as int64.
 
     Number j is half j mod 8 of the Philox4x32-7 block with counter (j div 8, as 64 bits; 0; 0), the low half of each
     word first. Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011.
@@ -110,11 +110,11 @@ def random_halves(number: Tensor, seed: int) -> Tensor:
 
 
 def philox4x32(counter: Tensor, seed: int) -> list[Tensor]:
-    """Philox4x32-7 of the counters (int64, >= 0): four words of 32 bits, as int64, each of the counters' shape."""
+    """Return Philox4x32-7 of the counters (int64, >= 0): four 32-bit words as int64, each with the counters' shape."""
     words = [counter & WORD, counter >> 32, torch.zeros_like(counter), torch.zeros_like(counter)]
     key = [seed & WORD, seed >> 32]
     for _ in range(PHILOX_ROUNDS):
-        # The product of two 32-bit numbers wraps in int64, but its 64 bits are the right ones.
+        # The product of two 32-bit numbers overflows int64, but its 64 bits are correct.
         product = [words[0] * PHILOX_MULTIPLIERS[0], words[2] * PHILOX_MULTIPLIERS[1]]
         high = [(p >> 32) & WORD for p in product]
         low = [p & WORD for p in product]

@@ -1,1 +1,1 @@
-"""3x3 convolutions that skip masked weights: dispatch and tables of nonzero weights."""
+"""Convolution with a fixed sparsity mask; masked weights are skipped."""

@@ -1,7 +1,7 @@
-"""Convolutions that skip weights on a CUDA device, by kernels that CuPy compiles at first use.
+"""Convolution with a fixed sparsity mask on a CUDA device, by kernels that CuPy compiles at first use.
 
-Launches go to torch's current stream, allocate through torch and never wait for the device; lists of taps are put on
-the device when a size is first seen. So a call may be captured in a CUDA graph once one of its shapes has run.
+Launches use torch's current stream, allocate through torch and never wait for the device. Lists of taps are copied to
+the device when a size is first seen, so that a call may be captured in a CUDA graph once its shapes have run.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from kernels.sparse_conv.cuda_plan import (
     product_sets,
     sum_lists,
 )
-from kernels.sparse_conv.taps import ConvolutionTaps, Integers, Pair, PlaceClass, Window, without_border
+from kernels.sparse_conv.taps import ConvolutionTaps, Integers, Pair, PositionClass, Window, without_border
 
 
 @dataclass(frozen=True)
 class CudaBlocked:
-    """An activation in blocks of images, (blocks, C, H', W', images of a block), H' and W' with a border of zeros.
+    """An activation in blocks of images, (blocks, C, H', W', images per block), in the activation's dtype.
 
-    In memory of the activation's own type. A block has 32 images in fp32 and 64 in 16 bits: a lane's word each.
+    H' and W' include a border of zeros. A block has 32 images in fp32 and 64 in 16 bits: one word per lane of a warp.
     """
 
     data: Tensor
@@ -43,12 +43,12 @@ class CudaBlocked:
 
 
 def available(device: torch.device) -> bool:
-    """Whether a device has these kernels: a CUDA device, where CuPy is installed and compiles."""
+    """Return whether a device has these kernels: a CUDA device where CuPy is installed and compiles."""
     return device.type == "cuda" and library.load().available
 
 
 def to_blocks(plain: Tensor, window: Window) -> CudaBlocked:
-    """Brings an activation (N, C, H, W), fp32, bf16 or fp16, into blocks."""
+    """Convert an activation (N, C, H, W), fp32, bf16 or fp16, into blocks."""
     last = plain.is_contiguous(memory_format=torch.channels_last)
     plain = plain if last else plain.contiguous()
     blocked = _empty(plain.shape[0], plain.shape[1], window, plain)
@@ -58,7 +58,7 @@ def to_blocks(plain: Tensor, window: Window) -> CudaBlocked:
 
 
 def from_blocks(blocked: CudaBlocked, like: Tensor) -> Tensor:
-    """Brings blocks back to (N, C, H, W), without their border, in the memory format of `like`."""
+    """Convert blocks back to (N, C, H, W), without their border, in the memory format of `like`."""
     last = like.is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if last else torch.contiguous_format
     shape = (blocked.images, blocked.channels, blocked.window.rows, blocked.window.columns)
@@ -70,7 +70,7 @@ def from_blocks(blocked: CudaBlocked, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Sum:
-    """A product's lists, and on the device: they, and where its values begin among those of all classes."""
+    """Lists of one product, their copies on the device, and the index of its first value among those of all classes."""
 
     lists: SumLists
     tensors: dict[str, Tensor]
@@ -79,27 +79,33 @@ class _Sum:
 
 @dataclass(frozen=True)
 class _DataGradient:
-    classes: list[tuple[PlaceClass, _Sum]]
-    number: Integers
+    """Classes of positions with their sums, and the index of each value among the taps of the weight."""
+
+    classes: list[tuple[PositionClass, _Sum]]
+    nonzero_index: Integers
 
 
 @dataclass(frozen=True)
 class _Products:
-    sets: tuple[tuple[Pair, int], ...]  # of each kind, how many
+    """Number of sets of each kind of groups, their lists on the device, and the index of each value among the taps."""
+
+    sets: tuple[tuple[Pair, int], ...]
     tensors: dict[str, Tensor]
-    number: Integers
+    nonzero_index: Integers
 
 
 class CudaSparseConvolution:
-    """The three products of a convolution of which some weights are absent for good; see
-    `kernels.sparse_conv.dispatch`.
+    """The three products of a convolution with a fixed sparsity mask, on a CUDA device; masked weights are skipped.
+
+    Results are sums in fp32, rounded once, in an order that depends on the shapes only, so that they are reproducible
+    bit for bit. Activations may be fp32, bf16 or fp16, in channels-last or contiguous memory, on one CUDA device.
 
     Args:
-        kept: (K, C, R, S) bool, the weights that are there.
-        stride, padding, dilation: of the convolution, (rows, columns).
+        kept: (K, C, R, S) bool, True for every weight that is not masked.
+        stride, padding, dilation: Of the convolution, each (rows, columns).
 
-    Results are sums in fp32, rounded once, in an order that depends on the shapes alone: they repeat bit for bit.
-    Activations may be fp32, bf16 or fp16, in channels-last or contiguous memory, on one CUDA device.
+    Attributes:
+        density: Share of the weights that are not masked.
     """
 
     def __init__(self, kept: Tensor, stride: Pair, padding: Pair, dilation: Pair = (1, 1)) -> None:
@@ -111,64 +117,52 @@ class CudaSparseConvolution:
         self._dgrad: dict[Hashable, _DataGradient] = {}
         self._wgrad: dict[Hashable, _Products] = {}
 
-    def values(self, weight: Tensor) -> Tensor:
-        """The compact form of a weight: what is there, (taps,) fp32, in the order of output channels."""
-        return self._gathered(weight, "all", np.arange(len(self._index.position)))
-
     def forward(self, activation: Tensor, weight: Tensor) -> Tensor:
-        """O, (N, K, P, Q), of A, (N, C, H, W)."""
+        """Return the output, (N, K, P, Q), of an activation (N, C, H, W)."""
         self._index.check_channels(activation.shape[1])
         blocked = to_blocks(activation, self._index.input_window(_size(activation)))
-        made = without_border(self._index.output_size(_size(activation)))
-        out = _empty(blocked.images, self.shape[0], made, activation)
+        window = without_border(self._index.output_size(_size(activation)))
+        out = _empty(blocked.images, self.shape[0], window, activation)
         key = (blocked.window, activation.device)
         if key not in self._forward:
             lists = sum_lists(self._index.forward(), self.stride, self.shape[0], blocked.window)
             self._forward[key] = _Sum(lists, _on_device(lists, activation.device), 0)
         found = self._forward[key]
         grid = Grid(
-            *(made.rows, made.columns, self.stride),
+            *(window.rows, window.columns, self.stride),
             *(self.shape[1] * blocked.window.plane, blocked.window.padded_columns),
-            *(0, self.shape[0] * made.plane, made.plane, made.columns, 1),
+            *(0, self.shape[0] * window.plane, window.plane, window.columns, 1),
         )
-        value = self._gathered(weight, ("forward", key), found.lists.number)
+        value = self._gathered(weight, ("forward", key), found.lists.nonzero_index)
         _sum(grid, found, blocked, out, value)
         return from_blocks(out, activation)
 
-    def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor) -> Tensor:
-        """dA of dO; of `activation` shape and memory format count alone."""
-        return self.dgrad_of_blocks(self.blocks_of_grad(grad, activation), weight, activation)
+    def blocks_of_grad(self, grad: Tensor, activation: Tensor) -> CudaBlocked:
+        """Return the output gradient in the layout that `dgrad` and `wgrad` read."""
+        return to_blocks(grad, self._index.grad_window(_size(activation), _size(grad)))
 
-    def dgrad_of_blocks(self, grad: CudaBlocked, weight: Tensor, activation: Tensor) -> Tensor:
-        """`dgrad` of what `blocks_of_grad` gave."""
+    def dgrad(self, grad: CudaBlocked, weight: Tensor, activation: Tensor) -> Tensor:
+        """Return the data gradient, with the shape and memory format of `activation`, whose values are not read."""
         size = _size(activation)
-        whole = without_border(size)
-        out = _empty(grad.images, self.shape[1], whole, grad.data)
+        window = without_border(size)
+        out = _empty(grad.images, self.shape[1], window, grad.data)
         key = (grad.window, size, grad.data.device)
         if key not in self._dgrad:
             self._dgrad[key] = self._dgrad_lists(grad.window, size, grad.data.device)
-        value = self._gathered(weight, ("dgrad", key), self._dgrad[key].number)
-        for place, found in self._dgrad[key].classes:
+        value = self._gathered(weight, ("dgrad", key), self._dgrad[key].nonzero_index)
+        for positions, found in self._dgrad[key].classes:
             grid = Grid(
-                *(*place.places, (1, 1)),
+                *(*positions.size, (1, 1)),
                 *(self.shape[0] * grad.window.plane, grad.window.padded_columns),
-                *(place.first[0] * size[1] + place.first[1], self.shape[1] * whole.plane, whole.plane),
+                *(positions.first[0] * size[1] + positions.first[1], self.shape[1] * window.plane, window.plane),
                 *(self.stride[0] * size[1], self.stride[1]),
             )
             _sum(grid, found, grad, out, value[found.begin :])
         return from_blocks(out, activation)
 
-    def blocks_of_grad(self, grad: Tensor, activation: Tensor) -> CudaBlocked:
-        """dO in blocks, for both gradients."""
-        return to_blocks(grad, self._index.grad_window(_size(activation), _size(grad)))
-
-    def wgrad(self, grad: Tensor, activation: Tensor, weight: Tensor) -> Tensor:
-        """dW, zero where no weight is; of `weight` shape, type and memory format count alone."""
-        return self.wgrad_of_blocks(self.blocks_of_grad(grad, activation), activation, weight)
-
-    def wgrad_of_blocks(self, grad: CudaBlocked, activation: Tensor, weight: Tensor) -> Tensor:
-        """`wgrad` of what `blocks_of_grad` gave."""
-        assert grad.data.dtype == activation.dtype, "output gradients and activations have one type"
+    def wgrad(self, grad: CudaBlocked, activation: Tensor, weight: Tensor) -> Tensor:
+        """Return the weight gradient, zero where masked, with the shape, dtype and memory format of `weight`."""
+        assert grad.data.dtype == activation.dtype, "the output gradient and the activation must have the same dtype"
         blocked = to_blocks(activation, self._index.input_window(_size(activation)))
         key = (blocked.window, grad.window, activation.device)
         if key not in self._wgrad:
@@ -187,53 +181,54 @@ class CudaSparseConvolution:
             return dense
         partial = torch.empty(plan.parts * plan.slots, dtype=torch.float32, device=activation.device)
         tensors = {"in": blocked.data, "grad": grad.data, "partial": partial, "dense": dense, **found.tensors}
-        tensors["index"] = self._memory(weight, ("wgrad", key), found.number)
+        tensors["index"] = self._memory_offsets(weight, ("wgrad", key), found.nonzero_index)
         for launch in (*plan.launches, plan.finish):
             _run(launch, tensors)
         return dense
 
     def _dgrad_lists(self, window: Window, size: Pair, device: torch.device) -> _DataGradient:
-        classes, number = [], np.empty(0, np.int64)
-        for place in self._index.dgrad(size):
-            lists = sum_lists(place.taps, (1, 1), self.shape[1], window)
-            classes.append((place, _Sum(lists, _on_device(lists, device), len(number))))
-            number = np.append(number, _padded(lists.number))
-        return _DataGradient(classes, number)
+        classes, index = [], np.empty(0, np.int64)
+        for positions in self._index.dgrad(size):
+            lists = sum_lists(positions.taps, (1, 1), self.shape[1], window)
+            classes.append((positions, _Sum(lists, _on_device(lists, device), len(index))))
+            index = np.append(index, _padded(lists.nonzero_index))
+        return _DataGradient(classes, index)
 
     def _product_lists(self, window: Window, grad: Window, device: torch.device) -> _Products:
         sets = product_sets(self._index.forward(), self.stride, window)
         tensors = {}
-        for number, one in enumerate(sets):
-            tensors[f"plane{number}"] = torch.from_numpy((one.channel * grad.plane).astype(np.int32)).to(device)
-            tensors[f"offset{number}"] = torch.from_numpy(one.offset).to(device)
+        for kind, of_kind in enumerate(sets):
+            plane = (of_kind.out_channel * grad.plane).astype(np.int32)
+            tensors[f"plane{kind}"] = torch.from_numpy(plane).to(device)
+            tensors[f"offset{kind}"] = torch.from_numpy(of_kind.offset).to(device)
         return _Products(
-            tuple(one.shape for one in sets),
+            tuple(of_kind.shape for of_kind in sets),
             tensors,
-            np.concatenate([one.number.ravel() for one in sets] or [np.empty(0, np.int64)]),
+            np.concatenate([of_kind.nonzero_index.ravel() for of_kind in sets] or [np.empty(0, np.int64)]),
         )
 
-    def _gathered(self, weight: Tensor, key: Hashable, number: Integers) -> Tensor:
-        """The weights of these numbers, fp32."""
-        return _flat(weight).index_select(0, self._memory(weight, key, number)).float()
+    def _gathered(self, weight: Tensor, key: Hashable, nonzero_index: Integers) -> Tensor:
+        """Return the values of the taps with these indices, fp32."""
+        return _flat(weight).index_select(0, self._memory_offsets(weight, key, nonzero_index)).float()
 
-    def _memory(self, weight: Tensor, key: Hashable, number: Integers) -> Tensor:
-        """Where the taps of these numbers (which `key` names) lie in the memory of a weight; -1 stays -1."""
-        whole = (key, weight.stride(), weight.device)
-        if whole not in self._indices:
-            places = np.append(self._index.memory(weight.stride()), -1)  # which is what -1 finds
-            self._indices[whole] = torch.from_numpy(places[number]).to(weight.device)
-        return self._indices[whole]
+    def _memory_offsets(self, weight: Tensor, key: Hashable, nonzero_index: Integers) -> Tensor:
+        """Return the memory offsets of the taps with these indices, which `key` names; -1 stays -1."""
+        full_key = (key, weight.stride(), weight.device)
+        if full_key not in self._indices:
+            offsets = np.append(self._index.memory_offsets(weight.stride()), -1)  # index -1 reads the last element
+            self._indices[full_key] = torch.from_numpy(offsets[nonzero_index]).to(weight.device)
+        return self._indices[full_key]
 
 
-def _sum(grid: Grid, found: _Sum, given: CudaBlocked, out: CudaBlocked, value: Tensor) -> None:
+def _sum(grid: Grid, found: _Sum, read: CudaBlocked, out: CudaBlocked, value: Tensor) -> None:
     lists = found.lists
-    dtype = library.DTYPES[given.data.dtype]
-    launch = plan_sum(grid, len(lists.order), lists.squares, lists.pairs, len(given.data), dtype)
-    _run(launch, {"in": given.data, "out": out.data, "value": value, **found.tensors})
+    dtype = library.DTYPES[read.data.dtype]
+    launch = plan_sum(grid, len(lists.order), lists.squares, lists.pairs, len(read.data), dtype)
+    _run(launch, {"in": read.data, "out": out.data, "value": value, **found.tensors})
 
 
 def _run(launch: Launch, tensors: dict[str, Tensor]) -> None:
-    if launch.blocks:  # of an empty batch there are none
+    if launch.blocks:  # an empty batch needs no blocks
         library.carry_out(launch, tensors)
 
 
@@ -241,9 +236,9 @@ def _on_device(lists: SumLists, device: torch.device) -> dict[str, Tensor]:
     return {name: torch.from_numpy(getattr(lists, name)).to(device) for name in ("order", "first", "offset")}
 
 
-def _padded(number: Integers) -> Integers:
-    """To a multiple of four, so that the next class's values begin where 16 bytes may be read."""
-    return np.append(number, np.zeros(-len(number) % 4, np.int64))
+def _padded(index: Integers) -> Integers:
+    """Pad to a multiple of four, so that the values of the next class are aligned to 16 bytes."""
+    return np.append(index, np.zeros(-len(index) % 4, np.int64))
 
 
 def _empty(images: int, channels: int, window: Window, like: Tensor) -> CudaBlocked:
@@ -253,7 +248,7 @@ def _empty(images: int, channels: int, window: Window, like: Tensor) -> CudaBloc
 
 
 def _flat(weight: Tensor) -> Tensor:
-    """A weight's memory as a vector."""
+    """Return the memory of a weight as a vector."""
     return weight.as_strided((weight.numel(),), (1,))
 
 

@@ -1,6 +1,6 @@
-"""Which CUDA kernels a convolution that skips weights needs, and their lists of taps: plain arithmetic.
+"""Plans of the CUDA kernels for a convolution with a fixed sparsity mask, and their lists of taps.
 
-Nothing here touches a device: the tests carry out the same plans on the CPU.
+Nothing here touches a device; the tests execute the same plans on the CPU.
 """
 
 from __future__ import annotations
@@ -17,113 +17,116 @@ from kernels.sparse_conv.taps import Integers, Pair, Taps, Window
 
 SOURCE = "sparse_conv.cu"
 LANES = 32
-WARPS = 4  # of a block that sums
-TURNING_WARPS = 8  # of a block that brings into blocks or out of them
+WARPS = 4  # per block that sums
+TURNING_WARPS = 8  # per block that converts into blocks or out of them
 TURNED_BYTES = 4 * LANES * (LANES + 1)
-# Groups of each kind whose weight gradients a block sums together: as many as leave a thread's sums in registers.
+# Groups of each kind whose weight gradients one block sums together: as many as keep the sums of a thread in registers.
 GROUPS = {SQUARE: 4, PAIR: 4, SINGLE: 6}
 STEPS = (1, 2)
-TILES = ((4, 4), (2, 4), (2, 2))  # places that a thread sums; the larger, the more taps share of what they read
-# What a GPU of 132 multiprocessors is taken to want, assumed and not measured: so many warps at a time, and a weight
-# gradient in so many times as many, so that the last ones to end leave little of it idle.
+TILES = ((4, 4), (2, 4), (2, 2))  # positions that a thread sums; larger tiles share more input values
+# Assumed, not measured, for a GPU with 132 multiprocessors: number of warps that fill it, and how many times as many a
+# weight gradient is divided into, so that the device is rarely idle at the end.
 ENOUGH_WARPS = 16 * 132
 TURNS = 4
 
 
 @dataclass(frozen=True)
 class SumLists:
-    """What `sum_taps` reads beside activations.
+    """Lists that `sum_taps` reads in addition to activations.
 
     Attributes:
-        order: channels of the result, those with most taps first, so that warps side by side have about as many.
-        first: (kinds, channels + 1), where each channel's groups begin, in that order.
-        offset: by group.
-        number: of each value, in the compact form of the weight.
-        squares, pairs: how many groups there are of these kinds.
+        order: Channels of the result, those with most taps first, so that adjacent warps have similar numbers of taps.
+        first: (kinds, channels + 1), index at which the groups of each channel begin, in that order.
+        offset: Memory offset that the first tap of each group reads.
+        nonzero_index: Index of each value among the taps of the weight.
+        squares, pairs: Number of groups of these kinds.
     """
 
     order: NDArray[np.int32]
     first: NDArray[np.int32]
     offset: NDArray[np.int32]
-    number: Integers
+    nonzero_index: Integers
     squares: int
     pairs: int
 
 
 def sum_lists(taps: Taps, step: Pair, channels: int, window: Window) -> SumLists:
-    """Lists the groups of a product that reads what lies in `window`."""
-    order = np.argsort(-np.bincount(taps.made, minlength=channels), kind="stable")
-    place = np.empty(channels, np.int64)
-    place[order] = np.arange(channels)
-    # By input channel, so that the warps of a block read the same input at about the same time.
-    kinds = [groups.taken(np.lexsort((groups.read, place[groups.made]))) for groups in neighbours(taps, step)]
-    first = [np.searchsorted(place[groups.made], np.arange(channels + 1)) for groups in kinds]
+    """List the groups of a product that reads an image in `window`."""
+    order = np.argsort(-np.bincount(taps.out_channel, minlength=channels), kind="stable")
+    rank = np.empty(channels, np.int64)
+    rank[order] = np.arange(channels)
+    # Sorted by input channel, so that the warps of a block read the same input at about the same time.
+    kinds = [
+        groups.select(np.lexsort((groups.in_channel, rank[groups.out_channel]))) for groups in neighbours(taps, step)
+    ]
+    first = [np.searchsorted(rank[groups.out_channel], np.arange(channels + 1)) for groups in kinds]
     return SumLists(
         order.astype(np.int32),
         np.stack(first).astype(np.int32),
         np.concatenate([groups.offset(window) for groups in kinds]),
-        np.concatenate([groups.number.ravel() for groups in kinds]),
-        len(kinds[0].made),
-        len(kinds[1].made),
+        np.concatenate([groups.nonzero_index.ravel() for groups in kinds]),
+        len(kinds[0].out_channel),
+        len(kinds[1].out_channel),
     )
 
 
 @dataclass(frozen=True)
 class ProductSets:
-    """What `sum_products` reads beside activations, for one kind of groups.
+    """Lists that `sum_products` reads in addition to activations, for one kind of groups.
 
     Attributes:
-        kind: of the groups, one of `KINDS`.
-        channel: (sets,), the output channel of each.
-        offset: (sets, groups); a set that is not full repeats its first.
-        number: (sets, groups, taps), in the compact form of the weight; -1 where a set is not full.
+        kind: Kind of the groups, one of `KINDS`.
+        out_channel: (sets,), output channel of each set.
+        offset: (sets, groups), memory offset that the first tap of each group reads; an incomplete set repeats its
+            first group.
+        nonzero_index: (sets, groups, taps), index among the taps of the weight; -1 in the missing groups of a set.
     """
 
     kind: Pair
-    channel: Integers
+    out_channel: Integers
     offset: NDArray[np.int32]
-    number: Integers
+    nonzero_index: Integers
 
     @property
     def shape(self) -> tuple[Pair, int]:
-        """The kind, and how many sets there are: all that a plan asks."""
-        return self.kind, len(self.channel)
+        """Return the kind and the number of sets, which determine a plan."""
+        return self.kind, len(self.out_channel)
 
 
 def product_sets(taps: Taps, step: Pair, window: Window) -> list[ProductSets]:
-    """Lists sets of groups of one output channel each; kinds that do not occur are left out."""
+    """List sets of groups, each of one output channel; kinds that do not occur are omitted."""
     found = []
     for kind, unsorted in zip(KINDS, neighbours(taps, step), strict=True):
-        if not len(unsorted.made):
+        if not len(unsorted.out_channel):
             continue
-        groups, each = unsorted.taken(np.lexsort((unsorted.read, unsorted.made))), GROUPS[kind]
-        channel, begin, count = np.unique(groups.made, return_index=True, return_counts=True)
+        groups, each = unsorted.select(np.lexsort((unsorted.in_channel, unsorted.out_channel))), GROUPS[kind]
+        channel, begin, count = np.unique(groups.out_channel, return_index=True, return_counts=True)
         sets = -(-count // each)
-        rank = np.arange(len(groups.made)) - np.repeat(begin, count)
-        which = np.repeat(np.cumsum(sets) - sets, count) + rank // each
+        place = np.arange(len(groups.out_channel)) - np.repeat(begin, count)  # within the channel
+        which = np.repeat(np.cumsum(sets) - sets, count) + place // each
         offset = np.zeros((int(sets.sum()), each), np.int32)
-        number = np.full((*offset.shape, kind[0] * kind[1]), -1, np.int64)
-        offset[which, rank % each] = groups.offset(window)
-        number[which, rank % each] = groups.number
-        offset = np.where(number[:, :, 0] < 0, offset[:, :1], offset)
-        found.append(ProductSets(kind, np.repeat(channel, sets), offset, number))
+        nonzero_index = np.full((*offset.shape, kind[0] * kind[1]), -1, np.int64)
+        offset[which, place % each] = groups.offset(window)
+        nonzero_index[which, place % each] = groups.nonzero_index
+        offset = np.where(nonzero_index[:, :, 0] < 0, offset[:, :1], offset)
+        found.append(ProductSets(kind, np.repeat(channel, sets), offset, nonzero_index))
     return found
 
 
 def images_of_block(dtype: str) -> int:
-    """Images whose numbers fit the words of a warp."""
+    """Return the number of images whose values fit the words of a warp."""
     return LANES * 4 // FORMATS[dtype][1]
 
 
-@functools.lru_cache(maxsize=4096)  # a training asks for the same few in every step
+@functools.lru_cache(maxsize=4096)  # every training step needs the same few plans
 def plan_to_blocks(shape: tuple[int, ...], window: Window, dtype: str, *, last: bool) -> Launch:
-    """Brings `plain`, (N, C, H, W) dense in channels-last (`last`) or contiguous order, into `blocked`."""
+    """Plan the conversion of `plain`, (N, C, H, W) in channels-last (`last`) or contiguous order, into `blocked`."""
     return _turn("to_blocks", ("plain", "blocked"), shape, window, shape[1] * window.plane, dtype, last)
 
 
 @functools.lru_cache(maxsize=4096)
 def plan_from_blocks(shape: tuple[int, ...], window: Window, dtype: str, *, last: bool) -> Launch:
-    """Brings `blocked` back into `plain`."""
+    """Plan the conversion of `blocked` back into `plain`."""
     return _turn(
         "from_blocks", ("blocked", "plain"), shape, window, shape[1] * window.rows * window.columns, dtype, last
     )
@@ -146,13 +149,14 @@ def _turn(
 
 @dataclass(frozen=True)
 class Grid:
-    """Places of a result and how they lie in memory, distances in vectors of 32 words.
+    """Positions of a result and their memory layout; distances are in vectors of 32 words.
 
     Attributes:
-        rows, columns: of the result.
-        step: rows and columns between what neighbouring places read.
-        in_block, in_row: of what is read.
-        begin, block, plane, row, column: of the result (of dO, for a weight gradient).
+        rows, columns: Size of the result.
+        step: Distance in rows and columns between the input positions that adjacent results read.
+        in_block, in_row: Distances of blocks and rows in the input.
+        begin, block, plane, row, column: Offset of the first position of the result, and distances of blocks, channels,
+            rows and columns in it. For a weight gradient, those of dO.
     """
 
     rows: int
@@ -168,12 +172,12 @@ class Grid:
 
     @property
     def tile_step(self) -> int:
-        """The distance of columns that a kernel is compiled for; 0 for any other."""
+        """Return the distance of columns for which a kernel is specialised, or 0 for the general kernel."""
         return self.step[1] if self.step[1] in STEPS else 0
 
 
 def tile_of(rows: int, columns: int, warps_each: int) -> Pair:
-    """The largest tile that fits and gives the device enough warps, else the smallest of those that fit."""
+    """Return the largest tile that fits and fills the device with warps, otherwise the smallest tile that fits."""
     fit = [tile for tile in TILES if tile[0] <= rows and tile[1] <= columns]
     enough = [tile for tile in fit if warps_each * _tiles(tile, rows, columns) >= ENOUGH_WARPS]
     return next(iter(enough or fit[::-1]), (1, 1))
@@ -185,14 +189,14 @@ def _tiles(tile: Pair, rows: int, columns: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def plan_sum(grid: Grid, channels: int, squares: int, pairs: int, blocks: int, dtype: str) -> Launch:
-    """Sums the taps of `in` into `out`, with the lists `order`, `first`, `offset` and the `value` of each tap.
+    """Plan the sum of the taps of `in` into `out`, by the lists `order`, `first` and `offset` and each tap's `value`.
 
     Args:
-        grid: of the result.
-        channels: of the result.
-        squares, pairs: groups of these kinds, as `SumLists` has them.
-        blocks: of images.
-        dtype: of activations, a key of `FORMATS`.
+        grid: Layout of the result.
+        channels: Channels of the result.
+        squares, pairs: Number of groups of these kinds.
+        blocks: Blocks of images.
+        dtype: Dtype of activations, a key of `FORMATS`.
     """
     tile = tile_of(grid.rows, grid.columns, channels * blocks)
     return Launch(
@@ -216,7 +220,7 @@ def plan_sum(grid: Grid, channels: int, squares: int, pairs: int, blocks: int, d
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """A launch for each kind of groups, and how many partial sums they leave, in so many parts."""
+    """Launches by kind of groups, the launch that adds the parts, and the numbers of parts and of sums in a part."""
 
     launches: tuple[Launch, ...]
     finish: Launch | None
@@ -228,30 +232,32 @@ class ProductPlan:
 def plan_products(
     grid: Grid, sets: tuple[tuple[Pair, int], ...], blocks: int, dtype: str, weight_dtype: str
 ) -> ProductPlan:
-    """Sums products of `in` and `grad` into `partial`, by the lists `plane` and `offset` of each kind (`plane0` ...),
-    and `partial` into `dense`, where `index` says. How a sum is parted depends on the shapes alone, so that it repeats.
+    """Plan the sums of products of `in` and `grad` into `partial`, and of `partial` into `dense` at offsets `index`.
+
+    The lists `plane` and `offset` of each kind are numbered (`plane0`, ...). The number of parts depends on the shapes
+    only, so that sums are reproducible.
     """
     if not sets:
         return ProductPlan((), None, 0, 0)
-    count = sum(number for _, number in sets)
-    slots = sum(number * GROUPS[kind] * kind[0] * kind[1] for kind, number in sets)
+    total = sum(set_count for _, set_count in sets)
+    slots = sum(set_count * GROUPS[kind] * kind[0] * kind[1] for kind, set_count in sets)
     tile = tile_of(grid.rows, grid.columns, ENOUGH_WARPS)
     units = blocks * _tiles(tile, grid.rows, grid.columns)
-    parts = max(1, min(-(-TURNS * ENOUGH_WARPS // (count * WARPS)), -(-units // WARPS)))
+    parts = max(1, min(-(-TURNS * ENOUGH_WARPS // (total * WARPS)), -(-units // WARPS)))
     launches, first_slot = [], 0
-    for place, ((down, right), number) in enumerate(sets):
-        each = GROUPS[down, right]
-        name = f"{FORMATS[dtype][0]}, {tile[0]}, {tile[1]}, {grid.tile_step}, {down}, {right}, {each}"
-        pointers = ("in", "grad", f"plane{place}", f"offset{place}", "partial")
+    for kind, ((rows, columns), set_count) in enumerate(sets):
+        each = GROUPS[rows, columns]
+        name = f"{FORMATS[dtype][0]}, {tile[0]}, {tile[1]}, {grid.tile_step}, {rows}, {columns}, {each}"
+        pointers = ("in", "grad", f"plane{kind}", f"offset{kind}", "partial")
         launches.append(
             Launch(
                 f"pdt::sum_products<{name}>",
-                number * parts,
+                set_count * parts,
                 (LANES, WARPS),
-                4 * WARPS * each * down * right,
+                4 * WARPS * each * rows * columns,
                 (
                     *((pointer, "pointer") for pointer in pointers),
-                    *((n, "int32") for n in (number, parts, blocks, grid.rows, grid.columns)),
+                    *((n, "int32") for n in (set_count, parts, blocks, grid.rows, grid.columns)),
                     (grid.in_block, "int64"),
                     (grid.step[0] * grid.in_row, "int32"),
                     (grid.step[1], "int32"),
@@ -263,7 +269,7 @@ def plan_products(
                 source=SOURCE,
             )
         )
-        first_slot += number * each * down * right
+        first_slot += set_count * each * rows * columns
     finish = Launch(
         f"pdt::finish_products<{FORMATS[weight_dtype][0]}>",
         -(-slots // 256),

@@ -59,13 +59,13 @@ class Skipping:
 
     def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor, geometry: Geometry) -> Tensor:
         """As of `suite.method.Backend`."""
-        return self._taps.dgrad_of_blocks(self._blocks_of(grad, activation), weight, activation)
+        return self._taps.dgrad(self._blocks_of(grad, activation), weight, activation)
 
     def wgrad(
         self, grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, with_bias: bool
     ) -> tuple[Tensor, Tensor | None]:
         """As of `suite.method.Backend`; zero for weights that are absent."""
-        found = self._taps.wgrad_of_blocks(self._blocks_of(grad, activation), activation, weight)
+        found = self._taps.wgrad(self._blocks_of(grad, activation), activation, weight)
         return found, grad.sum((0, 2, 3)) if with_bias else None
 
     def executed(self, product: str, grad: Tensor | None, weight: Tensor, geometry: Geometry) -> float:

@@ -192,12 +192,12 @@ def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], 
 
     def data_gradient() -> Tensor:
         blocks[0] = taps.blocks_of_grad(grad, images)
-        return taps.dgrad_of_blocks(blocks[0], weight, images)
+        return taps.dgrad(blocks[0], weight, images)
 
     return (
         lambda: taps.forward(images, weight),
         data_gradient,
-        lambda: taps.wgrad_of_blocks(blocks[0], images, weight),
+        lambda: taps.wgrad(blocks[0], images, weight),
     )
 
 

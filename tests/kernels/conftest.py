@@ -1,4 +1,4 @@
-"""What the kernel tests share: the oracle's tolerance, and a way to run code in a process of its own."""
+"""Fixtures of the kernel tests: the compiled kernel, and Python code in a separate process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
 import pytest
 import torch
 
@@ -19,8 +20,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def compiled() -> None:
-    """Skips where there is no compiler, or the kernel is turned off; a kernel that does not compile is a failure."""
-    if kernels.backend_of(torch.zeros(1, 2)) == "cpu":
+    """Skip if there is no compiler, or the kernel is turned off; fail if the kernel does not compile.
+
+    Test processes that run in parallel compile it once.
+    """
+    kernels.cache_folder().mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(kernels.cache_folder() / "tests.lock"):
+        backend = kernels.backend_of(torch.zeros(1, 2))
+    if backend == "cpu":
         return
     try:
         find_compiler()
@@ -31,7 +38,7 @@ def compiled() -> None:
 
 @pytest.fixture
 def start_python() -> Callable[..., subprocess.Popen[str]]:
-    """Starts Python code in a process whose environment has the given variables set, or removed where None."""
+    """Start Python code in a process whose environment has the given variables set, or removed where None."""
 
     def start(code: str, **variables: str | None) -> subprocess.Popen[str]:
         changed = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}

@@ -1,4 +1,4 @@
-"""Carries out plans of CUDA kernels on the CPU: the same text, compiled with `cuda_on_cpu.h`."""
+"""Execute plans of CUDA kernels on the CPU: the same source, compiled with `cuda_on_cpu.h`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import cache
 from kernels.cpu.build import BuildError, find_compiler
 from kernels.cuda.plan import Launch
 from kernels.cuda.source import FOLDERS
@@ -19,12 +20,12 @@ from kernels.prune.cuda_plan import SOURCE as PRUNING
 from kernels.prune.cuda_plan import Plan, Shape
 
 HERE = Path(__file__).resolve().parent
-GUARD = 1024  # floats behind a workspace
+GUARD = 1024  # floats after a workspace
 TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64}
 
 
 def needs_compiler() -> None:
-    """Skips the test where nothing compiles C++."""
+    """Skip the test if there is no C++ compiler."""
     try:
         find_compiler()
     except BuildError as error:
@@ -32,12 +33,15 @@ def needs_compiler() -> None:
 
 
 def kernels_of(plans: Iterable[Plan]) -> list[str]:
-    """The kernels that plans launch, each once."""
+    """Return the kernels that plans launch, each once."""
     return list(dict.fromkeys(launch.kernel for plan in plans for launch in plan.launches))
 
 
-def build(kernels: Sequence[str], folder: Path, source: str = PRUNING) -> dict[str, ctypes._CFuncPtr]:
-    """Compiles kernels, by their names with template arguments, into one library; gives a launcher for each."""
+def build(kernels: Sequence[str], source: str = PRUNING) -> dict[str, ctypes._CFuncPtr]:
+    """Compile kernels, given by their names with template arguments, into one library; return a launcher for each.
+
+    The library is kept with the compiled kernels, under a name that contains a hash of everything that determines it.
+    """
     lines = ["#include <algorithm>", '#include "cuda_on_cpu.h"', f'#include "{source}"']
     for index, kernel in enumerate(kernels):
         lines.append(
@@ -46,21 +50,26 @@ def build(kernels: Sequence[str], folder: Path, source: str = PRUNING) -> dict[s
         )
     lines.append('extern "C" int beyond() { return cuda_on_cpu::writes_beyond_shared; }')
     text = "\n".join(lines) + "\n"
-    stem = folder / f"emulated-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    stem.with_suffix(".cpp").write_text(text)
-    includes = [f"-I{path}" for path in (HERE, *FOLDERS)]
-    command = [*find_compiler(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", *includes]
-    result = subprocess.run(
-        [*command, str(stem.with_suffix(".cpp")), "-o", str(stem.with_suffix(".so"))], capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr[:4000]
-    library = ctypes.CDLL(str(stem.with_suffix(".so")))
+    compiler = find_compiler()
+    command = [*compiler, "-std=c++17", "-O1", "-w", "-fPIC", "-shared", *(f"-I{path}" for path in (HERE, *FOLDERS))]
+    digest = hashlib.sha256(f"{text}{command}{Path(compiler[0]).stat().st_mtime_ns}".encode())
+    for header in (HERE / "cuda_on_cpu.h", *(path for folder in FOLDERS for path in sorted(folder.iterdir()))):
+        digest.update(header.read_bytes())
+    path = cache.folder() / "tests" / f"emulated-{digest.hexdigest()[:20]}.so"
+    if cache.find(path) is None:
+        with cache.building(path) as built:
+            result = subprocess.run(
+                [*command, "-x", "c++", "-", "-o", str(built)], input=text, capture_output=True, text=True
+            )
+            assert result.returncode == 0, result.stderr[:4000]
+            cache.store(built, path)
+    library = ctypes.CDLL(str(path))
     launchers = {kernel: getattr(library, f"launch_{index}") for index, kernel in enumerate(kernels)}
     return {**launchers, "beyond": library.beyond}
 
 
 def run(plan: Plan, launchers: dict[str, ctypes._CFuncPtr], tensors: dict[str, Tensor], seed: int) -> None:
-    """Carries out a plan on tensors of the CPU; workspaces are poisoned before."""
+    """Execute a plan on CPU tensors; workspaces are filled with NaN first."""
     spaces = {
         name: torch.full((length + GUARD,), float("nan"), dtype=torch.float32)
         for name, length in plan.workspaces.items()
@@ -74,7 +83,7 @@ def run(plan: Plan, launchers: dict[str, ctypes._CFuncPtr], tensors: dict[str, T
 def run_launch(
     launch: Launch, launchers: dict[str, ctypes._CFuncPtr], tensors: dict[str, Tensor], seed: int, memory: int = 0
 ) -> None:
-    """Carries out one launch; `memory` is the address of the key of random masks, where it is not `seed` itself."""
+    """Execute one launch; `memory` is the address of the key of random masks, or 0 to use `seed`."""
     values: list[ctypes._SimpleCData] = []
     for value, kind in launch.arguments:
         values.append(ctypes.c_void_p(tensors[str(value)].data_ptr()) if kind == "pointer" else TYPES[kind](int(value)))
@@ -87,12 +96,12 @@ def run_launch(
 
 
 def shape_of(grad: Tensor) -> Shape:
-    """The shape of a gradient in channels-last order."""
+    """Return the shape of a gradient in channels-last order."""
     if grad.dim() == 2:
         return Shape(grad.shape[0], 1, grad.shape[1], matrix=True)
     return Shape(grad.shape[0], grad.shape[2] * grad.shape[3], grad.shape[1])
 
 
 def poisoned_like(grad: Tensor) -> Tensor:
-    """A result in the same order of memory, in which an element that nobody writes is seen."""
+    """Return a result with the same memory format, filled with NaN so that a missing write is seen."""
     return torch.empty_like(grad, memory_format=torch.preserve_format).fill_(float("nan"))

@@ -1,4 +1,4 @@
-"""Every CUDA kernel is compiled for sm_80 and sm_90a, and what the compiler made of it is looked at."""
+"""Compile every CUDA kernel for sm_80 and sm_90a with NVRTC, and inspect the machine code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import nvrtc_binding as binding
@@ -26,7 +27,7 @@ MOST_REGISTERS = {"prune_units": 64, "prune_and_multiply": 64, "prune_and_compre
 
 
 def kernels_of(n: int, m: int) -> list[str]:
-    """Every kernel that a plan may name for n:m."""
+    """Return every kernel that a plan may contain for n:m."""
     found: dict[str, None] = {}
     for dtype, mode in itertools.product(plans.FORMATS, MODES):
         for shape in (Shape(2, 9, 64), Shape(2, 9, 63), Shape(5, 1, 64, matrix=True)):
@@ -39,12 +40,12 @@ def kernels_of(n: int, m: int) -> list[str]:
 
 
 def compiled_cubin(kernels: list[str], target: str, file: str = plans.SOURCE, options=OPTIONS) -> bytes:
-    """Compiles as a program does that launches them."""
+    """Compile kernels as a launch does."""
     return compile_cubin(binding, file, kernels, target, options)[0]
 
 
 def tool(name: str) -> str:
-    """A disassembler: on the path, or the one that Triton brings along with torch."""
+    """Return a disassembler: from the path, or from the Triton package that torch installs."""
     found = shutil.which(name)
     if not found:
         triton = pytest.importorskip(
@@ -57,7 +58,7 @@ def tool(name: str) -> str:
 
 
 def resources(cubin: Path) -> dict[str, dict[str, int]]:
-    """Registers, stack and local memory of each function."""
+    """Return registers, stack and local memory of each function."""
     text = subprocess.run(
         [tool("cuobjdump"), "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True
     ).stdout
@@ -67,27 +68,40 @@ def resources(cubin: Path) -> dict[str, dict[str, int]]:
 
 
 def instructions(cubin: Path) -> dict[str, list[str]]:
-    """The machine instructions of each function."""
+    """Return the machine instructions of each function."""
     text = subprocess.run([tool("nvdisasm"), str(cubin)], capture_output=True, text=True, check=True).stdout
     parts = re.split(r"\.section\s+\.text\.(\S+?),", text)
     opcode = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)")
     return {name: opcode.findall(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-# Turing has no instruction for bf16; the kernels still run there.
+# Turing has no instruction for bf16, but the kernels run there.
 COMPILED = [*itertools.product(["sm_90a"], GROUPS), *itertools.product(["sm_80"], GROUPS[1:]), ("sm_75", (2, 4))]
+FAST = (("sm_90a", (2, 4)), ("sm_90a", (8, 16)), ("sm_80", (2, 4)), ("sm_75", (2, 4)))
 
 
-@pytest.fixture(scope="module", params=COMPILED, ids=str)
+@dataclass(frozen=True)
+class Compiled:
+    """Kernels for n:m in one cubin, and the instructions of each function."""
+
+    m: int
+    path: Path
+    instructions: dict[str, list[str]]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(one, id=str(one), marks=() if one in FAST else pytest.mark.slow) for one in COMPILED],
+)
 def compiled(request, tmp_path_factory):
     architecture, (n, m) = request.param
     path = tmp_path_factory.mktemp("cubin") / "kernels.cubin"
     path.write_bytes(compiled_cubin(kernels_of(n, m), architecture))
-    return m, path
+    return Compiled(m, path, instructions(path))
 
 
 def ptx(file: str, kernels: list[str], options=OPTIONS) -> str:
-    """What NVRTC makes of kernels before machine code: there, each instruction says whether it flushes."""
+    """Compile kernels to PTX, in which each instruction states whether it flushes subnormal numbers."""
     program = binding.createProgram(source(file), file, (), ())
     for kernel in kernels:
         binding.addNameExpression(program, kernel)
@@ -141,12 +155,12 @@ def test_what_does_not_compile_is_told_in_one_line(tmp_path, monkeypatch):
 
 
 def test_the_byte_that_a_binding_drops_is_put_back(monkeypatch):
-    """CuPy drops the last one; a file without it is no whole ELF file."""
+    """CuPy drops the last byte, without which the ELF file is incomplete."""
     whole, get = compiled_cubin(["pdt::finish_channels"], "sm_90a"), binding.getCUBIN
     monkeypatch.setattr(binding, "getCUBIN", lambda program: get(program)[:-1])
     assert compiled_cubin(["pdt::finish_channels"], "sm_90a") == whole
     monkeypatch.setattr(binding, "getCUBIN", lambda program: get(program)[:-2])
-    with pytest.raises(CompileError, match=f"NVRTC gave {len(whole) - 2} bytes of a cubin of {len(whole)}$"):
+    with pytest.raises(CompileError, match=f"NVRTC returned {len(whole) - 2} bytes of a cubin of {len(whole)} bytes$"):
         compiled_cubin(["pdt::finish_channels"], "sm_90a")
 
 
@@ -169,29 +183,27 @@ def test_cupy_compiles_the_same_code(tmp_path):
 
 
 def may_spill(name: str, m: int) -> bool:
-    """Whether one register may go through local memory: in the slow kernel of any shape with 32 keys."""
+    """Return whether a register may be spilled: in the slow kernel for any shape with 32 keys."""
     return "prune_any" in name and m == 32
 
 
 def test_no_kernel_spills_or_uses_local_memory(compiled):
-    m, path = compiled
-    for name, usage in resources(path).items():
-        if not may_spill(name, m):
+    for name, usage in resources(compiled.path).items():
+        if not may_spill(name, compiled.m):
             assert usage["STACK"] == 0, name
         assert usage["LOCAL"] == 0, name
         assert usage["REG"] <= 255, name
         rescales = "prune_units" in name and "ELb1E" in name
         for kernel, most in MOST_REGISTERS.items():
-            if kernel in name and m <= 16 and not rescales:
+            if kernel in name and compiled.m <= 16 and not rescales:
                 assert usage["REG"] <= most, (name, usage["REG"])
 
 
 def test_the_fast_kernels_read_and_write_16_bytes_at_a_time(compiled):
-    m, path = compiled
     looked_at = 0
-    for name, opcodes in instructions(path).items():
+    for name, opcodes in compiled.instructions.items():
         local = [opcode for opcode in opcodes if opcode.startswith(("LDL", "STL"))]
-        assert len(local) <= (2 if may_spill(name, m) else 0), name
+        assert len(local) <= (2 if may_spill(name, compiled.m) else 0), name
         if any(slow in name for slow in ("_any", "finish_channels")):
             continue
         looked_at += 1
@@ -209,8 +221,7 @@ def test_the_fast_kernels_read_and_write_16_bytes_at_a_time(compiled):
 def test_memory_and_not_arithmetic_bounds_the_kernels_without_rescaling(compiled):
     # An H200 copies about 1.1e12 16-bit elements a second and issues about 27 instructions for each, half of them on
     # the units that compare and select; 32-bit elements have twice that.
-    _, path = compiled
-    for name, opcodes in instructions(path).items():
+    for name, opcodes in compiled.instructions.items():
         if "prune_units" not in name or "ELb1E" in name:
             continue
         size = 4 if "Float32" in name else 2
@@ -219,14 +230,22 @@ def test_memory_and_not_arithmetic_bounds_the_kernels_without_rescaling(compiled
         assert path_length / elements <= 22, name
 
 
-@pytest.mark.parametrize(("n", "m"), [(2, 3), (5, 7), (5, 24), (31, 32)])
+@pytest.mark.parametrize(
+    ("n", "m"), [(2, 3), (5, 7), *(pytest.param(*group, marks=pytest.mark.slow) for group in ((5, 24), (31, 32)))]
+)
 def test_other_group_sizes_compile(n, m):
     assert compiled_cubin(kernels_of(n, m), "sm_90a")
 
 
 @pytest.mark.parametrize(
     ("architecture", "dtype"),
-    [*itertools.product(["sm_90a"], plans.FORMATS), ("sm_80", "float32"), ("sm_75", "bfloat16")],
+    [
+        ("sm_90a", "float32"),
+        ("sm_90a", "bfloat16"),
+        ("sm_75", "bfloat16"),
+        pytest.param("sm_90a", "float16", marks=pytest.mark.slow),
+        pytest.param("sm_80", "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_convolutions_that_skip_weights_keep_their_sums_in_registers(architecture, dtype, tmp_path):
     steps = (0, 1, 2) if architecture == "sm_90a" else (1,)

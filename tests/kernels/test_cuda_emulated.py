@@ -45,7 +45,7 @@ def plan(grad: Tensor, case: tuple[str, int, int, str], rescale: str, aligned: b
 
 
 @pytest.fixture(scope="module")
-def launchers(tmp_path_factory):
+def launchers():
     needs_compiler()
     shapes = (Shape(2, 9, 64), Shape(2, 9, 63), Shape(5, 1, 64, matrix=True))
     kernels = kernels_of(
@@ -57,7 +57,7 @@ def launchers(tmp_path_factory):
     for n, mode in itertools.product((1, 2), ("magnitude", "random")):
         for m, dtype in ((4, "bfloat16"), (8, "float16"), (16, "bfloat16")):
             kernels.append(plans.plan_compress(Shape(1, 1, 16), dtype, PruneRule(n, m, mode)).kernel)
-    return build(kernels, tmp_path_factory.mktemp("emulated"))
+    return build(kernels)
 
 
 def bits_of(tensor: Tensor) -> Tensor:

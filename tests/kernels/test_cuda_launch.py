@@ -25,7 +25,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
 @pytest.fixture(scope="module")
-def launchers(tmp_path_factory):
+def launchers():
     emulated.needs_compiler()
     shapes = (Shape(2, 9, 64), Shape(5, 1, 64, matrix=True))
     found = emulated.kernels_of(
@@ -33,7 +33,7 @@ def launchers(tmp_path_factory):
         for (n, m), shape, rescale, aligned in itertools.product(((2, 4), (3, 7)), shapes, SCOPES, (True, False))
     )
     found.append(plans.plan_compress(Shape(1, 1, 16), "bfloat16", PruneRule(2, 4, "random")).kernel)
-    return emulated.build(found, tmp_path_factory.mktemp("launched"))
+    return emulated.build(found)
 
 
 @pytest.fixture

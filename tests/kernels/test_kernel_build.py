@@ -1,4 +1,4 @@
-"""Building the compiled kernel, and doing without it, in processes of their own."""
+"""Compilation of the CPU kernel, and the fallback to plain torch, each in a separate process."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 from kernels import cache as cache_module
 from kernels.cpu import build
+from kernels.cpu.build import BASE_FLAGS, INCLUDE_FOLDERS, SOURCES
 
 PRUNE = """
 import logging, sys
@@ -31,8 +32,20 @@ print(kernels.backend_report())
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
 
 
+@pytest.fixture(scope="module")
+def single_threaded_library(tmp_path_factory) -> Path:
+    """A library compiled without OpenMP and without optimization, which takes seconds instead of half a minute."""
+    library = tmp_path_factory.mktemp("library") / "whole.so"
+    includes = [f"-I{folder}" for folder in INCLUDE_FOLDERS]
+    flags = [*BASE_FLAGS, "-march=native", "-O0"]
+    subprocess.run(
+        [*build.find_compiler(), *flags, *includes, str(SOURCES / "prune_nm.cpp"), "-o", str(library)], check=True
+    )
+    return library
+
+
 def compiler_script(folder: Path, body: str) -> str:
-    """An executable that stands in for the compiler; `$real` in it is the machine's own."""
+    """Write an executable that stands in for the compiler; `$real` in it is the machine's compiler."""
     real = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), "c++")
     script = folder / "compiler"
     script.write_text(f"#!/bin/sh\nreal={real}\n{body}\n")
@@ -41,7 +54,7 @@ def compiler_script(folder: Path, body: str) -> str:
 
 
 def slow_path_line(process: subprocess.Popen[str]) -> str:
-    """Checks that the slow path ran and said so exactly once; returns that line."""
+    """Check that the slow path ran and was reported exactly once; return that line."""
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     backend, report = output.splitlines()
@@ -83,13 +96,15 @@ def test_the_kernel_can_be_turned_off(start_python):
 
 
 @needs_compiler
-def test_two_processes_build_at_once_without_openmp_and_a_damaged_library_is_built_again(start_python, tmp_path):
-    # -O0 makes the compile short; refusing -fopenmp makes the build fall back to one thread.
+def test_two_processes_build_at_once_without_openmp_and_a_damaged_library_is_built_again(
+    start_python, single_threaded_library, tmp_path
+):
+    # Refusing -fopenmp makes the build fall back to one thread. The compilation is a copy.
     script = compiler_script(
         tmp_path,
         'case "$*" in *-fopenmp*) echo "error: no OpenMP" >&2; exit 1;; esac\n'
-        f'[ -f {tmp_path}/whole.so ] && [ $# -gt 1 ] && {{ for to; do :; done; exec cp {tmp_path}/whole.so "$to"; }}\n'
-        'exec $real "$@" -O0',
+        f'[ $# -gt 1 ] && {{ for to; do :; done; sleep 0.5; exec cp {single_threaded_library} "$to"; }}\n'
+        'exec $real "$@"',
     )
     cache = tmp_path / "cache"
     for process in [start_python(PRUNE, CXX=script, PDT_CACHE=str(cache), PDT_CPU_KERNEL=None) for _ in range(2)]:
@@ -98,17 +113,15 @@ def test_two_processes_build_at_once_without_openmp_and_a_damaged_library_is_bui
         backend, report = output.splitlines()
         assert backend == "cpu"
         assert "one thread: the compiler has no OpenMP" in report
-    assert "-march=native alone, and slower, because error: no OpenMP" in errors
+    assert "-march=native, which is slower, because error: no OpenMP" in errors
     library, note = sorted(cache.iterdir())
     assert note.name == f"{library.name}.json"
 
-    # From now on a compile is a copy.
     whole = library.read_bytes()
-    (tmp_path / "whole.so").write_bytes(whole)
     damages = (
-        lambda: library.write_bytes(whole[:4000]),  # mapped and read, this kills the process with SIGBUS
-        # Whole, by its note, and still no library: it is found out when it is opened.
-        lambda: cache_module.store(write(tmp_path / "made", b"x" * 5000), library),
+        lambda: library.write_bytes(whole[:4000]),  # reading the mapped file would kill the process with SIGBUS
+        # The note matches, but the file is not a library, which shows when it is opened.
+        lambda: cache_module.store(write(tmp_path / "built", b"x" * 5000), library),
     )
     for damage in damages:
         damage()
@@ -134,9 +147,9 @@ def test_a_file_that_is_not_what_was_stored_is_not_taken(tmp_path):
         lambda: note.write_text('{"bytes": 6, "sha256": []}'),
         lambda: note.write_text(note.read_text().replace("{}", "3")),
     ):
-        with cache_module.building(path) as made:
-            made.write_bytes(b"kernel")
-            cache_module.store(made, path)
+        with cache_module.building(path) as built:
+            built.write_bytes(b"kernel")
+            cache_module.store(built, path)
         assert cache_module.find(path) == {}
         damage()
         assert cache_module.find(path) is None
@@ -148,7 +161,7 @@ def test_what_is_stored_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypa
     steps, fsync, replace = [], os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda file: (steps.append("fsync"), fsync(file)))
     monkeypatch.setattr(Path, "replace", lambda path, to: (steps.append(to.name), replace(path, to)))
-    cache_module.store(write(tmp_path / "made", b"kernel"), tmp_path / "k.so", function="f")
+    cache_module.store(write(tmp_path / "built", b"kernel"), tmp_path / "k.so", function="f")
     assert steps == ["fsync", "k.so", "fsync", "k.so.json", "fsync"]
     assert cache_module.find(tmp_path / "k.so") == {"function": "f"}
 
@@ -158,7 +171,17 @@ def write(path, content):
     return path
 
 
-# The driver starts passes, as g++ starts cc1plus; each leaves its process id.
+def test_temporary_files_of_killed_processes_are_removed_when_they_are_old(tmp_path):
+    old, recent = tmp_path / ".building-0123.so", tmp_path / ".building-4567.so"
+    for path in (old, recent):
+        path.write_bytes(b"partial")
+    hours_ago = time.time() - cache_module.ABANDONED_AFTER_S - 60
+    os.utime(old, (hours_ago, hours_ago))
+    with cache_module.building(tmp_path / "k.so") as built:
+        assert sorted(tmp_path.iterdir()) == sorted([built, recent])
+
+
+# The driver starts passes, as g++ starts cc1plus; each writes its process id.
 HANGS = """[ "$1" = --version ] && exec $real --version
 echo run >> runs
 sh -c 'echo $$ >> pids; exec sleep 60' &
@@ -190,10 +213,11 @@ def test_a_compiler_ends_with_the_process_that_started_it(tmp_path, start_python
     assert ended(pids.read_text().strip())
 
 
-# Its end, which stops a compiler too, comes later than the interrupt.
+# The process ends later than the interrupt, since its end would stop the compiler too.
 LIVES_ON = """
 import time
 from kernels.cpu import build
+from kernels.cpu.build import BASE_FLAGS, INCLUDE_FOLDERS, SOURCES
 try:
     build.build("prune_nm")
 except KeyboardInterrupt:
@@ -220,7 +244,7 @@ def test_ctrl_c_stops_a_compiler_with_all_it_started(tmp_path, start_python):
 
 
 def ended(pid: str) -> bool:
-    """Whether a process ends within some seconds; one that is dead and not reaped has ended."""
+    """Return whether a process ends within some seconds; a dead process that is not reaped has ended."""
     status = Path(f"/proc/{pid}/status")
     return wait_for(lambda: not status.exists() or "State:\tZ" in status.read_text())
 
@@ -234,16 +258,18 @@ def wait_for(condition) -> bool:
 
 
 @needs_compiler
-def test_a_compiler_may_have_words_behind_its_name(start_python, tmp_path):
+def test_a_compiler_may_have_arguments(start_python, single_threaded_library, tmp_path):
     script = compiler_script(
-        tmp_path, '[ "$1" = -O0 ] || { echo "error: words are lost" >&2; exit 1; }\nshift\nexec $real "$@" -O0'
+        tmp_path,
+        '[ "$1" = -O0 ] || { echo "error: the argument is missing" >&2; exit 1; }\nshift\n'
+        f'[ $# -gt 1 ] && {{ for to; do :; done; exec cp {single_threaded_library} "$to"; }}\nexec $real "$@"',
     )
     cache = tmp_path / "cache"
     output, errors = start_python(PRUNE, CXX=f"{script} -O0", PDT_CACHE=str(cache), PDT_CPU_KERNEL=None).communicate(
         timeout=120
     )
     assert output.splitlines()[0] == "cpu", errors
-    assert "cannot be read" in slow_path_line(start_python(PRUNE, CXX='"', PDT_CACHE=str(cache), PDT_CPU_KERNEL=None))
+    assert "cannot be parsed" in slow_path_line(start_python(PRUNE, CXX='"', PDT_CACHE=str(cache), PDT_CPU_KERNEL=None))
 
 
 AGREES = """
@@ -267,19 +293,23 @@ print(kernels.backend_of(grad), kernels.backend_report())
 
 
 def widest_vectors() -> int:
-    """Bits of the widest vectors that this processor has and the kernel uses."""
+    """Return the bits of the widest vectors that this processor has and the kernel uses."""
     flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].partition("\n")[0].split()
     return 512 if {"avx512f", "avx512bw"} <= set(flags) else 256 if "avx2" in flags else 128
 
 
 @needs_compiler
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
-@pytest.mark.parametrize(("flag", "bits"), [("", 512), ("-mno-avx512f", 256), ("-mno-avx", 128)])
-def test_vectors_of_every_width_agree_with_the_oracle(start_python, tmp_path, flag, bits):
-    process = start_python(AGREES, CXX=f"c++ {flag}", PDT_CACHE=str(tmp_path), PDT_CPU_KERNEL=None)
+@pytest.mark.parametrize("optimization", ["-O0", pytest.param("-O3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("flag", "bits"), [("-mno-avx512f", 256), ("-mno-avx", 128)])
+def test_narrower_vectors_agree_with_the_oracle(start_python, tmp_path, flag, bits, optimization):
+    """The widest vectors of the machine are those of all other tests."""
+    # The flag for the optimization follows those of the build.
+    script = compiler_script(tmp_path, f'exec $real {flag} "$@" {optimization}')
+    process = start_python(AGREES, CXX=script, PDT_CACHE=str(tmp_path / "cache"), PDT_CPU_KERNEL=None)
     output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert output.startswith("cpu ")
-    # A branch that does not compile would be left out for a narrower one, which gives the same values.
+    # A branch that does not compile would be replaced by a narrower one, which gives the same values.
     assert f"{min(bits, widest_vectors())}-bit vectors" in output
-    assert "alone, and slower" not in errors
+    assert "which is slower" not in errors
