@@ -1,9 +1,10 @@
-"""1x1 convolutions with a stride on the CPU: as ones of stride 1, of every stride-th row and column of the input.
+"""1x1 convolutions with a stride on the CPU, computed with stride 1 from a sampled input.
 
-The results are the same sums of the same products. oneDNN's own kernels for this case write past the end of their
-workspace where there are fewer input channels than one vector block (8 on AVX2, 16 on AVX-512): the process crashes or
-hangs, or weight gradients are wrong. The rule is by geometry, for all channel counts and CPUs: which kernel oneDNN
-takes cannot be known beforehand, and what the copy of the sampled input costs, oneDNN's kernels spend on the same copy.
+The sampled input has every stride-th row and column, so that the results are the same sums of the same products.
+oneDNN's own kernels for this case write past the end of their workspace if there are fewer input channels than one
+vector block (8 on AVX2, 16 on AVX-512): the process crashes or hangs, or weight gradients are wrong. The sampled form
+is used for all channel counts and CPUs, because it cannot be known beforehand which kernel oneDNN chooses. The copy of
+the input costs no extra time: oneDNN's kernels make the same copy.
 
 Source: https://github.com/uxlfoundation/oneDNN/issues/6035; measured by `benchmarks/products/search_products.py`.
 """
@@ -21,14 +22,14 @@ Pair = tuple[int, int]
 
 
 def is_sampled(weight: Tensor, stride: Pair) -> bool:
-    """Whether a convolution of this weight, (K, C, R, S), is computed from a sampled input."""
+    """Whether a convolution with this weight, (K, C, R, S), is computed from a sampled input."""
     return weight.device.type == "cpu" and weight.shape[2:] == (1, 1) and tuple(stride) != (1, 1)
 
 
 def sample(activation: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """The pixels that a 1x1 convolution reads: (N, C, P, Q) of (N, C, H, W), dense, in the same memory format.
+    """Return the pixels that a 1x1 convolution reads: (N, C, P, Q) from (N, C, H, W), in the same memory format.
 
-    Differentiable, any number of times.
+    The function is differentiable any number of times.
     """
     function = _Sample if torch.compiler.is_compiling() else _SampleForward
     sampled: Tensor = function.apply(activation, tuple(stride), tuple(padding))
@@ -36,12 +37,13 @@ def sample(activation: Tensor, stride: Pair, padding: Pair) -> Tensor:
 
 
 def spread(sampled: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """The transpose of `sample`: (N, C, H, W), with `sampled` where its pixels were read and 0 elsewhere.
+    """Return the transpose of `sample`: (N, C, H, W) with `sampled` at the pixels that are read and 0 elsewhere.
 
     Args:
         sampled: (N, C, P, Q).
         size: (H, W).
-        stride, padding: as of `sample`.
+        stride: stride of the convolution.
+        padding: padding of the convolution.
     """
     function = _Spread if torch.compiler.is_compiling() else _SpreadForward
     whole: Tensor = function.apply(sampled, tuple(size), tuple(stride), tuple(padding))
@@ -49,7 +51,7 @@ def spread(sampled: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
 
 
 def sampled_like(activation: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """A tensor with shape, type and memory format of `sample(activation, ...)`; its values may be anything."""
+    """Return an uninitialised tensor with shape, type and memory format of `sample(activation, ...)`."""
     sizes = [
         (length + 2 * pad - 1) // step + 1
         for length, step, pad in zip(activation.shape[2:], stride, padding, strict=True)
@@ -67,19 +69,19 @@ class _Sample(torch.autograd.Function):
 
     @staticmethod
     def forward(activation: Tensor, stride: Pair, padding: Pair) -> Tensor:  # type: ignore[override]
-        (down, right), (top, left) = stride, padding
+        (row_step, column_step), (top, left) = stride, padding
         padded = F.pad(activation, (left, left, top, top)) if top or left else activation
-        # A clone, since an output may not be a view of what was given; a slice of one row and column would be one.
-        return padded[:, :, ::down, ::right].clone(memory_format=_memory_format(activation))
+        # Clone it, because the output of an autograd function must not be a view of its input.
+        return padded[:, :, ::row_step, ::column_step].clone(memory_format=_memory_format(activation))
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
-        activation, *numbers = inputs
-        ctx.numbers = (tuple(activation.shape[2:]), *numbers)  # type: ignore[attr-defined]
+        activation, *settings = inputs
+        ctx.settings = (tuple(activation.shape[2:]), *settings)  # type: ignore[attr-defined]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return spread(grad, *ctx.numbers), None, None
+        return spread(grad, *ctx.settings), None, None
 
 
 class _Spread(torch.autograd.Function):
@@ -87,16 +89,16 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(sampled: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:  # type: ignore[override]
-        (rows, columns), (down, right), (top, left) = size, stride, padding
+        (rows, columns), (row_step, column_step), (top, left) = size, stride, padding
         images, channels = sampled.shape[:2]
         size = (rows + 2 * top, columns + 2 * left)
-        # `new_zeros`, which knows of vmap, has no argument for the memory format.
+        # `new_zeros` supports vmap but has no argument for the memory format.
         if _memory_format(sampled) == torch.channels_last:
             whole = sampled.new_zeros(images, *size, channels).permute(0, 3, 1, 2)
         else:
             whole = sampled.new_zeros(images, channels, *size)
-        whole[:, :, ::down, ::right] = sampled
-        # A clone for the same reason as above, and because its consumer expects a dense tensor.
+        whole[:, :, ::row_step, ::column_step] = sampled
+        # Clone it for the same reason as above, and because the consumer expects a dense tensor.
         return (
             whole[:, :, top : top + rows, left : left + columns].clone(memory_format=_memory_format(sampled))
             if top or left
@@ -106,28 +108,28 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, size, stride, padding = inputs
-        ctx.size, ctx.numbers = size, (stride, padding)  # type: ignore[attr-defined]
+        ctx.size, ctx.settings = size, (stride, padding)  # type: ignore[attr-defined]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return sample(grad, *ctx.numbers), None, None, None
+        return sample(grad, *ctx.settings), None, None, None
 
 
-# torch.compile takes no function with a rule for forward mode.
+# torch.compile does not support functions with a rule for forward-mode differentiation.
 class _SampleForward(_Sample):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
-        _, stride, padding = ctx.numbers
+        _, stride, padding = ctx.settings
         return sample(tangent, stride, padding)
 
 
 class _SpreadForward(_Spread):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
-        return spread(tangent, ctx.size, *ctx.numbers)
+        return spread(tangent, ctx.size, *ctx.settings)
 
 
 def _memory_format(tensor: Tensor) -> torch.memory_format:
-    """Channels-last where the channels are side by side, also in a part of a larger tensor."""
+    """Return channels-last if channels are adjacent in memory, also for a part of a larger tensor."""
     is_last = tensor.stride(1) == 1 and (tensor.shape[1] > 1 or tensor.is_contiguous(memory_format=torch.channels_last))
     return torch.channels_last if is_last else torch.contiguous_format

@@ -1,8 +1,8 @@
-"""The op behind a planned layer: its three products, each from its own operands; eager, and as one op of a graph.
+"""The op of a planned layer, which computes each of its three products from the operand that the plan gives it.
 
-Eager training runs an autograd function. In a compiled graph two custom ops stand for it, one forward and one backward:
-they take tensors and the number of the layer, and look the layer's plan up when they run. So transforms stay plain
-Python, are called in every step with that step's site, and a new plan needs no new graph.
+Eager training runs an autograd function. A compiled graph contains two custom ops instead, one for the forward and one
+for the backward. They take tensors and the handle of the layer, and look up the layer's plan when they run. Transforms
+therefore stay plain Python, are called in every step with the site of that step, and a new plan needs no new graph.
 """
 
 from __future__ import annotations
@@ -21,28 +21,31 @@ from suite.plan import Backend, Compact, Geometry, Operand, OpPlan, Site
 
 
 def planned_op(activation: Tensor, weight: Tensor, bias: Tensor | None, layer: PlannedLayer) -> Tensor:
-    """O = product(A, W) + b by the layer's plan; A is cast and padded already.
+    """Return O = A * W + b according to the layer's plan; A is cast and padded already.
 
-    In a compiled graph the backward takes the step and slot of the moment at which it runs, else those of its forward.
+    The backward uses the plan, step and slot of its forward; in a compiled graph, those at the time when it runs.
+
+    Raises:
+        UsageError: under transforms of `torch.func`, and in a second or forward-mode differentiation.
     """
     if torch.compiler.is_compiling():
         out: Tensor = _forward_op(activation, weight, bias, layer.handle, layer.masked)[0]
         return out
     if torch._C._are_functorch_transforms_active():
-        raise _refusal(layer, "the transforms of torch.func (grad, vmap, jvp and those made of them)")
+        raise _refusal(layer, "the transforms of torch.func (grad, vmap, jvp and combinations of them)")
     return _PlannedOp.apply(activation, weight, bias, layer)  # type: ignore[no-any-return]
 
 
 def _refusal(layer: PlannedLayer, what: str) -> UsageError:
     return UsageError(
         f"layer '{layer.name}' follows a method's plan, which does not support {what}; use the model without a plan "
-        "there (method 'dense', or after training has finished)"
+        "for this (method 'dense', or after the training has finished)"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One use of a planned layer: its backward belongs to the step, slot and plan of its forward."""
+    """One call of a planned layer, with the plan, step and slot that its backward uses too."""
 
     layer: PlannedLayer
     plan: OpPlan
@@ -60,7 +63,7 @@ class _Call:
         return self.plan.backend or TORCH
 
     def transformed(self, operand: Operand, tensor: Tensor) -> Any:
-        """What the plan makes of an operand; the operand itself where it says nothing."""
+        """Return an operand after the plan's transform for it, if there is one."""
         transform = getattr(self.plan, operand)
         if transform is None:
             return tensor
@@ -68,13 +71,13 @@ class _Call:
         return transform(tensor, Site(self.layer.name, operand, self.step, self.slot, state.seed, state.keys))
 
     def meter(self, product: str, grad: Tensor | None, weight: Tensor) -> None:
-        """Note what a backend executed; torch executes everything, and an unmetered product counts as that."""
+        """Meter what a backend executed. Torch executes everything, which is what an unmetered product counts as."""
         if self.plan.backend is not None:
             self.layer.meter.add(product, self.plan.backend.executed(product, grad, weight, self.geometry))
 
 
 class _PlannedOp(torch.autograd.Function):
-    """O = product(A, W) with a plan's operands in forward and backward."""
+    """O = A * W + b, with the plan's operands in forward and backward."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -84,8 +87,8 @@ class _PlannedOp(torch.autograd.Function):
         out, used = _multiply(call, activation, weight, bias)
         ctx.activation_like = (activation.shape, activation.stride(), activation.dtype, activation.device)
         ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
-        # Only what a gradient asks for is kept: A for that of W, W for that of A. An unmasked weight is kept as the
-        # parameter; a masked one as it was used, so that no mask is computed twice.
+        # Save only what the gradients need: A for dW, and W for dA. An unmasked weight is saved as the parameter, a
+        # masked one as it was used, so that no mask is computed twice.
         needs_activation, needs_weight, _ = ctx.needs_input_grad[:3]
         masked = call.plan.weight_forward is not None and needs_activation
         ctx.save_for_backward(activation if needs_weight else None, used if masked else weight)
@@ -93,8 +96,8 @@ class _PlannedOp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        # Only a backward that is to be differentiated itself runs with gradients enabled. What torch says where such a
-        # gradient is used later names neither layer nor reason, or it is silently zero.
+        # Gradients are enabled here only if the backward itself is to be differentiated. Without this check, torch
+        # would later raise an error that names neither the layer nor the reason, or return a gradient of zero.
         if torch.is_grad_enabled():
             raise _refusal(ctx.call.layer, "a second backward through its gradients (create_graph=True)")
         activation, weight = ctx.saved_tensors
@@ -109,13 +112,13 @@ class _PlannedOp(torch.autograd.Function):
 
 
 def _multiply(call: _Call, activation: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The output, and the weight that it was multiplied with."""
+    """Return the output, and the weight that was used for it."""
     with torch.autocast(activation.device.type, enabled=False):
-        # A transform's own products are of the master weight too, as in a compiled graph and in `forward_weight`.
+        # The transform receives the master weight without autocast, as in a compiled graph and in `forward_weight`.
         used = call.transformed("weight_forward", weight).to(activation.dtype)
         bias = None if bias is None else bias.to(activation.dtype)
         out = call.backend.forward(activation, used, bias, call.geometry)
-    if call.layer.training:  # an evaluation is no part of a training step
+    if call.layer.training:  # an evaluation is not part of a training step
         call.meter("forward", None, used)
     return out, used
 
@@ -123,15 +126,15 @@ def _multiply(call: _Call, activation: Tensor, weight: Tensor, bias: Tensor | No
 def _gradients(
     call: _Call, grad: Tensor, activation: Tensor, weight: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dA, dW and the bias's gradient, each from its own operand of dO and only where it is needed."""
+    """Return dA, dW and the bias gradient, each from its own operand; `None` for those that are not needed."""
     with torch.autocast(grad.device.type, enabled=False):
         weight = weight.to(activation.dtype)
         shared = call.transformed("grad_shared", grad)
         if isinstance(shared, Compact):
-            # Slices are multiplied where nobody asks for the dense form: another transform, a backend, unequal groups.
+            # Multiply the slices, unless another transform, a backend or unequal groups need the dense form.
             plan = call.plan
-            dense = plan.grad_dgrad or plan.grad_wgrad or plan.backend
-            if not dense and _balanced(shared, weight, call.geometry.groups):
+            needs_dense = plan.grad_dgrad or plan.grad_wgrad or plan.backend
+            if not needs_dense and _balanced(shared, weight, call.geometry.groups):
                 return _compact_gradients(call, shared, activation, weight, needs)
             shared = torch.zeros_like(grad).index_copy_(1, shared.kept, shared.values)
         return _dense_gradients(call, shared, activation, weight, needs)
@@ -140,21 +143,20 @@ def _gradients(
 def _dense_gradients(
     call: _Call, shared: Tensor, activation: Tensor, weight: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients from a dO with all its channels."""
+    """Return the gradients from a dO with all of its channels."""
     needs_activation, needs_weight, needs_bias = needs
     grad_activation = grad_weight = grad_bias = None
     if needs_activation:
         operand = call.transformed("grad_dgrad", shared)
         grad_activation = call.backend.dgrad(operand, weight, activation, call.geometry)
         call.meter("dgrad", operand, weight)
-    # The bias takes the gradient that both share. It comes with the weight's for nothing, unless the weight's is
-    # another.
-    bias_along = needs_bias and needs_weight and call.plan.grad_wgrad is None
+    # The bias gradient uses the shared operand. If the weight gradient uses it too, one call computes both.
+    with_bias = needs_bias and needs_weight and call.plan.grad_wgrad is None
     if needs_weight:
         operand = call.transformed("grad_wgrad", shared)
-        grad_weight, grad_bias = call.backend.wgrad(operand, activation, weight, call.geometry, bias_along)
+        grad_weight, grad_bias = call.backend.wgrad(operand, activation, weight, call.geometry, with_bias)
         call.meter("wgrad", operand, weight)
-    if needs_bias and not bias_along:
+    if needs_bias and not with_bias:
         grad_bias = shared.sum([axis for axis in range(shared.ndim) if axis != 1])
     return grad_activation, grad_weight, grad_bias
 
@@ -162,7 +164,7 @@ def _dense_gradients(
 def _compact_gradients(
     call: _Call, shared: Compact, activation: Tensor, weight: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients from the kept channels of dO alone: smaller dense products, scattered into place."""
+    """Return the gradients from the kept channels of dO only: smaller dense products, scattered into place."""
     needs_activation, needs_weight, needs_bias = needs
     kept, values, out_channels = shared.kept, shared.values, weight.shape[0]
     share = kept.numel() / out_channels
@@ -187,7 +189,7 @@ def _compact_gradients(
 
 
 def _balanced(compact: Compact, weight: Tensor, groups: int) -> bool:
-    """Whether each convolution group keeps equally many channels."""
+    """Whether all groups of a convolution keep the same number of channels."""
     if groups == 1:
         return True
     counts = torch.bincount(compact.kept // (weight.shape[0] // groups), minlength=groups)
@@ -195,13 +197,13 @@ def _balanced(compact: Compact, weight: Tensor, groups: int) -> bool:
 
 
 def _empty_like(description: tuple[Any, ...]) -> Tensor:
-    """What stands for the A of a frozen weight: the data gradient asks for its shape and strides, not its values."""
+    """Return a substitute for the A of a frozen weight: the data gradient needs only its shape and strides."""
     shape, strides, dtype, device = description
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def _in_types_of(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """The gradients in the types of their parameters."""
+    """Return the gradients in the types of their parameters."""
     grad_activation, grad_weight, grad_bias = gradients
     return (
         grad_activation,
@@ -214,14 +216,14 @@ def _in_types_of(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor |
 def _forward_op(
     activation: Tensor, weight: Tensor, bias: Tensor | None, handle: int, masked: bool
 ) -> tuple[Tensor, Tensor]:
-    """O, and the masked weight as it was used; nothing in its place where no `weight_forward` masks it."""
+    """Return O and the masked weight as it was used; an empty tensor if no `weight_forward` masks it."""
     layer = layer_of(handle)
     out, used = _multiply(_Call.of(layer), activation, weight, bias)
     if not masked:
         return _laid_out_as(activation, out), weight.new_empty(0)
-    # What an op returns may share no memory with what it was given.
-    given = used.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
-    used = torch.empty_like(weight, dtype=used.dtype).copy_(used) if given else _strided_as(weight, used)
+    # The outputs of a custom op must not share memory with its inputs.
+    shares_memory = used.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
+    used = torch.empty_like(weight, dtype=used.dtype).copy_(used) if shares_memory else _strided_as(weight, used)
     return _laid_out_as(activation, out), used
 
 
@@ -236,7 +238,7 @@ def _forward_op_shapes(
 
 @torch.library.custom_op("pdt::planned_backward", mutates_args=())
 def _backward_op(grad: Tensor, activation: Tensor, weight: Tensor, handle: int, needs: Sequence[bool]) -> list[Tensor]:
-    """Those of dA, dW and the bias's gradient that are needed, in this order and in the type of A."""
+    """Return those of dA, dW and the bias gradient that are needed, in this order and in the type of A."""
     layer = layer_of(handle)
     gradients = _gradients(_Call.of(layer), grad, activation, weight, needs)
     return [
@@ -279,13 +281,13 @@ _forward_op.register_autograd(_backward_in_graph, setup_context=_keep_for_backwa
 
 
 def _laid_out_as(activation: Tensor, out: Tensor) -> Tensor:
-    """O in the memory format of A: a graph is compiled for one, whatever a backend returns."""
+    """Return O in the memory format of A: a graph is compiled for one format, whatever a backend returns."""
     channels_last = activation.ndim == 4 and activation.is_contiguous(memory_format=torch.channels_last)
     return out.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def _strided_as(like: Tensor | None, tensor: Tensor) -> Tensor:
-    """A tensor with the strides of a dense one of its shape; contiguous where there is none."""
+    """Return a tensor with the strides of `like`, or contiguous if `like` is `None`."""
     if like is None:
         return tensor.contiguous()
     return tensor if tensor.stride() == like.stride() else torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
