@@ -5,8 +5,7 @@ import json
 
 import pytest
 import torch
-from test_surgery import make_optimizer, step, trained
-from test_surgery_spaces import SHAPE
+from cuttable_nets import SHAPE, make_optimizer, step, trained
 from torch import nn
 
 from methods.prunetrain import PruneTrain

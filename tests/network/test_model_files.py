@@ -58,7 +58,7 @@ def edited(model_file, folder, seed):
 
 
 def test_edited_models(model_file, tmp_path):
-    for seed in range(40):
+    for seed in range(20):
         edited(model_file, tmp_path, seed)
 
 

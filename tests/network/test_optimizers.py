@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
+from cuttable_nets import every_other, silence, step, trained, without
 from small_methods import Nothing, Shrinks
 from small_training import SHAPE, small_net
-from test_surgery import every_other, silence, step, trained, without
 
 from suite.errors import UsageError
 from suite.network.channels.surgery import apply_plan

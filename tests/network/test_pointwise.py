@@ -88,7 +88,7 @@ def test_an_empty_plan_can_be_differentiated_forward(options):
 CRASHES = """
 import torch
 from torch import nn
-from suite.ops import convert
+from suite.network.layers import convert
 torch.manual_seed(0)
 layer = nn.Conv2d(4, 8, 1, 2).to(memory_format=torch.channels_last)
 convert(layer)

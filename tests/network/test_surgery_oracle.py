@@ -5,8 +5,7 @@ torch-pruning is right where convolutions are not grouped; there the two have to
 
 import pytest
 import torch
-from test_surgery import bottleneck, plain
-from test_surgery_spaces import resnet
+from cuttable_nets import bottleneck, plain, resnet
 from torch import nn
 
 from suite.choices import build_model
