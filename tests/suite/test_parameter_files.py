@@ -2,11 +2,10 @@
 
 import json
 
-import pandas as pd
 import pytest
 
-from suite.command import cli
 from suite.errors import UsageError
+from suite.runs.folder.records import write_record
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec, TrialSpec
 from suite.runs.trial import Trial
@@ -75,25 +74,30 @@ def test_a_trial_does_not_start_from_another_content(tmp_path):
         Trial(trial, folder).run({}, {})
 
 
-def test_ssl_goes_on_from_a_trained_network_by_name_and_by_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arguments = ["--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32", "--out", "out"]
-    assert cli.main(["--methods", "ssl[from_trained=dense,watch=true]", *arguments]) == 0
-    (dense,) = (tmp_path / "out" / "trials").glob("dense-*/model.pt")
-    assert cli.main(["--methods", f"ssl[from_trained={dense}]", *arguments, "--epochs", "1"]) == 0
-    table = pd.read_csv(tmp_path / "out" / "results.csv").set_index(["method", "epochs"])
-    assert (table["status"] == "done").all()
-    for path in (tmp_path / "out" / "trials").glob("ssl-*"):
-        spec = json.loads((path / "trial.json").read_text())["spec"]
-        first = json.loads((path / "epochs.jsonl").read_text().splitlines()[0])
+def train(trial, folder):
+    """Run a planned trial in this process, and write its record as its own process would."""
+    path = folder / trial.trial_id
+    path.mkdir()
+    result, provenance = {}, {}
+    Trial(trial, path).run(result, provenance)
+    write_record(path, trial, "done", "", result=result, provenance=provenance)
+    return [json.loads(line) for line in (path / "epochs.jsonl").read_text().splitlines()]
+
+
+def test_ssl_starts_from_a_trained_network_by_name_and_by_path(tmp_path):
+    fields = {"tasks": "digits", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32", "data_root": ""}
+    fields |= {"models": "resnet9[width=0.0625]", "overrides": {"epochs": 2}}
+    dense, by_name = plan(SuiteSpec(methods="ssl[from_trained=dense,watch=true]", **fields))
+    dense_epochs = train(dense, tmp_path)
+    model = tmp_path / dense.trial_id / "model.pt"
+    (by_path,) = plan(SuiteSpec(methods=f"ssl[from_trained={model}]", **fields))
+    assert (by_name.depends_on, by_name.files) == ({"dense": dense.trial_id}, {})
+    assert (by_path.depends_on, by_path.files.keys()) == ({}, {"from_trained"})
+    epochs = {trial.trial_id: train(trial, tmp_path) for trial in (by_name, by_path)}
+    for first, *_ in epochs.values():
         assert first["step_memory_bytes"] > 0
-        if spec["recipe"]["epochs"] == 1:
-            assert spec["files"].keys() == {"from_trained"}
-            assert "method" not in first
-        else:
-            assert spec["depends_on"] == {"dense": dense.parent.name}
-            assert sum(len(one["peaks"]) for one in first["method"]["peaks"].values()) > 0
-        # A network that was trained begins where a new one does not.
-        assert (
-            first["train_loss"] < json.loads((dense.parent / "epochs.jsonl").read_text().splitlines()[0])["train_loss"]
-        )
+        # A trained network starts with a smaller loss than a new one.
+        assert first["train_loss"] < dense_epochs[0]["train_loss"]
+    peaks = epochs[by_name.trial_id][0]["method"]["peaks"]
+    assert sum(len(one["peaks"]) for one in peaks.values()) > 0
+    assert "method" not in epochs[by_path.trial_id][0]
