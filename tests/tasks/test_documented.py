@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from suite.network.surgery import find_index_spaces
 from toy_suite import forget_plugins
 
 from suite import registry
 from suite.command import cli
 from suite.command.options import read_run_options
 from suite.errors import MissingData
+from suite.network.channels.spaces import find_index_spaces
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec
 from suite.runs.trial import Trial
