@@ -1,4 +1,4 @@
-"""The whole suite is given a worker a core, once: workers read `conftest.py` too."""
+"""A run of all tests gets one worker per core; workers read `conftest.py` too and start none."""
 
 import os
 import re
@@ -32,11 +32,14 @@ WITHOUT = ("cacheprovider", "xdist", "debugging", "capture", "timeout")  # the p
         (tuple(f"-pno:{name}" for name in WITHOUT), False),
     ],
 )
-def test_only_the_whole_suite_gets_workers_and_these_get_none(tmp_path, arguments, workers):
+def test_only_a_run_of_all_tests_gets_workers(tmp_path, arguments, workers):
     (tmp_path / "pyproject.toml").write_text(SETTINGS)
     tests = tmp_path / "tests"
     tests.mkdir()
     shutil.copy(Path(__file__).with_name("conftest.py"), tests)
+    # Stand-ins for the slow imports of that file; what it does with workers needs neither.
+    (tmp_path / "torch.py").write_text("def set_num_threads(count):\n    pass\n")
+    (tmp_path / "toy_fixtures.py").write_text("")
     for name in ("one", "other"):
         (tests / f"test_{name}.py").write_text(
             "import os\n\ndef test_one():\n    open(f'{os.getpid()}', 'w').close()\n"

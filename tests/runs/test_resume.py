@@ -15,9 +15,9 @@ import psutil
 import pytest
 import torch
 
-from suite import registry
+from suite import checkpoint, registry
+from suite.command import cli
 from suite.errors import UsageError
-from suite.network import model_files
 from suite.network.planned_layer import PlannedLayer
 from suite.runs.spec import TrialSpec
 from suite.runs.trial import Trial
@@ -28,24 +28,25 @@ NAMES = ("dense", "sdgp", "prunetrain")
 PRUNETRAIN = "prunetrain[gating=true,dynamic_batch=start]"  # all that a reconfiguration may change
 METHODS = f"dense,sdgp,{PRUNETRAIN}"
 TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s")
-# Long enough to be killed in the middle; PruneTrain reconfigures from the second epoch on.
-OPTIONS = ("--task", "digits", "--preset", "smoke", "--epochs", "8", "--set", "recipe.train_images=640")
+EPOCHS = 6  # long enough to be killed in the middle; PruneTrain reconfigures from the second epoch on
+IMAGES = 640
+OPTIONS = ("--task", "digits", "--preset", "smoke", "--set", f"recipe.train_images={IMAGES}")
 
 
-def command(out, methods=METHODS):
-    return [sys.executable, str(ROOT / "run_suite.py"), "--methods", methods, *OPTIONS, "--out", str(out)]
+def arguments(out, methods=METHODS):
+    return ["--methods", methods, *OPTIONS, "--epochs", str(EPOCHS), "--out", str(out)]
 
 
 def run(out, methods=METHODS):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command(out, methods), capture_output=True, text=True, timeout=280, env=environment)
+    """Run a command in this process, whose trials are processes; returns its exit status."""
+    return cli.main(arguments(out, methods))
 
 
 def start(out, methods=METHODS, **variables):
+    """Start a command as a process that can be killed."""
+    command = [sys.executable, str(ROOT / "run_suite.py"), *arguments(out, methods)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    return subprocess.Popen(
-        command(out, methods), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-    )
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
 
 
 def trial(out, method):
@@ -75,19 +76,48 @@ def epochs_done(out, method):
 
 
 def trial_process(folder):
-    """The process that trains in a folder, guardian and compilers apart."""
+    """The process that trains in a folder, without its guardian and compilers."""
     for process in psutil.process_iter(["cmdline"]):
         if process.info["cmdline"] and str(folder) in process.info["cmdline"] and process.children():
             return process
     return None
 
 
+def kill_trial(out, method, after):
+    wait_for(lambda: epochs_done(out, method) >= after)
+    os.kill(trial_process(trial(out, method)).pid, signal.SIGKILL)
+
+
+def kill_command(running, out, method, after):
+    """Kill a command while a method trains; nothing that it started survives."""
+    wait_for(lambda: epochs_done(out, method) >= after)
+    family = [*psutil.Process(running.pid).children(recursive=True)]
+    assert family
+    running.kill()
+    running.wait()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "out"
-    done = run(out)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert run(out) == 0
     return out
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A folder whose command was killed while SDGP trained: dense is done, SDGP has a checkpoint."""
+    out = tmp_path_factory.mktemp("killed") / "out"
+    kill_command(start(out), out, "sdgp", 3)
+    return out
+
+
+@pytest.fixture
+def copy(killed, tmp_path):
+    shutil.copytree(killed, tmp_path / "out")
+    return tmp_path / "out"
 
 
 def assert_same_results(out, undisturbed):
@@ -95,9 +125,9 @@ def assert_same_results(out, undisturbed):
         ours, theirs = trial(out, method), trial(undisturbed, method)
         assert ours.name == theirs.name
         assert records(ours) == records(theirs)
-        assert [record["epoch"] for record in records(ours)] == list(range(1, 9))
+        assert [record["epoch"] for record in records(ours)] == list(range(1, EPOCHS + 1))
         assert all(before < after for before, after in itertools.pairwise(train_times(ours)))  # summed over attempts
-        one, other = (model_files.load(folder / "model.pt") for folder in (ours, theirs))
+        one, other = (checkpoint.load(folder / "model.pt") for folder in (ours, theirs))
         assert one["architecture"] == other["architecture"]
         for name, tensor in other["tensors"].items():
             assert torch.equal(one["tensors"][name], tensor), (method, name)
@@ -108,47 +138,42 @@ def assert_same_results(out, undisturbed):
     pd.testing.assert_frame_equal(left[["trial_id", "status", *exact]], right[["trial_id", "status", *exact]])
 
 
-@pytest.mark.parametrize(("method", "epochs"), [("dense", 2), ("prunetrain", 3)])
-def test_killed_trial_is_named_and_the_rest_finish(method, epochs, undisturbed, tmp_path):
+def test_killed_trials_are_named_and_the_rest_finish(undisturbed, tmp_path):
     out = tmp_path / "out"
     running = start(out)
-    wait_for(lambda: epochs_done(out, method) >= epochs)
-    victim = trial_process(trial(out, method))
-    os.kill(victim.pid, signal.SIGKILL)
+    victims = {"dense": 2, "prunetrain": 3}
+    for method, epochs in victims.items():
+        kill_trial(out, method, epochs)
     assert running.wait(timeout=200) == 1
     table = pd.read_csv(out / "results.csv").set_index("method")
-    assert table.loc[method, "status"] == "error"
-    assert table.loc[method, "message"] == "killed by signal 9"
-    assert (table.drop(method)["status"] == "done").all()
+    assert set(table.loc[[*victims], "status"]) == {"error"}
+    assert set(table.loc[[*victims], "message"]) == {"killed by signal 9"}
+    assert table.loc["sdgp", "status"] == "done"
     assert "killed by signal 9" in (out / "report.md").read_text(encoding="utf-8")
-    if method == "prunetrain":
-        assert any(record["reconfigured"] for record in records(trial(out, method)))
-    assert run(out).returncode == 0
-    assert "resumed after epoch" in (trial(out, method) / "log.txt").read_text(encoding="utf-8")
+    assert any(record["reconfigured"] for record in records(trial(out, "prunetrain")))
+    (trial(out, "sdgp") / "model.pt").unlink()  # a trial without its model is not done
+    assert run(out) == 0
+    for method in victims:
+        assert "resumed after epoch" in (trial(out, method) / "log.txt").read_text(encoding="utf-8")
+    assert "resumed" not in (trial(out, "sdgp") / "log.txt").read_text(encoding="utf-8")
     assert_same_results(out, undisturbed)
 
 
-@pytest.mark.parametrize("method", ["sdgp", "prunetrain"])
-def test_killed_run_leaves_no_process_and_goes_on_where_it_was(method, undisturbed, tmp_path):
-    out = tmp_path / "out"
-    running = start(out)
-    wait_for(lambda: epochs_done(out, method) >= 3)
-    family = [*psutil.Process(running.pid).children(recursive=True)]
-    assert family
-    running.kill()
-    running.wait()
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive
-    dense = trial(out, "dense") / "trial.json"
+def test_a_command_that_is_killed_twice_continues_where_it_was(copy, undisturbed):
+    dense = trial(copy, "dense") / "trial.json"
     before = dense.stat().st_mtime_ns
-    assert run(out).returncode == 0
+    kill_command(start(copy), copy, "prunetrain", 3)
+    # A kill between an epoch's record and its checkpoint leaves one line too many.
+    path = trial(copy, "prunetrain") / "epochs.jsonl"
+    path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
+    assert run(copy) == 0
     assert dense.stat().st_mtime_ns == before, "a finished trial ran again"
-    assert_same_results(out, undisturbed)
+    assert_same_results(copy, undisturbed)
 
 
 def test_times_and_rates_of_a_trial_belong_together(undisturbed):
     table = pd.read_csv(undisturbed / "results.csv")
-    assert (table["samples_per_s"] * table["train_time_s"]).tolist() == pytest.approx([8 * 640] * 3)
+    assert (table["samples_per_s"] * table["train_time_s"]).tolist() == pytest.approx([EPOCHS * IMAGES] * 3)
     assert (table["wall_time_s"] > table["train_time_s"] + table["eval_time_s"]).all()
     assert (table["reconfigure_time_s"] < table["train_time_s"]).all()
     assert (table["peak_rss_bytes"] > table["peak_memory_bytes"]).all()
@@ -156,34 +181,20 @@ def test_times_and_rates_of_a_trial_belong_together(undisturbed):
 
 def test_same_command_again_runs_nothing(undisturbed):
     before = {path: path.stat().st_mtime_ns for path in (undisturbed / "trials").rglob("*")}
-    assert run(undisturbed).returncode == 0
+    assert run(undisturbed) == 0
     assert {path: path.stat().st_mtime_ns for path in (undisturbed / "trials").rglob("*")} == before
-
-
-def test_record_written_after_the_last_checkpoint_is_cut_off(undisturbed, tmp_path):
-    """A kill between an epoch's record and its checkpoint leaves one line too many."""
-    out = tmp_path / "out"
-    running = start(out, PRUNETRAIN)
-    wait_for(lambda: epochs_done(out, "prunetrain") >= 2)
-    running.kill()
-    running.wait()
-    wait_for(lambda: trial_process(trial(out, "prunetrain")) is None)
-    path = trial(out, "prunetrain") / "epochs.jsonl"
-    path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
-    assert run(out, PRUNETRAIN).returncode == 0
-    assert records(trial(out, "prunetrain")) == records(trial(undisturbed, "prunetrain"))
 
 
 def test_final_model_opens_without_the_run(undisturbed, tmp_path):
     source = trial(undisturbed, "prunetrain")
     alone = tmp_path / "model.pt"
     alone.write_bytes((source / "model.pt").read_bytes())
-    model = model_files.load_model(alone)
+    model = checkpoint.load_model(alone)
     table = pd.read_csv(undisturbed / "results.csv").set_index("method")
     assert sum(p.numel() for p in model.parameters()) == table.loc["prunetrain", "params"]
     assert table.loc["prunetrain", "params"] < table.loc["prunetrain", "params_dense"]
     assert not any(isinstance(layer, PlannedLayer) for layer in model.modules())
-    # The model that results.csv describes: its accuracy on the test set, computed anew.
+    # The model that results.csv describes: its accuracy on the test set, computed again.
     record = json.loads((source / "trial.json").read_text())
     task = registry.get("task", "digits")()
     spec = TrialSpec.from_json(record["spec"])
@@ -196,18 +207,6 @@ def test_final_model_opens_without_the_run(undisturbed, tmp_path):
                 logits += model(images.flip(3)).float()
             correct += (logits.argmax(1) == labels).sum().item()
     assert correct / splits.test.num_samples == pytest.approx(record["result"]["test_accuracy"], abs=1e-9)
-
-
-@pytest.fixture(scope="module")
-def interrupted(undisturbed, tmp_path_factory):
-    """A folder whose one trial was killed after its second epoch."""
-    out = tmp_path_factory.mktemp("interrupted") / "out"
-    running = start(out, "dense")
-    wait_for(lambda: epochs_done(out, "dense") >= 3)
-    running.kill()
-    running.wait()
-    wait_for(lambda: trial_process(trial(out, "dense")) is None)
-    return out
 
 
 def truncate(folder):
@@ -253,52 +252,30 @@ DAMAGES = [truncate, empty, replace_by_another, lose_records, damage_records, ch
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, take_that_of_another_trial])
-def test_damaged_files_of_an_attempt_give_one_line_that_says_what_to_do(damage, interrupted, tmp_path):
+def test_damaged_files_of_an_attempt_give_one_line_that_says_what_to_do(damage, killed, tmp_path):
     folder = tmp_path / "trial"
-    shutil.copytree(trial(interrupted, "dense"), folder)
+    shutil.copytree(trial(killed, "sdgp"), folder)
     damage(folder)
     spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text())["spec"])
     with pytest.raises(UsageError, match=r"cannot be resumed .*checkpoint\.pt to train from the beginning"):
         Trial(spec, folder).run({}, {})
 
 
-def test_resume_with_other_threads_is_noted(interrupted, tmp_path):
+def test_a_trial_continues_with_its_backend_and_notes_other_threads(tmp_path, monkeypatch):
     out = tmp_path / "out"
-    shutil.copytree(interrupted, out)
-    environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    done = subprocess.run(command(out, "dense"), capture_output=True, text=True, timeout=280, env=environment)
-    assert done.returncode == 0
-    record = json.loads((trial(out, "dense") / "trial.json").read_text())
-    assert any("number of threads was 1 until" in note for note in record["provenance"]["resumed_elsewhere"])
-    (attempt,) = record["provenance"]["attempts"]
-    assert attempt["until_epoch"] >= 2
-    report = (out / "report.md").read_text(encoding="utf-8")
-    assert "One trial was interrupted and went on later" in report
-    assert "number of threads was 1 until" in report.partition("## Can I trust it?")[0]
-
-
-def test_a_trial_that_began_with_plain_torch_goes_on_with_it(tmp_path):
-    out = tmp_path / "out"
-    running = start(out, "sdgp", PDT_CPU_KERNEL="0")
-    wait_for(lambda: epochs_done(out, "sdgp") >= 2)
-    running.kill()
-    running.wait(timeout=60)
-    wait_for(lambda: trial_process(trial(out, "sdgp")) is None)
-    done = run(out, "sdgp")
-    assert done.returncode == 0, done.stdout + done.stderr
+    kill_command(start(out, "sdgp", PDT_CPU_KERNEL="0"), out, "sdgp", EPOCHS - 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert run(out, "sdgp") == 0
     provenance = json.loads((trial(out, "sdgp") / "trial.json").read_text())["provenance"]
-    assert provenance["attempts"]
+    (attempt,) = provenance["attempts"]
+    assert attempt["until_epoch"] >= EPOCHS - 3
     assert provenance["pruning"] == {"cpu": "reference"}
-    assert provenance["kernels"] == "prune_nm: plain torch, as when the trial began"
-    assert "resumed_elsewhere" not in provenance
-
-
-def test_trial_without_its_model_is_not_done(undisturbed, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(undisturbed, out)
-    (trial(out, "sdgp") / "model.pt").unlink()
-    assert run(out).returncode == 0
-    assert_same_results(out, undisturbed)
+    assert provenance["kernels"].startswith("prune_nm: plain torch, as ")
+    (note,) = provenance["resumed_elsewhere"]
+    assert "number of threads was 1 until" in note
+    report = (out / "report.md").read_text(encoding="utf-8")
+    assert "One trial was interrupted" in report
+    assert "number of threads was 1 until" in report.partition("## Can I trust it?")[0]
 
 
 def test_flipped_bit_in_a_model_is_noticed(undisturbed, tmp_path):
@@ -306,25 +283,24 @@ def test_flipped_bit_in_a_model_is_noticed(undisturbed, tmp_path):
     content[len(content) // 2] ^= 1
     (tmp_path / "model.pt").write_bytes(content)
     with pytest.raises(UsageError, match="damaged"):
-        model_files.load_model(tmp_path / "model.pt")
+        checkpoint.load_model(tmp_path / "model.pt")
 
 
 def test_files_that_are_no_models_are_refused_in_one_line(undisturbed, tmp_path):
     for content in (b"", b"text"):
         (tmp_path / "model.pt").write_bytes(content)
         with pytest.raises(UsageError, match="damaged, or not a file of tensors"):
-            model_files.load_model(tmp_path / "model.pt")
+            checkpoint.load_model(tmp_path / "model.pt")
     torch.save({"x": 1}, tmp_path / "model.pt")
-    with pytest.raises(UsageError, match="not a model of this suite"):
-        model_files.load_model(tmp_path / "model.pt")
+    with pytest.raises(UsageError, match="no model of this suite"):
+        checkpoint.load_model(tmp_path / "model.pt")
     with pytest.raises(UsageError, match="no such file"):
-        model_files.load_model(tmp_path / "nothing.pt")
+        checkpoint.load_model(tmp_path / "nothing.pt")
 
 
-def test_trial_left_by_a_killed_command_is_named_by_the_next(interrupted, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(interrupted, out)
-    assert run(out, "sdgp").returncode == 0
-    table = pd.read_csv(out / "results.csv").set_index("method")
-    assert table.loc["dense", "status"] == "error"
-    assert table.loc["sdgp", "status"] == "done"
+def test_a_trial_left_by_a_killed_command_is_named_by_the_next(copy):
+    assert run(copy, "dense") == 0
+    table = pd.read_csv(copy / "results.csv").set_index("method")
+    assert table.loc["dense", "status"] == "done"
+    assert table.loc["sdgp", "status"] == "error"
+    assert "did not end" in table.loc["sdgp", "message"]
