@@ -11,7 +11,7 @@ from typing import Any
 
 from suite import registry
 from suite.command.docstrings import parameter_texts
-from suite.command.options import Parser, door
+from suite.command.options import Parser, program_name
 from suite.errors import UsageError, nearest
 from suite.runs.planning import read_names
 from suite.runs.spec import PRESETS
@@ -23,7 +23,7 @@ DESCRIBED = ("method", "task", "model", "reproduction")
 
 def list_all(arguments: Sequence[str]) -> int:
     """Print every registered thing with the first line of its docstring; imports none of them."""
-    parser = Parser(prog=f"{door()} list", description="List methods, tasks, models, engines and reproductions.")
+    parser = Parser(prog=f"{program_name()} list", description="List everything that can be named on the command line.")
     parser.add_argument("--json", action="store_true", help="as JSON: {kind: [{name, summary, origin}]}")
     parser.add_argument(
         "--plugin", metavar="FILE", action="append", default=[], help="list what this file registers, too"
@@ -50,7 +50,7 @@ def list_all(arguments: Sequence[str]) -> int:
 def describe(arguments: Sequence[str]) -> int:
     """Print what is known of one method, task, model, reproduction or preset."""
     parser = Parser(
-        prog=f"{door()} describe", description="Describe a method, a task, a model, a reproduction or a preset."
+        prog=f"{program_name()} describe", description="Describe a method, a task, a model, a reproduction or a preset."
     )
     parser.add_argument(
         "name", metavar="NAME", help="a name of `pdt list`, a model's parameters in brackets; or smoke, quick, paper"

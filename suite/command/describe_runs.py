@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from suite import registry
-from suite.command.options import door
+from suite.command.options import program_name
 from suite.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def describe_reproduction(name: str, task: str) -> dict[str, Any]:
         "title": thing.title,
         "summary": (type(thing).__doc__ or "").strip().partition("\n")[0],
         "published": ", ".join(dict.fromkeys([thing.reference, *thing.also, *thing.beside])),
-        "command": f"{door()} reproduce {name}",
+        "command": f"{program_name()} reproduce {name}",
         "parts": {part.name: _described_part(part) for part in thing.parts},
         "remarks": {str(number): text for number, text in enumerate(thing.remarks, 1)},
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from suite import files
-from suite.command.options import Parser, door
+from suite.command.options import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder import packed
 
@@ -19,7 +19,7 @@ PACKED = ("epochs.jsonl", "layers.csv")  # of a trial, compressed
 def export(arguments: Sequence[str]) -> int:
     """Copy what a report is built from, and build it there."""
     parser = Parser(
-        prog=f"{door()} export",
+        prog=f"{program_name()} export",
         description="Copy what a report is built from, compressed and without models and logs, and build it there.",
     )
     parser.add_argument("folder", metavar="DIR", help="a suite's folder: what --out named")

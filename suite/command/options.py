@@ -38,14 +38,14 @@ TEXTS = (*LISTS, *RECIPE, "device", "dtype", "data-root", "out", "only", "jobs",
 
 EXAMPLES = """\
 examples:
-  {door} --methods dense,sdgp,prunetrain --task cifar10 --preset smoke
-  {door} --methods "dense,sdgp[mode=random|magnitude|rescaled]" --seeds 3 --set recipe.epochs=20
+  {program} --methods dense,sdgp,prunetrain --task cifar10 --preset smoke
+  {program} --methods "dense,sdgp[mode=random|magnitude|rescaled]" --seeds 3 --set recipe.epochs=20
 
 exit status: 0 all trials done; 1 some trial failed (the report is still made); 2 wrong usage or missing data
 """
 
 
-def door() -> str:
+def program_name() -> str:
     """How this program was called, as one types it again: `pdt`, or `python run_suite.py`."""
     return "python run_suite.py" if Path(sys.argv[0]).name == "run_suite.py" else "pdt"
 
@@ -127,17 +127,17 @@ class RunOptions:
 def run_parser() -> Parser:
     """The parser of `run`. Everything is text, or `None` where it is not typed: a TOML file may say it instead."""
     parser = Parser(
-        prog=door(),
+        prog=program_name(),
         usage="%(prog)s [run] [OPTION ...]",
         description="Compare ways of pruning during training: accuracy, FLOPs and time, measured.\n\n"
-        f"other verbs ({door()} VERB --help):\n"
+        f"other verbs ({program_name()} VERB --help):\n"
         "  list             methods, tasks, models, engines and reproductions\n"
         "  describe NAME    a method, task, model, reproduction or preset: parameters, size, recipes or parts\n"
         "  check METHOD     hold a method to its contract\n"
         "  report DIR       make the report of a suite's folder again\n"
         "  export DIR DEST  copy what a report is built from, compressed, without models and logs\n"
         "  reproduce NAME   a paper's table or figure, ours beside the published numbers",
-        epilog=EXAMPLES.format(door=door()),
+        epilog=EXAMPLES.format(program=program_name()),
     )
     add_run_options(parser)
     return parser

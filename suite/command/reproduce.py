@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from suite import files, registry
 from suite.brackets import split
-from suite.command.options import Parser, RunOptions, add_run_options, door, resolve_run_options
+from suite.command.options import Parser, RunOptions, add_run_options, program_name, resolve_run_options
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
 from suite.runs.spec import SuiteSpec, TrialSpec
@@ -52,7 +52,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     typed_parts = _read_parts(namespace.parts, reproduction)
     options = _read_options(namespace)
 
-    from suite.command.outcome import write_outcome
+    from reproductions.outcome import write_outcome
     from suite.command.run import rehearse_new, resolve, run_trials
     from suite.runs.folder.store import Store
 
@@ -69,7 +69,8 @@ def reproduce(arguments: Sequence[str]) -> int:
 
     def write() -> list[Path]:
         # Planned again: parts of which the folder had nothing before may be there as a whole now.
-        return write_outcome(reproduction, _plans(suites, asked, store), asked, folder, base, arguments)
+        command = [*program_name().split(), "reproduce", *arguments]
+        return write_outcome(reproduction, _plans(suites, asked, store), asked, folder, base, command)
 
     return run_trials(options, _union([suites[name] for name in asked]), trials, folder, write)
 
@@ -77,7 +78,7 @@ def reproduce(arguments: Sequence[str]) -> int:
 def parser() -> Parser:
     """The parser of `reproduce`: the options of `run` but for those that a reproduction decides."""
     found = Parser(
-        prog=f"{door()} reproduce",
+        prog=f"{program_name()} reproduce",
         usage="%(prog)s NAME [OPTION ...]",
         description="Run the trials of a paper's table or figure, and set ours beside the published numbers.",
         epilog=EPILOG.format(listing=listing()),

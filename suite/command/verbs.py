@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from suite import files, registry
-from suite.command.options import DEFAULTS, Parser, door
+from suite.command.options import DEFAULTS, Parser
 from suite.errors import UsageError
 from suite.runs.planning import read_names
 
 
 def check(arguments: Sequence[str]) -> int:
     """Check a method against every contract, and print one line for each. The exit status is 1 if one is broken."""
-    parser = Parser(prog=f"{door()} check", description="Check a method against its contract.")
+    parser = Parser(prog=f"{program_name()} check", description="Check a method against its contract.")
     parser.add_argument("method", metavar="METHOD", help="method, with parameters in brackets: sdgp[n=1,m=4]")
     parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
     parser.add_argument("--task", metavar="TASK", default="digits", help="task to train on (default: digits)")
@@ -44,8 +44,8 @@ def check(arguments: Sequence[str]) -> int:
 
 def report(arguments: Sequence[str]) -> int:
     """Bring the table and the report of a suite's folder up to date with what the folder holds."""
-    parser = Parser(prog=f"{door()} report", description="Make results.csv and the report of a suite's folder again.")
-    parser.add_argument("folder", metavar="DIR", help="what --out named, or a copy without its trials")
+    parser = Parser(prog=f"{program_name()} report", description="Update results.csv and the report of a suite.")
+    parser.add_argument("folder", metavar="DIR", help="output folder of a command, or a copy without trials/")
     typed = parser.read(arguments).folder
     files.read_path(typed, "report")
     folder = Path(typed).expanduser()

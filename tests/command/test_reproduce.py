@@ -14,9 +14,10 @@ import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as 
 from toy_suite import assert_one_line
 
 from reports.data.records import Trial
+from reproductions import outcome
 from reproductions.contract import Part
 from suite import registry
-from suite.command import cli, outcome, reproduce
+from suite.command import cli, reproduce
 from suite.recipe import Recipe
 from suite.runs.folder.store import Store, write_record
 from suite.runs.spec import SuiteSpec, TrialSpec
@@ -102,11 +103,10 @@ def test_one_folder_collects_parts_and_seeds_and_nothing_else():
         assert reproduce.default_folder("a", spec(**changed)) != first
 
 
-def test_the_command_for_another_part(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["run_suite.py"])
+def test_the_command_for_another_part():
     for typed in (["--parts", "a"], ["--parts=a"], []):
-        command = outcome.other_command(["x", *typed, "--out", "a folder"], "b")
-        assert command == "python run_suite.py reproduce x --out 'a folder' --parts b"
+        command = outcome.other_command(["pdt", "reproduce", "x", *typed, "--out", "a folder"], "b")
+        assert command == "pdt reproduce x --out 'a folder' --parts b"
 
 
 def test_what_suite_json_says_of_several_parts():

@@ -1,4 +1,4 @@
-"""What the trials of a reproduction left, written down: whose trials count, and the files of its page."""
+"""From the trials of a reproduction to its page: which trials count, and the text around the comparison."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from suite.command.options import door
+from reports.data.records import read
+from reproductions import page as reproduced
+from reproductions.comparison import doubts_about_times
+from reproductions.contract import Part, Reproduction, ReproductionData
+from suite.runs.folder.store import Store, read_record
+from suite.runs.provenance import without_home
 from suite.runs.spec import SuiteSpec, TrialSpec
-
-if TYPE_CHECKING:
-    from reproductions.contract import Part, Reproduction
 
 
 def write_outcome(
@@ -21,15 +23,21 @@ def write_outcome(
     asked: Sequence[str],
     folder: Path,
     base: SuiteSpec,
-    arguments: Sequence[str],
+    command: Sequence[str],
 ) -> list[Path]:
-    """Write `reproduce/NAME.{md,csv,svg}` from what the folder holds; returns the Markdown file alone."""
-    from reports.data.records import read
-    from reproductions import page as reproduced
-    from reproductions.comparison import doubts_about_times
-    from reproductions.contract import ReproductionData
-    from suite.runs.provenance import without_home
+    """Write `reproduce/NAME.{md,csv,svg}` from the trials in a folder.
 
+    Args:
+        reproduction: The reproduction.
+        plans: Planned trials by part, for the parts whose trials the folder may hold.
+        asked: Names of the parts that the command runs.
+        folder: The suite's folder.
+        base: The command's spec, before the parts change it.
+        command: Words of the command line.
+
+    Returns:
+        The path of the Markdown file, as a list.
+    """
     held = read(folder)
     records = {trial.name: trial for trial in held.trials}
     found = {name: with_other_seeds(specs, folder) for name, specs in plans.items()}
@@ -40,7 +48,7 @@ def write_outcome(
     behind = [records[name] for name in specs if name in records]
     name = reproduction.registered_name
     unrun = [
-        reproduced.PartNotRun(part.name, part.title, other_command(arguments, part.name))
+        reproduced.PartNotRun(part.name, part.title, other_command(command, part.name))
         for part in reproduction.parts
         if part.name not in asked and not _is_whole(part.name, plans, records)
     ]
@@ -65,14 +73,14 @@ def write_outcome(
             unrun=tuple(unrun),
             remarks=(*nothing_pruned(behind), *outcome.remarks, *doubts_about_times(compared, behind)),
             notes=tuple(f"{group.place}: {note}" for group in published for note in group.notes),
-            provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, held.source, arguments)))),
+            provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, held.source, command)))),
         ),
     )
     return written[:1]
 
 
 def other_networks(parts: Sequence[Part], trials: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[str]:
-    """Networks that were trained in place of those that the parts name."""
+    """Return the networks that were trained in place of those that the parts name."""
     found: dict[str, None] = {}
     for part in parts:
         for several in trials.get(part.name, {}).values():
@@ -83,13 +91,13 @@ def other_networks(parts: Sequence[Part], trials: Mapping[str, Mapping[str, Sequ
 
 
 def nothing_pruned(trials: Sequence[Any]) -> list[str]:
-    """One line where no method of these trials left anything out: short presets are tuned for other networks."""
+    """Return one line if no method of these trials pruned anything: short presets are tuned for other networks."""
     methods = [trial for trial in trials if trial.done and trial.text("method") != "dense"]
     if not methods or any(map(_prunes, methods)):
         return []
     return [
-        "**Nothing was pruned in any of these trials**: no channel went, and no product had anything to skip. What a "
-        "method has here beside dense is chance and overhead. Short presets are tuned for ResNet-9."
+        "**Nothing was pruned in any of these trials**: no channel was removed and no product had zeros to skip. "
+        "Differences to dense are chance and overhead. Short presets are tuned for ResNet-9."
     ]
 
 
@@ -99,31 +107,29 @@ def _prunes(trial: Any) -> bool:
 
 
 def _is_whole(part: str, plans: dict[str, list[TrialSpec]], records: dict[str, Any]) -> bool:
-    """Whether each trial of a part was run, by whatever command."""
+    """Return whether every trial of a part was run, by this or an earlier command."""
     return part in plans and all(spec.trial_id in records for spec in plans[part])
 
 
 def with_other_seeds(planned: Sequence[TrialSpec], folder: Path) -> list[TrialSpec]:
-    """The trials of this command, then those of the folder that differ from one of them by seed alone."""
-    from suite.runs.folder.store import Store, read_record
-
+    """Return the trials of this command, then those in the folder that differ from one of them only by seed."""
     specs = [
         record["spec"] for path in Store(folder).trial_folders() if (record := read_record(path)) and "spec" in record
     ]
     found = list(planned)
     held = {TrialSpec.from_json(spec).hash for spec in specs} - {spec.hash for spec in planned}
     for seed in sorted({spec["seed"] for spec in specs}):
-        # Rebuilt from this command's, so that they bear its labels and paths: an earlier one may write them otherwise.
+        # Derived from this command's trials, to have its labels and paths; an earlier command may differ in them.
         others = {other.hash: other for other in _of_seed(planned, seed) if other.hash in held}
         found += others.values()
     return found
 
 
 def _of_seed(planned: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
-    """The same trials with another seed; those that depend on others depend on these of that seed."""
+    """Return the same trials with another seed; dependencies refer to the trials of that seed."""
     renamed: dict[str, str] = {}
     found = []
-    for spec in planned:  # what is depended on comes before
+    for spec in planned:  # a trial follows those that it depends on
         before = {text: renamed.get(trial_id, trial_id) for text, trial_id in spec.depends_on.items()}
         found.append(dataclasses.replace(spec, seed=seed, depends_on=before))
         renamed[spec.trial_id] = found[-1].trial_id
@@ -131,7 +137,7 @@ def _of_seed(planned: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
 
 
 def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """The trials that there are, by the labels that the part's list gives them, whoever ran them."""
+    """Return the trials that exist, by the labels in the part's list of methods."""
     found: dict[str, tuple[Any, ...]] = {}
     for spec in specs:
         if spec.trial_id in records:
@@ -146,25 +152,23 @@ def _summary(reproduction: Reproduction) -> str:
     return " ".join(lines)
 
 
-def other_command(arguments: Sequence[str], part: str) -> str:
-    """The command of this run for another part."""
+def other_command(command: Sequence[str], part: str) -> str:
+    """Return the command line that runs another part."""
     kept: list[str] = []
     skip = False
-    for word in arguments:
+    for word in command:
         if skip:
             skip = False
         elif word == "--parts":
             skip = True
         elif not word.startswith("--parts="):
             kept.append(word)
-    from suite.runs.provenance import without_home
-
-    return without_home(shlex.join([*door().split(), "reproduce", *kept, "--parts", part]))
+    return without_home(shlex.join([*kept, "--parts", part]))
 
 
-def _provenance(trials: Sequence[Any], source: str, arguments: Sequence[str]) -> list[str]:
-    """Where the numbers come from, a line each; the suite's report has the rest."""
-    lines = [f"Command: {shlex.join([*door().split(), 'reproduce', *arguments])}"]
+def _provenance(trials: Sequence[Any], source: str, command: Sequence[str]) -> list[str]:
+    """Return lines that say where the numbers come from; the suite's report has the rest."""
+    lines = [f"Command: {shlex.join(command)}"]
     done = sum(trial.done for trial in trials)
     lines.append(
         f"Trials: {len(trials)}, of which {done} done; numbers from {source}. The suite's own report: ../report.md"
