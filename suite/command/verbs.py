@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from suite import files, registry
-from suite.command.options import DEFAULTS, Parser
+from suite.command.options import DEFAULTS, Parser, program_name
 from suite.errors import UsageError
 from suite.runs.planning import read_names
 

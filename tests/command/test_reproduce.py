@@ -186,7 +186,7 @@ def test_a_file_where_the_page_is_to_be_is_told_before_the_trials_run(folder, ca
     (folder / "out" / "suite.json").write_text("{}")
     (folder / "out" / "reproduce").write_text("x")
     assert cli.main(["reproduce", "sdgp-fig5", "--preset", "smoke", "--device", "cpu", "--out", "out"]) == 2
-    assert_one_line(capsys.readouterr().err, "out/reproduce is a file")
+    assert_one_line(capsys.readouterr().err, "out/reproduce must be a folder")
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["reproduce", "suite.json"]
 
 
