@@ -51,15 +51,15 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
             "Training time",
             "",
             "measured",
-            f"Mean over seeds, with input pipeline, pruning, regulariser and reconfiguration.{warning}",
+            f"Mean over seeds. It includes input pipeline, pruning, regulariser and reconfiguration.{warning}",
         ),
         Column("Training time", "× dense", "measured", f"Mean of the ratios, paired by seed.{warning}"),
         Column("Realised saving of time", "%", "measured", realised + warning),
         Column("Theoretical saving of FLOPs", "%", _SKIPPING, f"1 − effective training FLOPs × dense. {_SKIPS}"),
     )
     caption = (
-        "Dense first, then the best measured trade-off of accuracy and training time first. The order uses means, "
-        "whether or not intervals overlap."
+        "Accuracy and training time. Dense is first; the others are sorted by their measured trade-off, best first. "
+        "The order compares means, whether or not intervals overlap."
     )
     if disturbed:
         caption += " Disturbed times affect this order: do not rely on it."

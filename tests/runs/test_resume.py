@@ -275,7 +275,7 @@ def test_a_trial_continues_with_its_backend_and_notes_other_threads(tmp_path, mo
     assert "number of threads was 1 until" in note
     report = (out / "report.md").read_text(encoding="utf-8")
     assert "One trial was interrupted" in report
-    assert "number of threads was 1 until" in report.partition("## Can I trust it?")[0]
+    assert "number of threads was 1 until" in report.partition("## Can I trust these numbers?")[0]
 
 
 def test_flipped_bit_in_a_model_is_noticed(undisturbed, tmp_path):
