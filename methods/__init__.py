@@ -1,1 +1,1 @@
-"""The methods, one file each; shared mathematics beside them. They know the suite's contracts, never its trainer."""
+"""The methods, one file each; what they share is in `shared`, implementations of masked products in `backends`."""

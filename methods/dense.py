@@ -1,4 +1,4 @@
-"""Dense training: nothing is pruned. The baseline that every other method is held against."""
+"""Dense training: nothing is pruned. It is the baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from suite.registry import register
 
 @register("method", "dense")
 class Dense(Method):
-    """Dense training, the baseline; or of a narrower network, of equal width everywhere, that costs what another does.
+    """Dense training, the baseline; or dense training of a narrower network with the cost of a pruned one.
 
     Attributes:
-        match: a method as one types it, such as `prunetrain`: the network is narrowed to the inference FLOPs that its
-            trial ended with. Empty: the network as it is.
+        match: A method as on the command line, such as `prunetrain`. All spaces of the network are narrowed by the same
+            share, until its inference costs no more FLOPs than the network that this method's trial ended with. Empty:
+            the network is not narrowed.
     """
 
     source: ClassVar[str] = "none: ordinary training"
@@ -28,7 +29,7 @@ class Dense(Method):
         return (self.match,) if self.match else ()
 
     def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
-        """The largest share of the channels of every space, one for all, that costs no more than the other network."""
+        """Narrow all spaces to the largest common share of channels that costs no more than the other network."""
         if not self.match:
             return ()
         wanted = ctx.others[self.match].inference_flops
@@ -39,8 +40,9 @@ class Dense(Method):
                 kept={name: channels[: max(1, math.floor(share * len(channels)))] for name, channels in free.items()}
             )
 
-        # Shares at which some space loses a channel, so that none between two of them makes another network.
+        # List the shares at which some space loses a channel; shares between two of them give the same network.
         shares = sorted({count / len(channels) for channels in free.values() for count in range(1, len(channels) + 1)})
+        # Find the largest one that is cheap enough by bisection.
         low, high = 0, len(shares) - 1
         while low < high:
             middle = (low + high + 1) // 2

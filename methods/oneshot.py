@@ -1,12 +1,14 @@
-"""One reconfiguration at a given time: PruneTrain without its way of going on.
+"""One-time reconfiguration: PruneTrain's lasso with a single reconfiguration.
 
-Source: PruneTrain (Lym et al., SC 2019), Sec. 2 and Fig. 2, where one-time reconfiguration stands beside it.
+Source: PruneTrain (Lym et al., SC 2019), Sec. 2 and Fig. 2, which compares with it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from annotated_types import Interval
 
 from methods.shared.group_lasso import GroupLasso
 from suite.method import Context
@@ -15,21 +17,16 @@ from suite.registry import register
 
 @register("method", "oneshot")
 class OneShot(GroupLasso):
-    """One-time reconfiguration: PruneTrain's lasso, and dead channels cut out once, after a share of the training.
+    """One-time reconfiguration: PruneTrain's lasso; dead channels are removed once, after a share of the training.
 
     Attributes:
-        at: that share of the epochs; later ones train what is left, with the lasso.
+        at: Share of the epochs before the reconfiguration. Later epochs train the remaining network, with the lasso.
     """
 
     source: ClassVar[str] = "Lym et al., PruneTrain, SC 2019, as a baseline"
 
-    at: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.at <= 1:
-            raise ValueError(f"at is {self.at}; a share of the epochs lies above 0 and is at most 1")
+    at: Annotated[float, Interval(gt=0, le=1)] = 0.5
 
     def cuts_now(self, ctx: Context) -> bool:
-        """After the first epoch that ends with that share done, or more."""
+        """Return whether this is the first epoch that ends with the share done."""
         return ctx.epochs_done == math.ceil(round(self.at * ctx.epochs, 6))  # 0.07 * 100 is a little over 7

@@ -1,7 +1,7 @@
-"""PruneTrain: a group lasso drives channels to zero, and the network is rebuilt smaller while it trains.
+"""PruneTrain: a group lasso drives channels to zero, and they are removed from the network during training.
 
 Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
-Reconfiguration", SC 2019. `docs/methods/prunetrain.md` says what differs here.
+Reconfiguration", SC 2019. `docs/methods/prunetrain.md` lists the differences from the paper.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge
 
 from methods.shared.group_lasso import GroupLasso
 from suite.errors import UsageError
@@ -19,29 +20,30 @@ from suite.method import Context, ReconfigPlan
 from suite.registry import register
 
 STEP = 32
-"""A batch grows by multiples of this."""
+"""The batch size grows by multiples of this number of images."""
 DEVICE_SHARE = 0.9
-"""Of a device's memory, with `dynamic_batch=device`: libraries and fragments take some."""
+"""Share of the device's memory that a step may use with `dynamic_batch=device`; libraries need the rest."""
 
 
 @register("method", "prunetrain")
 class PruneTrain(GroupLasso):
-    """PruneTrain: group lasso over channels; channels that are zero everywhere are cut out of the network as it trains.
+    """PruneTrain: a group lasso over channels; channels that are zero everywhere are removed during training.
 
     Attributes:
-        interval: epochs between reconfigurations.
-        dynamic_batch: as the network shrinks, the batch grows by multiples of 32, and the learning rate with it, as
-            long as a step needs no more memory than at the `start`, or than the `device` has; or it is `off`.
+        interval: Epochs between reconfigurations.
+        dynamic_batch: Whether the batch grows as the network shrinks, by multiples of 32 images and together with the
+            learning rate: as long as a step needs no more memory than at the `start`, or than the `device` has; or
+            not at all (`off`).
     """
 
     source: ClassVar[str] = "Lym et al., PruneTrain, SC 2019"
 
-    interval: int = 10
+    interval: Annotated[int, Ge(1)] = 10
     dynamic_batch: Literal["off", "start", "device"] = "off"
 
     @classmethod
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:
-        """As published for `paper`; the short presets cut every epoch, and by a coarser threshold."""
+        """Use the published values for `paper`; the short presets reconfigure every epoch, with a larger threshold."""
         found = super().defaults(task, preset)
         if preset in ("quick", "smoke"):
             found["interval"] = 1
@@ -51,8 +53,6 @@ class PruneTrain(GroupLasso):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.interval < 1:
-            raise ValueError(f"interval is {self.interval}; the smallest is 1 epoch")
         self._memory_bound = 0  # bytes; 0 before the first reconfiguration
         self._first_batch_size = 0
 
@@ -60,15 +60,17 @@ class PruneTrain(GroupLasso):
         super().setup(ctx)
         self._first_batch_size = ctx.batch_size
         if self.dynamic_batch == "device" and ctx.device.type != "cuda":
-            raise ValueError("dynamic_batch=device needs a CUDA device, whose memory is the bound; take start")
+            raise ValueError(
+                "dynamic_batch=device needs a CUDA device, whose memory is the bound; use dynamic_batch=start"
+            )
         if self.dynamic_batch != "off" and not ctx.train_images:
             raise UsageError(
-                f"dynamic_batch={self.dynamic_batch} needs train_images, the images of an epoch, or the batch could "
-                "never grow; the loop then has to follow hooks.ctx.batch_size and hooks.reconfigurations[-1].lr_scale"
+                f"dynamic_batch={self.dynamic_batch} needs train_images, the number of images per epoch; the loop then "
+                "has to follow hooks.ctx.batch_size and hooks.reconfigurations[-1].lr_scale"
             )
 
     def cuts_now(self, ctx: Context) -> bool:
-        """Every `interval` epochs, after the last one too where it divides."""
+        """Return whether `interval` divides the number of finished epochs; the last epoch is no exception."""
         return ctx.epochs_done % self.interval == 0
 
     def reconfigure(self, ctx: Context) -> ReconfigPlan | None:
@@ -76,21 +78,22 @@ class PruneTrain(GroupLasso):
         return plan if plan is None or self.dynamic_batch == "off" else self._with_larger_batch(plan, ctx)
 
     def _with_larger_batch(self, plan: ReconfigPlan, ctx: Context) -> ReconfigPlan:
-        """The plan with the largest batch, by steps of 32, that needs no more memory than is allowed (Sec. 4.3).
+        """Return the plan with the largest batch that needs no more memory than allowed (Sec. 4.3).
 
-        Steps are larger where the recipe's micro-batches ask for it.
+        The batch grows by multiples of 32 images, or more if the number of micro-batches requires it.
         """
+        # Fix the memory that a step may use.
         if not self._memory_bound:
             total = torch.cuda.get_device_properties(ctx.device).total_memory if ctx.device.type == "cuda" else 0
             on_device = self.dynamic_batch == "device"
             self._memory_bound = int(DEVICE_SHARE * total) if on_device else ctx.memory_estimate(ReconfigPlan())
-        by = math.lcm(STEP, ctx.micro_batches)
-        now, more = (
-            ctx.memory_estimate(dataclasses.replace(plan, batch_size=ctx.batch_size + extra)) for extra in (0, by)
-        )
+        # Extrapolate from the memory of the present batch and of the next larger one.
+        increment = math.lcm(STEP, ctx.micro_batches)
+        sizes = (ctx.batch_size, ctx.batch_size + increment)
+        now, more = (ctx.memory_estimate(dataclasses.replace(plan, batch_size=size)) for size in sizes)
         steps = (self._memory_bound - now) // (more - now) if more > now else 0
-        most = (ctx.train_images - ctx.batch_size) // by  # an epoch has a step
-        batch_size = ctx.batch_size + by * max(0, min(steps, most))
+        most = (ctx.train_images - ctx.batch_size) // increment  # an epoch keeps at least one step
+        batch_size = ctx.batch_size + increment * max(0, min(steps, most))
         return dataclasses.replace(plan, batch_size=batch_size, lr_scale=batch_size / self._first_batch_size)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A pruned network trained from new weights: what its architecture is worth without the way that led to it.
+"""Training of a pruned network from new weights, to measure its architecture without the pruning that led to it.
 
 Source: Liu, Sun, Zhou, Huang, Darrell, "Rethinking the Value of Network Pruning", ICLR 2019; a baseline of PruneTrain
 (Lym et al., SC 2019), which trains from scratch in one run.
@@ -16,10 +16,10 @@ from suite.registry import register
 
 @register("method", "scratch")
 class Scratch(Method):
-    """Dense training, from new weights, of the network that another method's trial of the same seed ended with.
+    """Dense training, from new weights, of the network that another method's trial with the same seed ended with.
 
     Attributes:
-        of: the method as one types it.
+        of: The other method, as on the command line.
     """
 
     source: ClassVar[str] = "Liu et al., Rethinking the Value of Network Pruning, ICLR 2019"
@@ -31,7 +31,7 @@ class Scratch(Method):
         return (self.of,)
 
     def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
-        """What was cut out of the other network, in the same order; its batches and rates are not taken over."""
+        """Repeat the reconfigurations of the other trial, without their batch sizes and learning rates."""
         return [
             dataclasses.replace(plan, batch_size=None, lr_scale=None, restart=False)
             for plan in ctx.others[self.of].reconfigurations

@@ -19,7 +19,7 @@ from suite.method import Context, Density, Method, OpPlan, Site
 from suite.registry import register
 
 RGB = 3
-"""Convolutions with no more input channels are left alone: they read the image, whose gradient nobody needs."""
+"""Convolutions with at most this many input channels are not pruned: they read the image, which needs no gradient."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,17 @@ class PruneOutputGradient:
 
 @register("method", "sdgp")
 class SDGP(Method):
-    """SDGP: n of every m channels of the output gradient make the data gradient; the weight gradient stays dense.
+    """SDGP: the data gradient uses n of every m channels of the output gradient; the weight gradient stays dense.
 
     Attributes:
-        n: channels kept of each group.
-        m: consecutive channels, at one pixel, that make a group. The last group is short where m does not divide the
-            channels, and keeps min(n, its size).
-        mode: `random`; `magnitude`, the largest; `rescaled`, the largest, multiplied so that sums of magnitudes stay.
-        scope: what `rescaled` sums over; no other mode looks at it. Each channel of each sample, `sample_channel` (the
-            published code); each `group` of m; or each `channel` over the whole batch (the paper's text).
-        layers: `conv`, every convolution but those that read the image; `all`, linear layers too.
+        n: Number of channels kept in each group.
+        m: Number of consecutive channels, at one pixel, that form a group. If m does not divide the number of channels,
+            the last group is shorter and keeps min(n, its size).
+        mode: Which channels are kept: `random` ones, those of largest `magnitude`, or these, `rescaled` so that the sum
+            of magnitudes does not change.
+        scope: Over what `rescaled` sums; other modes ignore it. Each channel of each sample (`sample_channel`, the
+            published code), each `group` of m channels, or each `channel` over the whole batch (the paper's text).
+        layers: `conv`: every convolution except those that read the image; `all`: linear layers too.
     """
 
     version: ClassVar[int] = 2  # 2: other random masks
@@ -60,7 +61,7 @@ class SDGP(Method):
         super().__post_init__()
         if self.n > self.m:
             raise ValueError(f"n is {self.n}; it must not be larger than m, which is {self.m}")
-        self._channels: dict[str, int] = {}  # output channels of the layers that are pruned, by name
+        self._channels: dict[str, int] = {}  # output channels of each pruned layer
 
     def setup(self, ctx: Context) -> None:
         self._positions = ctx.spaces.positions
@@ -75,7 +76,7 @@ class SDGP(Method):
             for name, layer in ctx.layers.items()
             if (channels := self._pruned_channels(layer))
         ]
-        # Compiled before the clock of training runs.
+        # Compile the kernels before training time is measured.
         kernels.prepare(shapes, ctx.device, self._rule)
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
@@ -92,22 +93,22 @@ class SDGP(Method):
         return PruneRule(self.n, self.m, mode, self.scope if self.mode == "rescaled" else "none")
 
     def _pruned_channels(self, layer: nn.Module) -> int:
-        """The output channels of a layer that is pruned; 0 of another."""
+        """Return the number of output channels of a layer, 0 if it is not pruned."""
         if isinstance(layer, nn.Conv2d) and layer.in_channels > RGB:
             return layer.out_channels
         return layer.out_features if isinstance(layer, nn.Linear) and self.layers == "all" else 0
 
     def density(self, name: str, ctx: Context) -> Density:
-        """The share of the output gradient's channels that is kept, short group included."""
+        """Return the share of the output gradient's channels that is kept, including the short group."""
         channels = self._channels.get(name, 0)
         kept = sum(min(self.n, size) for size in self._groups(channels))
         return Density(dgrad=kept / channels if channels else 1.0)
 
     def overhead(self, name: str, samples: int, ctx: Context) -> float:
-        """Operations of the pruning, counted for each pixel of the output gradient.
+        """Return the operations of the pruning, counted for each pixel of the output gradient.
 
-        Magnitude: a comparison of every two channels of a group. Random: a draw and a comparison for each channel.
-        Rescaling: three for each channel, to add it to the sums before and after, and to multiply it.
+        Magnitude: one comparison for every two channels of a group. Random: one draw and one comparison per channel.
+        Rescaling: three per channel (add to the sums before and after, multiply).
         """
         channels = self._channels.get(name, 0)
         if self.n == self.m or not channels:
@@ -121,6 +122,6 @@ class SDGP(Method):
         return float(operations * samples * self._positions[name])
 
     def _groups(self, channels: int) -> list[int]:
-        """The sizes of a pixel's groups."""
+        """Return the sizes of the groups of one pixel."""
         whole, rest = divmod(channels, self.m)
         return [self.m] * whole + ([rest] if rest else [])

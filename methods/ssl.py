@@ -1,4 +1,4 @@
-"""Structured sparsity learning: the lasso of PruneTrain on a network that keeps its size until the training is over.
+"""Structured sparsity learning: PruneTrain's lasso on a network that keeps its size until the end of training.
 
 Source: Wen, Wu, Wang, Chen, Li, "Learning Structured Sparsity in Deep Neural Networks", NIPS 2016; PruneTrain (Lym et
 al., SC 2019) compares with it (Fig. 8).
@@ -23,11 +23,11 @@ from suite.registry import register
 
 @register("method", "ssl")
 class SSL(GroupLasso):
-    """Structured sparsity learning: PruneTrain's lasso, and dead channels cut out after the last epoch alone.
+    """Structured sparsity learning: PruneTrain's lasso; dead channels are removed only after the last epoch.
 
     Attributes:
-        from_trained: whose weights the training begins with: a method as one types it, such as `dense`, whose trial of
-            the same task, network, recipe and seed is trained before; or the path of a `model.pt`. Empty: new weights.
+        from_trained: Weights to start from: a method as on the command line, such as `dense`, whose trial with the same
+            task, network, recipe and seed runs first; or the path of a `model.pt`. Empty: new weights.
     """
 
     source: ClassVar[str] = "Wen et al., Learning Structured Sparsity in Deep Neural Networks, NIPS 2016"
@@ -43,7 +43,7 @@ class SSL(GroupLasso):
         named = self.from_trained
         if named.endswith("]"):
             return False
-        # A name that is longer than any file's would make `is_file` fail.
+        # `is_file` fails on names that are longer than any file's.
         return "/" in named or named.endswith(".pt") or (len(named.encode()) < 256 and Path(named).is_file())
 
     def depends_on(self) -> tuple[str, ...]:
@@ -56,44 +56,44 @@ class SSL(GroupLasso):
         super().setup(ctx)
         if not self.from_trained:
             return
-        # A trained network's loss is so small that the ratio by it would ask for no penalty. The coefficient is the one
-        # that new weights would have got: theirs are in the model still, and their loss is that of guessing.
+        # The loss of a trained network is so small that the ratio would give almost no penalty. Use the coefficient of
+        # new weights instead: the model still has them, and their loss is that of guessing.
         cost = penalty(lasso_layers(ctx.layers, ctx.spaces).values(), self._by_size).item()
         self._penalty_coefficient = self.ratio * math.log(ctx.num_classes) / ((1 - self.ratio) * cost)
         if self._names_a_file:
             self._trained = _weights_for(ctx, Path(self.from_trained))
 
     def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
-        """Trained weights take the place of new ones; here, since the other trial is done when this one begins."""
+        """Load the trained weights; the other trial is finished when this one begins."""
         if not self.from_trained:
             return ()
         if not self._names_a_file:
             path = ctx.others[self.from_trained].model_file
             if path is None:
-                raise UsageError(f"from_trained: the trial of '{self.from_trained}' has no model_file to begin with")
+                raise UsageError(f"from_trained: the trial of '{self.from_trained}' has no model_file to start from")
             self._trained = _weights_for(ctx, path)
         ctx.model.load_state_dict(self._trained)
         self._trained = {}
         return ()
 
     def cuts_now(self, ctx: Context) -> bool:
-        """After the last epoch."""
+        """Return whether this is the last epoch."""
         return ctx.epochs_done == ctx.epochs
 
 
 def _weights_for(ctx: Context, path: Path) -> Mapping[str, Tensor]:
-    """The state of a final model, if it fits the model that is to be trained.
+    """Return the state of a final model.
 
     Raises:
-        UsageError: if it is another network's.
+        UsageError: if it does not fit the model that will be trained.
     """
     trained = load_model(path).state_dict()
     theirs = {name: tuple(tensor.shape) for name, tensor in trained.items()}
     ours = {name: tuple(tensor.shape) for name, tensor in ctx.model.state_dict().items()}
     if theirs != ours:
-        apart = next(name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name))
+        different = next(name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name))
         raise UsageError(
-            f"from_trained: {path} holds another network than the one that is trained: its '{apart}' is "
-            f"{theirs.get(apart, 'absent')}, here {ours.get(apart, 'absent')}"
+            f"from_trained: {path} holds another network than the one to train: its '{different}' is "
+            f"{theirs.get(different, 'absent')}, here {ours.get(different, 'absent')}"
         )
     return trained

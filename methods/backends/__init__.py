@@ -1,1 +1,1 @@
-"""Ways to compute the products of a masked layer, and the choice of the fastest of them."""
+"""Implementations of the products of masked layers, and the choice of the fastest one for each layer."""

@@ -1,9 +1,9 @@
-"""Which of several ways to compute the same thing is the fastest: measured once on a machine, kept on disk, and shared.
+"""Autotuning: measure which of several implementations is the fastest, once per machine, and store the choice.
 
-A method whose arithmetic can run in several ways asks `choose`. The first way is the baseline, which another one has to
-beat by a margin. The answer is kept in a file that is named by the question and the machine, so that trials that differ
-only in their seed compute alike, whenever they run. A choice must therefore depend on nothing that differs between
-seeds: ask about shapes and densities, not about one trial's mask.
+A method with several implementations of the same arithmetic calls `choose`. The first implementation is the baseline,
+which another one has to beat by a margin. The choice is stored in a file that is named after the question and the
+machine, so that trials which differ only in their seed compute alike whenever they run. The question must therefore
+contain nothing that differs between seeds: ask about shapes and densities, not about the mask of one trial.
 
 The files are in `$PDT_CHOICES`, or else in `choices` in the folder of compiled kernels. To measure again, remove them.
 """
@@ -32,13 +32,13 @@ from suite.files import canonical_json
 
 log = logging.getLogger("pdt.autotune")
 
-FORMAT = 1  # of a file; raise it when the way of measuring changes
+FORMAT = 1  # of the files; increase it when the measurement changes
 MARGIN = 0.05
-"""By which share of its time the baseline has to be beaten, with the whole interval of the measured ratio."""
+"""Share of the baseline's time by which a candidate has to be faster, over the whole interval of the ratio."""
 FEWEST_ROUNDS, MOST_ROUNDS = 15, 61
-LONGEST_S = 30.0  # after the fewest rounds
+LONGEST_S = 30.0  # applies after the fewest rounds
 SHORTEST_SAMPLE_S = 2e-3  # faster candidates run several times in a sample
-OUTSIDE = 0.005  # probability that the median lies below the interval, and that it lies above it
+OUTSIDE = 0.005  # probability that the median is below the interval, and that it is above it
 _CHECKSUM = "checksum"
 
 Step = Callable[[], None]
@@ -46,12 +46,13 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True)
 class Timing:
-    """One candidate's time, from samples that were interleaved with those of the baseline.
+    """Time of one candidate, from samples that alternate with those of the baseline.
 
     Attributes:
-        seconds: median of one run.
-        ratio: median over rounds of its time over the baseline's in the same round.
-        low, high: 99 % interval of that median.
+        seconds: Median time of one run.
+        ratio: Median over rounds of the candidate's time over the baseline's in the same round.
+        low: Lower end of the 99 % interval of that median.
+        high: Upper end of the interval.
     """
 
     seconds: float
@@ -62,13 +63,13 @@ class Timing:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which candidate is used, and why.
+    """The candidate to use, and the measurement behind the choice.
 
     Attributes:
-        name: of the candidate.
-        timings: by candidate, the baseline first.
-        rounds: how many samples each candidate has.
-        from_cache: whether an earlier measurement on this machine was found.
+        name: Name of the candidate.
+        timings: Timing by candidate, the baseline first.
+        rounds: Number of samples of each candidate.
+        from_cache: Whether a stored measurement of this machine was found.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Choice:
     from_cache: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for a method's record."""
+        """Return the choice as plain data, for a method's record."""
         return {
             "chosen": self.name,
             "ratios": {name: [one.ratio, one.low, one.high] for name, one in self.timings.items()},
@@ -87,7 +88,7 @@ class Choice:
 
 
 def choices_folder() -> Path:
-    """The folder of kept choices: `$PDT_CHOICES`, else `choices` in the folder of compiled kernels."""
+    """Return the folder of stored choices: `$PDT_CHOICES`, or `choices` in the folder of compiled kernels."""
     import kernels
 
     chosen = os.environ.get("PDT_CHOICES")
@@ -101,17 +102,18 @@ def choose(
     device: torch.device,
     hardware_id: str,
 ) -> Choice:
-    """Choose the fastest candidate for this machine, from the kept choice if there is one.
+    """Choose the fastest candidate for this machine; a stored choice is used if it exists.
 
-    Processes that measure on one machine wait for each other. Draws from no random generator of torch or Python.
+    Processes that measure on one machine wait for each other. The global random generators of torch and Python are not
+    used.
 
     Args:
-        question: plain data that determines the times, apart from the machine: what is computed, shapes, number type,
-            density, the version of the kernels. Trials with different seeds have to ask the same question.
-        candidates: names; the first is the baseline.
-        prepare: gives a callable for each candidate, which runs it once; called only if something has to be measured.
-        device: that the candidates run on.
-        hardware_id: its short name (`Context.hardware_id`).
+        question: Plain data that determines the times on one machine: what is computed, shapes, number type, density,
+            version of the kernels. Trials with different seeds have to ask the same question.
+        candidates: Names of the candidates; the first is the baseline.
+        prepare: Returns a function for each candidate that runs it once; called only if something has to be measured.
+        device: Device on which the candidates run.
+        hardware_id: Short name of the hardware (`Context.hardware_id`).
 
     Raises:
         UsageError: if the folder of choices cannot be written.
@@ -124,7 +126,7 @@ def choose(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent):
-            if (found := _read(path, key)) is not None:  # another process has measured it in the meantime
+            if (found := _read(path, key)) is not None:  # another process may have measured it in the meantime
                 return found
             files.remove_abandoned(path.parent)
             choice = measure(prepare(), candidates, device)
@@ -132,13 +134,13 @@ def choose(
             return choice
     except OSError as error:
         raise UsageError(
-            f"measured choices cannot be kept in {path.parent} ({error.strerror or error}), and trials that measure "
-            "each for itself may compute differently; name a folder that can be written by the variable PDT_CHOICES"
+            f"measured choices cannot be stored in {path.parent} ({error.strerror or error}), and trials that measure "
+            "separately may choose differently; set PDT_CHOICES to a folder that can be written"
         ) from error
 
 
 def machine(hardware_id: str) -> dict[str, Any]:
-    """What decides times apart from the question: hardware, threads, versions and number format settings."""
+    """Return what decides times besides the question: hardware, threads, version and settings of torch."""
     return {
         "hardware": hardware_id,
         "threads": torch.get_num_threads(),
@@ -149,19 +151,21 @@ def machine(hardware_id: str) -> dict[str, Any]:
 
 
 def measure(steps: Mapping[str, Step], candidates: Sequence[str], device: torch.device) -> Choice:
-    """Time the candidates in turn, in a new order each round, until the intervals decide or the time is up.
+    """Time the candidates in turn, in a new order in each round, until the intervals decide or the time is up.
 
     Args:
-        steps: runs each candidate once, by name.
-        candidates: names; the first is the baseline.
-        device: that they run on.
+        steps: For each candidate, a function that runs it once.
+        candidates: Names of the candidates; the first is the baseline.
+        device: Device on which they run.
     """
+    # Warm up, and find out how many runs make a sample long enough.
     baseline, *others = candidates
     repeats = {}
     for name in candidates:
-        steps[name]()  # indices are built, libraries choose algorithms
+        steps[name]()  # builds indices, and lets libraries choose algorithms
         once = _seconds(steps[name], 1, device)
         repeats[name] = max(1, math.ceil(SHORTEST_SAMPLE_S / max(once, 1e-9)))
+    # Take samples in rounds.
     order, times = random.Random(0), {name: list[float]() for name in candidates}
     began = time.monotonic()
     for rounds in range(1, MOST_ROUNDS + 1):
@@ -177,7 +181,7 @@ def measure(steps: Mapping[str, Step], candidates: Sequence[str], device: torch.
 
 
 def _decide(timings: Mapping[str, Timing], candidates: Sequence[str]) -> str:
-    """The fastest of those that beat the baseline by the margin, or the baseline."""
+    """Return the fastest candidate that beats the baseline by the margin, or the baseline."""
     faster = [name for name in candidates[1:] if _is_faster(timings[name])]
     return min(faster, key=lambda name: timings[name].ratio, default=candidates[0])
 
@@ -187,7 +191,7 @@ def _is_faster(timing: Timing) -> bool:
 
 
 def _timing(times: Sequence[float], baseline: Sequence[float]) -> Timing:
-    """Medians, and the order statistics that enclose the median ratio with the probability 1 - 2 * OUTSIDE."""
+    """Return medians, and the order statistics that enclose the median ratio with probability 1 - 2 * OUTSIDE."""
     ratios = sorted(one / other for one, other in zip(times, baseline, strict=True))
     count, below, cut = len(ratios), 0.0, 0
     while (below := below + math.comb(count, cut) / 2**count) <= OUTSIDE:
@@ -197,7 +201,7 @@ def _timing(times: Sequence[float], baseline: Sequence[float]) -> Timing:
 
 
 def _seconds(step: Step, repeats: int, device: torch.device) -> float:
-    """Mean seconds of one run over `repeats`."""
+    """Return the mean seconds of one run over `repeats` runs."""
     _wait(device)
     began = time.perf_counter()
     for _ in range(repeats):
@@ -213,14 +217,14 @@ def _wait(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the kernel releases when the process ends; waits for another holder."""
+    """Hold the folder's lock; wait while another process holds it. The kernel releases it when the process ends."""
     import fcntl
 
     with os.fdopen(files.open_descriptor(folder / ".lock", os.O_WRONLY), "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("another process is measuring; this one waits, so that they do not disturb each other")
+            log.info("another process is measuring; this one waits, so that the two do not disturb each other")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -232,16 +236,16 @@ def _write(path: Path, key: Mapping[str, Any], choice: Choice) -> None:
 
 
 def _read(path: Path, key: Mapping[str, Any]) -> Choice | None:
-    """The kept choice; `None` if there is none, or if it is damaged and has to be measured again."""
+    """Return the stored choice; `None` if it does not exist, or is damaged and has to be measured again."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.pop(_CHECKSUM, None) != _checksum(content):
-            raise ValueError("its checksum is wrong")
+            raise ValueError("wrong checksum")
         if content.get("format") != FORMAT or any(content.get(name) != value for name, value in key.items()):
-            raise ValueError("it answers another question")
+            raise ValueError("it belongs to another question")
         timings = {name: Timing(**content["timings"][name]) for name in key["candidates"]}
         if content["chosen"] not in timings:
-            raise ValueError("its choice is no candidate")
+            raise ValueError("the choice is not a candidate")
         return Choice(content["chosen"], timings, content["rounds"], from_cache=True)
     except FileNotFoundError:
         return None
@@ -252,7 +256,7 @@ def _read(path: Path, key: Mapping[str, Any]) -> Choice | None:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """SHA-256 of the canonical JSON; of content that has none (infinities), a text that equals no checksum."""
+    """Return the SHA-256 of the canonical JSON; `none` for content without canonical JSON, such as infinities."""
     try:
         return hashlib.sha256(canonical_json(content).encode()).hexdigest()
     except (ValueError, RecursionError, TypeError):

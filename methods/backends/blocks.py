@@ -1,7 +1,7 @@
-"""A convolution whose filters keep 2x2 blocks, as up to four smaller convolutions on the library's own kernels.
+"""A convolution whose filters keep 2x2 blocks, computed as up to four smaller convolutions with torch's own kernels.
 
-Where all kernels of a filter keep the same block of their 3x3 weights, those filters together are a 2x2 convolution of
-the same input, moved by a row or a column or not: dense products of 4/9 of the work, on any device.
+If all kernels of a filter keep the same 2x2 block of their 3x3 weights, the filters with one block form a 2x2
+convolution of the same input, shifted by at most one row and column: dense products with 4/9 of the work on any device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIDE, BLOCK = 3, 2
 
 
 class _Part(NamedTuple):
-    """Filters that keep the same block, as a range of the sorted ones, and the block's first row and column."""
+    """Filters that keep the same block: their range in the sorted order, and the first row and column of the block."""
 
     filters: slice
     top: int
@@ -39,7 +39,7 @@ class BlockConvolutions:
     """The three products of a 3x3 convolution, as one 2x2 convolution for each block that filters keep.
 
     Args:
-        kept: (K, C, 3, 3) bool, the weights that are there. Whole kernels may be absent; they are multiplied as zeros.
+        kept: (K, C, 3, 3) bool, the weights that remain. Kernels that are pruned whole are multiplied as zeros.
 
     Raises:
         ValueError: if the kernels of a filter do not keep one 2x2 block.
@@ -49,7 +49,7 @@ class BlockConvolutions:
 
     def __init__(self, kept: Tensor) -> None:
         corner = _corners(kept)
-        self._sorted = corner.argsort(stable=True)  # filters of one block side by side
+        self._sorted = corner.argsort(stable=True)  # groups the filters by block
         self._place = self._sorted.argsort()
         self._grads: PerGradient[Tensor] = PerGradient()
         self._parts: list[_Part] = []
@@ -60,7 +60,7 @@ class BlockConvolutions:
             begin += count
 
     def forward(self, activation: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        """As of `suite.method.Backend`."""
+        """See `suite.method.Backend`."""
         size, inner = _output_size(activation, geometry), _inner(geometry)
         blocks = self._blocks(weight)
         outs = [
@@ -71,16 +71,16 @@ class BlockConvolutions:
         return out if bias is None else out.add_(bias.view(1, -1, 1, 1))
 
     def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor, geometry: Geometry) -> Tensor:
-        """As of `suite.method.Backend`."""
+        """See `suite.method.Backend`."""
         size, inner = (grad.shape[2], grad.shape[3]), _inner(geometry)
         grad = self._sorted_grad(grad)
         found: Tensor | None = None
         for part, block in zip(self._parts, self._blocks(weight), strict=True):
             moved = _moved(activation, part, geometry, size)
             of_part = TORCH.dgrad(grad[:, part.filters], block, moved, inner)
-            # What was added for the move is taken off, and what was cut off gets no gradient.
+            # Remove what the shift added; what it cut off gets no gradient.
             back = F.pad(of_part, [-amount for amount in _move(activation, part, geometry, size)])
-            # In fp32: parts in 16 bits are rounded once each already.
+            # Sum in fp32: in 16 bits every part has been rounded once already.
             found = back.float() if found is None else found.add_(back)
         assert found is not None
         return found.to(grad.dtype)
@@ -88,7 +88,7 @@ class BlockConvolutions:
     def wgrad(
         self, grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, with_bias: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """As of `suite.method.Backend`; zero outside the blocks."""
+        """See `suite.method.Backend`; the gradient is zero outside the blocks."""
         size, inner = (grad.shape[2], grad.shape[3]), _inner(geometry)
         bias = grad.sum((0, 2, 3)) if with_bias else None
         grad = self._sorted_grad(grad)
@@ -103,7 +103,7 @@ class BlockConvolutions:
         return self._grads.of(grad, lambda: _channels(grad, self._sorted))
 
     def _blocks(self, weight: Tensor) -> list[Tensor]:
-        """Of each part the weights that are there, (filters, C, 2, 2), in the memory format of all."""
+        """Return the remaining weights of each part, (filters, C, 2, 2), in the memory format of the weight."""
         last = weight.is_contiguous(memory_format=torch.channels_last)
         layout = torch.channels_last if last else torch.contiguous_format
         return [
@@ -114,17 +114,17 @@ class BlockConvolutions:
         ]
 
     def executed(self, product: str, grad: Tensor | None, weight: Tensor, geometry: Geometry) -> float:
-        """As of `suite.method.Backend`."""
+        """See `suite.method.Backend`."""
         return BLOCK**2 / SIDE**2
 
 
 def _corners(kept: Tensor) -> Tensor:
-    """For each filter the number of its block, 2 * row + column of its corner; (K,)."""
+    """Return the block of each filter, as 2 * row + column of its first weight; (K,)."""
     if kept.shape[2:] != (SIDE, SIDE):
         raise ValueError(f"kernels are {kept.shape[2]}x{kept.shape[3]}; blocks are of {SIDE}x{SIDE} ones")
     of_filter = kept.any(1)
     found = torch.full((len(kept),), -1, device=kept.device)
-    for number in reversed(range(BLOCK**2)):  # of an empty filter, which fits all, the first
+    for number in reversed(range(BLOCK**2)):  # an empty filter fits all blocks and takes the first
         top, left = divmod(number, BLOCK)
         outside = of_filter.clone()
         outside[:, top : top + BLOCK, left : left + BLOCK] = False
@@ -135,16 +135,16 @@ def _corners(kept: Tensor) -> Tensor:
 
 
 def _inner(geometry: Geometry) -> Geometry:
-    """Of the smaller convolutions, whose input is padded already."""
+    """Return the geometry of the smaller convolutions, whose input is padded already."""
     return Geometry("conv", geometry.stride, (0, 0), geometry.dilation)
 
 
 def _channels(tensor: Tensor, order: Tensor) -> Tensor:
-    """Channels in another order, in the same memory format."""
+    """Return the channels in another order, in the same memory format."""
     if not tensor.is_contiguous(memory_format=torch.channels_last):
         return tensor.index_select(1, order)
     rows = tensor.permute(0, 2, 3, 1).flatten(0, 2)
-    # On the CPU a gather of rows is some times faster than a selection of columns.
+    # On the CPU, gathering rows is several times faster than selecting columns.
     found = rows.gather(1, order.expand(len(rows), -1)) if rows.device.type == "cpu" else rows.index_select(1, order)
     return found.view(tensor.shape[0], *tensor.shape[2:], -1).permute(0, 3, 1, 2)
 
@@ -160,7 +160,7 @@ def _output_size(activation: Tensor, geometry: Geometry) -> tuple[int, int]:
 
 
 def _move(activation: Tensor, part: _Part, geometry: Geometry, out: tuple[int, int]) -> list[int]:
-    """By how much the input grows on its four sides for a part, in the order of `F.pad`; negative where it shrinks."""
+    """Return by how much the input grows on its four sides for a part, in the order of `F.pad`; negative to shrink."""
     amounts: list[int] = []
     for axis, first in ((1, part.left), (0, part.top)):
         before = geometry.padding[axis] - first * geometry.dilation[axis]
@@ -170,5 +170,5 @@ def _move(activation: Tensor, part: _Part, geometry: Geometry, out: tuple[int, i
 
 
 def _moved(activation: Tensor, part: _Part, geometry: Geometry, out: tuple[int, int]) -> Tensor:
-    """What a part reads of the input, with its zeros."""
+    """Return the input of a part, with its padding."""
     return F.pad(activation, _move(activation, part, geometry, out))

@@ -1,4 +1,4 @@
-"""What both gradients of a layer make of the same output gradient, made once."""
+"""Sharing of work between the two gradients of a layer, which start from the same output gradient."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Made = TypeVar("Made")
 
 
 class PerGradient(Generic[Made]):
-    """Hands out what is made of an output gradient to the first who asks and, for the same tensor, to the second.
+    """Computes something from an output gradient for the first caller and returns it again to the second.
 
-    A layer's two gradients are asked for one after the other. What was made is kept no longer than the second needs it,
-    and not after the gradient is gone.
+    The two gradients of a layer are computed one after the other. The result is kept until the second one has taken
+    it, and no longer than the output gradient itself.
     """
 
     def __init__(self) -> None:
         self._grad: weakref.ref[Tensor] | None = None
-        self._version = 0  # of its values, which someone may overwrite
+        self._version = 0  # changes when the values are overwritten
         self._made: Made | None = None
 
     def of(self, grad: Tensor, make: Callable[[], Made]) -> Made:
-        """What `make` makes of `grad`."""
+        """Return `make()`, or its result of the first call for the same values of `grad`."""
         is_known = self._grad is not None and self._grad() is grad and self._version == grad._version
         if self._made is not None and is_known:
             found, self._made = self._made, None

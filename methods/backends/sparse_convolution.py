@@ -1,7 +1,7 @@
-"""A backend that multiplies by the weights that are there.
+"""A backend that skips masked weights.
 
-Where nothing is skipped, torch's dense products are the faster ones per multiply-add; which side wins depends on the
-layer's shape, on how much is left, and on the number type.
+torch's dense products are faster per multiply-add. Which backend takes less time depends on the layer's shape, the
+density of its weights, and the number type.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from suite.method import Geometry
 
 
 def can_skip(device: torch.device) -> bool:
-    """Whether there are kernels that skip weights on a device: where a compiler, or on CUDA CuPy, was found."""
+    """Return whether kernels that skip weights are available on a device: they need a compiler, or CuPy on CUDA."""
     return available(device)
 
 
 @functools.cache
 def kernels_version(device: torch.device) -> str:
-    """Changes with everything that the times of masked products depend on in this code: kernels, compiler and flags."""
+    """Return a hash of everything in this code that decides the times of masked products: kernels, compiler, flags."""
     digest = hashlib.sha256()
     for path in (*sorted(Path(kernels.__file__).parent.rglob("*")), *sorted(Path(__file__).parent.glob("*.py"))):
         if path.suffix in (".py", ".cpp", ".h", ".cu", ".cuh"):
@@ -39,11 +39,11 @@ def kernels_version(device: torch.device) -> str:
 
 
 class Skipping:
-    """The three products of one convolution, without the weights that are absent for good.
+    """The three products of one convolution with a fixed sparsity mask; masked weights are skipped.
 
     Args:
-        kept: (K, C, R, S) bool, the weights that are there, on the device that will multiply.
-        geometry: of the layer.
+        kept: (K, C, R, S) bool, the weights that remain, on the device of the training.
+        geometry: Geometry of the layer.
     """
 
     name = "skipping"
@@ -53,23 +53,23 @@ class Skipping:
         self._grads: PerGradient[Any] = PerGradient()
 
     def forward(self, activation: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        """As of `suite.method.Backend`."""
+        """See `suite.method.Backend`."""
         out = self._taps.forward(activation, weight)
         return out if bias is None else out.add_(bias.view(1, -1, 1, 1))
 
     def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor, geometry: Geometry) -> Tensor:
-        """As of `suite.method.Backend`."""
+        """See `suite.method.Backend`."""
         return self._taps.dgrad(self._blocks_of(grad, activation), weight, activation)
 
     def wgrad(
         self, grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, with_bias: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """As of `suite.method.Backend`; zero for weights that are absent."""
+        """See `suite.method.Backend`; the gradient of masked weights is zero."""
         found = self._taps.wgrad(self._blocks_of(grad, activation), activation, weight)
         return found, grad.sum((0, 2, 3)) if with_bias else None
 
     def executed(self, product: str, grad: Tensor | None, weight: Tensor, geometry: Geometry) -> float:
-        """As of `suite.method.Backend`."""
+        """See `suite.method.Backend`."""
         return self._taps.density
 
     def _blocks_of(self, grad: Tensor, activation: Tensor) -> Any:

@@ -1,7 +1,7 @@
-"""Group lasso over channels: the penalty whose groups are the output and the input channels of every layer.
+"""Group lasso over channels: a penalty whose groups are the output and input channels of every layer.
 
-A weight (K, C, R, S) has K output groups, each of C * R * S weights, and C input groups, each of K * R * S. Every
-weight lies in one of each.
+A weight (K, C, R, S) has K output groups of C * R * S weights and C input groups of K * R * S weights. Every weight
+belongs to one group of each kind.
 
 Source: PruneTrain (Lym et al., SC 2019), Sec. 4.1, Eq. 2; epsilon is that of its published code.
 """
@@ -19,11 +19,11 @@ from torch.autograd.function import once_differentiable
 from suite.index_spaces import IndexSpaces
 
 EPSILON = 1e-8
-"""Added to a group's sum of squares: the norm keeps a gradient at zero, and every group costs at least 1e-4."""
+"""Added to a group's sum of squares, so that the norm has a gradient at zero; every group costs at least 1e-4."""
 
 
 class LassoLayer(NamedTuple):
-    """A weight, (K, C, R, S) or (K, C), and which of its two groupings are penalised."""
+    """A weight, (K, C, R, S) or (K, C), and whether its output groups and its input groups are penalised."""
 
     weight: Tensor
     outputs: bool
@@ -31,11 +31,11 @@ class LassoLayer(NamedTuple):
 
 
 def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[str, LassoLayer]:
-    """The layers that the penalty sums over, by name.
+    """Return the layers over which the penalty sums, by name.
 
-    Left out are input groups of what reads the model's input and output groups of what makes its output, since these
-    never go; grouped convolutions, depthwise ones among them; and layers that the model's forward never runs. Biases
-    and normalisation are not penalised.
+    Not penalised are groups that are never removed: input groups of layers that read the model's input, and output
+    groups of layers that produce its output. Grouped and depthwise convolutions, layers that the forward pass does not
+    run, biases and normalisation are not penalised either.
     """
     found = {}
     for name, layer in layers.items():
@@ -51,13 +51,13 @@ def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[s
 
 
 def penalty(layers: Iterable[LassoLayer], by_size: bool = False) -> Tensor:
-    """P: the sum of all groups' norms, a scalar with a gradient.
+    """Return P, the sum of the norms of all groups, a scalar with a gradient.
 
     Args:
-        layers: at least one.
-        by_size: multiply each norm by the square root of the number of weights in its group.
+        layers: Layers to penalise; at least one.
+        by_size: Whether each norm is multiplied by the square root of the number of weights in its group.
 
-    Source: PruneTrain, Eq. 2 and Sec. 4.1; without factors ("global"), large-feature early layers are pruned first.
+    Source: PruneTrain, Eq. 2 and Sec. 4.1. Without factors ("global"), early layers with large images are pruned first.
     """
     layers = list(layers)
     factors = [
@@ -69,16 +69,16 @@ def penalty(layers: Iterable[LassoLayer], by_size: bool = False) -> Tensor:
 
 
 class _Penalty(torch.autograd.Function):
-    """Sum of all groups' norms; reads each weight once in each direction, and keeps a number a group."""
+    """The sum of all norms; reads each weight once per direction, and keeps one number per group."""
 
     @staticmethod
     def forward(ctx: Any, factors: Sequence[tuple[float, float]], *weights: Tensor) -> Tensor:  # type: ignore[override]
         total = weights[0].new_zeros(())
-        scales = []  # of each weight's two groupings, the factor over each group's norm: (K, 1) and (1, C)
-        for weight, of_groupings in zip(weights, factors, strict=True):
-            # Summed over the kernel once: what remains for both groupings is a small matrix.
+        scales = []  # for both groupings of each weight, the factor over the norm of each group: (K, 1) and (1, C)
+        for weight, weight_factors in zip(weights, factors, strict=True):
+            # Sum over the kernel once; both groupings then need only a small matrix.
             squares = weight.square() if weight.ndim == 2 else weight.square().sum((2, 3))
-            for axis, factor in zip((1, 0), of_groupings, strict=True):
+            for axis, factor in zip((1, 0), weight_factors, strict=True):
                 norms = (squares.sum(axis, keepdim=True) + EPSILON).sqrt()
                 total = total + factor * norms.sum()
                 scales.append(factor / norms)
@@ -91,32 +91,37 @@ class _Penalty(torch.autograd.Function):
         count = len(ctx.saved_tensors) // 3
         weights, scales = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         gradients = []
-        for weight, of_outputs, of_inputs in zip(weights, scales[0::2], scales[1::2], strict=True):
-            scale = grad * (of_outputs + of_inputs)
+        for weight, output_scale, input_scale in zip(weights, scales[0::2], scales[1::2], strict=True):
+            scale = grad * (output_scale + input_scale)
             gradients.append(weight * scale.view(*scale.shape, *[1] * (weight.ndim - 2)))
         return (None, *gradients)
 
 
 @torch.no_grad()
 def soft_threshold(layer: LassoLayer, step: float, by_size: bool = False) -> None:
-    """Shrink every group's norm by `step`, to exactly zero where it is less; in place, output groups first.
+    """Shrink the norm of every group by `step`, at most to zero; in place, output groups first.
 
-    Each grouping's shrinkage is the proximal operator of its own half of the penalty. The groups of both overlap, so
-    that one after the other approximates the operator of the sum.
+    Each of the two steps is the proximal operator of its own half of the penalty. The groups overlap, so that applying
+    one after the other approximates the operator of the sum.
 
-    Source: Yuan and Lin, 2006, Sec. 2.3 (group soft threshold); not in PruneTrain, which takes the subgradient.
+    Args:
+        layer: Weight to shrink, and its penalised groupings.
+        step: Learning rate times coefficient of the penalty.
+        by_size: Whether `step` is multiplied by the square root of the number of weights in a group.
+
+    Source: Yuan and Lin, 2006, Sec. 2.3 (group soft threshold). PruneTrain uses the subgradient instead.
     """
     for axis, used in ((0, layer.outputs), (1, layer.inputs)):
         if used:
             others = tuple(other for other in range(layer.weight.ndim) if other != axis)
             norm = layer.weight.square().sum(others, keepdim=True).sqrt()
             shrink = step * (_size_factor(layer.weight, axis) if by_size else 1.0)
-            # Multiplied by a ratio, not divided by a norm of zero.
+            # Multiply by a ratio; a norm of zero must not be a divisor.
             layer.weight.mul_(torch.where(norm > shrink, 1 - shrink / norm, 0.0))
 
 
 def channel_peaks(weight: Tensor, axis: int, entries: Tensor) -> Tensor:
-    """The largest |w| of each channel, (channels,); NaN where a weight is NaN.
+    """Return the largest |w| of each channel, (channels,); NaN if a weight is NaN.
 
     Args:
         weight: (K, C, R, S) or (K, C).
@@ -128,11 +133,11 @@ def channel_peaks(weight: Tensor, axis: int, entries: Tensor) -> Tensor:
 
 
 def arithmetic(layer: LassoLayer) -> float:
-    """Operations of the penalty and its gradient on one layer in one step.
+    """Return the operations of the penalty and its gradient on one layer in one step.
 
-    Counted: for each weight 2 (square, add over the kernel) and for its gradient 2 (times the factor, add to the
-    task's); for each kernel 1 addition a grouping, forward and backward; for each group 3 (add epsilon, root,
-    reciprocal).
+    Counted for each weight: 2 (square, add over the kernel), and 2 for its gradient (multiply by the factor, add to the
+    task's gradient). For each kernel: one addition per grouping in the forward and in the backward pass. For each
+    group: 3 (add epsilon, square root, reciprocal).
     """
     out_channels, in_channels = layer.weight.shape[:2]
     groupings = layer.outputs + layer.inputs
@@ -140,9 +145,9 @@ def arithmetic(layer: LassoLayer) -> float:
 
 
 def soft_threshold_arithmetic(layer: LassoLayer) -> float:
-    """Operations of `soft_threshold` on one layer.
+    """Return the operations of `soft_threshold` on one layer.
 
-    Counted, a grouping at a time: for each weight 3 (square, add, multiply); for each group 4 (root, compare, divide,
+    Counted for each grouping: 3 per weight (square, add, multiply) and 4 per group (square root, compare, divide,
     subtract).
     """
     return float(3 * (layer.outputs + layer.inputs) * layer.weight.numel() + 4 * _groups(layer))
@@ -154,5 +159,5 @@ def _groups(layer: LassoLayer) -> int:
 
 
 def _size_factor(weight: Tensor, axis: int) -> float:
-    """The square root of the number of weights in a group of this axis."""
+    """Return the square root of the number of weights in a group along this axis."""
     return math.sqrt(weight.numel() / max(weight.shape[axis], 1))

@@ -8,6 +8,7 @@ Prints, for each count, the channels of the shortcuts and the largest error of t
 import json
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,15 +27,15 @@ RECIPE = Recipe(epochs=3, batch_size=32, eval_batch_size=32, learning_rate=0.05,
 
 
 class CutShortcuts(PruneTrain):
-    """PruneTrain that takes so many channels of each node for alive, whatever their weights are."""
+    """PruneTrain that keeps `count` channels of each residual stage, whatever their weights are."""
 
-    count = 1
+    count: ClassVar[int] = 1
 
-    def _channels_that_stay(self, space, ctx):
-        stays = torch.ones(space.size, dtype=torch.bool)
+    def _remaining_channels(self, space, ctx):
+        remaining = torch.ones(space.size, dtype=torch.bool)
         if not space.may_be_empty:
-            stays[self.count :] = False
-        return stays, torch.zeros_like(stays)
+            remaining[self.count :] = False
+        return remaining, torch.zeros_like(remaining)
 
 
 class LargerBatches(SmallBatches):

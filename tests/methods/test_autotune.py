@@ -174,7 +174,7 @@ def signed(text: str, **changed: object) -> str:
 def test_a_folder_that_cannot_be_written_is_refused_with_one_line(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PDT_CHOICES", str(tmp_path / "file" / "choices"))
-    with pytest.raises(UsageError, match=r"cannot be kept in .*name a folder that can be written by .* PDT_CHOICES"):
+    with pytest.raises(UsageError, match=r"cannot be stored in .*set PDT_CHOICES to a folder that can be written"):
         ask()
 
 

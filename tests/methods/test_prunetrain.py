@@ -359,7 +359,7 @@ def test_a_learning_rate_grows_with_the_batch_from_its_first_size():
 
 
 def test_a_growing_batch_needs_the_images_of_an_epoch():
-    with pytest.raises(UsageError, match="dynamic_batch=start needs train_images, the images of an epoch"):
+    with pytest.raises(UsageError, match="dynamic_batch=start needs train_images, the number of images per epoch"):
         start(dynamic_batch="start")
 
 
@@ -438,13 +438,13 @@ def test_overhead_counts_the_lasso():
 
 def test_a_model_that_cannot_be_followed_is_refused_by_the_name_of_the_step():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 2, 14), nn.Flatten())
-    with pytest.raises(ValueError, match="the channels of this model cannot be followed: '1' is not understood"):
+    with pytest.raises(ValueError, match="the channels of this model cannot be traced: '1' is not understood"):
         apply(model, PruneTrain(), input_shape=SHAPE, num_classes=2, epochs=1, batch_size=1)
 
 
 def test_a_model_with_nothing_to_cut_is_refused():
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
-    with pytest.raises(ValueError, match="no channel of this model can be cut out"):
+    with pytest.raises(ValueError, match="no channel of this model can be removed"):
         apply(model, PruneTrain(), input_shape=SHAPE, num_classes=CLASSES, epochs=1, batch_size=1)
 
 

@@ -205,7 +205,7 @@ def test_a_forward_that_ends_when_anything_is_cut_leaves_nothing_to_cut():
     model = Net(asserts)
     total = sum(p.numel() for p in model.parameters())
     with pytest.raises(
-        ValueError, match=r"no channel of this model can be cut out: .*cutting it changes what the model"
+        ValueError, match=r"no channel of this model can be removed: .*cutting it changes what the model"
     ):
         apply(model, PruneTrain(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
 
@@ -276,7 +276,7 @@ def test_a_forward_that_cannot_be_traced_in_training_alone_is_refused_with_the_m
     spaces = find_index_spaces(model, SHAPE)
     assert spaces["a"].frozen
     assert spaces.positions["b"] == 64
-    with pytest.raises(ValueError, match="cannot be followed: the model cannot be traced in training: TraceError"):
+    with pytest.raises(ValueError, match="cannot be traced: the model cannot be traced in training: TraceError"):
         apply(model, PruneTrain(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
 
 
