@@ -67,7 +67,9 @@ def theirs(graph, model, layer, channel):
     return found
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("resnet50", "resnet56") else []) for name in NETS]
+)
 def test_the_same_weights_go_with_each_channel(name):
     build, shape = NETS[name]
     torch.manual_seed(0)

@@ -278,7 +278,6 @@ def test_finding_leaves_the_model_as_it_was_and_works_on_planned_layers():
     [
         "resnext50_32x4d",
         "mobilenet_v2",
-        "densenet121",
         "squeezenet1_1",
         "vgg11_bn",
         "efficientnet_b0",
@@ -294,6 +293,14 @@ def test_torchvision_nets_are_followed(name):
     assert not spaces.not_followed
     outputs = {spaces[name].frozen_because for name in spaces.model_outputs}
     assert {space.frozen_because for space in spaces.values() if space.frozen} == {"the model's input", *outputs}
+
+
+def test_densenets_are_followed():
+    torchvision = pytest.importorskip("torchvision")
+    model = torchvision.models.DenseNet(8, block_config=(2, 2, 2, 2), num_init_features=16, num_classes=3)
+    spaces = find_index_spaces(model, (3, 64, 64))
+    assert not spaces.not_followed
+    assert {space.frozen_because for space in spaces.values()} == {"", "the model's input", "the model's output"}
 
 
 def test_torchvision_nets_have_the_spaces_of_their_stages():
