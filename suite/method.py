@@ -74,8 +74,8 @@ from suite.plan import (
     SharedTransform,
     Site,
     Transform,
+    random_key,
 )
-from suite.random_keys import random_key
 from suite.reconfiguration import IndexMap, ReconfigPlan
 
 __all__ = [

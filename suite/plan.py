@@ -8,6 +8,8 @@ gradient dW (`wgrad`) from dO and A.
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -15,10 +17,21 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from suite.random_keys import Keys, random_key
-
 Operand = Literal["weight_forward", "grad_shared", "grad_dgrad", "grad_wgrad"]
 Pair = tuple[int, int]
+
+
+def random_key(seed: int, step: int, slot: int, operand: str, name: str) -> int:
+    """Return a key in 0 .. 2**63 - 1, derived from all arguments, to seed a counter-based generator."""
+    packed = struct.pack("<qqq", seed, step, slot) + f"{operand}\0{name}".encode()
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
+
+
+class Keys(Protocol):
+    """Source of the keys while a step is captured."""
+
+    def of(self, name: str, operand: str, slot: int) -> int | Tensor:
+        """Return the key of one layer, operand and slot, in the form that a kernel takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,27 +8,12 @@ training.
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
+from suite.plan import random_key
+
 Entry = tuple[str, str, int]  # layer, operand, slot
-
-
-def random_key(seed: int, step: int, slot: int, operand: str, name: str) -> int:
-    """Return a key in 0 .. 2**63 - 1, derived from all arguments, to seed a counter-based generator."""
-    packed = struct.pack("<qqq", seed, step, slot) + f"{operand}\0{name}".encode()
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
-
-
-class Keys(Protocol):
-    """Source of the keys while a step is captured."""
-
-    def of(self, name: str, operand: str, slot: int) -> int | Tensor:
-        """Return the key of one layer, operand and slot, in the form that a kernel takes."""
 
 
 class KeyBuffer:

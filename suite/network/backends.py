@@ -9,7 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from suite.network import pointwise
-from suite.plan import Geometry
+from suite.plan import Geometry, Pair
+
+
+def is_sampled(weight: Tensor, stride: Pair) -> bool:
+    """Whether a convolution with this weight, (K, C, R, S), is computed from a sampled input: see `pointwise`."""
+    return weight.device.type == "cpu" and weight.shape[2:] == (1, 1) and tuple(stride) != (1, 1)
 
 
 class TorchBackend:
@@ -24,7 +29,7 @@ class TorchBackend:
         """Return O = A * W + b."""
         if geometry.kind == "linear":
             return F.linear(activation, weight, bias)
-        if pointwise.is_sampled(weight, geometry.stride):
+        if is_sampled(weight, geometry.stride):
             activation = pointwise.sample(activation, geometry.stride, geometry.padding)
             geometry = _of_sampled(geometry)
         return F.conv2d(activation, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
@@ -33,7 +38,7 @@ class TorchBackend:
         """Return dA."""
         if geometry.kind == "linear":
             return grad @ weight
-        if pointwise.is_sampled(weight, geometry.stride):
+        if is_sampled(weight, geometry.stride):
             stride, padding = geometry.stride, geometry.padding
             sampled = pointwise.sampled_like(activation, stride, padding)
             found = _convolution_backward(grad, sampled, weight, _of_sampled(geometry), (True, False, False))[0]
@@ -46,7 +51,7 @@ class TorchBackend:
         """Return dW, and the bias gradient if `with_bias`."""
         if geometry.kind == "linear":
             return grad.t() @ activation, grad.sum(0) if with_bias else None
-        if pointwise.is_sampled(weight, geometry.stride):
+        if is_sampled(weight, geometry.stride):
             activation = pointwise.sample(activation, geometry.stride, geometry.padding)
             geometry = _of_sampled(geometry)
         # One call for weight and bias: the bias is free then, and both equal torch's own backward bit for bit.

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from suite.errors import UsageError
-from suite.network import pointwise
-from suite.network.backends import TORCH
+from suite.network.backends import TORCH, is_sampled
 from suite.network.planned_layer import ExecutedMeter, PlannedLayer, StepState, new_handle
 from suite.network.products import planned_op
 from suite.plan import EMPTY_PLAN, Geometry
@@ -29,7 +28,7 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output, (N, K, P, Q) or (K, P, Q), of an input (N, C, H, W) or (C, H, W)."""
-        sampled = pointwise.is_sampled(self.weight, self.stride) and input.ndim in (3, 4)  # type: ignore[arg-type]
+        sampled = is_sampled(self.weight, self.stride) and input.ndim in (3, 4)  # type: ignore[arg-type]
         if not (self.planned or sampled) or not _types_agree(self, input):
             return super().forward(input)
         activation = input if input.ndim == 4 else input.unsqueeze(0)

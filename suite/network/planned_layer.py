@@ -11,8 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from suite.plan import Density, Layer, OpPlan, Site
-from suite.random_keys import Keys
+from suite.plan import Density, Keys, Layer, OpPlan, Site
 
 
 @dataclass

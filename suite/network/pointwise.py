@@ -18,12 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-Pair = tuple[int, int]
-
-
-def is_sampled(weight: Tensor, stride: Pair) -> bool:
-    """Whether a convolution with this weight, (K, C, R, S), is computed from a sampled input."""
-    return weight.device.type == "cpu" and weight.shape[2:] == (1, 1) and tuple(stride) != (1, 1)
+from suite.plan import Pair
 
 
 def sample(activation: Tensor, stride: Pair, padding: Pair) -> Tensor:

@@ -22,7 +22,7 @@ from suite.network.channels.surgery import apply_plan
 from suite.network.forward_pass import first_parameter, survey
 from suite.network.layers import convert, keep_nested_tensors_off, plannable
 from suite.network.planned_layer import PlannedLayer, StepState
-from suite.random_keys import Keys
+from suite.plan import Keys
 from suite.training.optimizer_state import why_not_cut
 from suite.training.ranks import Ranks, WrapperGuard
 from suite.training.trial_cut import freeze_what_fails

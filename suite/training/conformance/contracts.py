@@ -16,7 +16,7 @@ from torch import Tensor
 from suite.cost.flops import weight_density
 from suite.method import Compact, Site
 from suite.network import model_files
-from suite.random_keys import random_key
+from suite.plan import random_key
 from suite.training.conformance.density import expanded
 from suite.training.conformance.subject import Broken, Subject
 from suite.training.product_check import ProductCheck, WrongProduct
