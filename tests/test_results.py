@@ -1,4 +1,4 @@
-"""What is committed under results/ says of itself what the bars ask, and the report there says what its table does."""
+"""Committed results meet the acceptance criteria, and reports, method cards and the README agree with them."""
 
 import json
 import subprocess
@@ -14,12 +14,12 @@ MAIN_JOBS = sorted(path.parent for path in (ROOT / "results").glob("*/main-job/r
 SDGP_TABLES = sorted(path.parent for path in (ROOT / "results").glob("*/sdgp-table1/results.csv"))
 
 
-def test_there_is_a_main_job():
+def test_a_main_job_is_committed():
     assert MAIN_JOBS
 
 
 @pytest.mark.parametrize("folder", MAIN_JOBS, ids=lambda folder: folder.parent.name)
-def test_main_job_meets_its_bars_and_report_and_table_agree(folder):
+def test_main_job_meets_its_criteria_and_its_report_agrees_with_the_table(folder):
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.evidence.main_job_bars", str(folder)],
         cwd=ROOT,
@@ -30,17 +30,17 @@ def test_main_job_meets_its_bars_and_report_and_table_agree(folder):
 
 
 def test_texts_quote_the_ratios_that_were_measured_last():
-    """If not, the benchmark has run again: `python -m benchmarks.evidence.quoted_ratios --write`."""
+    """After a new run of the benchmark, `python -m benchmarks.evidence.quoted_ratios --write` updates the texts."""
     command = [sys.executable, "-m", "benchmarks.evidence.quoted_ratios"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_table_that_misses_a_bar_or_disagrees_with_its_report_is_told(tmp_path):
+def test_a_missed_criterion_and_a_disagreement_with_the_report_are_named(tmp_path):
     folder = MAIN_JOBS[0]
     (tmp_path / "report.md").write_text((folder / "report.md").read_text("utf-8"), "utf-8")
     lines = (folder / "results.csv").read_text("utf-8").splitlines(keepends=True)
-    (tmp_path / "results.csv").write_text("".join(lines[:-1]), "utf-8")  # one seed of one method is gone
+    (tmp_path / "results.csv").write_text("".join(lines[:-1]), "utf-8")  # without one seed of one method
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.evidence.main_job_bars", str(tmp_path)],
         cwd=ROOT,
@@ -52,12 +52,12 @@ def test_a_table_that_misses_a_bar_or_disagrees_with_its_report_is_told(tmp_path
     assert "MISSED  report.md says" in done.stdout
 
 
-def test_there_is_a_reproduction():
+def test_a_reproduction_is_committed():
     assert SDGP_TABLES
 
 
 @pytest.mark.parametrize("folder", SDGP_TABLES, ids=lambda folder: folder.parent.name)
-def test_a_reproduction_says_what_its_table_does_and_the_card_quotes_it(folder):
+def test_a_reproduction_agrees_with_its_table_and_the_card(folder):
     table = pd.read_csv(folder / "results.csv").fillna({"variant": "dense"})
     assert (table["status"] == "done").all()
     accuracy = table.pivot(index="seed", columns="variant", values="test_accuracy") * 100
@@ -194,7 +194,7 @@ def test_the_card_has_vgg11_as_clicktrain_trained_it_in_twelve_epochs():
 
 
 def test_clicktrain_is_within_two_and_a_half_points_of_dense_at_eight_times():
-    """The bar, for both seeds, by the variant that the card names for it; its compression is in the records."""
+    """The variant that the card names meets the criterion for both seeds; its compression is in the records."""
     table, dense = of_vgg11("clicktrain-vgg11-allocations")
     ours = table[table["variant"] == "compression=8.1,allocation=erdos_renyi,warmup=0.15,hard_prune=0.3"]
     assert ((dense - 100 * ours["test_accuracy"].to_numpy()) <= 2.5).all()
@@ -218,7 +218,7 @@ def test_the_card_has_the_four_methods_as_they_were_trained():
 
 
 def test_the_readme_names_the_arithmetic_of_the_steps_that_it_quotes():
-    """A ratio in one number format says nothing of another: each is quoted with its own."""
+    """Ratios depend on the number format, so each is quoted with its own."""
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     half, single = (
         json.loads((ROOT / "results" / "cpu-zen4-2cores" / f"{name}.json").read_text(encoding="utf-8"))["found"]

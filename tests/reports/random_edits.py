@@ -1,4 +1,4 @@
-"""Seeded random edits of the files of a suite's folder."""
+"""Reproducible random edits of the files of a suite's folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-# What stands in the place of a value, as JSON text.
+# Replacements for values, as JSON text.
 NASTY = (
     "null", "true", "[]", "{}", "[1, [2]]", '{"a": {"b": null}}', "-1", "0", "0.5", "1e308", "-1e308", "NaN",
     "Infinity", str(2**63), str(10**30), "1" + "0" * 400, "1" + "0" * 5000, '"x"', '""', '"\\ud800"', '"\\u0000<b>|`"',
@@ -21,12 +21,12 @@ CELLS = ("", "x", "nan", "inf", "-1", "1e400", "1e308", "0", "9" * 30, "..", "\0
 
 
 def damage(folder: Path, seed: int) -> str:
-    """Edit one file of the folder at random, the same way for the same seed; returns what was done."""
+    """Edit a random file of the folder, in the same way for the same seed. Return a description of the edit."""
     chance = random.Random(seed)
     paths = sorted(
         path for path in folder.rglob("*") if path.is_file() and path.suffix in (".json", ".jsonl", ".csv", ".gz")
     )
-    # The table and the suite's record are two files among many; they are as likely as a trial's.
+    # The table and suite.json are chosen as often as the files of trials, although there is only one of each.
     kind = chance.choice(("results.csv", "suite.json", "trial.json", "trial.json", "epochs.jsonl", "layers.csv"))
     path = chance.choice([path for path in paths if path.name.removesuffix(".gz") == kind] or paths)
     content = path.read_bytes()
@@ -89,7 +89,7 @@ def _json(content: bytes, chance: random.Random) -> tuple[bytes, str]:
 
 
 def _place(data: Any, chance: random.Random) -> tuple[Any, Any]:
-    """A random value in nested data, as what holds it and its key; values high up are likelier than deep ones."""
+    """Return the container and key of a random value in nested data. Outer values are more likely than inner ones."""
     holder = data
     while True:
         key = chance.choice(sorted(holder)) if isinstance(holder, dict) else chance.randrange(len(holder))

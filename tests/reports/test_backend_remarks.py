@@ -41,7 +41,7 @@ def lines(suite: Any) -> list[str]:
     return [remark for remark in group.remarks if remark.startswith("Backend used per layer")]
 
 
-def test_nothing_is_said_of_torch_alone_nor_of_records_without_it(suite: Any) -> None:
+def test_torch_alone_and_records_without_backends_give_no_remark(suite: Any) -> None:
     suite.add_all()
     set_backends(suite, "sdgp", {})
     assert lines(suite) == []

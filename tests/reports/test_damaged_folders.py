@@ -1,4 +1,4 @@
-"""A folder with a damaged file still has a report that names the damage, or one line that says why it has none."""
+"""A damaged folder gets a report that names the damage, or one line with the reason why it has no report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from suite.runs.folder import packed
 
 
 def report_of(made: Path, folder: Path, seed: int) -> str:
-    """Edit a copy and write its report: empty if there is one, else the line for the user. Anything else raises."""
+    """Edit a copy and write its report. Return the line for the user if there is no report; other errors are raised."""
     shutil.copytree(made, folder)
     done = damage(folder, seed)
     try:
@@ -38,7 +38,7 @@ def report_of(made: Path, folder: Path, seed: int) -> str:
 @pytest.mark.parametrize("part", range(4))
 def test_random_edits_of_any_file_leave_a_report_or_one_line(made: Path, tmp_path: Path, part: int) -> None:
     lines = [report_of(made, tmp_path / str(seed), seed) for seed in range(15 * part, 15 * (part + 1))]
-    # Nothing but a table that cannot be read is a reason for no report.
+    # Only an unreadable table prevents a report.
     assert all("results.csv" in line and "\n" not in line for line in lines if line)
     assert sum(map(bool, lines)) < len(lines) / 3
 
@@ -51,7 +51,7 @@ def test_random_edits_with_figures(made: Path, tmp_path: Path, part: int) -> Non
 
 
 def edit(path: Path, change: Any) -> None:
-    """Change one trial's record."""
+    """Change the record of a trial."""
     record = json.loads(path.read_text())
     change(record)
     path.write_text(json.dumps(record))
@@ -81,7 +81,7 @@ def test_records_of_other_types_are_named_and_the_others_reported(suite: Any, ch
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_a_record_nested_too_deeply_and_a_value_that_is_none(suite: Any) -> None:
+def test_a_record_nested_too_deeply_and_invalid_values(suite: Any) -> None:
     suite.add_all(("dense",))
     suite.rows[0]["test_accuracy"] = "7.5"
     suite.rows[1]["train_time_s"] = "9" * 400
@@ -139,13 +139,16 @@ def test_a_damaged_line_of_epochs_is_named_and_left_out(suite: Any, line: str, w
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_file_that_is_not_what_its_record_says_is_named(made: Path, tmp_path: Path, compressed: bool) -> None:
-    """It is read without an error, and its curves are drawn; only its checksum tells that they are another trial's."""
+    """The file can be read and drawn; only its checksum shows that it belongs to another trial."""
     folder = tmp_path / "out"
     shutil.copytree(made, folder)
     trial = next(path for path in sorted((folder / "trials").iterdir()) if (path / "epochs.jsonl").is_file())
     content = (trial / "epochs.jsonl").read_bytes()
     facts = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    others = {"model.pt": facts, "layers.csv": facts}  # not there, and not a report's: neither is damage
+    others = {
+        "model.pt": facts,
+        "layers.csv": facts,
+    }  # a missing file, and one that reports do not use: neither is damage
     (trial / "layers.csv").unlink(missing_ok=True)
     edit(trial / "trial.json", lambda record: record.update(status="done", files={"epochs.jsonl": facts, **others}))
     line = "does not have the checksum in trial.json"

@@ -1,4 +1,4 @@
-"""Numbers as text, and intervals, against values computed by hand."""
+"""Formatting of numbers and intervals, compared with values computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be compared with what, and in which order it is read."""
+"""Groups of trials that may be compared, and the order of methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 def order(group: Any) -> list[str]:
-    """The methods of a group's first table."""
+    """Return the methods of a group's first table."""
     return [row[0].text for row in group.tables[0].rows]
 
 
@@ -76,18 +76,18 @@ def test_tasks_data_copies_types_and_recipes_are_never_mixed(suite: Any) -> None
 def test_a_failed_trial_joins_the_group_it_does_not_contradict(suite: Any) -> None:
     suite.add_all(("dense",))
     suite.add("sdgp", 0, accuracy=None, time=None, status="error", message="x", hardware_id="")
-    (group,), apart = group_trials(read(suite.write()).trials)
+    (group,), unassigned = group_trials(read(suite.write()).trials)
     assert [trial.text("method") for trial in group.trials] == ["dense"] * 3 + ["sdgp"]
-    assert not apart
+    assert not unassigned
 
 
 def test_a_failed_trial_that_fits_two_groups_joins_neither(suite: Any) -> None:
     suite.add_all(("dense",))
     suite.add_all(("dense",), hardware_id="99999999")
     suite.add("sdgp", 0, accuracy=None, time=None, status="error", message="x", hardware_id="")
-    groups, apart = group_trials(read(suite.write()).trials)
+    groups, unassigned = group_trials(read(suite.write()).trials)
     assert [len(group.trials) for group in groups] == [3, 3]
-    assert [trial.text("method") for trial in apart] == ["sdgp"]
+    assert [trial.text("method") for trial in unassigned] == ["sdgp"]
 
 
 def test_order_is_dense_then_fronts_of_measured_accuracy_and_time(suite: Any) -> None:
@@ -98,7 +98,7 @@ def test_order_is_dense_then_fronts_of_measured_accuracy_and_time(suite: Any) ->
     suite.add("no_time", 0, accuracy=99.0, time=None)
     suite.add("dense", 0, accuracy=71.0, time=370.0)
     (group,) = build(read(suite.write())).groups
-    # First front: dense, accurate, fast. Second: what only dense and accurate beat. Effective FLOPs help nobody.
+    # First front: dense, accurate, fast. Second: rows that only dense and accurate beat. Effective FLOPs do not count.
     assert order(group) == ["dense", "accurate", "fast", "beaten_by_dense", "aaa_dominated", "no_time"]
 
 
@@ -206,11 +206,11 @@ def test_a_disturbed_dense_trial_makes_every_ratio_to_it_doubtful(suite: Any) ->
 
 
 def _doubted(group: Any) -> list[str]:
-    """The columns whose notes say that they are not to be trusted: a table is copied without the remarks above it."""
+    """Return the columns whose notes warn of disturbed times, since a table may be copied without the remarks."""
     return [column.title for column in group.tables[0].columns if "Do not rely on it" in column.note]
 
 
-def test_damaged_records_are_counted_apart(suite: Any) -> None:
+def test_damaged_records_are_counted_separately(suite: Any) -> None:
     suite.add_all(("dense",), seeds=1)
     suite.rows.append({"trial_id": "damaged-1", "method": "", "status": "error", "message": "damaged record"})
     summary = build(read(suite.write())).summary

@@ -1,4 +1,4 @@
-"""Each rule of a headline, by sentences written by hand from the numbers of the made-up suite."""
+"""Rules of headlines, checked with sentences written by hand for a synthetic suite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 def sentences(suite: Any) -> dict[str, str]:
-    """The headlines of the one group of a suite, by method."""
+    """Return the headlines of a suite with one group, by method."""
     (group,) = build(read(suite.write())).groups
     return {headline.name: headline.text for headline in group.headlines}
 
@@ -44,7 +44,7 @@ def test_the_three_methods(suite: Any) -> None:
     assert found["dense"].startswith(f"{SETTING}, 3 seeds: accuracy 71.3 ± 1.4 %; measured training time 6 min 12 s")
 
 
-def test_better_is_said_in_the_words_of_worse(suite: Any) -> None:
+def test_better_and_worse_use_the_same_words(suite: Any) -> None:
     suite.add_all(("dense",))
     for seed, (accuracy, time) in enumerate([(74.1, 446.0), (74.8, 438.0), (73.6, 455.0)]):
         suite.add("other", seed, accuracy=accuracy, time=time)
@@ -72,7 +72,7 @@ def test_equal_accuracies_are_never_called_equal(suite: Any) -> None:
     assert "equal" not in found
 
 
-def test_a_time_that_covers_one_is_not_told_apart(suite: Any) -> None:
+def test_a_time_whose_interval_covers_one_is_not_distinguishable(suite: Any) -> None:
     suite.add_all(("dense",))
     for seed, time in enumerate((372.0 * 0.9, 365.0 * 1.1, 379.0 * 1.0)):
         suite.add("noisy", seed, accuracy=71.0, time=time)
@@ -83,7 +83,7 @@ def test_equal_numbers_give_equal_sentences_whatever_the_name(suite: Any) -> Non
     suite.add_all(("dense",))
     for name in ("prunetrain", "zebra"):
         for seed in range(3):
-            # Every number that prunetrain's rows have by themselves is given to both.
+            # Both methods get the same numbers.
             flops = {f"train_flops_{kind}": 1e12 for kind in ("current", "effective", "executed")}
             sizes = {"inference_flops": 2e7, "inference_flops_effective": 2e7, "params": 100_000}
             suite.add(name, seed, accuracy=68.0 + seed / 10, time=300.0 + seed, variant="", **flops, **sizes)
@@ -91,7 +91,7 @@ def test_equal_numbers_give_equal_sentences_whatever_the_name(suite: Any) -> Non
     assert found["prunetrain"] == found["zebra"]
 
 
-def test_a_skipping_kernel_is_told_from_one_that_skips_nothing(suite: Any) -> None:
+def test_partial_skipping_is_distinguished_from_no_skipping(suite: Any) -> None:
     suite.add_all(("dense",))
     total = {"train_flops_dense": 1e12, "train_flops_current": 1e12}
     for seed in range(2):
@@ -111,7 +111,7 @@ def test_a_skipping_kernel_is_told_from_one_that_skips_nothing(suite: Any) -> No
     )
 
 
-def test_more_work_than_dense_is_said(suite: Any) -> None:
+def test_more_flops_than_dense_are_reported(suite: Any) -> None:
     suite.add_all(("dense",))
     for seed in range(2):
         suite.add("more", seed, accuracy=71.0, time=300.0, train_flops_executed=2.16e12, inference_flops=1.2e8)
@@ -128,7 +128,7 @@ def test_a_possible_saving_is_never_in_the_past_tense(suite: Any) -> None:
         assert claim not in found
 
 
-def test_failed_trials_are_said_before_any_number(suite: Any) -> None:
+def test_failed_trials_are_named_before_any_number(suite: Any) -> None:
     suite.add_all(("dense", "sdgp"), seeds=2)
     suite.add("sdgp", 2, accuracy=None, time=None, status="diverged", message="NaN")
     suite.add("never", 0, accuracy=None, time=None, status="oom", message="out of memory")
@@ -176,20 +176,20 @@ def test_seeds_that_dense_lacks_are_not_paired(suite: Any, seeds: tuple[int, ...
 
 
 @pytest.mark.parametrize(("time", "explained"), [(300.0, True), (290.0, False), (400.0, True)])
-def test_a_time_that_flops_do_not_explain_is_said_to_be_that(suite: Any, time: float, explained: bool) -> None:
+def test_a_time_that_flops_do_not_explain_is_marked(suite: Any, time: float, explained: bool) -> None:
     suite.add_all(("dense",), seeds=1)
     # Effective is 5/6 of dense; 290 s are 0.78 of dense's 372 s, 300 s are 0.81.
     suite.add("sdgp", 0, accuracy=70.0, time=time)
     assert ("less than its FLOPs explain" in sentences(suite)["sdgp[n=2,m=4]"]) is not explained
 
 
-def test_dense_that_failed_is_not_said_to_be_absent(suite: Any) -> None:
+def test_a_failed_dense_is_not_reported_as_absent(suite: Any) -> None:
     suite.add_all(("sdgp",))
     suite.add("dense", 0, accuracy=None, time=None, status="diverged", message="the loss is nan")
     assert "not compared with dense (no dense trial is done)" in sentences(suite)["sdgp[n=2,m=4]"]
 
 
-def test_equal_differences_on_a_few_seeds_are_no_certainty(suite: Any) -> None:
+def test_equal_differences_on_a_few_seeds_have_no_interval(suite: Any) -> None:
     for seed, accuracy in enumerate((71.2, 71.9)):
         suite.add("dense", seed, accuracy=accuracy, time=372.0)
         suite.add("other", seed, accuracy=accuracy - 0.3, time=372.0 * 1.1)
@@ -209,6 +209,6 @@ def test_equal_differences_on_a_few_seeds_are_no_certainty(suite: Any) -> None:
         ),
     ],
 )
-def test_what_was_trained_before_is_said_not_to_be_paid_for(spec: dict[str, Any], clauses: list[str]) -> None:
+def test_the_cost_of_prerequisites_is_named_as_not_included(spec: dict[str, Any], clauses: list[str]) -> None:
     row: Any = SimpleNamespace(done=[SimpleNamespace(spec=spec)])
     assert _prerequisites(row) == clauses

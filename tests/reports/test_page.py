@@ -1,4 +1,4 @@
-"""Content of a report: it agrees with the table, needs nothing from the network, and is the same in both formats."""
+"""Content of a report: it agrees with results.csv, loads nothing from the network, and is equal in both formats."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def test_the_four_columns_of_flops(page: Page) -> None:
     }
 
 
-def test_what_was_not_measured_is_a_dash_with_its_reason_and_never_zero(page: Page) -> None:
+def test_missing_values_are_dashes_with_a_reason_and_never_zero(page: Page) -> None:
     assert by_head(table(page, "-relative")["oneshot"], "Peak memory") == "–"
     dashes = [attributes for tag, attributes in page.elements if tag == "td" and attributes.get("title")]
     assert any("peak_memory_bytes is empty" in attributes["title"] for attributes in dashes)
     assert "Not measured: peak_memory_bytes is empty." in page.text
 
 
-def test_the_page_asks_for_nothing(full_folder: Path, page: Page) -> None:
+def test_the_page_loads_nothing(full_folder: Path, page: Page) -> None:
     for tag, attributes in page.elements:
         assert tag not in ("link", "iframe", "object", "embed", "img", "base", "form")
         for name in ("src", "href", "xlink:href", "srcset", "action", "data", "poster"):
@@ -100,7 +100,7 @@ def test_the_page_asks_for_nothing(full_folder: Path, page: Page) -> None:
         assert target in ids
 
 
-def test_the_policy_allows_the_one_script_that_is_there(full_folder: Path) -> None:
+def test_the_content_policy_allows_only_the_script_of_the_page(full_folder: Path) -> None:
     import base64
     import hashlib
 
@@ -147,7 +147,7 @@ def test_markdown_and_html_have_the_same_sections_and_tables(full_folder: Path, 
                 assert cell.strip() in unescaped
 
 
-def test_sections_come_in_the_order_of_the_readers_questions(page: Page) -> None:
+def test_sections_are_in_the_order_of_the_readers_questions(page: Page) -> None:
     wanted = [
         "Which method should I use?", "Accuracy and cost", "Accuracy against cost", "Training curves",
         "Failed trials and damaged files", "Can I trust these numbers?",
@@ -164,7 +164,7 @@ def test_a_smoke_test_gives_no_advice(suite: Any, without_figures: None) -> None
     assert "its numbers do not show which method to use" in text
 
 
-def test_one_seed_says_so_where_the_numbers_stand(suite: Any, without_figures: None) -> None:
+def test_notes_of_the_table_tell_that_there_is_one_seed(suite: Any, without_figures: None) -> None:
     for method in ("dense", "sdgp"):
         suite.add(method, 0, accuracy=80.0, time=9.0)
     once = (write_report(suite.write())[1]).read_text(encoding="utf-8")
@@ -175,7 +175,7 @@ def test_one_seed_says_so_where_the_numbers_stand(suite: Any, without_figures: N
     assert "One seed: no interval" not in (write_report(suite.write())[1]).read_text(encoding="utf-8")
 
 
-def test_what_went_wrong_names_the_command_that_runs_it_again(full_folder: Path, page: Page) -> None:
+def test_failed_trials_come_with_the_command_that_repeats_them(full_folder: Path, page: Page) -> None:
     rows = table(page, "problems")
     assert [(row["Status"], row["Message"]) for row in rows.values()] == [
         ("error", "killed by signal 9"),
@@ -197,7 +197,7 @@ def test_a_suite_without_problems_has_no_such_section(suite: Any, without_figure
     parse(folder / "report.html")
 
 
-def test_trust_shows_hardware_versions_data_git_command_and_hashes(full_folder: Path, page: Page) -> None:
+def test_provenance_has_hardware_versions_data_git_command_and_hashes(full_folder: Path, page: Page) -> None:
     for fact in (
         "Synthetic CPU @ 2.0 GHz", "2.15.0", "0123456789abcdef", "2,000 images; not the real job.", "670a1fa",
         "--out elsewhere --seeds 3", "A paper, 2022", "n=2", "One multiply-add is 2 FLOPs", "padding", "first layer",
@@ -211,7 +211,7 @@ def test_trust_shows_hardware_versions_data_git_command_and_hashes(full_folder: 
 def test_the_same_folder_gives_the_same_bytes(full_folder: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (full_folder / "figures").iterdir()}
     before |= {full_folder / name: (full_folder / name).read_bytes() for name in ("report.html", "report.md")}
-    # In another process with another hash seed: no set's order and no counter may show.
+    # Another process with another hash seed: the order of sets and counters must not matter.
     code = "import sys, pathlib, reports; reports.write_report(pathlib.Path(sys.argv[1]))"
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": root}

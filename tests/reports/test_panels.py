@@ -1,4 +1,4 @@
-"""Curves, bars and heat maps of reproductions, looked up in the drawing itself."""
+"""Panels, bars and heat maps of reproductions, inspected as matplotlib objects."""
 
 import numpy as np
 import pytest
@@ -24,12 +24,12 @@ def test_lines_are_drawn_where_their_points_are_in_one_colour_a_label(drawn):
     assert "L, a: 80.00 at 40, 88.00 at 60" in figure.alt
 
 
-def test_nothing_is_drawn_of_nothing(drawn):
+def test_panels_without_points_give_no_figure(drawn):
     assert curves_figure("f", "T", "C", [Panel("L", "x", "y", [Line("a", [])])]) is None
     assert not drawn
 
 
-def test_bars_stand_side_by_side(drawn):
+def test_bars_are_side_by_side(drawn):
     bars_figure("f", "T", "C", "y", ["p", "q"], {"one": [1.0, 2.0], "other": [3.0, 4.0]})
     bars = sorted((bar.get_x(), bar.get_height()) for bar in drawn[0].axes[0].patches)
     assert [height for _, height in bars] == [1.0, 3.0, 2.0, 4.0]
@@ -51,7 +51,7 @@ def test_dead_channels_are_masked_and_channels_ordered_by_their_last_value(drawn
     assert "conv: 50 % of 2 channels dead" in figure.alt
 
 
-def test_bars_of_dense_are_dense_and_lines_show_where_measurements_lie(drawn):
+def test_bars_of_dense_have_its_colour_and_lines_show_single_measurements(drawn):
     spreads = {"dense": [(1.0, 3.0)], "other": [(20.0, 70.0)]}
     bars_figure("f", "T", "C", "y", ["p"], {"other": [30.0], "dense": [2.0]}, spreads)
     (axes,) = drawn[0].axes
@@ -60,7 +60,7 @@ def test_bars_of_dense_are_dense_and_lines_show_where_measurements_lie(drawn):
     assert _ends(axes) == {(1.0, 3.0), (20.0, 70.0)}
 
 
-def test_on_a_logarithmic_axis_there_are_marks_for_bars_would_begin_nowhere(drawn):
+def test_a_logarithmic_axis_has_markers_instead_of_bars(drawn):
     spreads = {"dense": [(1.0, 3.0)]}
     figure = bars_figure("f", "T", "C", "y", ["p"], {"other": [30.0], "dense": [2.0]}, spreads, logarithmic=True)
     (axes,) = drawn[0].axes
@@ -100,7 +100,7 @@ def test_parts_are_stacked_in_every_panel(drawn):
     assert "B, net: forward 25, backward 75" in figure.alt
 
 
-def test_places_of_kernels_are_drawn_around_chance(drawn):
+def test_positions_of_kernels_are_drawn_around_chance(drawn):
     places = np.full((3, 3), 44.0)
     places[1, 1] = 80.0
     figure = positions_figure("f", "T", "C", "scale", {"trained": {"conv": places}, "new": {"conv": places}}, 44.0)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SUITES = sorted(path.parent for path in (ROOT / "results").glob("*/*/suite.json"))
 
 
-def test_there_are_committed_suites() -> None:
+def test_committed_suites_exist() -> None:
     assert len(SUITES) >= 6
 
 
@@ -45,7 +45,7 @@ def numbers(text: str) -> dict[str, list[str]]:
 
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("folder", SUITES, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_committed_suites_give_the_same_numbers_again(folder: Path, tmp_path: Path) -> None:
+def test_rebuilt_reports_of_committed_suites_have_the_same_numbers(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     assert report([str(copy)]) == 0
@@ -59,7 +59,7 @@ def test_committed_suites_give_the_same_numbers_again(folder: Path, tmp_path: Pa
     assert len(old) > 3
     assert all(len(values) >= 4 for values in old.values())
     assert old == new
-    # Every figure that the committed report refers to is still there.
+    # All figures that the committed report refers to still exist.
     figures = re.findall(r"\]\((figures/[^)]+\.svg)\)", texts[0])
     assert all((copy / name.replace("\\", "")).is_file() for name in figures)
     once = (copy / "results.csv").read_bytes()
@@ -67,7 +67,7 @@ def test_committed_suites_give_the_same_numbers_again(folder: Path, tmp_path: Pa
     assert (copy / "results.csv").read_bytes() == once
 
 
-def test_the_report_says_what_it_lacks_and_keeps_figures_that_it_cannot_draw(suite: Any) -> None:
+def test_the_report_names_missing_files_and_keeps_figures_that_it_cannot_draw(suite: Any) -> None:
     suite.add_all(("dense", "prunetrain"), seeds=1)
     folder = suite.write()
     write_report(folder)

@@ -1,4 +1,4 @@
-"""Accuracy against cost, looked up in the drawing itself."""
+"""Figures of accuracy against cost, inspected as matplotlib objects."""
 
 import json
 
@@ -13,7 +13,7 @@ from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 
 
-def test_methods_of_one_accuracy_and_cost_are_both_seen(suite, drawn):
+def test_methods_with_equal_accuracy_and_cost_are_both_visible(suite, drawn):
     suite.rows.clear()
     for method in ("dense", "sdgp"):
         for seed, accuracy in enumerate((70.0, 72.0)):
@@ -35,7 +35,7 @@ def test_methods_of_one_accuracy_and_cost_are_both_seen(suite, drawn):
 
 
 def disturb(folder, method):
-    """Other programs were at work as the method's first trial began."""
+    """Record that other programs were running when the first trial of a method started."""
     path = min(folder.glob(f"trials/{method}-*/trial.json"))
     record = json.loads(path.read_text())
     record["provenance"] |= {"busy_cores": 2.0}
@@ -43,7 +43,7 @@ def disturb(folder, method):
 
 
 def crosses(axes):
-    """The places that are crossed out."""
+    """Return the positions of the crosses."""
     drawn = [collection for collection in axes.collections if collection.get_zorder() == 4]
     return sorted(tuple(place) for collection in drawn for place in collection.get_offsets())
 

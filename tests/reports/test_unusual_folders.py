@@ -45,7 +45,7 @@ def test_text_of_records_is_escaped(suite: Any) -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", path.name) for path in (folder / "figures").iterdir())
 
 
-def test_what_no_flops_count_is_named_and_escaped(suite: Any, without_figures: None) -> None:
+def test_operations_that_no_flops_include_are_named_and_escaped(suite: Any, without_figures: None) -> None:
     suite.add_all(("dense",), seeds=1)
     folder = suite.write()
     record = next(folder.glob("trials/*/trial.json"))
@@ -72,7 +72,7 @@ def test_markdown_renders_escaped_text_as_it_was() -> None:
     assert page.tables["t"][1] == [text]
 
 
-def test_a_folder_without_results_is_the_users_error(tmp_path: Path) -> None:
+def test_a_folder_without_results_is_a_usage_error(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UsageError) as caught:
             write_report(folder)
@@ -82,7 +82,7 @@ def test_a_folder_without_results_is_the_users_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "trial_id,method\n"])
-def test_a_table_that_cannot_be_read_is_the_users_error(tmp_path: Path, content: str) -> None:
+def test_an_unreadable_table_is_a_usage_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "results.csv").write_text(content)
     with pytest.raises(UsageError) as caught:
         write_report(tmp_path)
@@ -134,7 +134,7 @@ def test_trials_without_epochs_or_layers_still_make_a_report(suite: Any) -> None
     assert "Accuracy against cost" in page.headings
 
 
-def test_many_methods_get_a_legend_and_a_changing_density_a_map(suite: Any) -> None:
+def test_many_methods_get_a_legend_and_changing_densities_a_map(suite: Any) -> None:
     for index in range(5):
         suite.add(f"method{index}", 0, accuracy=60.0 + index, time=300.0 + index)
     folder = suite.write()
@@ -150,7 +150,7 @@ def test_many_methods_get_a_legend_and_a_changing_density_a_map(suite: Any) -> N
     assert "Density of weights by layer over epochs: method0" in parse(folder / "report.html").text
 
 
-def test_commands_of_a_folder_are_all_given_and_homes_are_hidden(
+def test_all_commands_of_a_folder_are_listed_without_the_home_folder(
     suite: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path.parent))
@@ -197,7 +197,7 @@ def test_figures_of_an_earlier_report_are_removed_and_nothing_else(suite: Any) -
 
 
 def test_axes_end_where_accuracies_and_times_do(suite: Any) -> None:
-    """Two seeds far apart have an interval that reaches past 100 % and below 0 s."""
+    """The interval of two very different seeds extends beyond 100 % and below 0 s."""
     for seed, (accuracy, time) in enumerate(((60.0, 1.0), (95.0, 9.0))):
         suite.add("dense", seed, accuracy=accuracy, time=time)
     figure = next(path for path in write_report(suite.write()) if path.name.endswith("accuracy-time.svg"))

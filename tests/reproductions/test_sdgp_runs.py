@@ -107,6 +107,6 @@ def test_a_trial_that_fails_is_named_and_nothing_is_drawn(tmp_path, reproduce):
     reproduce(tmp_path / "out", "sdgp-fig5", "--timeout", "0.5", *SHORT, status=1, engine=processes)
     assert rows(tmp_path / "out", "sdgp-fig5")["exact zeros, dense"]["note"] == "the dense trial is not done"
     text = page(tmp_path, "sdgp-fig5")
-    assert "Not done, and in no number here:" in text
+    assert "Trials that are not done and not included in any number here:" in text
     assert "timeout" in text
     assert not (tmp_path / "out" / "reproduce" / "sdgp-fig5.svg").exists()
