@@ -1,10 +1,10 @@
-"""`name[key=value,...]` and grids as they are typed: the syntax alone, without any type.
+"""The syntax of methods and models on the command line: `name[key=value,...]`, lists and grids.
 
     dense,sdgp[n=2,m=4]            a comma list; commas inside brackets separate parameters
-    sdgp[mode=random|magnitude]    a grid: one choice for each alternative, in declaration order
-    net[milestones=(0.5,0.75)]     parentheses (or brackets) around a value protect its commas
+    sdgp[mode=random|magnitude]    a grid: one choice per alternative, in the order of declaration
+    net[milestones=(0.5,0.75)]     parentheses or brackets around a value protect its commas
 
-Types come from the signature of the registered class or function: `suite.choices`.
+This module does not know types; `suite.choices` gives the values the types of the declared parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ OPENING, CLOSING = "[(", "])"
 
 @dataclass(frozen=True)
 class Request:
-    """One item of a list as it was typed: a name, and for each key its alternatives, not yet of any type."""
+    """One item of a list, as text.
+
+    Attributes:
+        text: Item as typed.
+        name: Name of a method, task or model.
+        alternatives: Typed values by key; several for a grid.
+    """
 
     text: str
     name: str
@@ -27,10 +33,10 @@ class Request:
 
 
 def split(text: str, separator: str = ",") -> list[str]:
-    """Split at the separators that stand in no bracket, and strip the parts.
+    """Split text at the separators outside of brackets, and strip the parts.
 
     Raises:
-        UsageError: if brackets do not pair.
+        UsageError: If brackets are not balanced.
     """
     parts, start, opened = [], 0, ""
     for position, character in enumerate(text):
@@ -38,7 +44,7 @@ def split(text: str, separator: str = ",") -> list[str]:
             opened += character
         elif character in CLOSING:
             if not opened or OPENING.index(opened[-1]) != CLOSING.index(character):
-                raise UsageError(f"'{text}': the '{character}' at character {position + 1} closes nothing")
+                raise UsageError(f"'{text}': the '{character}' at position {position + 1} closes nothing")
             opened = opened[:-1]
         elif character == separator and not opened:
             parts.append(text[start:position].strip())
@@ -49,7 +55,15 @@ def split(text: str, separator: str = ",") -> list[str]:
 
 
 def read_list(text: str, option: str) -> list[Request]:
-    """Read a comma list of `name` or `name[key=value,...]`; `option` names it in errors."""
+    """Read a comma-separated list of `name` or `name[key=value,...]`.
+
+    Args:
+        text: Text as typed.
+        option: Name of the option for error messages.
+
+    Raises:
+        UsageError: If the text does not have this syntax.
+    """
     try:
         return [_read_item(item) for item in split(text)]
     except UsageError as error:

@@ -110,7 +110,7 @@ class Choice:
         return replace(self, typed={key: value for key, value in self.typed.items() if value != defaults[key]})
 
     def _values(self, *layers: Mapping[str, Any]) -> dict[str, Any]:
-        return resolve(self.definition, *layers, known=self.declared)
+        return resolve(self.definition, *layers)
 
 
 class MethodChoice(Choice):

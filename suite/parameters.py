@@ -30,12 +30,18 @@ from suite.errors import UsageError
 
 REQUIRED = inspect.Parameter.empty
 CONTEXT = ("num_classes", "input_shape", "in_channels")
-"""Arguments of a model that the task gives; they cannot be typed."""
+"""Arguments of a model that the task supplies; they cannot be typed."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One keyword of a class or function. `default` is `REQUIRED` where it has none."""
+    """A parameter of a class or function.
+
+    Attributes:
+        name: Name.
+        annotation: Type, as an object; bounds are part of it.
+        default: Default value, or `REQUIRED`.
+    """
 
     name: str
     annotation: Any
@@ -274,18 +280,17 @@ def normal(value: Any, annotation: Any) -> Any:
     return float(value) if is_float and isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def resolve(thing: Any, *layers: Mapping[str, Any], known: Mapping[str, Parameter] | None = None) -> dict[str, Any]:
+def resolve(thing: Any, *layers: Mapping[str, Any]) -> dict[str, Any]:
     """Return every parameter's value, in declaration order: declared defaults, overridden by each layer in turn.
 
     Args:
-        thing: The class or function.
-        layers: Values by parameter; later ones override earlier ones.
-        known: What `declared(thing)` returned, if the caller has it.
+        thing: Class or function that declares the parameters.
+        layers: Values by parameter; later layers override earlier ones.
 
     Raises:
-        UsageError: A layer has a value for something that is not a parameter.
+        UsageError: If a layer has a value for a name that is not a parameter.
     """
-    known = declared(thing) if known is None else known
+    known = declared(thing)
     values = {name: parameter.default for name, parameter in known.items() if parameter.default is not REQUIRED}
     for layer in layers:
         if unknown := set(layer) - set(known):

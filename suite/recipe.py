@@ -1,4 +1,4 @@
-"""A recipe: everything about a training run that belongs neither to the method, the task's data nor the model."""
+"""Recipes: optimizer, schedule, batch size, epochs, splits and augmentation of a training."""
 
 from __future__ import annotations
 
@@ -11,44 +11,49 @@ from annotated_types import Ge, Gt, Interval
 from suite.parameters import check
 
 ADDED: Final = {"crop_padding": "mean", "drop_last": True}
-"""Fields that came later, each with its default, by which recipes without it were trained. A trial's spec leaves out a
-field with that value, so that earlier results keep their names."""
+"""Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
+this value, so that the ids of earlier trials stay the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train. Every field may be set by `--set recipe.FIELD=VALUE`, and all of them name the trial.
+    """How a network is trained. Each field can be set by `--set recipe.FIELD=VALUE` and is part of the trial's id.
 
     Attributes:
-        epochs: passes over the training images.
-        batch_size: global batch size.
-        drop_last: whether the last batch of an epoch is left out where fewer than `batch_size` images remain for it.
-        eval_batch_size: images a forward pass of an evaluation.
-        learning_rate: at the peak of the schedule.
-        schedule: `linear`: from `lr_start` up to the peak at `peak_at`, down to `lr_end` at the end, interpolated at
-            every step; `cosine`: the same rise, then half a cosine; `step`: times `step_factor` at each of
-            `milestones`.
-        lr_start, lr_end: learning rates relative to the peak's.
-        peak_at: where the peak stands, as a share of all epochs, so that `--epochs` stretches the schedule.
-        milestones: shares of all epochs, for `step`.
-        momentum, nesterov, weight_decay: of SGD.
-        decay_norm_and_bias: whether weight decay also applies to normalisation layers and biases.
-        label_smoothing: of the cross entropy.
-        micro_batches: parts into which a batch is split for forward and backward.
-        execution: of a step's forward and backward, for every method alike: `eager`; `compile`, one graph made by
-            `torch.compile`; `cuda_graph`, captured once and replayed, for methods that allow it, on CUDA alone. It
-            belongs to the recipe, although it describes the same training: compiled kernels round differently, so that
-            it decides the trial's bits, and times of different executions are no comparison of methods.
-        clip_norm: largest norm of the gradient; `None` does not clip.
-        validation_images: size of the split taken from the training images by `split_seed`, stratified by class;
-            0: none.
-        train_images, test_images: use only the first so many of a seeded stratified order; `None`: all.
-        flip: whether images are mirrored at random.
-        translate: pixels of random translation in each direction, which is a random crop of the padded image.
-        crop_padding: colour of the pixels that a translation leaves empty: `mean`, the mean colour of the training
-            images, or `black`, as torchvision's `RandomCrop(size, padding)` has it.
-        cutout: side of a square that is overwritten by the mean colour; 0: none.
-        flip_tta: whether an evaluation takes the mean of an image's logits and its mirror image's.
+        epochs: Number of passes over the training images.
+        batch_size: Global batch size, over all ranks and micro-batches.
+        eval_batch_size: Number of images per forward pass of an evaluation.
+        learning_rate: Highest learning rate of the schedule.
+        schedule: Learning rate schedule. `linear`: linear from `lr_start` to the highest value at `peak_at`, then
+            linear to `lr_end`, interpolated at every step. `cosine`: the same rise, then half a cosine. `step`: the
+            highest value, multiplied by `step_factor` at each of `milestones`.
+        lr_start, lr_end: First and last learning rate, relative to the highest one.
+        peak_at: Position of the highest learning rate, as a share of all epochs, so that `--epochs` stretches the
+            schedule.
+        milestones: Shares of all epochs at which `step` changes the learning rate.
+        step_factor: Factor of `step`.
+        momentum: Momentum of SGD.
+        nesterov: Whether the momentum is Nesterov's.
+        weight_decay: Weight decay of SGD.
+        decay_norm_and_bias: Whether weight decay also applies to normalisation layers and biases.
+        label_smoothing: Label smoothing of the cross entropy.
+        micro_batches: Number of parts into which a batch is split for forward and backward.
+        execution: How forward and backward of a step are executed, for every method alike: `eager`; `compile`, as one
+            graph made by `torch.compile`; or `cuda_graph`, captured once and replayed, on CUDA only and for methods
+            that allow it. Compiled kernels round differently, so the execution is part of the trial's id, and times of
+            different executions must not be compared.
+        clip_norm: Largest norm of the gradient; `none` does not clip.
+        validation_images: Number of training images in the validation split, which `split_seed` selects, stratified by
+            class.
+        split_seed: Seed that selects splits and subsets of images.
+        train_images, test_images: Size of a stratified subset of the images; `none` uses all of them.
+        flip: Whether images are mirrored at random.
+        translate: Largest random translation in pixels, in each direction; equal to a random crop of the padded image.
+        cutout: Side of a square that is overwritten by the mean colour; 0 for none.
+        flip_tta: Whether an evaluation averages the logits of an image and of its mirror image.
+        crop_padding: Colour of pixels that a translation leaves empty: `mean`, the mean colour of the training images,
+            or `black`, as in torchvision's `RandomCrop(size, padding)`.
+        drop_last: Whether an epoch drops the last batch if fewer than `batch_size` images are left for it.
     """
 
     epochs: Annotated[int, Interval(ge=1, le=100_000)]
@@ -91,11 +96,11 @@ class Recipe:
             raise ValueError("recipe.nesterov needs a recipe.momentum above 0")
 
     def fields(self) -> dict[str, Any]:
-        """Every field by name, without those of `ADDED` that have the value there."""
+        """Return every field by name, except those of `ADDED` that have the value there."""
         return {name: value for name, value in vars(self).items() if name not in ADDED or value != ADDED[name]}
 
     def learning_rate_at(self, progress: float) -> float:
-        """The learning rate when the share `progress` in [0, 1] of the training is done."""
+        """Return the learning rate after the share `progress`, in [0, 1], of the training."""
         if self.schedule == "step":
             return self.learning_rate * self.step_factor ** sum(progress >= milestone for milestone in self.milestones)
         if progress < self.peak_at:

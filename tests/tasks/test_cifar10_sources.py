@@ -247,6 +247,7 @@ def test_recipes_of_other_papers_pad_with_black_and_keep_the_last_batch(task: CI
         assert [epoch for epoch in range(1, epochs) if rates[epoch] < rates[epoch - 1]] == [*falls]
 
 
+@pytest.mark.slow  # the other tests read small folders of images
 def test_the_real_jpeg_copy_is_whole_and_balanced(task: CIFAR10, real_data: Path) -> None:
     copy = task.prepare(real_data, "quick")
     if copy.kind == "original":

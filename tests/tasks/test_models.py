@@ -1,4 +1,4 @@
-"""The networks of PruneTrain and ClickTrain, and torchvision's ResNets: sizes, costs, widths, branches that may go."""
+"""The networks of PruneTrain and ClickTrain, and torchvision's ResNets: sizes, costs, widths, removable branches."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ CLICKTRAIN = {
 }
 
 
+@pytest.fixture
+def _zero_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are zeros: drawing them takes most of the time, and sizes do not depend on them."""
+    for name in ("normal_", "uniform_", "trunc_normal_", "kaiming_normal_", "kaiming_uniform_", "xavier_uniform_"):
+        monkeypatch.setattr(nn.init, name, lambda tensor, *_, **__: tensor.data.zero_())
+
+
+@pytest.mark.usefixtures("_zero_weights")
 @pytest.mark.parametrize("name", CLICKTRAIN)
 def test_clicktrains_networks_have_the_sizes_of_its_code(name: str) -> None:
     macs, convolutions, parameters, branches = CLICKTRAIN[name]
@@ -72,6 +80,7 @@ def test_clicktrains_resnets_start_as_its_code_does(name: str) -> None:
     assert checked > 60
 
 
+@pytest.mark.usefixtures("_zero_weights")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_prunetrain_8_networks_cost_what_was_published(name: str) -> None:
     mflop, convolutions, parameters, branches = PUBLISHED[name]
@@ -86,6 +95,7 @@ def test_prunetrain_8_networks_cost_what_was_published(name: str) -> None:
     assert not spaces.fixed_branches
 
 
+@pytest.mark.usefixtures("_zero_weights")
 def test_a_cifar_resnet_50_has_a_node_for_the_first_convolution_and_one_a_stage() -> None:
     spaces = find_index_spaces(build_model("resnet50_cifar", CIFAR, 10), CIFAR)
     shared = [space for space in spaces.values() if not space.frozen and not space.may_be_empty]
@@ -104,6 +114,7 @@ def test_a_width_without_whole_channels_is_refused(name: str, width: float, mess
         registry.get("model", name)(width=width)
 
 
+@pytest.mark.usefixtures("_zero_weights")
 @pytest.mark.parametrize("name", [*PUBLISHED, *CLICKTRAIN])
 def test_half_width_halves_every_channel_count(name: str) -> None:
     thing = registry.get("model", name)
@@ -158,12 +169,14 @@ def test_networks_for_imagenet_take_images_of_three_channels(name: str) -> None:
         registry.get("model", name)(input_shape=(1, 32, 32))
 
 
+@pytest.mark.usefixtures("_zero_weights")
 def test_vgg16_is_torchvision_s_with_normalisation() -> None:
     described = describe_model("vgg16", "")
     assert described["params"] == 138_365_992  # as torchvision states
     assert round(described["macs"] / 1e9, 2) == 15.47
 
 
+@pytest.mark.usefixtures("_zero_weights")
 def test_describe_takes_the_images_that_a_network_is_made_for() -> None:
     described = describe_model("resnet18", "")
     assert (described["input_shape"], described["classes"]) == ([3, 224, 224], 1000)
