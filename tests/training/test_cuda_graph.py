@@ -139,7 +139,7 @@ def test_memory_that_a_graph_keeps_counts(taped, monkeypatch):
 
 
 def test_a_number_of_python_is_refused_while_a_step_is_captured(taped):
-    with pytest.raises(RuntimeError, match=r"grad_dgrad of '8'.*cannot draw by site\.key.*site\.kernel_seed"):
+    with pytest.raises(RuntimeError, match=r"grad_dgrad of '8'.*cannot use site\.key.*site\.kernel_seed"):
         fitted(RandomChannels, GRAPH)
 
 
