@@ -39,7 +39,7 @@ def test_loop_of_several_processes_runs_on_two(tmp_path):
     assert left[0] == left[1]
 
 
-EXAMPLES = {"channel_topk": 40, "gradual_magnitude": 40, "rigl": 80}
+EXAMPLES = {"channel_topk": 40, "gradual_magnitude": 40, "rigl": 80, "channel_pruning": 40}
 """Examples of methods by name, with the most lines that they may have."""
 
 
