@@ -45,15 +45,15 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
     columns = (
         Column("Method", numeric=False),
         Column("Seeds done"),
-        Column("Test accuracy", "%", "measured", _INTERVAL if several else _ONE_SEED),
+        Column(COLUMNS["test_accuracy"].title, "%", "measured", _INTERVAL if several else _ONE_SEED),
         Column("Difference to dense", "points", "measured", "Paired by seed."),
         Column(
-            "Training time",
+            COLUMNS["train_time_s"].title,
             "",
             "measured",
             f"Mean over seeds. It includes input pipeline, pruning, regulariser and reconfiguration.{warning}",
         ),
-        Column("Training time", "× dense", "measured", f"Mean of the ratios, paired by seed.{warning}"),
+        Column(COLUMNS["train_time_s"].title, "× dense", "measured", f"Mean of the ratios, paired by seed.{warning}"),
         Column("Realised saving of time", "%", "measured", realised + warning),
         Column("Theoretical saving of FLOPs", "%", _SKIPPING, f"1 − effective training FLOPs × dense. {_SKIPS}"),
     )
@@ -102,11 +102,16 @@ def relative_cost_table(rows: Sequence[MethodRow], slug: str, device: str) -> Ta
         memory = ("measured", "Maximum of the memory allocator.")
     columns = (
         Column("Method", numeric=False),
-        Column("Training FLOPs, executed", "× dense", "counted", "Relative to the dense network in the same trial."),
-        Column("Training FLOPs, effective", "× dense", _SKIPPING, _SKIPS),
-        Column("Inference FLOPs", "× dense", "counted", "From the shapes of the final model."),
-        Column("Parameters", "× dense", "counted", "From the shapes of the final model."),
-        Column("Peak memory", "", memory[0], f"{memory[1]} Largest value over seeds."),
+        Column(
+            COLUMNS["train_flops_executed"].title,
+            "× dense",
+            "counted",
+            "Relative to the dense network in the same trial.",
+        ),
+        Column(COLUMNS["train_flops_effective"].title, "× dense", _SKIPPING, _SKIPS),
+        Column(COLUMNS["inference_flops"].title, "× dense", "counted", "From the shapes of the final model."),
+        Column(COLUMNS["params"].title, "× dense", "counted", "From the shapes of the final model."),
+        Column(COLUMNS["peak_memory_bytes"].title, "", memory[0], f"{memory[1]} Largest value over seeds."),
     )
     return _table(f"{slug}-relative", "Cost of training and of the final model", columns, rows, _relative_cells)
 
