@@ -70,7 +70,7 @@ def without_home(text: str) -> str:
 def _software() -> dict[str, Any]:
     import torch
 
-    from suite.training import onednn
+    from suite.cost import onednn
 
     found: dict[str, Any] = {
         "python": platform.python_version(),

@@ -1,39 +1,38 @@
-"""A method at work on a model: every hook of the contract, at its place, for the trainer and for loops of one's own."""
+"""Calls of a method's hooks on a model, for the trainer and for your own training loop."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from suite.cost.flops import count_model
 from suite.cost.hardware import hardware_facts, hardware_id
-from suite.cost.memory import StepMemory, measure_step
 from suite.errors import UsageError
-from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OpPlan, OtherTrial, ReconfigPlan
+from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OtherTrial, ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
 from suite.network.forward_pass import first_parameter, survey
-from suite.network.layers import convert, keep_nested_tensors_off, plannable
+from suite.network.layers import convert, plannable
 from suite.network.planned_layer import PlannedLayer, StepState
 from suite.plan import Keys
+from suite.training.estimates import Estimates
+from suite.training.layer_plans import plan_layers
 from suite.training.optimizer_state import why_not_cut
 from suite.training.ranks import Ranks, WrapperGuard
-from suite.training.trial_cut import freeze_what_fails
+from suite.training.trial_cut import freeze_what_fails, warn_of_frozen_channels
 
 log = logging.getLogger(__name__)
 
 
 class Hooks:
-    """Plans a bare model by a method and calls the method's hooks.
+    """Plans the layers of a bare model by a method, and calls the method's hooks.
 
-    Construction runs `setup`, converts the layers and plans them. A loop of one's own then calls, in this order:
+    The constructor converts the layers, runs `setup` and `begin`, and plans the layers. Your own loop then calls:
 
         hooks.attach(optimizer)
         for each epoch:
@@ -46,22 +45,27 @@ class Hooks:
             hooks.end_epoch()
         hooks.finish()
 
-    Where `torch.distributed` is initialised, every rank makes this object, with the same arguments, and calls the same
-    hooks: rank 0's model becomes that of all, random masks differ by rank, and the method sees the mean of the losses.
+    If `torch.distributed` is initialised, every rank creates this object with the same arguments and calls the same
+    hooks. All ranks get rank 0's model, random masks differ by rank, and the method sees the mean of the losses.
 
     Args:
-        model: the bare model, on its device and in its memory format; converted in place.
-        method: the method, with its parameters.
+        model: The bare model, on its device and in its memory format. It is converted in place.
+        method: The method, with its parameters.
         input_shape: (C, H, W) of one image.
-        num_classes, epochs, batch_size, seed, task, network, preset, train_images, micro_batches, others: what the
-            context tells the method.
-        dtype: the type of autocast in training; `torch.float32` for none.
-        device: of the training, if it is not that of the model: a command is checked on the CPU.
-        rehearsal: nothing will be trained: `setup` runs and the layers are converted, but what the method depends on
-            need not be there, and `begin` does not run. Layers are planned where `begin` is the base class's.
+        num_classes, epochs, batch_size, seed, task, network, preset, train_images, micro_batches, others: Values of
+            these attributes of the context.
+        dtype: Autocast type of the training; `torch.float32` for no autocast.
+        device: Device of the training, if it is not the model's: commands are checked on the CPU.
+        rehearsal: True if nothing will be trained: the trials that the method depends on may be missing, `begin` does
+            not run, and the layers are planned only if the method does not define `begin`.
+
+    Attributes:
+        ctx: The context that the hooks get.
+        reconfigurations: Plans that were carried out on the model, in order.
+        not_planned: Convolution and linear layers that are not in `ctx.layers`, with the reason.
 
     Raises:
-        UsageError: if the model is wrapped already, or the ranks of `torch.distributed` are given different arguments.
+        UsageError: if the model is wrapped, the ranks get different arguments, or the method cannot train the model.
     """
 
     def __init__(
@@ -85,12 +89,10 @@ class Hooks:
         rehearsal: bool = False,
     ) -> None:
         if isinstance(model, nn.parallel.DistributedDataParallel):
-            raise UsageError(
-                "the model is wrapped in DistributedDataParallel; apply the method first, then wrap the model"
-            )
+            raise UsageError("the model is wrapped in DistributedDataParallel; apply the method first, then wrap it")
         self.model, self.method = model, method
         self.ranks = Ranks.of_this_process()
-        # The base class itself, a method with nothing in it, is no dataclass.
+        # Ensure that all ranks start from the same method, sizes and weights. `Method` itself is not a dataclass.
         names: list[str] = [one.name for one in dataclasses.fields(method)] if dataclasses.is_dataclass(method) else []
         parameters = {name: getattr(method, name) for name in names}
         sizes = (seed, epochs, batch_size, micro_batches)
@@ -99,16 +101,16 @@ class Hooks:
         self._guard = WrapperGuard(model) if self.ranks.size > 1 else None
         self.input_shape, self.dtype = input_shape, dtype
         self.reconfigurations: list[ReconfigPlan] = []
-        self.plans_made = 0  # how many times the layers were planned
-        self._replan_asked = False
-        self._measured: tuple[Any, float, StepMemory] | None = None
-        self._largest_batch = 0  # images of this rank, in the epoch that runs
+        self.plans_made = 0
+        self._replan_requested = False
+        self._largest_batch = 0  # of this rank, in the running epoch
         self._first_slot = self.ranks.rank * micro_batches
         self._step_state = StepState(seed=seed, slot=self._first_slot)
+        # Find the layers and the index spaces.
         self._uses = survey(model, input_shape)
         _, self.not_planned = plannable(model, self._uses.called)
         for name, reason in self.not_planned.items():
-            log.warning("layer '%s' is not planned and is in no method's ctx.layers: %s", name, reason)
+            log.warning("layer '%s' cannot be planned and is not in ctx.layers: %s", name, reason)
         self.ctx = Context(
             model=model,
             layers={},
@@ -128,27 +130,31 @@ class Hooks:
             rehearsal=rehearsal,
             rank=self.ranks.rank,
             all_reduce=self.ranks.all_reduce,
-            memory_estimate=self._memory_estimate,
-            inference_flops=self._inference_flops,
             hardware_id=lambda: hardware_id(hardware_facts(self.ctx.device)),
-            replan=self._ask_for_plans,
+            replan=self._request_plans,
         )
+        self._estimates = Estimates(self.ctx, self.ranks, input_shape)
+        self.ctx.memory_estimate, self.ctx.inference_flops = self._estimates.memory, self._estimates.inference_flops
         for name in () if rehearsal else method.depends_on():
             if name not in self.ctx.others:
-                raise UsageError(f"{type(method).__name__} depends on a trial of '{name}', which others= has to name")
+                raise UsageError(f"{type(method).__name__} depends on a trial of '{name}'; pass its result in others=")
         self._cuts = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("begin", "reconfigure"))
         if self._cuts:
             freeze_what_fails(model, self.ctx.spaces, input_shape)
-            self._say_what_is_frozen()
+            warn_of_frozen_channels(self.ctx.spaces)
         self.ctx.layers = dict(convert(model, self._step_state, self._uses.called))
-        for name in self.ctx.layers:  # what runs in training alone has a size too
+        # Enter the sizes of layers that run only in training, which the trace does not contain.
+        for name in self.ctx.layers:
             given, output = self._uses.shapes[name]
             self.ctx.spaces.positions.setdefault(name, output[2:].numel())
             self.ctx.spaces.input_sizes.setdefault(name, tuple(given[2:]))
+        # Run the method's first hooks.
         method.setup(self.ctx)
         for first in () if rehearsal else method.begin(self.ctx):
             if (first.batch_size, first.lr_scale, first.restart) != (None, None, False):
-                raise ValueError(f"{type(method).__name__}.begin changes more than the network")
+                raise ValueError(
+                    f"{type(method).__name__}.begin may only change the network, not batch size or schedule"
+                )
             self._keep_layers(apply_plan(model, first, self.ctx.spaces, None))
             self.reconfigurations.append(first)
         if not rehearsal or type(method).begin is Method.begin:
@@ -156,12 +162,12 @@ class Hooks:
 
     @property
     def planned_layers(self) -> list[PlannedLayer]:
-        """The layers that there are, in the model's order."""
+        """The planned layers, in the model's order."""
         return list(self.ctx.layers.values())  # type: ignore[arg-type]
 
     @contextmanager
     def drawing_from(self, keys: Keys) -> Iterator[None]:
-        """Give the transforms that run inside `keys` in place of numbers: the step is captured to be replayed."""
+        """Let the transforms that run inside read their random keys from `keys`, while a step is captured."""
         self._step_state.keys = keys
         try:
             yield
@@ -169,47 +175,44 @@ class Hooks:
             self._step_state.keys = None
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Name the optimizer of the model's parameters.
+        """Set the optimizer of the model's parameters.
 
         Raises:
-            UsageError: if the method reconfigures the network, and the optimizer's state cannot be cut with it.
+            UsageError: if the method reconfigures the network and the optimizer's state cannot be cut with it.
         """
         self._refuse_uncut_state(optimizer)
         self.ctx.optimizer = optimizer
 
     def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the batch that the method makes of a batch."""
         self._largest_batch = max(self._largest_batch, len(images))
         return self.method.transform_batch(images, labels, self.ctx)
 
     def begin_micro_batch(self, micro_batch: int, micro_batches: int) -> None:
-        """Tell the transforms which micro-batch comes; needed where there is more than one."""
+        """Set the micro-batch that the transforms see; needed only if a batch has several."""
         self._step_state.slot = self.ctx.rank * micro_batches + micro_batch
 
     def regularization(self, task_loss: Tensor) -> Tensor | None:
-        """The method's term for this step, computed without autocast.
-
-        Args:
-            task_loss: this rank's loss of the step without the term; the method sees the mean over all ranks.
-        """
+        """Return the method's term for a step whose loss on this rank is `task_loss`. It is computed without autocast."""
         self.ctx.task_loss = self.ranks.mean(task_loss.detach())
         with torch.autocast(self.ctx.device.type, enabled=False):
             return self.method.regularization(self.model, self.ctx)
 
     def add_regularization(self, loss: Tensor) -> Tensor:
-        """The loss with the method's term."""
+        """Return the loss with the method's term."""
         term = self.regularization(loss)
         return loss if term is None else loss + term
 
     def optimizer_step(self, step: Callable[[], Any] | None = None) -> bool:
-        """Run the two hooks around the optimizer's step; gradients are global and finite.
+        """Run the optimizer step and the two hooks around it. Gradients must be complete and finite.
 
         Args:
-            step: runs the optimizer; its own `step` if `None`.
+            step: Function that runs the optimizer; `optimizer.step` if `None`.
 
         Returns:
             Whether the optimizer ran.
         """
-        assert self.ctx.optimizer is not None, "attach(optimizer) comes first"
+        assert self.ctx.optimizer is not None, "call attach(optimizer) first"
         runs = self.method.before_optimizer_step(self.ctx) is not SKIP_STEP
         if runs:
             (step or self.ctx.optimizer.step)()
@@ -220,53 +223,53 @@ class Hooks:
         return runs
 
     def end_step(self) -> None:
-        """Count the step, also one that was left out, and plan anew where the method asks for it."""
+        """Count the step, even if the optimizer did not run, and plan the layers if a hook asked for it."""
         self.ctx.step += 1
         self.ctx.batch_index += 1
         self._step_state.step = self.ctx.step
         self._step_state.slot = self._first_slot
-        self._plan_where_asked()
+        self._plan_if_requested()
 
     def end_epoch(self) -> IndexMap | None:
-        """`on_epoch_end`, then the reconfiguration that the method decides on, carried out."""
+        """Run `on_epoch_end` and `reconfigure`, and carry out the plan; return its index map, if there is a plan."""
         self.ctx.progress = min(1.0, (self.ctx.epochs_done + 1) / self.ctx.epochs)
         plan = self.close_epoch()
         return None if plan is None else self.carry_out(plan)
 
     def close_epoch(self) -> ReconfigPlan | None:
-        """`on_epoch_end`, and the method's decision; not carried out yet."""
+        """Run `on_epoch_end`, and return the plan of `reconfigure` without carrying it out."""
         self.ctx.epochs_done += 1
         self.ctx.batch_index = 0
         self.method.on_epoch_end(self.ctx)
         plan = self.method.reconfigure(self.ctx)
         if self._cuts:
             self.ranks.agree("the reconfiguration", None if plan is None else plan.to_json())
-        self._plan_where_asked()
+        self._plan_if_requested()
         self._warn_of_another_batch()
         return plan
 
     def carry_out(self, plan: ReconfigPlan) -> IndexMap:
-        """Change model and optimizer, let the method renumber what it remembers, and plan the layers anew."""
+        """Change model and optimizer, let the method cut its own tensors, and plan the layers."""
         index_map = self._replay(plan)
         self._plan_all()
         return index_map
 
     def replay(self, plans: list[ReconfigPlan]) -> None:
-        """Carry out a resumed trial's reconfigurations on the fresh model; `load_state_dict` comes after.
+        """Carry out a resumed trial's reconfigurations on the new model, before `load_state_dict`.
 
-        Those of `begin`, which were carried out when this object was made, come first among them.
+        The first of them are those of `begin`, which the constructor carried out.
 
         Raises:
-            UsageError: if these are others now.
+            UsageError: if `begin` returned other plans now than when the trial started.
         """
         begun = len(self.reconfigurations)
         if [plan.to_json() for plan in plans[:begun]] != [plan.to_json() for plan in self.reconfigurations]:
-            raise UsageError("the trial began with another network than this one; a trial it depends on was run again")
+            raise UsageError("the trial began with another network; a trial that it depends on was run again since")
         for plan in plans[begun:]:
             self._replay(plan)
 
     def finish(self) -> None:
-        """W <- weight_forward(W) in every layer, then empty plans: the model stands without the method."""
+        """Set W = weight_forward(W) in every layer and remove all plans, so that the model needs no method."""
         with torch.no_grad():
             for layer in self.planned_layers:
                 if layer.masked:
@@ -274,12 +277,12 @@ class Hooks:
         self.empty_plans()
 
     def empty_plans(self) -> None:
-        """Leave every layer torch's own."""
+        """Remove the plans of all layers."""
         for layer in self.planned_layers:
             layer.op_plan = EMPTY_PLAN
 
     def state_dict(self) -> dict[str, Any]:
-        """The method's state and the counters that key its random numbers."""
+        """Return the method's state and the counters that its random numbers depend on."""
         ctx = self.ctx
         return {
             "method": self.method.state_dict(),
@@ -290,7 +293,7 @@ class Hooks:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back `state_dict`, after `replay` and after the model's own state; then every layer is planned."""
+        """Restore `state_dict`, after `replay` and after the model's own state, and plan the layers."""
         self.method.load_state_dict(state["method"])
         self.ctx.step = self._step_state.step = state["step"]
         self.ctx.epochs_done, self.ctx.batch_size = state["epochs_done"], state["batch_size"]
@@ -309,113 +312,38 @@ class Hooks:
         return index_map
 
     def _keep_layers(self, index_map: IndexMap) -> None:
-        """Drop the layers that a reconfiguration removed."""
+        """Remove the layers from the context that a reconfiguration removed."""
         self.ctx.layers = {name: layer for name, layer in self.ctx.layers.items() if index_map.exists(name)}
-
-    def _say_what_is_frozen(self) -> None:
-        """Warn of channels that cannot be cut although they are neither the model's input nor its output."""
-        spaces = self.ctx.spaces
-        for name, space in spaces.items():
-            if space.frozen and name != spaces.model_input and name not in spaces.model_outputs:
-                log.warning("no channel of '%s' can be cut: %s", name, space.frozen_because)
+        self._estimates.network_changed()
 
     def _refuse_uncut_state(self, optimizer: torch.optim.Optimizer) -> None:
         if self._cuts and (reason := why_not_cut(optimizer)):
             raise UsageError(
                 f"{type(self.method).__name__} reconfigures the network, and the state of {type(optimizer).__name__} "
-                f"cannot be cut with it: {reason}; take SGD, Adam or another whose state has each parameter's shape"
+                f"cannot be cut with it: {reason}; use an optimizer whose state has its parameters' shapes, such as SGD"
             )
 
     def _warn_of_another_batch(self) -> None:
-        """Say that an epoch's batches were smaller than the last reconfiguration asked for."""
+        """Warn if an epoch's batches were smaller than the last reconfiguration asked for."""
         asked = any(plan.batch_size is not None for plan in self.reconfigurations)
         images, self._largest_batch = self._largest_batch * self.ranks.size, 0
         if asked and 0 < images < self.ctx.batch_size:
             log.warning(
-                "epoch %d was trained with batches of %d images where the method had asked for %d: the loop has to "
-                "take hooks.ctx.batch_size images a batch, and to follow hooks.reconfigurations[-1].lr_scale",
+                "epoch %d was trained with batches of %d images, but the method asked for %d: the loop must use "
+                "hooks.ctx.batch_size images per batch, and follow hooks.reconfigurations[-1].lr_scale",
                 self.ctx.epochs_done,
                 images,
                 self.ctx.batch_size,
             )
 
-    def _plan_where_asked(self) -> None:
-        if self._replan_asked:
+    def _plan_if_requested(self) -> None:
+        if self._replan_requested:
             self._plan_all()
 
-    def _ask_for_plans(self) -> None:
-        self._replan_asked = True
+    def _request_plans(self) -> None:
+        self._replan_requested = True
 
     def _plan_all(self) -> None:
-        self._replan_asked = False
+        self._replan_requested = False
         self.plans_made += 1
-        planned = self.ctx.layers
-        for name, layer in planned.items():
-            assert isinstance(layer, PlannedLayer)
-            plan = self.method.plan(name, layer)
-            if not isinstance(plan, OpPlan | None):
-                raise UsageError(
-                    f"{type(self.method).__name__}.plan returned a {type(plan).__name__} for '{name}', not an OpPlan"
-                )
-            layer.op_plan = plan or EMPTY_PLAN
-            if not layer.op_plan.empty:
-                self._check_readers(name, layer.op_plan)
-        keep_nested_tensors_off(self.model)
-
-    def _check_readers(self, name: str, plan: OpPlan) -> None:
-        """Refuse a plan for a layer whose weight the model also reads where no plan is followed.
-
-        Raises:
-            UsageError: that names the layer and who reads its weight.
-        """
-        readers = self._uses.readers.get(name, frozenset())
-        if plan.weight_forward is None and plan.backend is None:
-            # Two layers that share a weight follow a plan of their gradients each.
-            readers -= self.ctx.layers.keys()
-        if readers:
-            whose = " and ".join(f"'{reader}'" if reader else "the model's own forward" for reader in sorted(readers))
-            raise UsageError(
-                f"{type(self.method).__name__} plans layer '{name}', whose weight is also read by {whose}, past the "
-                "plan; call the layer itself there, give it a weight of its own, or leave it out of the plan"
-            )
-
-    def _memory_estimate(self, plan: ReconfigPlan) -> int:
-        """Bytes of a training step with `plan` carried out: measured on a copy of the model that it was carried out on.
-
-        Parameters, gradients, buffers and optimizer state (as much a parameter as there is now), and what a
-        micro-batch takes.
-        """
-        cut = (len(self.reconfigurations), plan.kept, plan.removed_branches, plan.gated)
-        if self._measured is None or self._measured[0] != cut:  # another batch of one network needs no new measurement
-            model = self._cut_copy(plan)
-            before, after = (_bytes(one.parameters()) for one in (self.model, model))
-            states = [] if self.ctx.optimizer is None else [*self.ctx.optimizer.state.values()]
-            held = _bytes(value for state in states for value in state.values() if isinstance(value, Tensor))
-            fixed = after * (2 + held / before) + _bytes(model.buffers())
-            devices = [self.ctx.device] if self.ctx.device.type == "cuda" else []
-            with torch.random.fork_rng(devices):  # dropout draws
-                images = self._images_at_once(self.ctx.batch_size)
-                self._measured = cut, fixed, measure_step(model, self.input_shape, self.dtype, images)
-        _, fixed, step = self._measured
-        found = fixed + step.of(self._images_at_once(plan.batch_size or self.ctx.batch_size))
-        # Devices measure a little differently, and all ranks have to decide alike.
-        return int(self.ranks.mean(torch.tensor(found, dtype=torch.float64, device=self.ctx.device)))
-
-    def _images_at_once(self, batch_size: int) -> int:
-        """Images of a micro-batch on one rank."""
-        return -(-batch_size // (self.ctx.micro_batches * self.ranks.size))
-
-    def _inference_flops(self, plan: ReconfigPlan) -> float:
-        """FLOPs of one image's inference by the network that `plan` would leave; counted on a copy."""
-        return float(count_model(self._cut_copy(plan), self.input_shape)["inference_flops"])
-
-    def _cut_copy(self, plan: ReconfigPlan) -> nn.Module:
-        """A copy of the model with a plan carried out on it."""
-        model, spaces = copy.deepcopy(self.model), copy.deepcopy(self.ctx.spaces)
-        cut = ReconfigPlan(kept=plan.kept, removed_branches=plan.removed_branches, gated=plan.gated)
-        apply_plan(model, cut, spaces, None)
-        return model
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        plan_layers(self.method, self.ctx, self._uses.readers)

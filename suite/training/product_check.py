@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from suite.cost import onednn
 from suite.cost.flops import LayerCost
 from suite.network.backends import TORCH
 from suite.network.layers import PlannedConv2d
 from suite.network.planned_layer import PlannedLayer
 from suite.plan import Backend, Geometry
-from suite.training import onednn
 
 log = logging.getLogger(__name__)
 

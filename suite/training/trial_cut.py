@@ -1,7 +1,7 @@
-"""A cut on trial: half of every index space goes out of a copy, which must compute what the masked copy does.
+"""A trial cut: remove half of every index space from a copy, and compare its outputs with those of a masked copy.
 
-Tracing finds what a model's graph says. Python that it does not see (`sum(p.numel() for p in self.parameters())`) may
-depend on the number of channels all the same; that shows only when they are fewer.
+Tracing finds only what is in a model's graph. Python code that is not in it, such as
+`sum(p.numel() for p in self.parameters())`, can also depend on the number of channels, which shows only in a cut model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 2
 TOLERANCE = 1e-3
-"""Of the largest output. Products of other shapes round differently by 1e-6; a size changes by a factor of 2."""
+"""Largest difference relative to the largest output. Rounding changes outputs by 1e-6, a wrong size by factor 2."""
 CHANGES_OUTPUTS = "cutting it changes what the model computes, or ends its forward"
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -36,29 +36,28 @@ _DROPOUTS = {
 
 
 def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[int, int, int]) -> None:
-    """Cut half of all free index spaces out of a copy, and freeze those for which outputs are not the masked model's.
+    """Freeze the index spaces whose removal from a copy does not give the outputs of a masked copy.
 
-    Outputs are compared in evaluation and in training (where normalisation uses its statistics and dropout is left
-    out), on random images, with normalisation and all-zero parameters of the copy drawn at random. The model stays as
-    it is.
+    Outputs are compared for random images in evaluation and in training mode (with running statistics and without
+    dropout). Normalisation and all-zero parameters of the copies are drawn at random. The model stays unchanged.
 
     Args:
-        model: the bare model.
-        spaces: its index spaces; those found wrong are frozen.
-        input_shape: (C, H, W).
+        model: The bare model.
+        spaces: Its index spaces; the wrong ones are frozen.
+        input_shape: (C, H, W) of one image.
     """
     free = [name for name, space in spaces.items() if not space.frozen and space.size > 1]
     if not free:
         return
-    # Without cuDNN, whose products round to TF32: that error would be as large as the tolerance.
+    # cuDNN rounds products to TF32, with errors as large as the tolerance, so it is switched off.
     with probing(model), torch.no_grad(), torch.backends.cudnn.flags(enabled=False):
-        torch.manual_seed(0)  # the same verdict in every process and when a training is resumed
+        torch.manual_seed(0)  # the same result in every process and in a resumed training
         drawn = _drawn(model)
         first = first_parameter(model)
         images = torch.randn(BATCH, *input_shape, device=first.device)
         _set_statistics(drawn, images)
         if not all(torch.isfinite(output).all() for output in _outputs(drawn, images)):
-            log.warning("no cut was tried out: the model's outputs for random images are not finite")
+            log.warning("no cut was tried, because the model's outputs for random images are not finite")
             return
         if _agrees(drawn, spaces, free, images):
             return
@@ -76,8 +75,15 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
                 spaces[inner].may_be_empty = False
 
 
+def warn_of_frozen_channels(spaces: IndexSpaces) -> None:
+    """Warn of index spaces whose channels cannot be removed, other than the model's input and outputs."""
+    for name, space in spaces.items():
+        if space.frozen and name != spaces.model_input and name not in spaces.model_outputs:
+            log.warning("no channel of '%s' can be removed: %s", name, space.frozen_because)
+
+
 def _drawn(model: nn.Module) -> nn.Module:
-    """A copy in float32 in which no parameter hides what is before it."""
+    """Return a float32 copy in which no parameter is zero, so that none hides the layers before it."""
     drawn = copy.deepcopy(model).float()
     for module in drawn.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -89,7 +95,7 @@ def _drawn(model: nn.Module) -> nn.Module:
 
 
 def _set_statistics(model: nn.Module, images: Tensor) -> None:
-    """Give every normalisation the statistics of these images."""
+    """Set the running statistics of every normalisation to those of these images."""
     for module in model.modules():
         if isinstance(module, _NORMS):
             module.momentum = 1.0
@@ -98,7 +104,7 @@ def _set_statistics(model: nn.Module, images: Tensor) -> None:
 
 
 def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images: Tensor) -> bool:
-    """Whether a copy with half of these spaces cut out computes what one does in which nothing reads those channels."""
+    """Whether a copy without half of the channels of these spaces has the outputs of a copy that does not read them."""
     kept = {}
     for name in names:
         order = torch.randperm(spaces[name].size)[: spaces[name].size // 2].tolist()
@@ -110,8 +116,8 @@ def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images:
     wanted = _outputs(masked, images)
     try:
         found = _outputs(cut, images)
-    except Exception as error:  # a forward may raise anything; the verdict names what was cut
-        log.debug("a cut of %s ends the forward: %s", ", ".join(kept), error)
+    except Exception as error:  # a forward may raise anything
+        log.debug("the forward fails after a cut of %s: %s", ", ".join(kept), error)
         return False
     return len(found) == len(wanted) and all(
         a.shape == b.shape and bool((a - b).abs().max() <= TOLERANCE * a.abs().max())
@@ -120,25 +126,25 @@ def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images:
 
 
 def _mask(model: nn.Module, spaces: IndexSpaces, kept: dict[str, list[int]]) -> None:
-    """Set to zero all that convolution and linear layers have of the channels that go: nothing reads them then."""
+    """Set all weights of convolution and linear layers to zero that read or produce the removed channels."""
     tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
     for name, channels in kept.items():
-        gone = [place for place, number in enumerate(spaces[name].original) if number not in set(channels)]
+        removed = [place for place, number in enumerate(spaces[name].original) if number not in set(channels)]
         for one in spaces[name].slices:
             if isinstance(model.get_submodule(one.tensor.rpartition(".")[0]), (nn.Conv2d, nn.Linear)):
-                entries = one.entries[gone].flatten().to(tensors[one.tensor].device)
+                entries = one.entries[removed].flatten().to(tensors[one.tensor].device)
                 tensors[one.tensor].index_fill_(one.axis, entries, 0.0)
 
 
 def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """All tensors that the model gives, in evaluation and in training."""
+    """Return all output tensors of the model, in evaluation and in training mode."""
     found: list[Tensor] = []
     for training in (False, True):
         model.train(training)
         for module in model.modules():
             if isinstance(module, _NORMS):
                 module.eval()
-        torch.manual_seed(1)  # what is random (whole blocks left out) is so for both models
+        torch.manual_seed(1)  # random choices, such as stochastic depth, are the same for both models
         with _WithoutDropout():
             outputs = model(images)
         found += [leaf.float() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
@@ -146,7 +152,7 @@ def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Dropout hands on what it is given: its draws would differ with the number of channels."""
+    """Makes dropout return its input: its random draws would depend on the number of channels."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -160,7 +160,7 @@ def test_a_method_that_reconfigures_tries_a_cut_before_it_is_set_up(caplog):
     hooks = apply(model, PruneTrain(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
     assert hooks.ctx.spaces["b"].frozen_because == CHANGES_OUTPUTS
     assert not hooks.ctx.spaces["a"].frozen
-    assert f"no channel of 'b' can be cut: {CHANGES_OUTPUTS}" in [record.getMessage() for record in caplog.records]
+    assert f"no channel of 'b' can be removed: {CHANGES_OUTPUTS}" in [record.getMessage() for record in caplog.records]
 
 
 class HiddenInBranch(nn.Module):

@@ -199,12 +199,12 @@ def test_a_method_begins_with_another_network_and_nothing_else():
         def begin(self, ctx):
             return [ReconfigPlan(batch_size=8)]
 
-    with pytest.raises(ValueError, match=r"Hurries\.begin changes more than the network"):
+    with pytest.raises(ValueError, match=r"Hurries\.begin may change only the network"):
         begun(Hurries(), {})
 
 
 def test_a_loop_of_ones_own_has_to_name_the_other_trial():
-    with pytest.raises(UsageError, match="Scratch depends on a trial of 'prunetrain', which others= has to name"):
+    with pytest.raises(UsageError, match="Scratch depends on a trial of 'prunetrain', pass its result in others="):
         begun(Scratch(), {})
 
 

@@ -7,11 +7,11 @@ import torch
 from small_training import SHAPE, small_net, small_trainer
 from torch import nn
 
+from suite.cost import onednn
 from suite.cost.flops import count_layers
 from suite.method import Method, OpPlan, ReconfigPlan
 from suite.network.backends import TorchBackend
 from suite.ops import convert
-from suite.training import onednn
 from suite.training.product_check import ProductCheck, WrongProduct
 
 CPU = torch.device("cpu")
