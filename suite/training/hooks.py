@@ -152,9 +152,7 @@ class Hooks:
         method.setup(self.ctx)
         for first in () if rehearsal else method.begin(self.ctx):
             if (first.batch_size, first.lr_scale, first.restart) != (None, None, False):
-                raise ValueError(
-                    f"{type(method).__name__}.begin may only change the network, not batch size or schedule"
-                )
+                raise ValueError(f"{type(method).__name__}.begin may change only the network")
             self._keep_layers(apply_plan(model, first, self.ctx.spaces, None))
             self.reconfigurations.append(first)
         if not rehearsal or type(method).begin is Method.begin:
@@ -193,7 +191,7 @@ class Hooks:
         self._step_state.slot = self.ctx.rank * micro_batches + micro_batch
 
     def regularization(self, task_loss: Tensor) -> Tensor | None:
-        """Return the method's term for a step whose loss on this rank is `task_loss`. It is computed without autocast."""
+        """Return the method's term for a step with the loss `task_loss` on this rank; autocast is off."""
         self.ctx.task_loss = self.ranks.mean(task_loss.detach())
         with torch.autocast(self.ctx.device.type, enabled=False):
             return self.method.regularization(self.model, self.ctx)

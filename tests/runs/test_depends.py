@@ -204,7 +204,7 @@ def test_a_method_begins_with_another_network_and_nothing_else():
 
 
 def test_a_loop_of_ones_own_has_to_name_the_other_trial():
-    with pytest.raises(UsageError, match="Scratch depends on a trial of 'prunetrain', pass its result in others="):
+    with pytest.raises(UsageError, match="Scratch depends on a trial of 'prunetrain'; pass its result in others="):
         begun(Scratch(), {})
 
 

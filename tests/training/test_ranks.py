@@ -57,7 +57,7 @@ def test_what_cannot_work_on_ranks_is_one_line(found):
         assert seeds.startswith(
             "the method, seed and sizes must be the same on all ranks: rank 0 has ('RandomChannels', {}, 0,"
         )
-        assert wrapped == "the model is wrapped in DistributedDataParallel; apply the method first, then wrap the model"
+        assert wrapped == "the model is wrapped in DistributedDataParallel; apply the method first, then wrap it"
 
 
 def test_a_process_alone_is_one_rank_that_reduces_nothing():
