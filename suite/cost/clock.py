@@ -1,4 +1,4 @@
-"""Measured cost: seconds of one trial, by what they were spent on, summed over its attempts."""
+"""Measured cost: seconds of one trial by activity, summed over its attempts."""
 
 from __future__ import annotations
 
@@ -8,38 +8,46 @@ from contextlib import contextmanager
 
 import torch
 
+from suite.cost.timing import synchronize
+
 SPANS = ("train", "eval", "reconfigure", "compile", "check", "io")
 
 
 class Clock:
-    """Accumulates seconds by span, with the device synchronised at both ends of each.
+    """Adds up seconds by span. The device is synchronised at both ends of a span.
 
-    A span encloses an epoch, an evaluation or a reconfiguration, never a single step, so that the synchronisation costs
-    nothing that would be seen. A span inside another interrupts it: every second is counted once.
+    A span encloses an epoch, an evaluation or a reconfiguration, but not a single step, so that the cost of the
+    synchronisation is negligible. A span inside another interrupts it, so that every second is counted once.
+
+    Args:
+        device: Device of the training.
+
+    Attributes:
+        seconds: Seconds by name of span (`SPANS`).
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._inside = 0.0  # seconds of spans that ended inside the one that is open
+        self._inside = 0.0  # seconds of the spans that ended inside the open one
         self.seconds = dict.fromkeys(SPANS, 0.0)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Add what runs inside to the span `name`; what an exception cut short counts, as its steps do."""
-        self._synchronize()
+        """Add the time that passes inside to the span `name`, even if an exception ends it."""
+        synchronize(self._device)
         around, self._inside = self._inside, 0.0
         began = time.perf_counter()
         try:
             yield
         finally:
-            self._synchronize()
+            synchronize(self._device)
             elapsed = time.perf_counter() - began
             self.seconds[name] += elapsed - self._inside
             self._inside = around + elapsed
 
     @property
     def training(self) -> float:
-        """Seconds of training: steps with the method's own work in them, and reconfigurations; nothing else."""
+        """Seconds of training: steps, including the method's own work, and reconfigurations."""
         return self.seconds["train"] + self.seconds["reconfigure"]
 
     def state_dict(self) -> dict[str, float]:
@@ -47,7 +55,3 @@ class Clock:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         self.seconds.update(state)
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)

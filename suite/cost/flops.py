@@ -1,56 +1,39 @@
-"""Counted cost: FLOPs by layer and product, integrated over the changing architecture.
+"""Counted cost: multiply-adds and FLOPs of a model's layers, for one image. `suite.cost.ledger` sums them over a trial.
 
-One multiply-add is 2 FLOPs. Two-dimensional convolutions and linear layers are counted, padding included, and the two
-products of scaled dot-product attention, in rows of their own; a layer whose input needs no gradient (the first) has no
-data gradient. What else multiplies is not counted, but named (`Counts.not_counted`). A method's own arithmetic is
-overhead, in a column of its own. Every figure of training FLOPs exists four times:
-
-    dense       the model as it was built
-    current     the shapes as they are now
-    effective   current, times the density that the method states: what hardware that skips zeros would need
-    executed    what the kernels really multiplied
-
-Masked emulation has executed = current.
+One multiply-add is 2 FLOPs. Two-dimensional convolutions and linear layers are counted, padding included, and so are
+the two products of scaled dot-product attention, as separate rows. A layer whose input needs no gradient (the first)
+has no data gradient. Other operations that multiply are not counted but named (`Counts.not_counted`).
 """
 
 from __future__ import annotations
 
 import copy
-import csv
-import io
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from suite.method import Context, Density, Method
 from suite.network.forward_pass import LAYERS, Product, run_blank
-from suite.network.planned_layer import PlannedLayer
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
-COLUMNS = ("dense", "current", "effective", "executed")
-Flops = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer's shape and multiply-adds for one image.
+    """Shape and multiply-adds of one layer, for one image.
 
     Attributes:
-        name, kind: the layer's name, and `conv` or `linear`; or the name of a module followed by `:attention`, and
-            `attention`.
-        in_channels, out_channels, kernel, input, output: C, K, (R, S), (H, W), (P, Q).
-            Of attention: the width of all heads' queries and values, (1, 1), and the numbers of keys and of queries,
-            with 1.
-        macs: multiply-adds of its forward; each gradient takes as many. Attention multiplies two activations, twice:
-            its backward takes two products for each, all of them data gradients.
-        has_dgrad: whether its input needs a gradient.
-        params: its weights and biases.
-        input_elements: elements of its input, which training keeps for backward.
-        training_only: whether it runs in training mode alone (an auxiliary head), and is no part of inference.
+        name: Name of the layer; for attention, the name of the module followed by `:attention`.
+        kind: `conv`, `linear` or `attention`.
+        in_channels, out_channels, kernel, input, output: C, K, (R, S), (H, W), (P, Q). For attention: the width of all
+            heads' queries (twice), (1, 1), (keys, 1), (queries, 1).
+        macs: Multiply-adds of the forward; each gradient takes as many. Attention multiplies two activations, twice;
+            its backward has two products for each, all of them data gradients.
+        has_dgrad: Whether the layer's input needs a gradient.
+        params: Number of weights and biases.
+        input_elements: Number of elements of the input, which training keeps for backward.
+        training_only: Whether the layer runs only in training mode (an auxiliary head) and not in inference.
     """
 
     name: str
@@ -67,7 +50,7 @@ class LayerCost:
     training_only: bool = False
 
     def flops(self, product: str) -> int:
-        """FLOPs of one product for one image."""
+        """Return the FLOPs of one product for one image."""
         if product == "dgrad" and not self.has_dgrad:
             return 0
         if self.kind == "attention":
@@ -77,11 +60,11 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Counts:
-    """What one image costs.
+    """Cost of one image.
 
     Attributes:
-        layers: by name, in the order in which they run.
-        not_counted: what multiplies and is in no layer's count, in words: operation, module, multiply-adds of an image.
+        layers: Layers by name, in the order in which they run.
+        not_counted: Operations that multiply and are in no layer's count, as text: operation, module, multiply-adds.
     """
 
     layers: dict[str, LayerCost]
@@ -89,25 +72,25 @@ class Counts:
 
 
 def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str, LayerCost]:
-    """Count every convolution and linear layer of a model, and attention, by running one blank image through it.
+    """Count all convolution and linear layers of a model, and attention, by running a blank image.
 
     Args:
-        model: its mode, weights and normalisation statistics are left as they are.
-        input_shape: (C, H, W).
+        model: The model. Its mode, weights and normalisation statistics stay unchanged.
+        input_shape: (C, H, W) of one image.
     """
     return count(model, input_shape).layers
 
 
 def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
-    """Count a model's layers as `count_layers` does, and name what multiplies outside of them.
+    """Count a model's layers as `count_layers` does, and name the operations that multiply outside them.
 
-    The blank image runs in evaluation mode. Where a layer did not run then, images run in training mode too, through a
-    copy, to find the layers that training alone has.
+    The blank image runs in evaluation mode. If a layer does not run then, blank images also run through a copy in
+    training mode.
     """
     costs, products = _run(model, input_shape, 1)
     layers = {name for name, module in model.named_modules() if isinstance(module, LAYERS)}
     if not layers <= costs.keys():
-        # Two images: batch normalisation over one value a channel takes no single one.
+        # Batch normalisation needs at least two values per channel.
         in_training, more = _run(copy.deepcopy(model), input_shape, 2, training=True)
         known = {(product.op, product.module) for product in products}
         products += [product for product in more if (product.op, product.module) not in known]
@@ -125,18 +108,18 @@ def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
 def _run(
     model: nn.Module, input_shape: tuple[int, int, int], images: int, training: bool = False
 ) -> tuple[dict[str, LayerCost], list[Product]]:
-    """The layers and attentions that run, for one image, and all products outside of layers."""
+    """Return the layers and attentions that run, for one image, and all products outside of layers."""
     costs: dict[str, LayerCost] = {}
 
     def note(name: str, layer: nn.Module, given: Tensor, output: Tensor) -> None:
         params = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
         elements, has_dgrad = given.numel() // images, bool(given.requires_grad)
         previous = 0
-        if name in costs:  # a layer that is used twice multiplies twice
+        if name in costs:  # a layer that is called twice multiplies twice
             previous, has_dgrad = costs[name].macs, has_dgrad or costs[name].has_dgrad
         if isinstance(layer, nn.Conv2d):
             kernel, read, size = layer.kernel_size, given.shape[-2:], output.shape[-2:]
-            # Not the output's own channels: those of a gated layer are scattered among others.
+            # The output of a gated layer has more channels than the layer computes.
             places = output.shape[0] * size[0] * size[1] // images
             macs = layer.out_channels * places * (layer.in_channels // layer.groups) * kernel[0] * kernel[1]
             costs[name] = LayerCost(
@@ -159,7 +142,7 @@ def _run(
 
 
 def _add_attention(costs: dict[str, LayerCost], product: Product, images: int) -> None:
-    """Enter a product of attention into the row of its module."""
+    """Add a product of attention to the row of its module."""
     name = f"{product.module}:attention"
     queries, others = product.shapes[-2:] if product.op == "baddbmm" else product.shapes[:2]
     heads = math.prod(queries[:-2]) // images
@@ -180,171 +163,19 @@ def _add_attention(costs: dict[str, LayerCost], product: Product, images: int) -
 
 def _in_words(op: str, module: str, macs: float | None) -> str:
     where = f"'{module}'" if module else "the model's own forward"
-    amount = "multiply-adds unknown" if macs is None else f"{macs:,.0f} multiply-adds an image"
+    amount = "multiply-adds unknown" if macs is None else f"{macs:,.0f} multiply-adds per image"
     return f"{op} in {where} ({amount})"
 
 
 def count_model(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str, int]:
-    """Parameters, multiply-adds and FLOPs of one image's inference: `params`, `macs`, `inference_flops`."""
+    """Return `params`, and the `macs` and `inference_flops` of one image's inference."""
     macs = sum(cost.macs for cost in count_layers(model, input_shape).values() if not cost.training_only)
     params = sum(parameter.numel() for parameter in model.parameters())
     return {"params": params, "macs": macs, "inference_flops": 2 * macs}
 
 
 def weight_density(layer: nn.Module) -> float:
-    """Share of a layer's weights that are not 0."""
+    """Return the share of a layer's weights that are nonzero."""
     weight = layer.weight
     assert isinstance(weight, torch.Tensor)
     return weight.count_nonzero().item() / max(weight.numel(), 1)
-
-
-class Ledger:
-    """Integrates FLOPs over a trial, by layer and by interval between reconfigurations.
-
-    Args:
-        ctx: context of the method; its model and layers are counted.
-        method: the method, which states density and overhead in every step.
-        input_shape: (C, H, W).
-        dense: what `count_layers` said of the model as it was built; `None` where it is so still.
-    """
-
-    def __init__(
-        self,
-        ctx: Context,
-        method: Method,
-        input_shape: tuple[int, int, int],
-        dense: Mapping[str, LayerCost] | None = None,
-    ) -> None:
-        self._ctx, self._model, self._method, self._input_shape = ctx, ctx.model, method, input_shape
-        self.current = count_layers(self._model, input_shape)
-        self.dense = dict(self.current if dense is None else dense)
-        self.train_flops = dict.fromkeys(COLUMNS, 0.0)
-        self.step_flops = dict.fromkeys(COLUMNS, 0.0)
-        self._interval: dict[str, Flops] = {}
-        self._rows: list[dict[str, Any]] = []
-        self._first_epoch = 1
-        self._open_interval()
-
-    def add_step(self, samples: int) -> None:
-        """Count one training step of `samples` images.
-
-        After its gradients and before anything that may change a mask: the density is that of the masks which the step
-        multiplied with. `add_overhead` comes after the step.
-        """
-        self._steps += 1
-        self._samples += samples
-        step_flops = dict.fromkeys(COLUMNS, 0.0)
-        for name, dense in self.dense.items():
-            cost, layer = self.current.get(name), self._ctx.layers.get(name)
-            sums = self._interval[name]
-            # A method knows the planned layers, and no layer that is gone.
-            density = self._method.density(name, self._ctx) if cost and layer is not None else Density()
-            executed = layer.meter.take() if isinstance(layer, PlannedLayer) else None
-            for index, product in enumerate(PRODUCTS):
-                whole = float(dense.flops(product) * samples)
-                now = float(cost.flops(product) * samples) if cost else 0.0
-                values = (whole, now, now * density[index], now * (executed[index] if executed else 1.0))
-                for column, value in zip(COLUMNS, values, strict=True):
-                    sums[product][column] += value
-                    step_flops[column] += value
-        self.step_flops = step_flops
-        for column in COLUMNS:
-            self.train_flops[column] += step_flops[column]
-
-    def add_overhead(self, samples: int) -> None:
-        """Add what the method itself computed in a step, when all its hooks of that step have run."""
-        for name in self.dense:
-            if name in self.current and name in self._ctx.layers:
-                self._overhead[name] += self._method.overhead(name, samples, self._ctx)
-
-    def close_interval(self, epochs_done: int) -> None:
-        """Write the rows of the interval that ends with `epochs_done`; before the model is changed."""
-        if self._steps:
-            self._rows += self._interval_rows(epochs_done)
-            self._open_interval()  # should the change fail, nothing is counted twice
-
-    def recount(self, epochs_done: int) -> None:
-        """Count the architecture that exists from now on; after `close_interval` and the change."""
-        self.current = count_layers(self._model, self._input_shape)
-        self._first_epoch = epochs_done + 1
-        self._open_interval()
-
-    def inference_flops(self, *, effective: bool = False) -> float:
-        """FLOPs of one image's inference; `effective` times the share of each layer's weights that are not 0."""
-        modules = dict(self._model.named_modules())
-        return float(
-            sum(
-                cost.flops("forward") * (weight_density(modules[name]) if effective and name in modules else 1.0)
-                for name, cost in self.current.items()
-                if not cost.training_only
-            )
-        )
-
-    @property
-    def inference_flops_dense(self) -> float:
-        return float(sum(cost.flops("forward") for cost in self.dense.values() if not cost.training_only))
-
-    def to_csv(self, last_epoch: int) -> str:
-        """`layers.csv`: a row a layer and interval; `last_epoch` is the one that trained last, ended or not."""
-        rows = self._rows + (self._interval_rows(last_epoch) if self._steps else [])
-        text = io.StringIO()
-        fields = list(rows[0]) if rows else ["interval"]
-        writer = csv.DictWriter(text, fields, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "rows": self._rows,
-            "first_epoch": self._first_epoch,
-            "interval": self._interval,
-            "overhead": self._overhead,
-            "steps": self._steps,
-            "samples": self._samples,
-            "step_flops": self.step_flops,
-            "train_flops": self.train_flops,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back `state_dict`, after the reconfigurations were replayed on the model."""
-        self.current = count_layers(self._model, self._input_shape)
-        self._rows, self._first_epoch = list(state["rows"]), state["first_epoch"]
-        self._interval, self._overhead = state["interval"], state["overhead"]
-        self._steps, self._samples = state["steps"], state["samples"]
-        self.step_flops, self.train_flops = state["step_flops"], state["train_flops"]
-
-    def _open_interval(self) -> None:
-        self._interval = {name: {product: dict.fromkeys(COLUMNS, 0.0) for product in PRODUCTS} for name in self.dense}
-        self._overhead = dict.fromkeys(self.dense, 0.0)
-        self._steps = self._samples = 0
-
-    def _interval_rows(self, last_epoch: int) -> list[dict[str, Any]]:
-        modules = dict(self._model.named_modules())
-        number = 1 + max((row["interval"] for row in self._rows), default=0)
-        rows = []
-        for name, dense in self.dense.items():
-            cost, layer = self.current.get(name), modules.get(name)
-            row: dict[str, Any] = {
-                "interval": number,
-                "first_epoch": self._first_epoch,
-                "last_epoch": last_epoch,
-                "steps": self._steps,
-                "samples": self._samples,
-                "layer": name,
-                "kind": dense.kind,
-                "in_channels": cost.in_channels if cost else 0,
-                "out_channels": cost.out_channels if cost else 0,
-                "kernel": "x".join(map(str, dense.kernel)),
-                "input": "x".join(map(str, dense.input)),
-                "output": "x".join(map(str, dense.output)),
-                "params": cost.params if cost else 0,
-                # Attention has no weights; what is gone has none that are not 0.
-                "weight_density": "" if dense.kind == "attention" else weight_density(layer) if cost and layer else 0.0,
-            }
-            for product in PRODUCTS:
-                for column in COLUMNS:
-                    row[f"{product}_{column}"] = self._interval[name][product][column]
-            row["overhead"] = self._overhead[name]
-            rows.append(row)
-        return rows

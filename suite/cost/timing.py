@@ -1,4 +1,4 @@
-"""Measured speed of finished models."""
+"""Measured seconds of calls, with the device synchronised before and after each."""
 
 from __future__ import annotations
 
@@ -12,44 +12,51 @@ import torch
 WARM_UP, REPETITIONS = 2, 5
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a CUDA device has finished its work; return at once for the CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that one call takes on a device."""
+    synchronize(device)
+    began = time.perf_counter()
+    call()
+    synchronize(device)
+    return time.perf_counter() - began
+
+
 @torch.no_grad()
 def images_per_second(trainer: Any) -> float:
-    """Images a second of the final model: the median of a few forward passes of one evaluation batch.
+    """Return the inference speed of the final model: the median over a few forward passes of one evaluation batch.
 
-    One pass an image, in the trial's arithmetic and memory format; reading and moving images is outside.
+    The forward uses the trial's autocast type and memory format; reading and moving images is not included.
     """
     images, _ = next(iter(trainer.splits.test.epoch(0, trainer.recipe.eval_batch_size)))
     trainer.model.eval()
-    seconds = []
-    for _ in range(WARM_UP + REPETITIONS):
-        _synchronize(trainer.device)
-        began = time.perf_counter()
-        trainer.predict(images)
-        _synchronize(trainer.device)
-        seconds.append(time.perf_counter() - began)
-    return len(images) / statistics.median(seconds[WARM_UP:])
+    (seconds,) = interleaved_seconds([lambda: trainer.evaluation.predict(images)], REPETITIONS, trainer.device)
+    return len(images) / statistics.median(seconds)
 
 
 def interleaved_seconds(
     calls: Sequence[Callable[[], object]], repetitions: int, device: torch.device
 ) -> list[list[float]]:
-    """The seconds of each of some calls, which run in turn: what a neighbour's load does hits all of them.
+    """Time several calls in turns, so that load from other programs affects all of them.
 
-    Each runs `WARM_UP` times before, unmeasured. The order turns round with every repetition.
+    Args:
+        calls: The calls. Each runs `WARM_UP` times before it is timed.
+        repetitions: Number of timed repetitions. Their order is reversed in every second one.
+        device: Device on which the calls compute.
+
+    Returns:
+        The seconds of each call, by repetition.
     """
     found: list[list[float]] = [[] for _ in calls]
     for repetition in range(WARM_UP + repetitions):
         order = range(len(calls)) if repetition % 2 == 0 else reversed(range(len(calls)))
         for index in order:
-            _synchronize(device)
-            began = time.perf_counter()
-            calls[index]()
-            _synchronize(device)
+            seconds = seconds_of(calls[index], device)
             if repetition >= WARM_UP:
-                found[index].append(time.perf_counter() - began)
+                found[index].append(seconds)
     return found
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

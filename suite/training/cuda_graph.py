@@ -1,8 +1,8 @@
-"""Loss and gradients of one training step as a CUDA graph: captured once, replayed by the device in every step.
+"""Loss and gradients of one training step as a CUDA graph, which is captured once and replayed in every step.
 
-A replay runs no Python. What would have told one step from another is refilled before it: the batch, and the random
-keys (`suite.random_keys`). The optimizer stays outside, so that the learning rate and every hook around it are as in
-eager training. The operations and their order are those of eager training.
+A replay runs no Python. Before each replay, the batch and the random keys (`suite.random_keys`) are written into the
+tensors that the graph reads. The optimizer is not part of the graph, so the learning rate and the hooks around it work
+as in eager training. The operations and their order are the same as in eager training.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from suite.network.planned_layer import ExecutedMeter
 from suite.random_keys import KeyBuffer
 from suite.recipe import Recipe
 from suite.training.hooks import Hooks
-from suite.training.steps import EagerStep, Outcome, undisturbed
+from suite.training.steps import CompiledStep, EagerStep, Outcome, undisturbed
 
 WARM_UP = 3
-"""Steps before the capture: libraries choose algorithms and take their memory in the first ones."""
+"""Number of steps before the capture, in which libraries choose algorithms and allocate memory."""
 OPERANDS = 4
 
 
 class GraphStep(EagerStep):
-    """A step whose shapes and plans stay is captured; if one of them changes, it is captured anew.
+    """A step that is captured as a CUDA graph, and captured again whenever shapes or plans change.
 
-    An epoch's last batch, if it is smaller than the others, runs eagerly: a graph has one shape, and to capture it
-    twice in every epoch would take longer.
+    If the last batch of an epoch is smaller than the others, it runs eagerly: a graph has one shape, and two captures
+    per epoch would take longer.
     """
 
     _graph: torch.cuda.CUDAGraph | None
     _outcome: Outcome
     _gradients: list[tuple[Tensor, Tensor | None]]  # parameter and gradient
-    _executed: list[tuple[ExecutedMeter, ExecutedMeter]]  # a layer's meter, and what one step adds to it
-    _tensors: list[Tensor]  # what the graph reads and writes where it lay as it was captured
+    _executed: list[tuple[ExecutedMeter, ExecutedMeter]]  # a layer's meter, and a meter with what one step adds to it
+    _tensors: list[Tensor]  # tensors whose memory the graph reads and writes
 
     def __init__(
         self, hooks: Hooks, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None = None
@@ -65,7 +65,7 @@ class GraphStep(EagerStep):
                 layer.meter.take()
             with torch.cuda.graph(graph, stream=stream):
                 self._outcome = super().gradients(self._images, self._labels)
-            # A replay writes into the memory of these gradients, whatever became of `.grad` since.
+            # A replay writes into the memory of these gradients, even if `.grad` has been replaced since.
             self._gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
             self._executed = [(layer.meter, layer.meter.copy()) for layer in self.hooks.planned_layers]
         self._graph = graph
@@ -73,13 +73,13 @@ class GraphStep(EagerStep):
         self._captured = self._depends_on(images, labels)
 
     def forget(self) -> None:
-        # All that lies in the graph's memory goes before the next capture takes its own.
+        # Free the graph's memory before the next capture allocates its own.
         self._graph = None
         self._gradients, self._executed, self._tensors = [], [], []
         self._outcome = (torch.zeros(()), None)
 
     def gradients(self, images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
-        assert self._graph is not None, "prepare() comes first"
+        assert self._graph is not None, "call prepare() first"
         if self._is_smaller(images):
             return super().gradients(images, labels, saved)
         self._images.copy_(images)
@@ -96,9 +96,18 @@ class GraphStep(EagerStep):
         return len(images) < len(self._images)
 
     def peak_memory(self) -> int:
-        # A graph keeps its memory from one replay to the next, and the allocator calls that reserved, not allocated.
+        # A graph keeps its memory between replays, which the allocator counts as reserved and not as allocated.
         return torch.cuda.max_memory_reserved(self.device)
 
     def _depends_on(self, images: Tensor, labels: Tensor) -> tuple[object, ...]:
         addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
         return (images.shape, images.dtype, labels.shape, labels.dtype, self.hooks.plans_made, addresses)
+
+
+def make_step(
+    hooks: Hooks, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None, compile_backend: str
+) -> EagerStep:
+    """Return the object that computes the gradients of a step, for the recipe's `execution`."""
+    if recipe.execution == "compile":
+        return CompiledStep(hooks, recipe, dtype, scaler, compile_backend)
+    return {"eager": EagerStep, "cuda_graph": GraphStep}[recipe.execution](hooks, recipe, dtype, scaler)

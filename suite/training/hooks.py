@@ -16,6 +16,7 @@ from suite.errors import UsageError
 from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OtherTrial, ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
+from suite.network.channels.trial_cut import freeze_what_fails, warn_of_frozen_channels
 from suite.network.forward_pass import first_parameter, survey
 from suite.network.layers import convert, plannable
 from suite.network.planned_layer import PlannedLayer, StepState
@@ -24,7 +25,6 @@ from suite.training.estimates import Estimates
 from suite.training.layer_plans import plan_layers
 from suite.training.optimizer_state import why_not_cut
 from suite.training.ranks import Ranks, WrapperGuard
-from suite.training.trial_cut import freeze_what_fails, warn_of_frozen_channels
 
 log = logging.getLogger(__name__)
 

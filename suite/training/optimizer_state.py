@@ -1,12 +1,14 @@
-"""Which optimizers can go on after channels were cut: those whose state is of each parameter's shape, or one number."""
+"""The optimizer of the suite, and which optimizers can continue after channels were cut."""
 
 from __future__ import annotations
 
 import inspect
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from suite.recipe import Recipe
 
 _KEEPS = {
     "LBFGS": "its history is one vector of all parameters",
@@ -16,9 +18,10 @@ _KEEPS = {
 
 
 def why_not_cut(optimizer: Optimizer) -> str:
-    """Why an optimizer's state cannot be cut together with its parameters; empty where it can, as far as it is there.
+    """Return why an optimizer's state cannot be cut together with its parameters; empty if it can.
 
-    State that an optimizer makes in its first step is seen only after that.
+    It can if each tensor of the state has its parameter's shape or holds one number. State that an optimizer creates in
+    its first step is seen only after that step.
     """
     for kind in type(optimizer).__mro__:
         if kind.__name__ in _KEEPS:
@@ -43,3 +46,16 @@ class SGD(torch.optim.SGD):
     add_param_group = inspect.unwrap(Optimizer.add_param_group)
     state_dict = inspect.unwrap(Optimizer.state_dict)
     load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
+
+
+def make_sgd(model: nn.Module, recipe: Recipe) -> SGD:
+    """Return SGD over all parameters, with weight decay of normalisation and biases only if the recipe says so."""
+    parameters = list(model.parameters())
+    if recipe.decay_norm_and_bias:
+        groups = [{"params": parameters, "weight_decay": recipe.weight_decay}]
+    else:
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+    return SGD(groups, lr=recipe.learning_rate_at(0.0), momentum=recipe.momentum, nesterov=recipe.nesterov)

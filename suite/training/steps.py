@@ -1,7 +1,7 @@
-"""Loss and gradients of one training step, eager or compiled; `suite.training.cuda_graph` has the third way.
+"""Loss and gradients of one training step, eager or compiled. `suite.training.cuda_graph` has the third mode.
 
-Only this part of a step is executed in different ways. What comes before it (`transform_batch`) and after it (clipping,
-the hooks around the optimizer, the optimizer) is the same Python in all of them.
+Only this part of a step depends on the execution mode. The parts before it (`transform_batch`) and after it (clipping,
+the optimizer and the hooks around it) are the same Python code in all modes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from suite.training.hooks import Hooks
 log = logging.getLogger(__name__)
 
 Outcome = tuple[Tensor, Tensor | None]
-"""The task's loss and the method's term, 0-dimensional, detached and unscaled; no term: `None`."""
+"""Loss of the task and term of the method (or `None`): 0-dimensional, detached and unscaled."""
 
 
 class EagerStep:
-    """One operation after another, as Python calls them.
+    """A step that runs eagerly.
 
     Args:
-        hooks: of the method on its model.
-        recipe: how to train.
-        dtype: `torch.float32`, or the type of autocast.
-        scaler: multiplies the loss before backward; `None` leaves it.
+        hooks: Hooks of the method on its model.
+        recipe: The recipe.
+        dtype: `torch.float32`, or the autocast type.
+        scaler: Scaler that multiplies the loss before the backward; `None` for no scaling.
     """
 
     def __init__(
@@ -41,22 +41,23 @@ class EagerStep:
         self.device = hooks.ctx.device
 
     def is_ready(self, images: Tensor, labels: Tensor) -> bool:
-        """Whether a batch like this can be trained on without `prepare`."""
+        """Whether `gradients` can be called for such a batch without `prepare`."""
         return True
 
     def prepare(self, images: Tensor, labels: Tensor) -> None:
-        """Do once what batches like this need, outside the time of training. Nothing that is trained changes."""
+        """Prepare steps with such batches, outside the training time. The state of the training does not change."""
 
     def forget(self) -> None:
-        """The model is another from now on: what was prepared for it is void."""
+        """Discard what was prepared, because the model has changed."""
 
     def gradients(self, images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
-        """Gradients of a batch into `.grad`, scaled if there is a scaler; they are added where there are some.
+        """Add the gradients of a batch to `.grad`, scaled if there is a scaler, and return loss and term.
 
         Args:
-            images: (N, C, H, W). Micro-batches differ by one image at most; there are fewer of them if N is smaller.
-            labels: (N,) int64, or probabilities (N, classes).
-            saved: counts what the first micro-batch keeps for backward.
+            images: (N, C, H, W). The sizes of micro-batches differ by at most one image; if N is smaller than the
+                number of micro-batches, there are N.
+            labels: (N,) int64, or (N, classes) probabilities.
+            saved: Counter of the tensors that the first micro-batch keeps for backward.
         """
         split = self._micro_batches(images, labels)
         parts = len(split)
@@ -78,24 +79,24 @@ class EagerStep:
         return list(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True))
 
     def peak_memory(self) -> int:
-        """The most bytes of a CUDA device that this process has held since the epoch's training began."""
+        """Return the largest number of bytes that this process has held on the CUDA device in this epoch's training."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def task_loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The mean cross entropy of a micro-batch, in float32."""
+        """Return the mean cross entropy of a micro-batch, in float32."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             logits = self.model(images)
         return F.cross_entropy(logits.float(), labels, label_smoothing=self.recipe.label_smoothing)
 
 
 class CompiledStep(EagerStep):
-    """Forward and backward as one graph that `torch.compile` made; the method's regulariser stays eager.
+    """A step whose forward and backward are one graph of `torch.compile`; the regularization term stays eager.
 
-    A model of which no single graph can be made, or which needs too many of them, is an error of torch's that says why,
-    not a slow step. The model itself stays bare: names in its state dict are as ever.
+    If torch cannot compile the model to one graph, or needs too many graphs, it raises an error instead of running
+    slowly. The model itself is not wrapped, so that the names in its state dict do not change.
 
     Args:
-        backend: of `torch.compile`.
+        backend: Backend of `torch.compile`.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class CompiledStep(EagerStep):
     ) -> None:
         super().__init__(hooks, recipe, dtype, scaler)
         self._backend = backend
-        self._prepared: set[tuple[object, ...]] = set()  # of whole batches, and of a last, smaller one
+        self._prepared: set[tuple[object, ...]] = set()  # for full batches, and for a smaller last one
 
     def is_ready(self, images: Tensor, labels: Tensor) -> bool:
         return self._depends_on(images, labels) in self._prepared
@@ -126,7 +127,7 @@ class CompiledStep(EagerStep):
         self._prepared.add(self._depends_on(images, labels))
 
     def forget(self) -> None:
-        # Without the reset, the graphs of earlier shapes count towards the limit behind which torch compiles no more.
+        # Without the reset, graphs of earlier shapes would count towards the limit on recompilations.
         torch._dynamo.reset()
         self._prepared.clear()
 
@@ -135,7 +136,7 @@ class CompiledStep(EagerStep):
         outcome = super().gradients(images, labels, saved)
         if _graphs_made() > before:
             log.warning(
-                "step %d was compiled again within the time of training: trust no time of this epoch",
+                "step %d was compiled again during training: the times of this epoch are not reliable",
                 self.hooks.ctx.step + 1,
             )
         return outcome
@@ -147,9 +148,9 @@ class CompiledStep(EagerStep):
 
 @contextmanager
 def undisturbed(hooks: Hooks) -> Iterator[None]:
-    """What runs inside leaves no trace: buffers, random states and meters are as before, gradients are gone.
+    """Restore buffers, random states and meters afterwards, and clear the gradients.
 
-    Parameters are nobody's to change inside.
+    Do not modify parameters inside this context.
     """
     model, device = hooks.model, hooks.ctx.device
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -168,5 +169,5 @@ def undisturbed(hooks: Hooks) -> Iterator[None]:
 
 
 def _graphs_made() -> int:
-    """How many graphs torch has compiled in this process."""
+    """Return the number of graphs that torch has compiled in this process."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]

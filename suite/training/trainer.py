@@ -1,4 +1,4 @@
-"""The one training loop. It knows the hooks of the contract, and no method."""
+"""The training loop. It calls the hooks of the contract, in the order of `suite.method`, and knows no method."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.cost.clock import Clock
-from suite.cost.flops import Ledger, count, weight_density
+from suite.cost.flops import count
+from suite.cost.ledger import Ledger
 from suite.cost.memory import SavedTensors, held_bytes
 from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.network.layers import backend_name
 from suite.recipe import Recipe
-from suite.task import Batches, Splits
-from suite.training.cuda_graph import GraphStep
+from suite.task import Splits
+from suite.training.cuda_graph import make_step
+from suite.training.evaluation import Evaluation
 from suite.training.execution import check_execution
 from suite.training.hooks import Hooks
-from suite.training.optimizer_state import SGD
+from suite.training.optimizer_state import make_sgd
 from suite.training.product_check import ProductCheck
-from suite.training.steps import CompiledStep, EagerStep
 
 Record = dict[str, Any]
 
 
 class Diverged(Exception):
-    """The loss is no longer a number, or no step of an epoch had finite gradients."""
+    """The loss is infinite or NaN, or no step of an epoch had finite gradients."""
 
 
 @dataclass
 class Progress:
-    """What the trainer itself remembers from epoch to epoch."""
+    """State of the trainer between epochs; part of the checkpoint."""
 
-    first_epoch: int = 0  # epochs done when the schedule began; not 0 after a restart
+    first_epoch: int = 0  # epochs that were done when the schedule began; not 0 after a restart
     lr_scale: float = 1.0
     samples: int = 0
     peak_memory_bytes: int = 0
-    step_memory_bytes: int = 0  # of the network and batch that trained last
-    memory_is_counted: bool = False  # on the CPU: of the network as it is
+    step_memory_bytes: int = 0  # with the network and batch size that trained last
+    memory_is_counted: bool = False  # on the CPU: whether it was counted for the current network
     best_accuracy: float = 0.0
     finished: bool = False
     last_record: Record = field(default_factory=dict)
@@ -51,23 +51,23 @@ class Trainer:
     """Trains one model by one method and one recipe.
 
     Args:
-        model: the bare model, on `device`, in channels-last memory format.
-        method: the method, with its parameters.
-        recipe: how to train.
-        splits: the data, on `device`.
-        input_shape: (C, H, W).
-        num_classes: of the task.
-        seed: of the trial.
-        device: where everything is.
+        model: The bare model, on `device`, in channels-last memory format.
+        method: The method, with its parameters.
+        recipe: The recipe.
+        splits: The data, on `device`.
+        input_shape: (C, H, W) of one image.
+        num_classes: Number of classes of the task.
+        seed: Seed of the trial.
+        device: Device of the training.
         dtype: `torch.float32`; or `torch.bfloat16` or `torch.float16` for autocast, the latter with a loss scale.
-        task, preset, others: what the context tells the method.
-        on_epoch: receives each epoch's record, before the checkpoint.
-        on_checkpoint: receives the state after each epoch.
-        on_step: receives the share of the training that is done, in [0, 1].
-        compile_backend: of `torch.compile`, where the recipe's execution is `compile`.
+        task, network, preset, others: Values of these attributes of the context.
+        on_epoch: Function that receives the record of each epoch, before the checkpoint.
+        on_checkpoint: Function that receives `state_dict` after each epoch.
+        on_step: Function that receives the share of the training that is done, in [0, 1].
+        compile_backend: Backend of `torch.compile`, if the recipe's execution is `compile`.
 
     Raises:
-        UsageError: if the recipe's execution is not for this device or method.
+        UsageError: if the recipe's execution is not possible on this device or for this method.
     """
 
     def __init__(
@@ -94,10 +94,12 @@ class Trainer:
         check_execution(recipe.execution, device.type, type(method))
         self.model, self.recipe, self.splits, self.device, self.dtype = model, recipe, splits, device, dtype
         self.on_epoch, self.on_checkpoint, self.on_step = on_epoch, on_checkpoint, on_step
+        self.evaluation = Evaluation(model, recipe, device, dtype)
         self.clock = Clock(device)
         self.progress = Progress()
         self.dense_params = sum(parameter.numel() for parameter in model.parameters())
-        counts = count(model, input_shape)  # before a method changes the network
+        # Count the network before the method changes it.
+        counts, trained = count(model, input_shape), _trained(model)
         self.not_counted = counts.not_counted
         self.hooks = Hooks(
             model,
@@ -117,36 +119,41 @@ class Trainer:
         )
         self.ctx = self.hooks.ctx
         self.ctx.untimed = lambda: self.clock.span("compile")
-        self.optimizer = _optimizer(model, recipe)
+        self.optimizer = make_sgd(model, recipe)
         self.hooks.attach(self.optimizer)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
-        self.step = _step(self.hooks, recipe, dtype, self.scaler, compile_backend)
-        self.ledger = Ledger(self.ctx, method, input_shape, counts.layers)
+        self.step = make_step(self.hooks, recipe, dtype, self.scaler, compile_backend)
+        unchanged = not self.hooks.reconfigurations and _trained(model) == trained
+        self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, counts.layers if unchanged else None)
         self.products = ProductCheck(dtype, device)
 
     def fit(self) -> None:
-        """Train from where the trainer stands to the last epoch.
+        """Train from the current epoch to the last.
 
         Raises:
-            Diverged: if the loss is no longer a number.
+            Diverged: if the loss is infinite or NaN.
             WrongProduct: if a library computes a product of a layer wrong.
         """
         while self._epochs_left():
+            # Train, with the method's hooks in every step.
             self._check_products()
             with self.clock.span("train"):
                 record = self.train_epoch()
+            # Run the hooks at the end of the epoch, and carry out a reconfiguration.
             self.ctx.progress = (self.ctx.epochs_done + 1 - self.progress.first_epoch) / self.recipe.epochs
             with self.clock.span("reconfigure"):
                 plan = self.hooks.close_epoch()
             if plan is not None:
                 self._carry_out(plan)
+            # Evaluate the model; after the last epoch, without the method.
             if not self._epochs_left():
                 self.hooks.finish()
             with self.clock.span("eval"):
-                record |= self._evaluate_splits()
+                record |= self.evaluation.record(self.splits)
             for name in ("test_loss", "val_loss"):
                 if not math.isfinite(record.get(name, 0.0)):
                     raise Diverged(f"the {name} is {record[name]} after epoch {self.ctx.epochs_done}")
+            # Write the record and the checkpoint.
             self.progress.finished = not self._epochs_left()
             self._complete(record, reconfigured=plan is not None)
             self.on_epoch(record)
@@ -154,7 +161,7 @@ class Trainer:
                 self.on_checkpoint(self.state_dict)
 
     def train_epoch(self) -> Record:
-        """Every step of one epoch, in the order of `suite.method`."""
+        """Run every step of one epoch, and return the first part of its record."""
         ctx, recipe, hooks = self.ctx, self.recipe, self.hooks
         batches = self.splits.train
         steps = batches.steps_per_epoch(ctx.batch_size)
@@ -166,10 +173,12 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats(self.device)
         self.model.train()
         for images, labels in batches.epoch(ctx.epochs_done, ctx.batch_size):
+            # Set the learning rate.
             done = ctx.epochs_done - self.progress.first_epoch + ctx.batch_index / steps
             ctx.progress = done / recipe.epochs
             for group in self.optimizer.param_groups:
                 group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale
+            # Compute the gradients of the batch.
             images, labels = hooks.transform_batch(images, labels)
             if not self.step.is_ready(images, labels):
                 with self.clock.span("compile"):
@@ -178,9 +187,12 @@ class Trainer:
             for name, value in (("loss", task_loss), ("regularization", term)):
                 if not math.isfinite(value):
                     raise Diverged(f"the {name} is {value} in epoch {ctx.epochs_done + 1}, step {ctx.step + 1}")
-            self.ledger.add_step(len(images))  # before a hook changes the masks that were multiplied with
+            # Count FLOPs before a hook changes the masks that the step used.
+            self.ledger.add_step(len(images))
+            # Update the weights, with the hooks around the update; skip it if a gradient is not finite.
             if norm is not None:
-                self._clip(norm)
+                if recipe.clip_norm is not None:
+                    torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), recipe.clip_norm, norm)
                 hooks.optimizer_step()
                 term_sum += term
             else:
@@ -189,6 +201,7 @@ class Trainer:
             if self.scaler:
                 self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
+            # Add up losses and costs.
             share = len(images) / ctx.batch_size  # below 1 in a last, smaller batch
             loss_sum, seen = loss_sum + task_loss * share, seen + share
             if share == 1 or not step_flops:
@@ -214,10 +227,10 @@ class Trainer:
         }
 
     def _forward_backward(self, images: Tensor, labels: Tensor) -> tuple[float, float, Tensor | None]:
-        """Gradients of one step into `.grad`; returns the task's loss, the method's term, and the gradients' norm.
+        """Compute the gradients of one step, and return the task's loss, the method's term and the gradients' norm.
 
-        The norm is `None` if it is no number; it is looked at together with the losses, so that the device is waited
-        for once. A loss scale is taken out of the gradients before.
+        The norm is `None` if it is not finite. All three are read together, so that the device is synchronised once.
+        The gradients are already divided by the loss scale.
         """
         saved = None if self.progress.memory_is_counted or self.device.type == "cuda" else SavedTensors(self.model)
         task_loss, term = self.step.gradients(images, labels, saved)
@@ -231,23 +244,19 @@ class Trainer:
         found = torch.stack(values).tolist()
         return found[0], found[2] if term is not None else 0.0, norm if math.isfinite(found[1]) else None
 
-    def _clip(self, norm: Tensor) -> None:
-        if self.recipe.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.recipe.clip_norm, norm)
-
     def _scale_still_falls(self, before: float | None) -> bool:
-        """Whether gradients may become finite yet: a loss scale begins high and halves until they are."""
+        """Whether gradients may still become finite: a loss scale starts high and halves until they are."""
         return self.scaler is not None and before is not None and 1 <= self.scaler.get_scale() < before
 
     def _carry_out(self, plan: ReconfigPlan) -> None:
-        """Change model, optimizer and schedule as the method decided.
+        """Change model, optimizer and schedule by the method's plan.
 
         Raises:
-            ValueError: if the new batch does not split into the recipe's micro-batches.
+            ValueError: if the new batch size is not a multiple of the recipe's micro-batches.
         """
-        if plan.batch_size is not None and plan.batch_size % self.recipe.micro_batches:
-            parts = self.recipe.micro_batches
-            raise ValueError(f"a batch of {plan.batch_size} does not split into recipe.micro_batches={parts}")
+        parts = self.recipe.micro_batches
+        if plan.batch_size is not None and plan.batch_size % parts:
+            raise ValueError(f"a batch of {plan.batch_size} images cannot be split into recipe.micro_batches={parts}")
         self.ledger.close_interval(self.ctx.epochs_done)
         with self.clock.span("reconfigure"):
             self.hooks.carry_out(plan)
@@ -262,45 +271,17 @@ class Trainer:
         self._check_products()
 
     def _check_products(self) -> None:
-        """Check the products of layers whose geometry or backend is new, outside the time of training."""
+        """Check the products of layers with a new geometry or backend; this is not part of the training time."""
         with self.clock.span("check"):
             self.products.check(self.ctx.layers, self.ledger.current)
 
     def _epochs_left(self) -> int:
         return self.recipe.epochs - (self.ctx.epochs_done - self.progress.first_epoch)
 
-    def _evaluate_splits(self) -> Record:
-        accuracy, loss = self.evaluate(self.splits.test)
-        record = {"test_accuracy": accuracy, "test_loss": loss}
-        if self.splits.validation is not None:
-            record["val_accuracy"], record["val_loss"] = self.evaluate(self.splits.validation)
-        return record
-
-    @torch.no_grad()
-    def evaluate(self, batches: Batches) -> tuple[float, float]:
-        """Accuracy and mean cross entropy (no smoothing) over a split; of mirrored images too if the recipe says so."""
-        self.model.eval()
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for images, labels in batches.epoch(0, self.recipe.eval_batch_size):
-            logits = self.predict(images)
-            if self.recipe.flip_tta:
-                logits = (logits + self.predict(images.flip(3))) / 2
-            correct += (logits.argmax(1) == labels).sum()
-            loss += F.cross_entropy(logits, labels, reduction="sum")
-        return correct.item() / batches.num_samples, loss.item() / batches.num_samples
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Logits in float32, in the trial's arithmetic."""
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            logits: Tensor = self.model(images)
-        return logits.float()
-
     def _complete(self, record: Record, reconfigured: bool) -> None:
-        """Add counted and measured cost to an epoch's record, and remember it."""
+        """Add counted and measured cost to an epoch's record, and keep it."""
         self.progress.best_accuracy = max(self.progress.best_accuracy, record["test_accuracy"])
         seconds, ledger = self.clock.seconds, self.ledger
-        densities = {name: self.hooks.method.density(name, self.ctx) for name in self.ctx.layers}
         record |= {
             "epoch": self.ctx.epochs_done,
             "epochs_left": self._epochs_left(),
@@ -311,25 +292,17 @@ class Trainer:
             "train_flops": dict(ledger.train_flops),
             "params": sum(parameter.numel() for parameter in self.model.parameters()),
             "inference_flops": ledger.inference_flops(),
-            "layers": {
-                name: {
-                    "out": ledger.current[name].out_channels,
-                    "in": ledger.current[name].in_channels,
-                    "density": list(densities[name]),
-                    "weight_density": weight_density(layer),
-                }
-                for name, layer in self.ctx.layers.items()
-            },
+            "layers": ledger.layer_records(),
             "reconfigured": reconfigured,
         }
-        if remembered := self.hooks.method.record(self.ctx):
-            record["method"] = dict(remembered)
+        if extra := self.hooks.method.record(self.ctx):
+            record["method"] = dict(extra)
         self.progress.last_record = record
 
     def _note_counted_memory(self, saved: SavedTensors) -> None:
-        """On the CPU, once for each architecture: what a step keeps for backward, and what is held all the time."""
+        """Count the memory of a step on the CPU, once per architecture: tensors kept for backward, and all others."""
         held = saved.bytes + held_bytes(self.model, self.optimizer)
-        if not self.optimizer.state and self.recipe.momentum:  # the first step of all: momentum is yet to come
+        if not self.optimizer.state and self.recipe.momentum:  # before the first step, the momentum does not exist yet
             held += sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
         self._note_memory(held)
         self.progress.memory_is_counted = True
@@ -339,7 +312,7 @@ class Trainer:
         self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, step_bytes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed trial needs to go on bit for bit."""
+        """Return everything that a resumed trial needs to continue bit for bit."""
         return {
             "reconfigurations": [plan.to_json() for plan in self.hooks.reconfigurations],
             "model": self.model.state_dict(),
@@ -354,7 +327,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: the architecture is replayed first, then everything is loaded into it."""
+        """Restore `state_dict`: carry out the reconfigurations, then load everything into the changed model."""
         self.hooks.replay([ReconfigPlan.from_json(plan) for plan in state["reconfigurations"]])
         self.model.load_state_dict(state["model"], strict=True)
         self.optimizer.load_state_dict(state["optimizer"])
@@ -366,29 +339,12 @@ class Trainer:
         self.clock.load_state_dict(state["clock"])
         self.progress = Progress(**state["progress"])
         if self.progress.finished:
-            self.hooks.empty_plans()  # the weights in the state are the finished ones already
+            self.hooks.empty_plans()  # the saved weights are final
         torch.set_rng_state(state["random"].cpu())
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)
 
 
-def _step(
-    hooks: Hooks, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None, compile_backend: str
-) -> EagerStep:
-    """What computes the gradients of a step, as the recipe says."""
-    if recipe.execution == "compile":
-        return CompiledStep(hooks, recipe, dtype, scaler, compile_backend)
-    return {"eager": EagerStep, "cuda_graph": GraphStep}[recipe.execution](hooks, recipe, dtype, scaler)
-
-
-def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
-    """SGD over all parameters; normalisation and biases apart where the recipe does not decay them."""
-    parameters = list(model.parameters())
-    if recipe.decay_norm_and_bias:
-        groups = [{"params": parameters, "weight_decay": recipe.weight_decay}]
-    else:
-        groups = [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
-            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-    return SGD(groups, lr=recipe.learning_rate_at(0.0), momentum=recipe.momentum, nesterov=recipe.nesterov)
+def _trained(model: nn.Module) -> list[bool]:
+    """Return which parameters need gradients, on which data gradients and so FLOPs depend."""
+    return [parameter.requires_grad for parameter in model.parameters()]

@@ -82,7 +82,7 @@ def test_describe_names_what_the_flops_leave_out(folder, capsys, forget_toys):
         '    """A convolution of one dimension."""\n'
         "    return Mixes(num_classes)\n"
     )
-    line = "convolution in 'line' (24,576 multiply-adds an image)"
+    line = "convolution in 'line' (24,576 multiply-adds per image)"
     assert cli.main(["describe", "toy_mixes", "--json", "--plugin", "mixes.py"]) == 0
     assert json.loads(capsys.readouterr().out)["not_counted"] == [line]
     assert cli.main(["describe", "toy_mixes", "--plugin", "mixes.py"]) == 0

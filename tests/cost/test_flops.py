@@ -77,7 +77,7 @@ def test_a_change_that_fails_counts_no_interval_twice():
 
 def test_an_evaluation_is_no_part_of_what_a_step_executed():
     trainer = small_trainer(WeightMask(), dataclasses.replace(RECIPE, epochs=1))
-    trainer.evaluate(trainer.splits.test)
+    trainer.evaluation.accuracy_and_loss(trainer.splits.test)
     assert trainer.ctx.layers["4"].meter.take() == Density()
     trainer.fit()
     assert trainer.ctx.layers["4"].meter.take() == Density()

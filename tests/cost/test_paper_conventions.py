@@ -76,7 +76,7 @@ def test_a_training_costs_what_its_intervals_cost():
 
 
 def test_costs_read_from_a_trials_file_are_those_of_its_layers():
-    from suite.cost.flops import Ledger
+    from suite.cost.ledger import Ledger
     from suite.method import Method
     from suite.ops import apply
 

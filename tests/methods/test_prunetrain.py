@@ -381,9 +381,7 @@ def test_a_loop_that_keeps_its_batch_where_a_larger_one_was_asked_for_is_told(ca
     hooks.transform_batch(*batch(1))
     hooks.end_epoch()
     (record,) = caplog.records
-    assert record.getMessage().startswith(
-        f"epoch 3 was trained with batches of {BATCH} images where the method had asked"
-    )
+    assert record.getMessage().startswith(f"epoch 3 was trained with batches of {BATCH} images, but the method asked")
 
 
 def test_a_batch_is_never_larger_than_the_data_nor_smaller_than_it_was():

@@ -14,8 +14,8 @@ from methods.shared.lasso import lasso_layers
 from suite.method import ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
+from suite.network.channels.trial_cut import CHANGES_OUTPUTS, freeze_what_fails
 from suite.ops import apply
-from suite.training.trial_cut import CHANGES_OUTPUTS, freeze_what_fails
 
 SHAPE = (3, 8, 8)
 

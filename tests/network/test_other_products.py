@@ -80,9 +80,9 @@ def test_whatever_else_multiplies_is_named_with_its_place():
     counts = count(Others(), SHAPE)
     assert list(counts.layers) == ["called", "head"]
     text = "\n".join(counts.not_counted)
-    assert "convolution in the model's own forward (4,096 multiply-adds an image)" in text  # direct, by its `forward`
-    assert "convolution in 'up' (4,096 multiply-adds an image)" in text  # 64 places read, 4 x 4 x 4 weights
-    assert "convolution in 'line' (12,288 multiply-adds an image)" in text
-    assert f"bmm in the model's own forward ({2 * 6 * 6 * 4} multiply-adds an image)" in text
+    assert "convolution in the model's own forward (4,096 multiply-adds per image)" in text  # direct, by its `forward`
+    assert "convolution in 'up' (4,096 multiply-adds per image)" in text  # 64 places read, 4 x 4 x 4 weights
+    assert "convolution in 'line' (12,288 multiply-adds per image)" in text
+    assert f"bmm in the model's own forward ({2 * 6 * 6 * 4} multiply-adds per image)" in text
     assert "in 'memory'" in text
     assert count(small_net(), SHAPE).not_counted == ()

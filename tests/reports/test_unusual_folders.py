@@ -50,10 +50,10 @@ def test_operations_that_no_flops_include_are_named_and_escaped(suite: Any, with
     folder = suite.write()
     record = next(folder.glob("trials/*/trial.json"))
     held = json.loads(record.read_text(encoding="utf-8"))
-    held["provenance"]["not_counted"] = ["mm in 'attn' (3,072 multiply-adds an image)", EVIL, 7]
+    held["provenance"]["not_counted"] = ["mm in 'attn' (3,072 multiply-adds per image)", EVIL, 7]
     record.write_text(json.dumps(held), encoding="utf-8")
     write_report(folder)
-    line = f"Not included in any FLOPs of resnet9[width=0.25]: mm in 'attn' (3,072 multiply-adds an image); {EVIL}; 7."
+    line = f"Not included in any FLOPs of resnet9[width=0.25]: mm in 'attn' (3,072 multiply-adds per image); {EVIL}; 7."
     page = parse(folder / "report.html")
     assert line in page.text
     assert [tag for tag, _ in page.elements].count("script") == 1

@@ -76,13 +76,13 @@ def test_finished_model_carries_the_masked_weights_and_no_plan():
     trainer = small_trainer(WeightMask())
     before = []
     trainer.hooks.finish, finish = (
-        lambda: (before.append(trainer.evaluate(trainer.splits.test)), finish())[1],
+        lambda: (before.append(trainer.evaluation.accuracy_and_loss(trainer.splits.test)), finish())[1],
         (trainer.hooks.finish),
     )
     trainer.fit()
     assert trainer.model[4].weight[:, ::2].count_nonzero() == 0
     assert all(layer.op_plan.empty for layer in trainer.model.modules() if isinstance(layer, PlannedLayer))
-    assert trainer.evaluate(trainer.splits.test) == pytest.approx(before[0], abs=1e-6)
+    assert trainer.evaluation.accuracy_and_loss(trainer.splits.test) == pytest.approx(before[0], abs=1e-6)
 
 
 def test_skipped_step_leaves_weights_and_goes_on():

@@ -72,7 +72,7 @@ def test_evaluation_comes_after_the_reconfiguration_of_the_last_epoch():
     records = []
     trainer = small_trainer(PrunesLast(), on_epoch=records.append)
     trainer.fit()
-    accuracy, loss = trainer.evaluate(trainer.splits.test)
+    accuracy, loss = trainer.evaluation.accuracy_and_loss(trainer.splits.test)
     assert (records[-1]["test_accuracy"], records[-1]["test_loss"]) == (accuracy, loss)
     assert records[-1]["layers"]["0"]["out"] == 1
     assert records[-1]["params"] == sum(p.numel() for p in trainer.model.parameters())
@@ -185,7 +185,7 @@ def test_batch_that_does_not_split_into_micro_batches_is_refused():
         def reconfigure(self, ctx):
             return ReconfigPlan(batch_size=10)
 
-    with pytest.raises(ValueError, match=r"a batch of 10 does not split into recipe\.micro_batches=4"):
+    with pytest.raises(ValueError, match=r"a batch of 10 images cannot be split into recipe\.micro_batches=4"):
         small_trainer(Odd(), dataclasses.replace(RECIPE, micro_batches=4)).fit()
 
 

@@ -29,7 +29,7 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
     splitting, reshaping, a layer whose weight is parametrised. `not_followed` names these operations. Also frozen are
     channels whose number the forward computes with, and those of a weight that it reads outside of the layer. If the
     model cannot be traced at all, every space is frozen. Python code that the trace does not see is not found here, but
-    by a trial cut (`suite.training.trial_cut`).
+    by a trial cut (`suite.network.channels.trial_cut`).
 
     A module whose class has an attribute `residual_branch = "name"` declares that the output of its child `name` is
     only ever added to a tensor of the same shape. Such a child is a removable branch if it is a chain of layers of

@@ -1,0 +1,52 @@
+"""Accuracy and loss of a model on a split."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suite.recipe import Recipe
+from suite.task import Batches, Splits
+
+
+class Evaluation:
+    """Evaluates a model as its recipe says.
+
+    Args:
+        model: The model.
+        recipe: The recipe: batch size of evaluation, and whether mirrored images are averaged.
+        device: Device of model and data.
+        dtype: Autocast type of the trial; `torch.float32` for no autocast.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> None:
+        self.model, self.recipe, self.device, self.dtype = model, recipe, device, dtype
+
+    def record(self, splits: Splits) -> dict[str, float]:
+        """Return accuracy and loss of the test split, and of the validation split if there is one."""
+        accuracy, loss = self.accuracy_and_loss(splits.test)
+        found = {"test_accuracy": accuracy, "test_loss": loss}
+        if splits.validation is not None:
+            found["val_accuracy"], found["val_loss"] = self.accuracy_and_loss(splits.validation)
+        return found
+
+    @torch.no_grad()
+    def accuracy_and_loss(self, batches: Batches) -> tuple[float, float]:
+        """Return accuracy and mean cross entropy (without label smoothing) over a split."""
+        self.model.eval()
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        for images, labels in batches.epoch(0, self.recipe.eval_batch_size):
+            logits = self.predict(images)
+            if self.recipe.flip_tta:
+                logits = (logits + self.predict(images.flip(3))) / 2
+            correct += (logits.argmax(1) == labels).sum()
+            loss += F.cross_entropy(logits, labels, reduction="sum")
+        return correct.item() / batches.num_samples, loss.item() / batches.num_samples
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return logits in float32, computed with the trial's autocast type."""
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            logits: Tensor = self.model(images)
+        return logits.float()
