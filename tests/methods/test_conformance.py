@@ -191,7 +191,7 @@ def test_a_wrong_density_is_found_in_whichever_step_and_product(case, monkeypatc
     faulty, message = WRONG_DENSITIES[case]
     monkeypatch.setitem(registry._objects, ("method", "faulty"), faulty)
     with pytest.raises(Broken, match=re.escape(message)):
-        density_is_true(small("faulty"))
+        density_is_true(small("faulty", epochs=2))
 
 
 RIGHT_DENSITIES = {
@@ -216,7 +216,7 @@ def test_a_right_density_passes_random_or_not(case, monkeypatch):
 @pytest.mark.parametrize("contract", FAULTS)
 def test_a_contract_finds_the_method_that_breaks_it(contract, monkeypatch):
     monkeypatch.setitem(registry._objects, ("method", "faulty"), FAULTS[contract])
-    result = examine(CONTRACT[contract], small("faulty"))
+    result = examine(CONTRACT[contract], small("faulty", epochs=2))
     assert not result.passed
     assert result.message
 
