@@ -24,7 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MOST_WORKERS = 8  # each of them imports torch
-ALL_FAST = "not slow"
+ALL_FAST = "not slow and not long"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,8 +14,8 @@ pytest.importorskip("xdist")
 SETTINGS = """
 [tool.pytest.ini_options]
 testpaths = ["tests"]
-addopts = "-m 'not slow'"
-markers = ["slow: takes minutes"]
+addopts = "-m 'not slow and not long'"
+markers = ["slow: takes minutes", "long: takes longer"]
 """
 
 

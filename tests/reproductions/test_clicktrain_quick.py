@@ -9,7 +9,7 @@ import pytest
 
 from suite.command import cli
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(4 * 3600)]
 
 CLICKTRAIN = "clicktrain[compression=8.1,allocation=erdos_renyi,warmup=0.15,hard_prune=0.3]"
 

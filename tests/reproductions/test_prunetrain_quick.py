@@ -9,7 +9,7 @@ import pytest
 from reproductions.prunetrain.quantities import IN_FEW_EPOCHS
 from suite.command import cli
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(4 * 3600)]
 
 
 def test_a_quarter_of_resnet32_goes_within_three_points_of_dense(tmp_path):
