@@ -1,7 +1,7 @@
-"""The command line: which verb, and what its errors look like.
+"""Entry point of the command line: selects the verb and prints errors.
 
-What the user can mend is a `UsageError` and becomes one line and exit status 2, and so does what the code of a plugin
-raises; anything else keeps its traceback.
+A `UsageError`, which the user can correct, and an exception in a plugin's code become one line and exit status 2. Other
+exceptions keep their traceback.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from suite import registry
 from suite.errors import UsageError, nearest
 
 VERBS = ("run", "list", "describe", "check", "report", "export", "reproduce")
-LONGEST_WORD = 300  # characters of a message's word that are shown whole; more than any file's name
+LONGEST_WORD = 300  # characters; longer words of a message are shortened. File names are shorter.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what a command line asks for, and return its exit status."""
+    """Run a command line and return its exit status."""
     logging.basicConfig(level=logging.INFO, format="pdt: %(message)s")
-    # A polite kill ends as Ctrl-C does: trials are stopped and named, half-written files are removed.
+    # SIGTERM is handled like Ctrl-C: trials are stopped and listed, and half-written files are removed.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -32,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _say(str(error))
     except KeyboardInterrupt:
-        print("pdt: interrupted", file=sys.stderr)
+        print("pdt: interrupted; finished work is kept, and the same command continues", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # `pdt list | head` closed the pipe; Python would try to flush into it once more at its exit.
+        # `pdt list | head` closed the pipe, which Python would flush once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(message: str) -> int:
-    """Print an error as one line, and return the exit status of wrong usage."""
-    # A message from elsewhere (a plugin, TOML) may have several lines, and what was typed may have any length.
+    """Print an error as one line and return the exit status of wrong usage."""
+    # Messages from plugins and libraries may have several lines, and typed words may have any length.
     print("pdt: error:", " ".join(map(_shortened, message.split())), file=sys.stderr)
     return 2
 
@@ -56,10 +56,10 @@ def _shortened(word: str) -> str:
 
 
 def _checked(arguments: Sequence[str]) -> list[str]:
-    """The arguments, if they are text: they go into records, which are UTF-8.
+    """Return the arguments after checking that UTF-8 records can hold them.
 
     Raises:
-        UsageError: for the first that is not.
+        UsageError: An argument is not UTF-8 or has a null character.
     """
     for text in arguments:
         try:
@@ -81,12 +81,12 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         verb = arguments.pop(0)
         if verb not in VERBS:
-            raise UsageError(f"no verb is called '{verb}'{nearest(verb, VERBS)}")
+            raise UsageError(f"there is no verb '{verb}'{nearest(verb, VERBS)}")
     return _function(verb)(arguments)
 
 
 def _function(verb: str) -> Callable[[Sequence[str]], int]:
-    # Imported one by one: `list` answers at once, without what `run` needs.
+    # Imported one by one, so that `list` does not wait for the imports of `run`.
     if verb == "run":
         from suite.command.run import run
 

@@ -1,4 +1,4 @@
-"""The verbs `list` and `describe`: what there is, and what may be typed for it."""
+"""The verbs `list` and `describe`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,27 @@ from suite.errors import UsageError, nearest
 from suite.runs.planning import read_names
 from suite.runs.spec import PRESETS
 
-DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # of a model that has none of its own
+DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # for models that do not declare them
 TEXT_WIDTH = 96
 DESCRIBED = ("method", "task", "model", "reproduction")
 
 
 def list_all(arguments: Sequence[str]) -> int:
-    """Print every registered thing with the first line of its docstring; imports none of them."""
+    """Print what is registered with the first line of its docstring, without importing it."""
     parser = Parser(prog=f"{program_name()} list", description="List everything that can be named on the command line.")
-    parser.add_argument("--json", action="store_true", help="as JSON: {kind: [{name, summary, origin}]}")
+    plural = [f"{kind}s" for kind in registry.KINDS]
+    parser.add_argument("kind", metavar="KIND", nargs="?", help=f"{', '.join(plural)} (default: all)")
+    parser.add_argument("--json", action="store_true", help="print JSON: {kind: [{name, summary, origin}]}")
     parser.add_argument(
-        "--plugin", metavar="FILE", action="append", default=[], help="list what this file registers, too"
+        "--plugin", metavar="FILE", action="append", default=[], help="also list what this Python file registers"
     )
     namespace = parser.read(arguments)
     for path in namespace.plugin:
         registry.load_plugin(path)
-    found = {kind: [entry for _, entry in sorted(registry.entries(kind).items())] for kind in registry.KINDS}
+    if namespace.kind and namespace.kind.rstrip("s") not in registry.KINDS:
+        raise UsageError(f"list: there is no kind '{namespace.kind}'{nearest(namespace.kind, plural)}")
+    kinds = [namespace.kind.rstrip("s")] if namespace.kind else registry.KINDS
+    found = {kind: [entry for _, entry in sorted(registry.entries(kind).items())] for kind in kinds}
     if namespace.json:
         plain = {
             f"{kind}s": [{"name": entry.name, "summary": entry.summary, "origin": entry.origin} for entry in entries]
@@ -48,18 +53,18 @@ def list_all(arguments: Sequence[str]) -> int:
 
 
 def describe(arguments: Sequence[str]) -> int:
-    """Print what is known of one method, task, model, reproduction or preset."""
+    """Print the description of a method, task, model, reproduction or preset."""
     parser = Parser(
         prog=f"{program_name()} describe", description="Describe a method, a task, a model, a reproduction or a preset."
     )
     parser.add_argument(
-        "name", metavar="NAME", help="a name of `pdt list`, a model's parameters in brackets; or smoke, quick, paper"
+        "name", metavar="NAME", help="name from the list, with parameters in brackets; or smoke, quick, paper"
     )
     parser.add_argument(
-        "--task", metavar="TASK", default="", help="the task that gives a model its input, a method its defaults"
+        "--task", metavar="TASK", default="", help="task whose images a model takes, and whose defaults a method uses"
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="a Python file that registers it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
     namespace = parser.read(arguments)
     for path in namespace.plugin:
         registry.load_plugin(path)
@@ -79,19 +84,19 @@ def describe(arguments: Sequence[str]) -> int:
         functions = {"method": describe_method, "task": describe_task, "model": describe_model}
         found = functions[kinds[0]](namespace.name, namespace.task)
     if len(kinds) > 1:
-        found["note"] = f"'{name}' is also the name of a {kinds[1]}; this is the {kinds[0]}"
+        found["note"] = f"'{name}' is also the name of a {kinds[1]}; this describes the {kinds[0]}"
     print(json.dumps(found, indent=2) if namespace.json else as_text(found))
     return 0
 
 
 def describe_method(text: str, task: str) -> dict[str, Any]:
-    """Parameters of a method, with the defaults that each preset of a task gives."""
+    """Return the parameters of a method, with the defaults that each preset of a task sets."""
     from suite.choices import MethodChoice
     from suite.parameters import REQUIRED, allowed, type_name
 
     choice = MethodChoice.read(text)
     thing = choice.definition
-    choice.build()  # values that `run` would refuse are refused here too
+    choice.build()  # refuses the values that `run` would refuse
     texts = parameter_texts(thing)
     presets = {preset: choice.parameters(task or "cifar10", preset) for preset in PRESETS}
     return {
@@ -116,7 +121,7 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
 
 
 def describe_task(text: str, task: str) -> dict[str, Any]:
-    """Data, default models and recipes of a task."""
+    """Return the data, default models and recipes of a task."""
     name = read_names(text, "task", "describe")[0].name
     thing = registry.get("task", name)()
     return {
@@ -138,7 +143,7 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
 
 
 def describe_model(text: str, task: str) -> dict[str, Any]:
-    """Size and cost of a network, for a task's images or those that it is made for."""
+    """Return size and cost of a network, for the images of a task or for its own default."""
     from suite.choices import ModelChoice
     from suite.cost.flops import count, count_model
     from suite.cost.paper_conventions import CONVENTIONS
@@ -179,7 +184,7 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """The same for readers: a line a fact, a line or two a parameter, a block a recipe."""
+    """Return a description as text: one line per fact, one or two per parameter, a block per recipe."""
     lines = []
     for key, value in found.items():
         if key == "parameters":
@@ -189,7 +194,9 @@ def as_text(found: dict[str, Any]) -> str:
                 lines += [f"      {line}" for line in textwrap.wrap(item["text"], TEXT_WIDTH)]
         elif key == "presets_of_task":
             if any("(" in _parameter(item) for item in found["parameters"]):
-                lines.append(f"in parentheses: what a preset of task {value} has of its own (--task: another task's)")
+                lines.append(
+                    f"in parentheses: values that presets of task {value} change (--task selects another task)"
+                )
         elif key == "not_counted":
             lines += [f"not counted: {item}" for item in value]
         elif isinstance(value, dict):
@@ -201,7 +208,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def _block(named: dict[str, Any]) -> list[str]:
-    """A line each, or a paragraph; a recipe that differs little from the one before says only how."""
+    """Return one paragraph per item; a recipe similar to the one before it shows only the differences."""
     lines: list[str] = []
     before = ""
     for name, value in named.items():
@@ -209,7 +216,7 @@ def _block(named: dict[str, Any]) -> list[str]:
         if before and isinstance(value, dict) and value.keys() == named[before].keys():
             differing = {key: item for key, item in value.items() if item != named[before][key]}
             if len(differing) < len(value) / 4:
-                text = f"as {before}" + (f", but {_line(differing)}" if differing else "")
+                text = f"as {before}" + (f", except {_line(differing)}" if differing else "")
         wrapped = textwrap.wrap(text, TEXT_WIDTH) or [""]
         lines += [f"  {name:7}  {wrapped[0]}", *(f"           {line}" for line in wrapped[1:])]
         before = name
@@ -217,7 +224,7 @@ def _block(named: dict[str, Any]) -> list[str]:
 
 
 def _parameter(item: dict[str, Any]) -> str:
-    """`interval: int = 10 (smoke 1, quick 1)`: presets are named where they differ from the default."""
+    """Return `interval: int = 10 (smoke 1, quick 1)`, with the presets that change the default."""
     from suite.parameters import show
 
     value = item["value"] if "value" in item else item["default"]

@@ -127,10 +127,10 @@ def _check_name(name: str) -> None:
     known = registry.names("reproduction")
     if name in known:
         return
-    print(f"reproductions:\n{listing()}", file=sys.stderr)
     if not name:
-        raise UsageError("reproduce: name one of those above")
-    raise UsageError(f"reproduce: nothing is called '{name}'{nearest(name, known)}")
+        print(f"reproductions:\n{listing()}", file=sys.stderr)
+        raise UsageError("reproduce: name one of the reproductions above")
+    raise UsageError(f"reproduce: no reproduction is called '{name}'{nearest(name, known)}")
 
 
 def _read_parts(text: str | None, reproduction: Reproduction) -> list[str]:

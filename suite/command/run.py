@@ -1,11 +1,11 @@
-"""The verb `run`: everything is checked, then written; trials, table, report, summary."""
+"""The verb `run`: plan and check, run trials, write table and report, print a summary."""
 
 from __future__ import annotations
 
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,23 @@ from rich.table import Table
 from suite import files, registry
 from suite.command.options import RunOptions, read_run_options
 from suite.runs.engines.forked import forked
-from suite.runs.progress import duration, shown_on
+from suite.runs.progress import duration, listener_for
 from suite.runs.spec import SuiteSpec, TrialSpec, suite_hash
 
 log = logging.getLogger(__name__)
 
 PAPER_SEEDS = 3
-LINE_WIDTH = 140  # of what is printed where no terminal says how wide it is
+LINE_WIDTH = 140  # characters, where the output is not a terminal
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a suite.
 
     Returns:
-        The exit status: 0 if every trial that the command names is done, else 1.
+        The exit status: 0 if every trial of the command is done, otherwise 1.
 
     Raises:
-        UsageError: before anything is written.
+        UsageError: The user can correct the command, a file or a plugin.
     """
     options = read_run_options(arguments)
     suite, trials, folder, provenance = forked(lambda: prepare(options))
@@ -72,14 +72,14 @@ def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:
 
 
 def provenance_of(suite: SuiteSpec) -> dict[str, Any]:
-    """The provenance of a command, for `suite.json`."""
+    """Return the provenance of a command, for `suite.json`."""
     from suite.runs.provenance import collect
 
     return collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
 
 
 def resolve(options: RunOptions) -> SuiteSpec:
-    """Decide what was left to the machine: device, number format, preset and seeds."""
+    """Choose what was not typed: device, number format, preset and seeds."""
     from suite.runs.devices import resolve_device, resolve_dtype
 
     device, index = resolve_device(options.device)
@@ -101,7 +101,7 @@ def resolve(options: RunOptions) -> SuiteSpec:
 
 
 def default_folder(trials: Sequence[TrialSpec]) -> Path:
-    """`runs/<task>-<first 8 of the suite's hash>`: the same command finds its folder again."""
+    """Return `runs/<task>-<first 8 of the suite's hash>`, which is the same for the same command."""
     tasks = "-".join(dict.fromkeys(trial.task for trial in trials))
     return Path("runs", f"{tasks}-{suite_hash(trials)[:8]}").absolute()
 
@@ -114,23 +114,25 @@ def run_trials(
     more: Callable[[], Sequence[Path]] = lambda: (),
     provenance: dict[str, Any] | None = None,
 ) -> int:
-    """Run what is missing of some trials into a folder, and write its table and its report.
+    """Run the trials that a folder does not have yet, and write its table and report.
 
     Args:
-        options: of the command.
-        suite: what `suite.json` says of the command.
-        trials: what the command answers for.
-        folder: the suite's.
-        more: writes what else the command makes of the results, while the folder is still locked.
-        provenance: of the command; collected here if it is not given.
+        options: Options of the command.
+        suite: The command's spec, for `suite.json`.
+        trials: All trials of the command.
+        folder: The suite's folder.
+        more: Writes further files from the results while the folder is locked, and returns their paths.
+        provenance: Provenance of the command (default: collected here).
 
     Returns:
-        The exit status, as of `run`.
+        The exit status, as in `run`.
 
     Raises:
         UsageError: The folder is in use, or one of its files cannot be read.
     """
     from reports import write_report
+    from reports.data.disturbed_times import is_disturbed
+    from reports.data.records import read
     from suite.cost.hardware import available_cores
     from suite.runs.devices import competition
     from suite.runs.folder.results import read_table, write_results
@@ -140,7 +142,7 @@ def run_trials(
     store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
     with files.errors_of(folder), store.lock():
-        read_table(folder)  # a table that cannot be read must not be found out after hours of trials
+        read_table(folder)  # a damaged table must be reported before hours of trials, not after
         provenance = provenance or provenance_of(suite)
         store.add_command(suite, without_home(shlex.join(sys.argv)), provenance)
         chosen = store.choose(trials, options.only)
@@ -154,20 +156,21 @@ def run_trials(
             if warning := competition(provenance["busy_cores"], available_cores()):
                 log.warning("%s", warning)
         else:
-            log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
+            log.info("all %d trials are done, in %s", len(trials), folder)
         forget = {trial.trial_id for trial, _ in chosen} if options.only == "all" else set()
         if forget:
-            write_results(store, none_runs=True, forget=forget)  # their folders are gone, and so must their rows be
+            write_results(store, none_runs=True, forget=forget)  # the trials were deleted, and so are their rows
         try:
-            with shown_on(console, len(chosen)) as progress:
+            with listener_for(console, len(chosen)) as progress:
                 engine.run(chosen, progress)
         finally:
             rows = write_results(store, none_runs=True)
         written = [*write_report(folder)[:1], *more()]
+        disturbed = {trial.name for trial in read(folder).trials if is_disturbed(trial)}
 
     names = {trial.trial_id for trial in trials}
     ours = [row for row in rows if row["trial_id"] in names]
-    console.print(summary(ours))
+    console.print(summary(ours, disturbed))
     for row in ours:
         if row["status"] != "done":
             print(f"{row['trial_id']}  {row['status']}: {row['message']}")
@@ -177,7 +180,7 @@ def run_trials(
 
 
 def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
-    """Whose recipe the trials of each task train by, and whose papers have another one for it."""
+    """Return one line per task: whose recipe its trials use, and which methods' papers have another."""
     lines = []
     for task, source in dict.fromkeys((trial.task, trial.recipe_source) for trial in trials if trial.recipe_source):
         papers = registry.get("task", task).paper_recipes
@@ -185,18 +188,25 @@ def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
         others = [
             name for name in methods if name in papers and not source.startswith(papers[name].source.split(",")[0])
         ]
-        line = f"{task}: every method trains by the recipe of {source}"
+        line = f"{task}: every method uses the recipe of {source}"
         if others:
-            have = "the paper of {} has another" if len(others) == 1 else "the papers of {} have others"
+            have = "the paper of {} has another one" if len(others) == 1 else "the papers of {} have others"
             choices = " or ".join(f"--recipe {name}" for name in others)
-            line += f"; {have.format(' and '.join(others))}, which {choices} chooses for all"
+            line += f"; {have.format(' and '.join(others))} ({choices} selects it for all methods)"
         lines.append(line)
     return lines
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> Table:
-    """Accuracy, training time and FLOPs of each method, as means over the seeds that are done."""
-    table = Table(title="means over the seeds that are done; FLOPs of training, as shares of dense's")
+def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> Table:
+    """Return a table of accuracy, training time and FLOPs per method, as means over the seeds that are done.
+
+    Args:
+        rows: Rows of the results table.
+        disturbed: Ids of trials whose times were disturbed; their methods' times are marked.
+    """
+    from reports.data.disturbed_times import mark_disturbed  # takes time to import
+
+    table = Table(title="Means over the seeds that are done; training FLOPs relative to the dense network")
     for column in ("task", "model", "method"):
         table.add_column(column, overflow="fold")
     for column in ("done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
@@ -209,10 +219,12 @@ def summary(rows: Sequence[dict[str, Any]]) -> Table:
         done = [row for row in group if row["status"] == "done"]
         accuracy, seconds = _mean(row["test_accuracy"] for row in done), _mean(row["train_time_s"] for row in done)
         table.add_row(
-            *(name.replace("[", r"\[") for name in names),  # to rich, a bracket opens a style
+            *(name.replace("[", r"\[") for name in names),  # rich reads a bracket as the start of a style
             f"{len(done)}/{len(group)}",
             "" if accuracy is None else f"{100 * accuracy:.2f} %",
-            "" if seconds is None else duration(seconds),
+            ""
+            if seconds is None
+            else mark_disturbed(duration(seconds), any(row["trial_id"] in disturbed for row in done)),
             _share(done, "train_flops_effective"),
             _share(done, "train_flops_executed"),
         )
@@ -220,7 +232,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """The mean, or nothing where one value was not measured."""
+    """Return the mean; `None` if a value was not measured."""
     found = list(values)
     known = [value for value in found if value is not None]
     return sum(known) / len(known) if known and len(known) == len(found) else None

@@ -1,4 +1,4 @@
-"""From a `SuiteSpec` to its `TrialSpec`s: everything that can be wrong is found here, before anything is written."""
+"""From a `SuiteSpec` to its `TrialSpec`s. Wrong options are found here, before anything is written."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from suite.training.execution import check_execution
 
 log = logging.getLogger(__name__)
 
+SHORT_NAMES = {"lr": "learning_rate", "bs": "batch_size", "wd": "weight_decay"}
+"""Common short names of the recipe's fields, for suggestions."""
+
 Chosen = TypeVar("Chosen", MethodChoice, ModelChoice)
 
 
 def read_names(text: str, kind: str, option: str) -> list[Request]:
-    """Read a comma list and check each name against the registry; imports no method, task or model."""
+    """Read a comma list and check each name against the registry, without importing methods, tasks or models."""
     requests = read_list(text, option)
     known = registry.names(kind)
     for request in requests:
@@ -40,7 +43,7 @@ def read_names(text: str, kind: str, option: str) -> list[Request]:
 
 
 def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
-    """`recipe.key=value` as a field of `Recipe` and its value, of the field's type."""
+    """Return the field of `Recipe` and the value that `recipe.key=value` sets."""
     path, equals, value = text.partition("=")
     section, dot, key = path.strip().partition(".")
     if not equals or not dot:
@@ -49,7 +52,8 @@ def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
         raise UsageError(f"{option} '{text}': '{section}' cannot be set; did you mean 'recipe.{key}'?")
     known = declared(Recipe)
     if key not in known:
-        raise UsageError(f"{option} '{text}': recipe has no '{key}'{nearest(key, known)}")
+        hint = f"; did you mean '{SHORT_NAMES[key]}'?" if key in SHORT_NAMES else nearest(key, known)
+        raise UsageError(f"{option} '{text}': recipe has no field '{key}'{hint}")
     annotation = known[key].annotation
     return key, normal(convert(value, annotation, option if option != "--set" else f"--set recipe.{key}"), annotation)
 
@@ -209,22 +213,17 @@ def _template(
 
 
 def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
-    """The recipe before overrides, and whose it is with them; no source for the suite's own recipes.
+    """Return the recipe before overrides, and its source, which is empty for the suite's own recipes.
 
     Raises:
-        UsageError: if the task has no recipe of the name that was typed, or the preset has one of its own.
+        UsageError: The task has no recipe of that name, or the preset does not allow the choice.
     """
     if suite.recipe:
         if suite.recipe not in task.paper_recipes:
-            known = ", ".join(task.paper_recipes) or "none"
-            hint = nearest(suite.recipe, task.paper_recipes)
-            raise UsageError(
-                f"--recipe '{suite.recipe}': task {task.registered_name} has no such recipe{hint}; known: {known}"
-            )
+            hint = nearest(suite.recipe, task.paper_recipes) or "; it has none"
+            raise UsageError(f"--recipe '{suite.recipe}': task {task.registered_name} has no such recipe{hint}")
         if suite.preset != "paper":
-            raise UsageError(
-                f"--recipe {suite.recipe}: preset {suite.preset} has a recipe of its own; add --preset paper"
-            )
+            raise UsageError(f"--recipe {suite.recipe}: preset {suite.preset} has its own recipe; add --preset paper")
         source, recipe = task.paper_recipes[suite.recipe]
     elif suite.preset == "paper":
         recipe = task.recipe(suite.preset)
@@ -236,10 +235,10 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
 
 
 def _check_fits(name: str, task: Any, copy: Any, recipe: Recipe) -> None:
-    """Check that the data has the images that a recipe asks for, by making its splits once.
+    """Check that the data has the images that a recipe asks for, by creating its splits once.
 
     Raises:
-        UsageError: if a split, a cutout or a batch is larger than what there is.
+        UsageError: A split, a cutout or a batch is too large for the data.
     """
     import torch
 

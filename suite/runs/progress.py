@@ -1,7 +1,7 @@
-"""What a trial says about how far it is, and how that is shown.
+"""Progress of trials: how a trial reports it and how the terminal shows it.
 
-Between the processes stand two files in the trial's folder: `progress.json`, replaced at most twice a second, and
-`epochs.jsonl`, one line an epoch. Neither is needed for anything else, so that showing progress cannot break a run.
+The trial writes two files in its folder: `progress.json`, replaced at most twice a second, and `epochs.jsonl`, with one
+line per epoch. Errors in reading or writing progress do not affect a run.
 """
 
 from __future__ import annotations
@@ -25,11 +25,19 @@ SMALLEST_INTERVAL = 0.5
 
 @dataclass(frozen=True)
 class Position:
-    """`fraction` of the whole training that is done, in [0, 1]; `epoch` of `epochs` that ended."""
+    """Progress of a trial.
+
+    Attributes:
+        epoch: Epochs that are done.
+        epochs: Epochs of the whole training.
+        fraction: Fraction of the whole training that is done, in [0, 1].
+        resumed_after: Epoch after which this attempt resumed; 0 if it started from the beginning.
+    """
 
     epoch: int
     epochs: int
     fraction: float
+    resumed_after: int = 0
 
 
 class ProgressFile:
@@ -40,22 +48,24 @@ class ProgressFile:
     def __init__(self, folder: Path) -> None:
         self._path = folder / self.NAME
         self._next = 0.0
+        self.resumed_after = 0
 
     def write(self, epoch: int, epochs: int, fraction: float) -> None:
-        """Say where the trial is; calls that follow too soon do nothing, so that it may be called at every step.
+        """Write the progress. Calls that follow too soon do nothing, so that this may be called at every step.
 
-        Atomic, but not flushed to the disk: after a power failure nobody asks. A disk that is full for a moment costs
-        the bar a step, not the trial its life.
+        The file is replaced atomically, but not flushed to disk. Errors, for example a full disk, are ignored.
         """
         now = time.monotonic()
         if now < self._next and fraction < 1:
             return
         self._next = now + SMALLEST_INTERVAL
         with contextlib.suppress(OSError):
-            files.write(self._path, json.dumps(asdict(Position(epoch, epochs, fraction))), durable=False)
+            files.write(
+                self._path, json.dumps(asdict(Position(epoch, epochs, fraction, self.resumed_after))), durable=False
+            )
 
     def read(self) -> Position | None:
-        """Where the trial is; `None` before it said so."""
+        """Return the progress; `None` before the trial wrote any."""
         try:
             found = Position(**json.loads(self._path.read_bytes()))
             return found if 0 <= found.fraction <= 1 else None
@@ -63,8 +73,8 @@ class ProgressFile:
             return None
 
 
-class Shown(Protocol):
-    """What an engine tells while it runs trials."""
+class ProgressListener(Protocol):
+    """Receives what happens while an engine runs trials."""
 
     def started(self, trial: TrialSpec) -> None: ...
 
@@ -76,14 +86,14 @@ class Shown(Protocol):
 
 
 class EpochReader:
-    """The records that a trial adds to `epochs.jsonl` from now on."""
+    """Reads the records that a trial appends to `epochs.jsonl` after this object was created."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "epochs.jsonl"
         self._offset = self._path.stat().st_size if self._path.is_file() else 0
 
     def read(self) -> list[dict[str, Any]]:
-        """The records of all lines that were completed since the last call."""
+        """Return the records of all lines that were completed since the last call."""
         try:
             # A resumed trial cuts off what came after its checkpoint.
             self._offset = min(self._offset, self._path.stat().st_size)
@@ -91,7 +101,7 @@ class EpochReader:
                 file.seek(self._offset)
                 complete, newline, _ = file.read().rpartition(b"\n")
         except OSError:
-            self._offset = 0  # there is none: the trial starts from the beginning, or its folder was removed
+            self._offset = 0  # the trial starts from the beginning, or its folder was removed
             return []
         self._offset += len(complete) + len(newline)
         found = []
@@ -99,14 +109,14 @@ class EpochReader:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
-                continue  # a line that is damaged is the report's to name, not the progress bar's
+                continue  # the report names damaged lines
             if isinstance(record, dict):
                 found.append(record)
         return found
 
 
 def duration(seconds: float) -> str:
-    """`2 min 10 s`, `1 h 5 min`, `3.2 s`."""
+    """Return seconds as `3.2 s`, `2 min 10 s` or `1 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -118,12 +128,12 @@ def duration(seconds: float) -> str:
 
 
 def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> str:
-    """One epoch in one line; what the record does not have is left out.
+    """Return one line for an epoch, without the values that the record does not have.
 
     Args:
-        trial: whose epoch it is.
-        record: of the epoch.
-        before: the record of an earlier epoch, where one was seen: what remains is told by the epochs since.
+        trial: The trial.
+        record: Record of the epoch.
+        before: Record of an earlier epoch; the remaining time is estimated from the epochs since.
     """
     left = record.get("epochs_left")
     total = record.get("epoch", 0) + left if isinstance(left, int) else trial.recipe.get("epochs", "?")
@@ -142,11 +152,10 @@ def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str,
 
 
 def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> float | None:
-    """How long the epochs that are left will take, training and evaluation; `None` where the record does not say.
+    """Estimate the seconds that the remaining epochs will take; `None` if the record does not allow it.
 
-    They are taken to be as long as those since `before`, so that a network which became smaller is not judged by the
-    time that it took when it was larger; without `before`, as long as the mean of all epochs so far. The time of
-    compilation is not in it, since it does not come again with every epoch.
+    Training and evaluation count, compilation does not. An epoch is assumed to take as long as those since `before`,
+    because the network may have become smaller; without `before`, as long as the mean of all epochs so far.
     """
     left, epoch, seconds = record.get("epochs_left"), record.get("epoch"), _spent(record)
     if not isinstance(left, int) or not isinstance(epoch, int) or seconds is None or left <= 0:
@@ -159,14 +168,14 @@ def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | Non
 
 
 def _spent(record: Mapping[str, Any]) -> float | None:
-    """Seconds of training and evaluation since the trial began."""
+    """Return the seconds of training and evaluation since the trial started."""
     times = [record.get(name) for name in ("train_time_s", "eval_time_s")]
     known = [float(time) for time in times if isinstance(time, (int, float))]
     return sum(known) if len(known) == len(times) else None
 
 
 def ended_line(trial: TrialSpec, record: dict[str, Any], seconds: float) -> str:
-    """How a trial ended, in one line, from its `trial.json`; `seconds` are those that its process took."""
+    """Return one line on how a trial ended, from its `trial.json` and the seconds that its process took."""
     line = f"{trial.trial_id}  {record['status']} after {duration(seconds)}"
     if record.get("message"):
         return f"{line}: {record['message']}"
@@ -174,25 +183,29 @@ def ended_line(trial: TrialSpec, record: dict[str, Any], seconds: float) -> str:
     training, evaluation, compilation = (result.get(f"{name}_time_s") for name in ("train", "eval", "compile"))
     rest = seconds - (training or 0.0) - (evaluation or 0.0) - (compilation or 0.0)
     if training is None or evaluation is None or rest < 0:
-        return line  # resumed: most of it was done by an earlier process
+        return line  # a resumed trial: an earlier process did a part of it
     compiled = f"compilation {duration(compilation)}, " if compilation else ""
     parts = f"training {duration(training)}, evaluation {duration(evaluation)}, {compiled}"
     return f"{line}: {parts}start, files and inference speed {duration(rest)}"
 
 
 class Lines:
-    """A line an epoch, for files and pipes."""
+    """Prints one line per epoch, for files and pipes."""
 
     def __init__(self, total: int, console: Console) -> None:
         self._total, self._begun, self._console = total, 0, console
-        self._before: dict[str, Mapping[str, Any]] = {}  # the latest record of each trial
+        self._resumed: set[str] = set()
+        self._before: dict[str, Mapping[str, Any]] = {}  # latest record of each trial
 
     def started(self, trial: TrialSpec) -> None:
         self._begun += 1
         self._print(f"{trial.trial_id}  trial {self._begun}/{self._total}: {trial.label}")
 
     def position(self, trial: TrialSpec, position: Position) -> None:
-        """Nothing: a line is for what is finished."""
+        """Print once where a resumed trial continues."""
+        if position.resumed_after and trial.trial_id not in self._resumed:
+            self._resumed.add(trial.trial_id)
+            self._print(f"{trial.trial_id}  resumed after epoch {position.resumed_after}/{position.epochs}")
 
     def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
         self._print(epoch_line(trial, record, self._before.get(trial.trial_id)))
@@ -209,19 +222,19 @@ class Lines:
         pass
 
     def _print(self, line: str) -> None:
-        # Written as it is: rich would wrap it at 80 columns and read brackets as markup.
+        # Not printed with rich, which would wrap the line and read brackets as markup.
         print(line, file=self._console.file, flush=True)
 
 
 class Bars:
-    """A bar a running trial, with the time it will still take, for terminals."""
+    """Shows a bar per running trial with its remaining time, for terminals."""
 
     def __init__(self, total: int, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
         self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
         self._total, self._begun = total, 0
         self._bars: dict[str, TaskID] = {}
-        self._before: dict[str, Mapping[str, Any]] = {}  # the latest record of each trial
+        self._before: dict[str, Mapping[str, Any]] = {}  # latest record of each trial
 
     def started(self, trial: TrialSpec) -> None:
         self._begun += 1
@@ -229,7 +242,10 @@ class Bars:
         self._bars[trial.trial_id] = self._progress.add_task(text, total=1.0, note="")
 
     def position(self, trial: TrialSpec, position: Position) -> None:
-        self._progress.update(self._bars[trial.trial_id], completed=position.fraction)
+        bar = self._bars[trial.trial_id]
+        self._progress.update(bar, completed=position.fraction)
+        if position.resumed_after and not self._progress.tasks[self._progress.task_ids.index(bar)].fields["note"]:
+            self._progress.update(bar, note=f"resumed after epoch {position.resumed_after}/{position.epochs}")
 
     def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
         note = epoch_line(trial, record, self._before.get(trial.trial_id)).partition("  ")[2]
@@ -249,6 +265,6 @@ class Bars:
         self._progress.stop()
 
 
-def shown_on(console: Console, total: int) -> Lines | Bars:
-    """Bars on a terminal, lines elsewhere."""
+def listener_for(console: Console, total: int) -> Lines | Bars:
+    """Return a listener that shows bars on a terminal and lines elsewhere."""
     return Bars(total, console) if console.is_terminal else Lines(total, console)

@@ -92,7 +92,7 @@ class Trial:
         torch.manual_seed(spec.seed)  # the same weights for every method of a seed
         model = build_model(spec.model, task.input_shape, task.num_classes)
         model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        progress = ProgressFile(self.folder)
+        progress = ProgressFile(self.folder)  # tells the engine where the trial is
         trainer = Trainer(
             model,
             build_method(spec.method, spec.parameters, spec.label),
@@ -116,7 +116,7 @@ class Trial:
         if unplanned := trainer.hooks.not_planned:
             provenance["not_planned"] = [f"{name}: {reason}" for name, reason in unplanned.items()]
         provenance["pruning"] = kernels.backends_in_use()
-        self._resume(trainer, provenance)
+        progress.resumed_after = self._resume(trainer, provenance)
         if provenance["pruning"]:
             provenance["kernels"] = without_home("; ".join(map(kernels.backend_report, provenance["pruning"])))
         self.provenance = provenance
@@ -166,11 +166,14 @@ class Trial:
             found[text] = OtherTrial(tuple(model_files.read_reconfigurations(model_file)), flops, model_file)
         return found
 
-    def _resume(self, trainer: Any, provenance: dict[str, Any]) -> None:
-        """Go on from the last finished epoch, and cut off records that were written after it.
+    def _resume(self, trainer: Any, provenance: dict[str, Any]) -> int:
+        """Continue from the checkpoint, if there is one, and drop records that were written after it.
+
+        Returns:
+            The number of epochs that the checkpoint holds; 0 without one.
 
         Raises:
-            UsageError: if the files of the earlier attempt are damaged; one line that says what to do.
+            UsageError: The files of the earlier attempt are damaged; the message says what to do.
         """
         import kernels
         from suite import files
@@ -180,7 +183,7 @@ class Trial:
         path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
         if not path.is_file():
             records.unlink(missing_ok=True)
-            return
+            return 0
         hint = f"delete {path} to train from the beginning"
         try:
             state = model_files.load(path, trainer.device)
@@ -216,6 +219,7 @@ class Trial:
         self.earlier_wall_time, self.earlier_rss = state["wall_time_s"], state["peak_rss_bytes"]
         files.write(records, "".join(lines))
         log.info("resumed after epoch %d", done)
+        return int(done)
 
     def _append_record(self, record: dict[str, Any]) -> None:
         from suite import files

@@ -98,7 +98,7 @@ def test_a_closed_pipe_is_no_error():
 def test_a_recipe_is_told_by_what_it_changes(capsys):
     assert cli.main(["describe", "digits"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "  paper    as quick, but epochs 40" in lines
+    assert "  paper    as quick, except epochs 40" in lines
     assert max(map(len, lines)) <= 120
 
 
@@ -133,3 +133,12 @@ def test_describe_a_preset(folder, capsys, forget_toys):
     assert "toy_task model toy_model[width=2], epochs 3" in " ".join(text.split())
     assert cli.main(["describe", "quick[n=1]"]) == 2
     assert "a preset takes no parameters; name 'quick'" in capsys.readouterr().err
+
+
+def test_one_kind_can_be_listed(capsys):
+    assert cli.main(["list", "tasks"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tasks"
+    assert [line.split()[0] for line in lines[1:]] == registry.names("task")
+    assert cli.main(["list", "metods"]) == 2
+    assert "did you mean 'methods'" in capsys.readouterr().err

@@ -7,7 +7,8 @@ import pytest
 from toy_suite import assert_one_line, good, listing, pdt
 
 from suite.command import cli
-from suite.command.options import read_config, read_run_options
+from suite.command.config import read_config
+from suite.command.options import LISTS, TEXTS, read_run_options
 
 NAMES = [
     (["--methods", "sdpg"], "did you mean 'sdgp'"),
@@ -23,7 +24,7 @@ NAMES = [
     (["--methods", "dense[n]"], "not key=value"),
     (["--methods", "dense[]"], "not key=value"),
     (["--methods", "dense,"], "expected name"),
-    (["--methods", "dense", "sdgp"], "has commas and no spaces"),
+    (["--methods", "dense", "sdgp"], "separated by commas, without spaces"),
     (["--task", "digits[a=1]"], "takes no parameters"),
     (["--set", "recipe.epoch=3"], "did you mean 'epochs'"),
     (["--set", "recipe.epochs"], "expected recipe.key=value"),
@@ -43,7 +44,7 @@ NAMES = [
     (["--nproc-per-trial", "2"], "no option is called '--nproc-per-trial'"),
     (["--method", "dense"], "did you mean '--methods'"),
     (["--seeds"], "expected one argument"),
-    (["plan"], "no verb is called 'plan'"),
+    (["plan"], "there is no verb 'plan'"),
     (["reprot", "x"], "did you mean 'report'"),
     (["report", "absent"], "no suite.json"),
     (["describe", "resnt9"], "did you mean 'resnet9'"),
@@ -133,7 +134,7 @@ def test_a_config_gives_what_is_not_typed(folder, monkeypatch):
     expected = {"batch_size": 8, "learning_rate": 1.0, "epochs": 2, "milestones": (0.5, 0.75), "flip": False}
     assert options.overrides == expected
     (folder / "c.toml").write_text("seeds = 3\nplugin = 'toy.py'")
-    assert read_config(folder / "c.toml") == {"seeds": "3", "plugin": ["toy.py"]}
+    assert read_config(folder / "c.toml", TEXTS, LISTS) == {"seeds": "3", "plugin": ["toy.py"]}
     monkeypatch.setenv("PDT_DATA", "/elsewhere")
     assert read_run_options([]).data_root == Path("/elsewhere")
     assert read_run_options(["--data-root", "/x"]).data_root == Path("/x")

@@ -12,6 +12,7 @@ import pytest
 from toy_suite import GOOD, ROOT, TOY, assert_one_line, listing, starts
 
 from suite.command import cli
+from suite.command.run import summary
 from suite.runs import planning
 
 
@@ -129,4 +130,13 @@ def test_a_polite_kill_ends_as_an_interruption(folder):
     running.terminate()
     _, errors = running.communicate(timeout=30)
     assert running.returncode == 130
-    assert errors == "pdt: interrupted\n"
+    assert errors == "pdt: interrupted; finished work is kept, and the same command continues\n"
+
+
+def test_the_summary_marks_disturbed_times():
+    row = {"task": "t", "model": "m", "method": "dense", "variant": "", "status": "done", "trial_id": "a"}
+    row |= {"test_accuracy": 0.5, "train_time_s": 2.0}
+    row |= dict.fromkeys(("train_flops_dense", "train_flops_effective", "train_flops_executed"), 1.0)
+    for disturbed, expected in (((), "2.0 s"), (("a",), "2.0 s (disturbed)")):
+        (cell,) = summary([row], disturbed).columns[5].cells
+        assert cell == expected

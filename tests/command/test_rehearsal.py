@@ -101,8 +101,16 @@ CASES = [
     ("sdgp", "toy_linear", "sdgp cannot train toy_linear on task digits: no layer of this model is pruned"),
     ("clicktrain", "toy_1x1", "clicktrain cannot train toy_1x1 on task digits: this network has no 3x3 convolution"),
     ("clicktrain[ratios=cifar10-vgg16_click-1]", "resnet9[width=0.125]", "does not fit a network of"),
-    ("clicktrain[warmup=0.9,hard_prune=0.95]", "resnet9[width=0.125]", "so that these ascend and one epoch is left"),
-    ("clicktrain[batches=1000]", "resnet9[width=0.125]", "batches is 1000; the epoch that decides has 22"),
+    (
+        "clicktrain[warmup=0.9,hard_prune=0.95]",
+        "resnet9[width=0.125]",
+        "so that these ascend and at least one epoch remains",
+    ),
+    (
+        "clicktrain[batches=1000]",
+        "resnet9[width=0.125]",
+        "batches is 1000; the epoch in which patterns are chosen has 22",
+    ),
     ("ssl[from_trained=dense]", "toy_branching", "ssl[from_trained=dense] cannot train toy_branching"),
     ("scratch[of=prunetrain]", "toy_branching", "prunetrain cannot train toy_branching"),  # what it depends on
     (

@@ -44,7 +44,7 @@ def folder(tmp_path, monkeypatch):
         (["sdgp-table1", "--sedes", "3"], "did you mean '--seeds'"),
         (["sdgp-table1", "--epochs", "0"], "--epochs"),
         (["sdgp-table1", "--preset", "fast"], "--preset 'fast'"),
-        (["sdgp-table1", "sdgp-fig8"], "has commas and no spaces"),
+        (["sdgp-table1", "sdgp-fig8"], "separated by commas, without spaces"),
         (["sdgp-table1", "--out", "file"], "is a file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -62,15 +62,19 @@ def test_what_is_wrong_is_one_line_before_torch_is_imported(folder, capsys, monk
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ((), "name one of those above"),
         (("sdgp-table2",), "did you mean 'sdgp-"),
         (("fig9",), "did you mean 'prunetrain-fig9'?"),
     ],
 )
-def test_without_a_name_there_is_the_list(folder, capsys, name, expected):
+def test_a_wrong_name_gets_a_suggestion(folder, capsys, name, expected):
     assert cli.main(["reproduce", *name]) == 2
+    assert_one_line(capsys.readouterr().err, expected)
+
+
+def test_without_a_name_there_is_the_list(folder, capsys):
+    assert cli.main(["reproduce"]) == 2
     *listed, error = capsys.readouterr().err.splitlines()
-    assert expected in error
+    assert "name one of the reproductions above" in error
     assert listed[0] == "reproductions:"
     assert [line.split()[0] for line in listed[1:]] == registry.names("reproduction")
     assert all(len(line.split()) > 5 for line in listed[1:])

@@ -16,7 +16,16 @@ from suite.recipe import Recipe
 from suite.runs.engines import local
 from suite.runs.engines.local import LocalEngine, environment, trial_command
 from suite.runs.folder.store import read_record, write_record
-from suite.runs.progress import EpochReader, Lines, Position, ProgressFile, duration, ended_line, epoch_line, shown_on
+from suite.runs.progress import (
+    EpochReader,
+    Lines,
+    Position,
+    ProgressFile,
+    duration,
+    ended_line,
+    epoch_line,
+    listener_for,
+)
 from suite.runs.spec import TrialSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -374,9 +383,9 @@ def test_lines_and_bars(capsys):
         "1 h 0 min",
         "1 h 5 min",
     ]
-    assert isinstance(shown_on(Console(file=io.StringIO()), 1), Lines)
+    assert isinstance(listener_for(Console(file=io.StringIO()), 1), Lines)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
-    with shown_on(terminal, 1) as shown:
+    with listener_for(terminal, 1) as shown:
         shown.started(spec("dense"))
         shown.position(spec("dense"), Position(1, 3, 0.4))
         shown.epoch(spec("dense"), record)
@@ -460,3 +469,10 @@ def test_a_trial_that_cannot_be_started_or_recorded_stops_no_other(child, tmp_pa
     for expected in ("File exists", "Is a directory", "is a symbolic link"):
         assert expected in messages
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_resumed_trial_says_once_where_it_continues(capsys):
+    lines = Lines(1, Console())
+    for position in (Position(3, 5, 0.7, resumed_after=3), Position(4, 5, 0.8, resumed_after=3), Position(0, 5, 0.0)):
+        lines.position(spec("dense"), position)
+    assert capsys.readouterr().out.splitlines() == [f"{spec('dense').trial_id}  resumed after epoch 3/5"]

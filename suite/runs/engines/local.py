@@ -23,7 +23,7 @@ from suite.errors import UsageError, in_words
 from suite.registry import register
 from suite.runs.engines.lifeline import PARENT
 from suite.runs.folder.records import RUNNING, damage, read_record, write_record
-from suite.runs.progress import EpochReader, ProgressFile, Shown
+from suite.runs.progress import EpochReader, ProgressFile, ProgressListener
 from suite.runs.spec import TrialSpec
 
 POLL_INTERVAL = 0.1
@@ -71,7 +71,7 @@ class LocalEngine:
     ) -> None:
         self.jobs, self.timeout, self.command = jobs, timeout, command or trial_command
 
-    def run(self, trials: Sequence[tuple[TrialSpec, Path]], progress: Shown) -> None:
+    def run(self, trials: Sequence[tuple[TrialSpec, Path]], progress: ProgressListener) -> None:
         """Run trials until each has ended; how each did stands in its `trial.json`. One that fails stops no other.
 
         That holds for files too: a trial whose folder is removed while it runs, or whose record finds no space on the
@@ -130,7 +130,7 @@ class LocalEngine:
             )
         return _Running(trial, folder, process, reader)
 
-    def _finish(self, item: _Running, timed_out: bool, progress: Shown) -> None:
+    def _finish(self, item: _Running, timed_out: bool, progress: ProgressListener) -> None:
         status = _kill(item.process)
         record = read_record(item.folder)
         if record is None or _status(item.folder) == RUNNING:
@@ -161,7 +161,7 @@ def _record(trial: TrialSpec, folder: Path, status: str, message: str) -> dict[s
     return {"status": status, "message": message}
 
 
-def _end(trial: TrialSpec, folder: Path, status: str, message: str, progress: Shown) -> None:
+def _end(trial: TrialSpec, folder: Path, status: str, message: str, progress: ProgressListener) -> None:
     """End a trial that was not started."""
     progress.started(trial)
     progress.ended(trial, _record(trial, folder, status, message), 0.0)
@@ -219,7 +219,7 @@ def _kill(process: subprocess.Popen[bytes]) -> int:
     return status
 
 
-def _show(item: _Running, progress: Shown) -> None:
+def _show(item: _Running, progress: ProgressListener) -> None:
     position = ProgressFile(item.folder).read()
     if position is not None:
         progress.position(item.trial, position)
