@@ -104,12 +104,12 @@ CASES = [
     (
         "clicktrain[warmup=0.9,hard_prune=0.95]",
         "resnet9[width=0.125]",
-        "so that these ascend and at least one epoch remains",
+        "so that these ascend and at least",
     ),
     (
         "clicktrain[batches=1000]",
         "resnet9[width=0.125]",
-        "batches is 1000; the epoch in which patterns are chosen has 22",
+        "batches is 1000; the epoch in which patterns",
     ),
     ("ssl[from_trained=dense]", "toy_branching", "ssl[from_trained=dense] cannot train toy_branching"),
     ("scratch[of=prunetrain]", "toy_branching", "prunetrain cannot train toy_branching"),  # what it depends on

@@ -17,14 +17,7 @@ from suite.runs.engines import local
 from suite.runs.engines.local import LocalEngine, environment, trial_command
 from suite.runs.folder.store import read_record, write_record
 from suite.runs.progress import (
-    EpochReader,
-    Lines,
     Position,
-    ProgressFile,
-    duration,
-    ended_line,
-    epoch_line,
-    listener_for,
 )
 from suite.runs.spec import TrialSpec
 
@@ -327,98 +320,9 @@ def test_a_trial_does_not_import_from_the_users_folder(tmp_path):
     assert answer.stdout.strip() == str(ROOT / "suite" / "__init__.py")
 
 
-def test_the_progress_file_is_written_at_most_twice_a_second(tmp_path):
-    file = ProgressFile(tmp_path)
-    assert file.read() is None
-    for step in range(100):
-        file.write(0, 3, step / 300)
-    assert file.read() == Position(0, 3, 0.0)
-    file.write(3, 3, 1.0)
-    assert file.read() == Position(3, 3, 1.0)
-    (tmp_path / "progress.json").write_text('{"epoch": ')
-    assert file.read() is None
-
-
-def test_epochs_are_read_once_and_only_when_complete(tmp_path):
-    path = tmp_path / "epochs.jsonl"
-    path.write_text('{"epoch": 1}\n')
-    reader = EpochReader(tmp_path)
-    assert reader.read() == []
-    with open(path, "a") as file:
-        file.write('{"epoch": 2}\n{"epo')
-        file.flush()
-        assert reader.read() == [{"epoch": 2}]
-        file.write('ch": 3}\nnot json\n')
-    assert reader.read() == [{"epoch": 3}]
-    path.write_text("")  # a resumed trial cuts off what came after its checkpoint
-    assert reader.read() == []
-    path.write_text('{"epoch": 1}\n')
-    assert reader.read() == [{"epoch": 1}]
-
-
-def test_lines_and_bars(capsys):
-    import io
-
-    from rich.console import Console
-
-    record = {"epoch": 3, "train_loss": 0.91, "test_accuracy": 0.8214, "train_time_s": 130}
-    line = epoch_line(spec("dense"), record)
-    assert line == f"{spec('dense').trial_id}  epoch 3/3  loss 0.910  accuracy 82.14 %  2 min 10 s"
-    assert epoch_line(spec("dense"), {"epoch": 1, "train_loss": None}).endswith("epoch 1/3")
-    first = {"epoch": 1, "epochs_left": 4, "train_time_s": 40.0, "eval_time_s": 5.0}
-    second = {"epoch": 2, "epochs_left": 3, "train_time_s": 60.0, "eval_time_s": 10.0}
-    assert epoch_line(spec("dense"), first).endswith("epoch 1/5  40 s  about 3 min 0 s left")
-    assert epoch_line(spec("dense"), second).endswith("  about 1 min 45 s left")  # resumed: the mean of two epochs
-    assert epoch_line(spec("dense"), second, first).endswith("  about 1 min 15 s left")  # the last one took 25 s
-    assert "left" not in epoch_line(spec("dense"), {**second, "epochs_left": 0}, first)
-    output = io.StringIO()
-    lines = Lines(1, Console(file=output))
-    for one in (first, second):
-        lines.epoch(spec("dense"), one)
-    assert "about 1 min 15 s left" in output.getvalue()
-    assert [duration(seconds) for seconds in (3.24, 9.96, 59.6, 3599.7, 3900)] == [
-        "3.2 s",
-        "10 s",
-        "1 min 0 s",
-        "1 h 0 min",
-        "1 h 5 min",
-    ]
-    assert isinstance(listener_for(Console(file=io.StringIO()), 1), Lines)
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
-    with listener_for(terminal, 1) as shown:
-        shown.started(spec("dense"))
-        shown.position(spec("dense"), Position(1, 3, 0.4))
-        shown.epoch(spec("dense"), record)
-        shown.ended(spec("dense"), {"status": "error", "message": "killed by signal 9 [x]"}, 1.0)
-    assert "killed by signal 9 [x]" in terminal.file.getvalue()
-    result = {"train_time_s": 61.0, "eval_time_s": 5.0}
-    done = {"status": "done", "message": "", "result": result}
-    parts = "training 1 min 1 s, evaluation 5.0 s, start, files and inference speed 4.0 s"
-    assert ended_line(spec("dense"), done, 70.0) == f"{spec('dense').trial_id}  done after 1 min 10 s: {parts}"
-    assert ended_line(spec("dense"), done, 30.0).endswith("done after 30 s")  # resumed: trained before this process
-    result["compile_time_s"] = 3.0
-    parts = "evaluation 5.0 s, compilation 3.0 s, start, files and inference speed 1.0 s"
-    assert ended_line(spec("dense"), done, 70.0).endswith(parts)
-
-
 def test_a_status_that_is_none_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no status"):
         write_record(tmp_path, spec("dense"), "finished")
-
-
-def test_progress_that_cannot_be_written_ends_no_trial(tmp_path):
-    ProgressFile(tmp_path / "absent").write(1, 3, 0.4)
-    assert ProgressFile(tmp_path / "absent").read() is None
-
-
-def test_records_of_a_trial_that_begins_anew_are_read_from_its_first(tmp_path):
-    path = tmp_path / "epochs.jsonl"
-    path.write_text('{"epoch": 1}\n{"epoch": 2}\n')
-    reader = EpochReader(tmp_path)
-    path.unlink()
-    assert reader.read() == []
-    path.write_text('{"epoch": 1}\n')
-    assert reader.read() == [{"epoch": 1}]
 
 
 def test_a_folder_that_is_removed_during_the_run_ends_that_trial_alone(child, tmp_path):
@@ -469,10 +373,3 @@ def test_a_trial_that_cannot_be_started_or_recorded_stops_no_other(child, tmp_pa
     for expected in ("File exists", "Is a directory", "is a symbolic link"):
         assert expected in messages
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_a_resumed_trial_says_once_where_it_continues(capsys):
-    lines = Lines(1, Console())
-    for position in (Position(3, 5, 0.7, resumed_after=3), Position(4, 5, 0.8, resumed_after=3), Position(0, 5, 0.0)):
-        lines.position(spec("dense"), position)
-    assert capsys.readouterr().out.splitlines() == [f"{spec('dense').trial_id}  resumed after epoch 3/5"]
