@@ -1,11 +1,11 @@
-// The number formats a gradient comes in: bits to fp32 and back, without branches so that loops over them vectorise.
+// Number formats of gradients: conversion from bits to fp32 and back, without branches so that loops vectorise.
 #pragma once
 
 #include "portable.h"
 
 namespace pdt {
 
-// Written with a mask: behind a conditional expression the compiler may put a branch, and loops then stay scalar.
+// Uses a mask, because the compiler may turn a conditional expression into a branch, which prevents vectorisation.
 HOST_DEVICE uint32_t select(bool condition, uint32_t yes, uint32_t no) {
     const uint32_t mask = 0u - static_cast<uint32_t>(condition);
     return (yes & mask) | (no & ~mask);
@@ -25,7 +25,7 @@ struct BFloat16 {
         return float_of_bits(static_cast<uint32_t>(static_cast<uint16_t>(bits)) << 16);
     }
     static HOST_DEVICE Bits encode(float value) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800  // older ones have no such instruction
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800  // older ones lack this instruction
         uint16_t rounded;
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
         return static_cast<Bits>(rounded);
@@ -49,7 +49,7 @@ struct Float16 {
 #else
         const uint32_t bits = static_cast<uint16_t>(half);
         const uint32_t magnitude = bits & 0x7fffu;
-        // A subnormal is converted as an integer: going through an fp32 subnormal would fail when those are flushed.
+        // Subnormals are converted as integers: fp32 subnormals would fail if they are flushed to zero.
         const uint32_t subnormal = bits_of_float(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
         const uint32_t normal = (magnitude << 13) + (112u << 23);
         const uint32_t special = normal + (112u << 23);
@@ -66,7 +66,7 @@ struct Float16 {
 #else
         const uint32_t bits = bits_of_float(value);
         const uint32_t magnitude = bits & 0x7fffffffu;
-        // Adding 0.5 makes the adder itself round a subnormal result to nearest even, in units of 2^-24.
+        // Adding 0.5 rounds a subnormal result to nearest even, in units of 2^-24.
         const uint32_t subnormal = bits_of_float(float_of_bits(magnitude) + 0.5f) - 0x3f000000u;
         const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
         uint32_t result = select(magnitude < 0x38800000u, subnormal, normal);

@@ -1,15 +1,15 @@
-// How n channels of a group of m are chosen: the one place where the rule is written.
+// Selection of n channels from a group of m: the only implementation of the rule.
 //
-// Plain C++17. `Key` may be a scalar or a vector of lanes (one group per lane), so that a CPU kernel that handles many
-// groups at once and a CUDA kernel with one group per thread run the same text. Nothing here branches on values.
+// Plain C++17. `Key` may be a scalar or a vector of lanes (one group per lane), so that the same code serves a CPU kernel
+// that processes many groups at once and a CUDA kernel with one group per thread. Nothing here branches on values.
 #pragma once
 
 #include "portable.h"
 
 namespace pdt {
 
-// The integer type of one lane, a key that holds the same integer in every lane, and a comparison's outcome as all ones
-// or 0. Vector types specialise this: their comparisons are masks already.
+// Integer type of one lane, a key with the same integer in every lane, and the result of a comparison as all ones or 0.
+// Vector types specialise this, since their comparisons are masks already.
 template <class Key>
 struct Lane {
     using Integer = Key;
@@ -17,7 +17,7 @@ struct Lane {
     static HOST_DEVICE Key mask(bool condition) { return static_cast<Key>(-static_cast<int>(condition)); }
 };
 
-// Products of the low 32 bits of 64-bit lanes with a constant. Vector types specialise this too.
+// Product of the low 32 bits of 64-bit lanes with a constant. Vector types specialise this, too.
 template <class Word>
 struct LowProduct {
     static HOST_DEVICE Word of(Word value, uint32_t factor) {
@@ -27,15 +27,15 @@ struct LowProduct {
 
 // ---- magnitude ----
 
-// Magnitude of a float as an integer that sorts like |x|: the sign bit cleared, and every NaN just above infinity so
-// that NaNs tie with each other whatever their payload.
+// Magnitude of a float as an integer that sorts like |x|: the sign bit is cleared, and every NaN is just above infinity,
+// so that NaNs are equal whatever their payload.
 template <class Key>
 HOST_DEVICE Key magnitude_key(Key bits, Key without_sign, Key not_a_number) {
     const Key magnitude = bits & without_sign;
     return magnitude < not_a_number ? magnitude : not_a_number;
 }
 
-// Two neighbours in the sorting network below: the larger comes first.
+// Exchanges two keys in the sorting network below, so that the larger one comes first.
 template <class Key>
 HOST_DEVICE void exchange(Key& first, Key& second) {
     const Key larger = first < second ? second : first;
@@ -43,8 +43,8 @@ HOST_DEVICE void exchange(Key& first, Key& second) {
     first = larger;
 }
 
-// Batcher's odd-even merge sort (Knuth, TAOCP vol. 3, 5.3.4) as a network of exchanges, written as templates so that
-// every index is a constant: keys stay in registers, and exchanges whose results nobody reads disappear.
+// Batcher's odd-even merge sort (Knuth, TAOCP vol. 3, 5.3.4) as a network of exchanges. It consists of templates, so that
+// every index is a constant: keys stay in registers, and exchanges with unused results are eliminated.
 template <int First, int Count, int Step>
 struct OddEvenMerge {
     template <class Key>
@@ -58,7 +58,7 @@ struct OddEvenMerge {
         }
     }
 
-    // The merged halves of even and odd places still need their inner neighbours compared.
+    // The merged halves of even and odd positions require a comparison of their inner neighbours.
     template <int Place, class Key>
     static HOST_DEVICE void exchange_inner(Key* key) {
         if constexpr (Place + Step < First + Count) {
@@ -86,15 +86,15 @@ HOST_DEVICE void sort_descending(Key (&key)[M]) {
     OddEvenSort<0, M>::run(key);
 }
 
-// keep[i] is all ones when fewer than n channels rank before channel i, else 0. A channel ranks before another when its
-// key is larger, or equal with the lower index. Keys lie in -1 .. largest positive, so a difference cannot overflow and
-// its sign bit is the comparison; a key of -1 marks a channel that does not exist (the end of a short group).
+// Sets keep[i] to all ones if fewer than n channels rank before channel i, otherwise to 0. A channel ranks before another
+// one if its key is larger, or if the keys are equal and its index is lower. Keys are at least -1, so that a difference
+// cannot overflow and its sign bit is the comparison. The key -1 marks a missing channel of a short group.
 //
-// By counting, for small groups: M (M - 1) / 2 comparisons.
+// Counts for small groups, with M (M - 1) / 2 comparisons.
 template <int M, class Key>
 HOST_DEVICE void keep_by_counting(const Key (&key)[M], int n, Key (&keep)[M]) {
     constexpr int sign = 8 * sizeof(typename Lane<Key>::Integer) - 1;
-    // ahead[j] counts channels before j, less j: each lower channel counts as ahead until j proves strictly larger.
+    // ahead[j] is the number of channels before j, minus j: lower channels count as ahead unless j is strictly larger.
     Key ahead[M];
     UNROLL
     for (int i = 0; i < M; ++i) ahead[i] = Lane<Key>::splat(0);
@@ -111,8 +111,8 @@ HOST_DEVICE void keep_by_counting(const Key (&key)[M], int n, Key (&keep)[M]) {
     for (int i = 0; i < M; ++i) keep[i] = (ahead[i] - Lane<Key>::splat(n - i)) >> sign;
 }
 
-// The same from the n-th largest key: larger ones stay, and of its equals the lowest indices, as many as there is room
-// for.
+// The same from the n-th largest key: keeps larger keys, and fills the remaining room with the lowest indices of equal
+// keys.
 template <int M, class Key>
 HOST_DEVICE void keep_by_threshold(const Key (&key)[M], Key threshold, int n, Key (&keep)[M]) {
     const Key none = Lane<Key>::splat(0);
@@ -142,14 +142,14 @@ HOST_DEVICE void keep_largest(const Key (&key)[M], int n, Key (&keep)[M]) {
 
 // ---- random ----
 
-// Four words of 32 bits in the low halves of `Word`s; the high halves hold remains of products.
+// Four 32-bit words in the low halves of `Word`s; the high halves contain parts of products.
 template <class Word>
 struct PhiloxBlock {
     Word word[4];
 };
 
 // Philox4x32-7 (Salmon et al., SC 2011; seven rounds are the fewest that pass BigCrush) at counter (low, high, 0, 0)
-// with the 64-bit seed as its key. `Word` is a 64-bit integer or a vector of them, one block per lane.
+// with the 64-bit seed as its key. `Word` is a 64-bit integer, or a vector of them with one block per lane.
 template <class Word>
 HOST_DEVICE PhiloxBlock<Word> philox4x32(Word counter, uint64_t seed) {
     Word c0 = counter, c1 = counter >> 32, c2 = counter ^ counter, c3 = c2;
@@ -167,7 +167,7 @@ HOST_DEVICE PhiloxBlock<Word> philox4x32(Word counter, uint64_t seed) {
     return {{c0, c1, c2, c3}};
 }
 
-// Whether the share half / 2^16 of `to_visit` is below `needed`: all ones or 0. Vector types of 16 bits specialise this.
+// Returns all ones if half / 2^16 * to_visit < needed, otherwise 0. Vector types of 16 bits specialise this.
 template <class Key>
 struct Draw {
     static_assert(sizeof(typename Lane<Key>::Integer) == 4, "16-bit numbers times 32 channels");
@@ -176,12 +176,12 @@ struct Draw {
     }
 };
 
-// The stream of 16-bit random numbers: number j is half j % 8 of Philox block j / 8, low half of a word first.
+// The stream of 16-bit random numbers: number j is half j % 8 of Philox block j / 8, with the low half of a word first.
 // Channel i of group g uses number g * m + i.
 //
-// Selection sampling (Knuth, TAOCP 2, 3.4.2, algorithm S): visit the channels in order and keep each with probability
-// (still needed) / (still to visit). Every n-subset comes out equally likely, to within 2^-16 per step. `half` is the
-// channel's random number; `needed` goes down by one in each lane that keeps. Gives all ones (keep) or 0.
+// Selection sampling (Knuth, TAOCP 2, 3.4.2, algorithm S): visits the channels in order and keeps each with probability
+// (still needed) / (still to visit). Every n-subset has the same probability, to within 2^-16 per step. `half` is the
+// random number of the channel; `needed` is decremented in each lane that keeps. Returns all ones (keep) or 0.
 template <class Key>
 HOST_DEVICE Key keep_at_random(Key half, int to_visit, Key& needed) {
     const Key keep = Draw<Key>::below(half, to_visit, needed);

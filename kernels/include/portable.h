@@ -1,8 +1,8 @@
-// What host compilers, nvcc and NVRTC have under different names.
+// Names that differ between host compilers, nvcc and NVRTC.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
-// NVRTC has no headers of the C library.
+// NVRTC lacks the headers of the C library.
 typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;

@@ -1,4 +1,4 @@
-// Sums of magnitudes per channel in fp32, their ratio, and the multiplication by it, for channels-last pixels.
+// Sums of magnitudes per channel in fp32, their ratio, and the multiplication by the ratio, for channels-last pixels.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace pdt {
 
-// The fp32 values of one vector of elements, as `parts` vectors. Which element lies where is the format's own affair:
-// sums and ratios are kept in the same order, so that nothing is shuffled.
+// The fp32 values of one vector of elements, as `parts` vectors. Each format has its own order of elements. Sums and
+// ratios have the same order, so that nothing is shuffled.
 template <class Format>
 struct Wide;
 
@@ -23,7 +23,7 @@ struct Wide<Float32> {
     static HOST_DEVICE Vector<int32_t> encode(const Vector<float> (&value)[1]) { return (Vector<int32_t>)value[0]; }
 };
 
-// Even elements, then odd ones: each is the upper half of its fp32 value.
+// Even elements, then odd ones. Each element is the upper half of its fp32 value.
 template <>
 struct Wide<BFloat16> {
     static constexpr int parts = 2;
@@ -37,7 +37,7 @@ struct Wide<BFloat16> {
     }
 
   private:
-    // To nearest even in the upper half.
+    // Rounds to nearest even in the upper half.
     static HOST_DEVICE Vector<uint32_t> round(Vector<float> value) {
         const Vector<uint32_t> bits = (Vector<uint32_t>)value;
         const Vector<uint32_t> rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -73,7 +73,7 @@ struct Wide<Float16> {
     }
 };
 
-// The first `count` elements, zeros behind them.
+// Loads the first `count` elements, followed by zeros.
 template <class Bits>
 HOST_DEVICE Vector<Bits> load_first(const Bits* from, int64_t count) {
     if (count >= lanes<Bits>) return load<Bits>(from);
@@ -88,13 +88,13 @@ HOST_DEVICE void store_first(Bits* to, Vector<Bits> value, int64_t count) {
     std::memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(Bits));
 }
 
-// Quotients of sums, and 0 where nothing was kept.
+// Returns quotients of sums, and 0 where nothing was kept.
 HOST_DEVICE Vector<float> ratio_of(Vector<float> dense, Vector<float> kept) {
     const Vector<int32_t> some = kept != 0.0f;
     return (Vector<float>)((Vector<int32_t>)(dense / kept) & some);
 }
 
-// Memory for vectors, cut into equal parts.
+// Memory for vectors, divided into equal parts.
 class VectorMemory {
   public:
     explicit VectorMemory(int64_t vectors) : memory_(static_cast<std::size_t>(vectors)) {}
@@ -109,7 +109,7 @@ class VectorMemory {
     std::vector<Bytes> memory_;
 };
 
-// Where the sums of a problem lie: per channel those of |G|, then those of |G^|, in the order of `Wide`.
+// Layout of the sums of a problem: sums of |G| per channel, then sums of |G^|, in the order of `Wide`.
 template <class Format>
 struct ChannelSums {
     static constexpr int width = lanes<typename Format::Bits>, parts = Wide<Format>::parts;
@@ -124,7 +124,7 @@ struct ChannelSums {
     void add(Vector<float>* sums, const Vector<float>* others) const {
         for (int64_t i = 0; i < vectors; ++i) sums[i] += others[i];
     }
-    // dense <- dense / kept, and 0 where nothing was kept.
+    // Replaces dense by dense / kept, and by 0 where nothing was kept.
     void divide(Vector<float>* sums) const {
         for (int64_t i = 0; i < rows * parts; ++i) {
             sums[i] = ratio_of(sums[i], kept(sums)[i]);
@@ -132,8 +132,8 @@ struct ChannelSums {
     }
 };
 
-// Adds the magnitudes of a few pixels to the sums of their channels, by way of partial sums in registers: `Rows`
-// vectors of each pixel, so that memory is read in its order.
+// Adds the magnitudes of a few pixels to the sums of their channels, with partial sums in registers. It processes `Rows`
+// vectors of each pixel, so that memory is read in order.
 template <class Format, int Rows>
 void add_rows(const ChannelSums<Format>& shape, int64_t row, const typename Format::Bits* pixels, int64_t count,
               Vector<float>* sums) {
@@ -170,7 +170,7 @@ void add_magnitudes(const ChannelSums<Format>& shape, const typename Format::Bit
     for (; row < shape.rows; ++row) add_rows<Format, 1>(shape, row, pixels, count, sums);
 }
 
-// A pruned channel stays exactly zero, also when the ratio is not finite.
+// A pruned channel stays exactly zero even if the ratio is not finite.
 template <class Format>
 HOST_DEVICE Vector<typename Format::Bits> rescaled(Vector<typename Format::Bits> bits, const Vector<float>* ratio) {
     using Vec = Vector<typename Format::Bits>;

@@ -1,4 +1,4 @@
-// Rescaling within each group: many groups at once, one per lane, so that a group's sum is a sum of vectors.
+// Rescaling within each group: processes one group per lane, so that the sum of a group is a sum of vectors.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace pdt {
 
-// Multiplies the pruned groups of M channels by sum |G| / sum |G^| each. `to` may be `dense` or `pruned`; `elements` is
+// Multiplies each pruned group of M channels by sum |G| / sum |G^|. `to` may be `dense` or `pruned`; `elements` is
 // a multiple of M.
 template <class Format, int M>
 void rescale_groups(const typename Format::Bits* dense, const typename Format::Bits* pruned, typename Format::Bits* to,

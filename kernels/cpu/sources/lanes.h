@@ -1,4 +1,4 @@
-// Vectors of groups: many groups of a channels-last gradient are ranked at once, one group per lane.
+// Vectors that process many groups of a channels-last gradient at once, one group per lane.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ template <>
 struct VectorOf<float> {
     typedef float type __attribute__((vector_size(vector_bytes)));
 };
-// A byte for each 16-bit lane.
+// One byte per 16-bit lane.
 typedef uint8_t Bytes __attribute__((vector_size(vector_bytes / 2)));
 template <class Bits>
 using Vector = typename VectorOf<Bits>::type;
@@ -76,8 +76,8 @@ HOST_DEVICE void store(Bits* to, Vector<Bits> value) {
     std::memcpy(to, &value, sizeof value);
 }
 
-// A store that goes past the caches: the line it overwrites is not read first, which saves a third of a copy's traffic.
-// `to` is aligned to a vector. `finish_streaming` comes before another thread reads what was stored.
+// Stores past the caches: the overwritten line is not read first, which saves a third of the traffic of a copy. `to` is
+// aligned to a vector. Call `finish_streaming` before another thread reads the result.
 template <class Bits>
 HOST_DEVICE void stream(Bits* to, Vector<Bits> value) {
 #if defined(__AVX512BW__)
@@ -97,7 +97,7 @@ inline void finish_streaming() {
 #endif
 }
 
-// Whether two vectors are equal in some lane.
+// Returns whether two vectors are equal in some lane.
 template <class Bits>
 HOST_DEVICE bool equal_anywhere(Vector<Bits> a, Vector<Bits> b) {
     const auto equal = a == b;
@@ -143,7 +143,7 @@ HOST_DEVICE Vec interleave_high(Vec a, Vec b, std::index_sequence<I...>) {
     return __builtin_shufflevector(a, b, (I / 2 + sizeof...(I) / 2 + (I % 2) * sizeof...(I))...);
 }
 
-// Index with its lowest log2(count) bits in reverse order: where `deinterleave` leaves a channel.
+// Returns the index with its lowest log2(count) bits reversed: the position of a channel after `deinterleave`.
 HOST_DEVICE constexpr int reversed_bits(int index, int count) {
     int reversed = 0;
     for (int bit = 1; bit < count; bit *= 2) {
@@ -153,21 +153,21 @@ HOST_DEVICE constexpr int reversed_bits(int index, int count) {
     return reversed;
 }
 
-// M vectors holding consecutive groups of M channels -> one vector per channel (lane = group), in bit-reversed order.
-// Each stage parts even from odd positions: the lowest remaining bit of the channel becomes the highest of the index.
-// Recursive, so that every index is a constant and no vector leaves the registers for its sake.
+// Converts M vectors with consecutive groups of M channels to one vector per channel (lane = group), in bit-reversed order.
+// Each stage separates even from odd positions: the lowest remaining bit of the channel becomes the highest of the index.
+// The recursion makes every index a constant, so that all vectors stay in registers.
 template <class Bits, int First, int Count, int M>
 HOST_DEVICE void deinterleave_part(Vector<Bits> (&value)[M]) {
     if constexpr (Count > 1) {
         using Sequence = std::make_index_sequence<lanes<Bits>>;
-        Vector<Bits> parted[Count];
+        Vector<Bits> split[Count];
         UNROLL
         for (int i = 0; i < Count / 2; ++i) {
-            parted[i] = even_lanes(value[First + 2 * i], value[First + 2 * i + 1], Sequence{});
-            parted[i + Count / 2] = odd_lanes(value[First + 2 * i], value[First + 2 * i + 1], Sequence{});
+            split[i] = even_lanes(value[First + 2 * i], value[First + 2 * i + 1], Sequence{});
+            split[i + Count / 2] = odd_lanes(value[First + 2 * i], value[First + 2 * i + 1], Sequence{});
         }
         UNROLL
-        for (int i = 0; i < Count; ++i) value[First + i] = parted[i];
+        for (int i = 0; i < Count; ++i) value[First + i] = split[i];
         deinterleave_part<Bits, First, Count / 2>(value);
         deinterleave_part<Bits, First + Count / 2, Count / 2>(value);
     }
@@ -178,7 +178,7 @@ HOST_DEVICE void deinterleave(Vector<Bits> (&value)[M]) {
     deinterleave_part<Bits, 0, M>(value);
 }
 
-// The inverse of `deinterleave`.
+// Inverse of `deinterleave`.
 template <class Bits, int First, int Count, int M>
 HOST_DEVICE void interleave_part(Vector<Bits> (&value)[M]) {
     if constexpr (Count > 1) {
@@ -201,7 +201,7 @@ HOST_DEVICE void interleave(Vector<Bits> (&value)[M]) {
     interleave_part<Bits, 0, M>(value);
 }
 
-// Spreads one value per group over the elements of the groups: vector `part` of the tile.
+// Copies one value per group to all elements of the group; returns vector `Part` of the tile.
 template <int M, std::size_t Part, class Vec, std::size_t... I>
 HOST_DEVICE Vec spread(Vec per_group, std::index_sequence<I...>) {
     return __builtin_shufflevector(per_group, per_group, ((Part * sizeof...(I) + I) / M)...);
@@ -227,8 +227,8 @@ struct Draw<Vector<int16_t>> {
     }
 };
 
-// The eight numbers of Philox blocks first, first + step, first + 2 step ..., a block a lane. Four chains of products
-// run side by side: one alone would wait for each of its multiplications.
+// Computes the eight numbers of the Philox blocks first, first + step, first + 2 step, ..., one block per lane. Four chains
+// of products are interleaved, because a single one would wait for each multiplication.
 HOST_DEVICE void philox_halves(uint64_t first, uint64_t step, uint64_t seed, Vector<int16_t> (&half)[8]) {
     using Word = Vector<uint64_t>;
     using Words = Vector<uint32_t>;
@@ -241,7 +241,7 @@ HOST_DEVICE void philox_halves(uint64_t first, uint64_t step, uint64_t seed, Vec
         philox4x32(counter + 2 * step, seed), philox4x32(counter + 3 * step, seed)};
     UNROLL
     for (int w = 0; w < 4; ++w) {
-        // Blocks 0 to 3 of a 64-bit lane become its four 16-bit lanes, so that no number changes its 64-bit lane.
+        // Blocks 0 to 3 of a 64-bit lane become its four 16-bit lanes, so that every number stays in its 64-bit lane.
         const Words even = (Words)((block[0].word[w] & 0xffffffffu) | (block[2].word[w] << 32));
         const Words odd = (Words)((block[1].word[w] & 0xffffffffu) | (block[3].word[w] << 32));
         half[2 * w] = (Vector<int16_t>)((even & 0xffffu) | (odd << 16));
@@ -249,7 +249,8 @@ HOST_DEVICE void philox_halves(uint64_t first, uint64_t step, uint64_t seed, Vec
     }
 }
 
-// The value in lanes whose bit is set, else 0; bit `first` + e of `bits` is for lane e. `first` is a multiple of lanes.
+// Returns the value in lanes whose bit is set, otherwise 0. Bit first + e of `bits` belongs to lane e; `first` is a
+// multiple of the number of lanes.
 template <class Bits>
 HOST_DEVICE Vector<Bits> keep_where(const uint8_t* bits, int first, Vector<Bits> value) {
 #if defined(__AVX512BW__)

@@ -1,5 +1,5 @@
-// Pruning a run of groups, by magnitude or at random: fast paths for m = 2, 4, 8, 16, 32 that divide the channels, and
-// one path for everything else (other m, a short last group).
+// Pruning of a run of groups, by magnitude or at random. There are fast paths for m = 2, 4, 8, 16 and 32 if m divides the
+// channels, and one path for all other cases (other m, a short last group).
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace pdt {
 
-// One gradient in channels-last order. `pruned` may be `grad`.
+// A gradient in channels-last order. `pruned` may be `grad`.
 struct Problem {
     const void* grad;
     void* pruned;
@@ -25,7 +25,7 @@ struct Problem {
     bool whole_groups() const { return channels % m == 0; }
 };
 
-// A group's first element and its size.
+// First element and size of a group.
 struct Group {
     int64_t offset;
     int size;
@@ -38,8 +38,8 @@ inline Group locate(const Problem& problem, int64_t group) {
             static_cast<int>(std::min<int64_t>(problem.m, problem.channels - channel))};
 }
 
-// Groups first .. last - 1, counted over (sample, pixel, group of the pixel), and where their elements come from and go
-// to. `streaming`: `to` is aligned to vectors and is written past the caches.
+// Groups first .. last - 1, counted over (sample, pixel, group of the pixel), with their source and destination. If
+// `streaming` is set, `to` is aligned to vectors and written past the caches.
 template <class Format>
 struct Run {
     using Bits = typename Format::Bits;
@@ -51,13 +51,13 @@ struct Run {
 
 // ---- magnitude ----
 
-// A tile is lanes<Bits> consecutive groups of M channels, in M vectors.
+// A tile consists of lanes<Bits> consecutive groups of M channels, in M vectors.
 template <class Format, int M>
 struct Tile {
     using Bits = typename Format::Bits;
     using Vec = Vector<Bits>;
 
-    // Prunes a tile by magnitude; `to` may be `from`. All of it is loaded before anything is stored.
+    // Prunes a tile by magnitude; `to` may be `from`. The whole tile is loaded before anything is stored.
     template <bool Streaming>
     static HOST_DEVICE void prune(const Bits* from, Bits* to, int n) {
         if constexpr (M <= 4) {
@@ -67,9 +67,9 @@ struct Tile {
             UNROLL
             for (int i = 0; i < M; ++i) sorted[i] = key_of(load<Bits>(from + i * lanes<Bits>));
             deinterleave<Bits, M>(sorted);
-            sort_descending<M>(sorted);  // the channels' order does not matter to it
+            sort_descending<M>(sorted);  // the order of the channels does not matter
             const Vec threshold = sorted[n - 1];
-            // Where no group has equals on both sides of the cut, the threshold alone decides.
+            // If no group has equal keys on both sides of the cut, the threshold decides.
             if (n < M && equal_anywhere<Bits>(threshold, sorted[n]))
                 break_ties<Streaming>(from, to, threshold, n);
             else
@@ -82,14 +82,14 @@ struct Tile {
         return magnitude_key(value, Lane<Vec>::splat(Format::without_sign), Lane<Vec>::splat(Format::infinity + 1));
     }
 
-    // One vector per channel, lane = group, in the order of channels; and back.
+    // Converts to one vector per channel (lane = group), in the order of channels.
     static HOST_DEVICE void keys_by_channel(const Bits* from, Vec (&key)[M]) {
-        Vec apart[M];
+        Vec deinterleaved[M];
         UNROLL
-        for (int i = 0; i < M; ++i) apart[i] = key_of(load<Bits>(from + i * lanes<Bits>));
-        deinterleave<Bits, M>(apart);
+        for (int i = 0; i < M; ++i) deinterleaved[i] = key_of(load<Bits>(from + i * lanes<Bits>));
+        deinterleave<Bits, M>(deinterleaved);
         UNROLL
-        for (int c = 0; c < M; ++c) key[c] = apart[reversed_bits(c, M)];
+        for (int c = 0; c < M; ++c) key[c] = deinterleaved[reversed_bits(c, M)];
     }
     template <bool Streaming>
     static HOST_DEVICE void store_kept(const Bits* from, Bits* to, const Vec (&keep)[M]) {
@@ -117,7 +117,7 @@ struct Tile {
         store_kept<Streaming>(from, to, keep);
     }
 
-    // Not inlined: it would take registers from the path without ties.
+    // Not inlined, to leave all registers to the path without ties.
     template <bool Streaming>
     static __attribute__((noinline)) void break_ties(const Bits* from, Bits* to, Vec threshold, int n) {
         Vec key[M], keep[M];
@@ -153,7 +153,7 @@ void prune_whole_groups(const Problem& problem, Run<Format> run) {
     }
 }
 
-// M is the power of two at or above m; the channels that a group lacks get the key -1, which ranks last.
+// M is the smallest power of two that is at least m; missing channels of a group get the key -1, which ranks last.
 template <class Format, int M>
 void prune_any_groups(const Problem& problem, const Run<Format>& run) {
     using Bits = typename Format::Bits;
@@ -183,8 +183,8 @@ void prune_any_groups(const Problem& problem, const Run<Format>& run) {
 
 // ---- random ----
 
-// Keep bits of a tile of whole groups, bit e for its element e: in each 16-bit lane those of max(M, 8) consecutive
-// elements, a whole number of Philox blocks and of groups.
+// Keep bits of a tile of whole groups; bit e belongs to element e. Each 16-bit lane has the bits of max(M, 8) consecutive
+// elements, which is a whole number of Philox blocks and of groups.
 template <int M>
 struct RandomTile {
     static constexpr int lane_elements = M < 8 ? 8 : M, blocks = lane_elements / 8;
@@ -192,7 +192,7 @@ struct RandomTile {
 
     static HOST_DEVICE void keep_bits(uint64_t first_block, uint64_t seed, int n, uint8_t* bits) {
         using Key = Vector<int16_t>;
-        Key kept[2] = {Key{}, Key{}}, needed;  // of elements 0 .. 15 and 16 .. 31 of a lane
+        Key kept[2] = {Key{}, Key{}}, needed;  // kept: elements 0 .. 15 and 16 .. 31 of a lane
         UNROLL
         for (int b = 0; b < blocks; ++b) {
             Key half[8];
@@ -266,7 +266,7 @@ void prune_any_groups_at_random(const Problem& problem, const Run<Format>& run) 
     }
 }
 
-// ---- choice of the path ----
+// ---- selection of the path ----
 
 template <class Format, int M>
 void prune_with(const Problem& problem, const Run<Format>& run) {

@@ -1,7 +1,7 @@
-// n:m pruning of a gradient on the CPU, with its rescaling, behind one C function (called through ctypes).
+// n:m pruning of a gradient on the CPU and its rescaling, as one C function (called through ctypes).
 //
-// Work is cut into blocks whose size does not depend on the number of threads, and sums are added in block order: the
-// result is the same bit for bit whatever the number of threads.
+// Work is divided into blocks whose size does not depend on the number of threads, and sums are added in block order. The
+// result is therefore bit-identical for every number of threads.
 #include <algorithm>
 #include <cstdint>
 #include <new>
@@ -22,9 +22,9 @@ enum Scope { scope_none = 0, scope_group = 1, scope_sample_channel = 2, scope_ch
 
 constexpr int64_t block_elements = 16384;  // both copies of a block stay in the second-level cache
 constexpr int64_t chunk_elements = 2048;   // both copies of a chunk stay in the first-level cache
-constexpr int64_t short_sum = 256;         // terms that are added one by one; a long sum is one of short ones
+constexpr int64_t short_sum = 256;         // terms that are added sequentially; a long sum is a sum of short ones
 constexpr int64_t chunk_least_pixels = 16;  // the same for sums over pixels
-constexpr int64_t streaming_bytes = int64_t{16} << 20;  // a result that common last-level caches do not hold
+constexpr int64_t streaming_bytes = int64_t{16} << 20;  // a result that exceeds common last-level caches
 
 inline int64_t thread_index() {
 #if defined(_OPENMP)
@@ -41,7 +41,7 @@ HOST_DEVICE float magnitude(typename Format::Bits bits) {
     return Format::decode(static_cast<typename Format::Bits>(bits & Format::without_sign));
 }
 
-// Written with a mask for the reason that `select` gives.
+// Uses a mask for the same reason as `select`.
 template <class Format>
 HOST_DEVICE typename Format::Bits rescaled(typename Format::Bits bits, float ratio) {
     using Bits = typename Format::Bits;
@@ -50,7 +50,7 @@ HOST_DEVICE typename Format::Bits rescaled(typename Format::Bits bits, float rat
     return static_cast<Bits>((product & nonzero) | (bits & ~nonzero));
 }
 
-// A result that the caches cannot hold is better written past them; a smaller one is there when it is read next.
+// A result that exceeds the caches is written past them; a smaller one should stay there for its next read.
 template <class Format>
 bool worth_streaming(const Problem& problem) {
     const int64_t elements = problem.samples * problem.pixels * problem.channels;
@@ -59,7 +59,7 @@ bool worth_streaming(const Problem& problem) {
            reinterpret_cast<uintptr_t>(problem.pruned) % vector_bytes == 0;
 }
 
-// Prunes whole pixels; `to` takes the place of the problem's own result.
+// Prunes whole pixels into `to`, which replaces the result of the problem.
 template <class Format>
 void prune_pixels(const Problem& problem, int64_t first, int64_t count, typename Format::Bits* to) {
     using Bits = typename Format::Bits;
@@ -72,7 +72,7 @@ template <class Format>
 void prune_without_rescaling(const Problem& problem) {
     using Bits = typename Format::Bits;
     const int64_t groups = problem.groups();
-    // A multiple of 64 groups: a block then starts at a whole vector of groups and at a whole Philox block.
+    // A multiple of 64 groups, so that a block starts at a whole vector of groups and at a whole Philox block.
     const int64_t block_groups = std::max<int64_t>(64, block_elements / problem.m / 64 * 64);
     const int64_t blocks = (groups + block_groups - 1) / block_groups;
     const bool streaming = worth_streaming<Format>(problem);
@@ -89,7 +89,7 @@ void prune_without_rescaling(const Problem& problem) {
     }
 }
 
-// Sum of each run (a group, or a whole row) of `pixels` pixels' magnitudes.
+// Sums the magnitudes of each run (a group, or a whole row) of `pixels` pixels.
 void sum_runs(const float* magnitudes, int64_t pixels, int64_t channels, int64_t run, float* sums) {
     for (int64_t p = 0; p < pixels; ++p)
         for (int64_t start = 0; start < channels; start += run) {
@@ -116,7 +116,7 @@ void rescale_groups_of(int m, const typename Format::Bits* dense, const typename
     }
 }
 
-// Ratio per group, for groups that are whole and of a power of two: a block is pruned into memory of the thread's own.
+// Ratio per group, for whole groups whose size is a power of two. A block is pruned into memory of its thread.
 template <class Format>
 void prune_and_rescale_groups(const Problem& problem) {
     using Bits = typename Format::Bits;
@@ -133,7 +133,7 @@ void prune_and_rescale_groups(const Problem& problem) {
     }
 }
 
-// Ratio per run of elements: a group, or a row. A chunk is summed, pruned, summed again and multiplied while in cache.
+// Ratio per run of elements (a group, or a row). A chunk is summed, pruned, summed again and multiplied in the cache.
 template <class Format>
 void prune_and_rescale_runs(const Problem& problem) {
     using Bits = typename Format::Bits;
@@ -169,9 +169,9 @@ void prune_and_rescale_runs(const Problem& problem) {
     }
 }
 
-// Prunes `pixels` pixels from `first_pixel` into `to` and adds their sums of magnitudes, before and after, to `sums`.
-// Sums are taken per chunk first: the chunk is in cache, and short partial sums lose fewer bits. `to` may be the
-// gradient itself, hence a chunk is summed before it is pruned.
+// Prunes `pixels` pixels from `first_pixel` into `to`, and adds their sums of magnitudes before and after to `sums`. Each
+// chunk is summed separately, since it is in the cache and short partial sums lose fewer bits. `to` may be the gradient
+// itself; therefore a chunk is summed before it is pruned.
 template <class Format>
 void prune_and_sum(const Problem& problem, const ChannelSums<Format>& shape, int64_t first_pixel, int64_t pixels,
                    typename Format::Bits* to, Vector<float>* sums) {
@@ -187,8 +187,8 @@ void prune_and_sum(const Problem& problem, const ChannelSums<Format>& shape, int
     }
 }
 
-// Ratio per (sample, channel): a sample is pruned and summed, then multiplied while it is still in cache. (Pruning into
-// memory of the thread's own and streaming the product out was slower: reads and writes then take turns.)
+// Ratio per (sample, channel): a sample is pruned and summed, then multiplied while it is in the cache. (Pruning into
+// memory of the thread and streaming the product was slower, since reads and writes then alternate.)
 template <class Format>
 void prune_and_rescale_samples(const Problem& problem) {
     using Bits = typename Format::Bits;
@@ -250,13 +250,14 @@ void prune(const Problem& problem) {
 }  // namespace
 }  // namespace pdt
 
-// Returns 0, or 1 when an argument is out of range, 2 when the memory for the sums could not be had.
-// format: 0 fp32, 1 bf16, 2 fp16; mode: 0 magnitude, 1 random; scope: as in pdt::Scope.
+// Returns 0, or 1 if an argument is out of range, 2 if the memory for the sums cannot be allocated.
+// format: 0 fp32, 1 bf16, 2 fp16. mode and scope: position in MODES and SCOPES of kernels/prune/rule.py; the scope that
+// follows them (pdt::scope_row) sums over each row of a matrix.
 extern "C" int pdt_prune_nm(const void* grad, void* pruned, int64_t samples, int64_t pixels, int64_t channels, int n,
                             int m, int format, int mode, int scope, uint64_t seed, int threads) {
-    const bool right = samples >= 0 && pixels >= 0 && channels >= 0 && m >= 2 && m <= 32 && n >= 1 && n <= m &&
+    const bool valid = samples >= 0 && pixels >= 0 && channels >= 0 && m >= 2 && m <= 32 && n >= 1 && n <= m &&
                        format >= 0 && format <= 2 && mode >= 0 && mode <= 1 && scope >= 0 && scope <= 4 && threads >= 1;
-    if (!right) return 1;
+    if (!valid) return 1;
     if (samples == 0 || pixels == 0 || channels == 0) return 0;
     const pdt::Problem problem{grad, pruned, samples, pixels, channels, n, m, mode, scope, seed, threads};
     try {
@@ -271,7 +272,7 @@ extern "C" int pdt_prune_nm(const void* grad, void* pruned, int64_t samples, int
     return 0;
 }
 
-// What the compiler made of it, for the report: whether it can use several threads, and the width of its vectors.
+// Properties of the compiled library, for the report: support of several threads, and width of vectors.
 extern "C" int pdt_has_openmp() {
 #if defined(_OPENMP)
     return 1;

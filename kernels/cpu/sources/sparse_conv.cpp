@@ -1,10 +1,11 @@
-// Convolutions that skip weights: activations in blocks of images, each weight that is there against a vector of them.
+// Convolution with a fixed sparsity mask; masked weights are skipped. A tap (a weight that is not masked) is multiplied by
+// vectors of images.
 //
-// A blocked activation is [N / lanes][C][H'][W'][lanes]: a vector holds one place of one channel for as many images as it
-// has lanes, and H' and W' have a border of zeros where an offset may lead out of the image. So a weight is one number
-// for a whole vector, whatever its neighbours are, and no weight that is absent costs anything.
+// A blocked activation is [N / lanes][C][H'][W'][lanes]: a vector holds one position of one channel for as many images as
+// it has lanes, and H' and W' include a border of zeros where an offset may lead out of the image. A weight is one number
+// for a whole vector, whatever its neighbours are, and a masked weight costs nothing.
 //
-// A *tap* is a weight that is there: where its input lies, relative to the place of the output, and its value.
+// Each tap has the memory offset of its input relative to the position of the output, and a value.
 #include <algorithm>
 #include <cstdint>
 #include <new>
@@ -14,24 +15,22 @@
 #include <omp.h>
 #endif
 
-#include "float_formats.h"
+#include "image_blocks.h"
 #include "lanes.h"
 
 namespace pdt {
 namespace {
 
-constexpr int width = lanes<float>;
-// Sums of so many rows and columns stay in registers. Neighbouring taps read much of the same input, the more so the
-// squarer the tile is.
+// Size of a tile whose sums stay in registers. Adjacent taps share most of their input, especially in square tiles.
 constexpr int tile_rows = vector_bytes == 64 ? 4 : 2, tile_columns = 4;
-constexpr int64_t cache_vectors = (int64_t{768} << 10) / vector_bytes;  // of input, most of a second-level cache
-constexpr int kernel_taps = 4;  // of a pattern
+constexpr int64_t cache_vectors = (int64_t{768} << 10) / vector_bytes;  // of input: most of a second-level cache
+constexpr int kernel_taps = 4;  // taps of a pattern
 
 using Lanes = Vector<float>;
 
-// Distances are counted in vectors.
+// Output positions and memory layout; distances are in vectors.
 struct Grid {
-    int64_t rows, columns;           // places of the output
+    int64_t rows, columns;           // positions of the output
     int64_t in_channels;
     int64_t in_block, in_row, in_column;
     int64_t out_block, out_plane, out_row, out_column;
@@ -39,7 +38,7 @@ struct Grid {
 
 HOST_DEVICE Lanes at(const float* base, int64_t vectors) { return load<float>(base + vectors * width); }
 
-// The same value, of which the compiler no longer knows that it could be read from memory again.
+// Returns the value, and prevents the compiler from reading it from memory again.
 HOST_DEVICE Lanes in_register(Lanes value) {
 #if defined(__AVX512F__)
     asm("" : "+v"(value));
@@ -49,22 +48,22 @@ HOST_DEVICE Lanes in_register(Lanes value) {
     return value;
 }
 
-// Taps of one output channel: squares, of four neighbours each, and others. A square's offset is that of its first tap, and
-// its values are those of its upper and then of its lower two.
+// Taps of one output channel: squares of four adjacent taps, and others. The offset of a square is that of its first tap;
+// its values are those of the upper two taps, then those of the lower two.
 struct Taps {
     const int32_t *square_offset, *offset;
     const float *square_value, *value;
     int64_t squares, others;
 };
 
-// Rows x Columns places of one output channel. Step is the distance of neighbouring columns of the input, 0 if it is
-// none of those that are known here. Squares are for neighbouring rows and columns, one apart.
+// Sums Rows x Columns positions of one output channel. Step is the distance of the input columns that adjacent positions
+// read, or 0 if it is known only at run time. Squares require a distance of 1 in rows and columns.
 template <int Rows, int Columns, int Step>
 HOST_DEVICE void sum_places(const Grid& grid, const float* in, const Taps& taps, float* out) {
     const int64_t step = Step ? Step : grid.in_column;
     Lanes sum[Rows][Columns] = {};
     if constexpr (Step == 1) {
-        // Each row of input is read once, for the lower taps of one row of places and the upper ones of the next.
+        // Each row of input is read once, for the lower taps of one row of positions and the upper taps of the next.
         for (int64_t square = 0; square < taps.squares; ++square) {
             const float* from = in + taps.square_offset[square] * int64_t{width};
             const float* value = taps.square_value + 4 * square;
@@ -109,7 +108,7 @@ HOST_DEVICE void sum_places(const Grid& grid, const float* in, const Taps& taps,
     }
 }
 
-// Rows of the output, `Rows` at a time and the rest one by one, in pieces of `Columns` and then of half as many.
+// Sums rows of the output, `Rows` at a time and the rest one by one, in pieces of `Columns` columns, then of half as many.
 template <int Rows, int Columns, int Step>
 void sum_rows(const Grid& grid, int64_t rows, int64_t first, const float* in, const Taps& taps, float* out) {
     for (; first + Columns <= grid.columns; first += Columns) {
@@ -126,7 +125,7 @@ void sum_rows(const Grid& grid, int64_t rows, int64_t first, const float* in, co
     }
 }
 
-// Rows of the output whose input stays in the cache while all output channels read it; whole tiles of them.
+// Returns the number of output rows, in whole tiles, whose input stays in the cache while all output channels read it.
 int64_t rows_at_once(const Grid& grid) {
     const int64_t fit = cache_vectors / std::max<int64_t>(1, grid.in_channels * grid.in_row);
     return std::min(grid.rows, std::max<int64_t>(tile_rows, fit / tile_rows * tile_rows));
@@ -153,13 +152,13 @@ void sum_taps(const Grid& grid, const float* in, float* out, int64_t blocks, int
     }
 }
 
-// The sum of neighbouring lanes of two vectors: the first's in the first half.
+// Returns the sums of adjacent lanes of two vectors, those of the first vector in the first half.
 HOST_DEVICE Lanes fold(Lanes a, Lanes b) {
     using Sequence = std::make_index_sequence<width>;
     return even_lanes(a, b, Sequence{}) + odd_lanes(a, b, Sequence{});
 }
 
-// Adds the sum of each vector's lanes.
+// Adds the sum of the lanes of each vector to `sums`.
 template <int Count>
 HOST_DEVICE void add_totals(const Lanes (&value)[Count], float* sums) {
     static_assert(Count == 1 || Count == 4);
@@ -168,11 +167,11 @@ HOST_DEVICE void add_totals(const Lanes (&value)[Count], float* sums) {
     for (int i = 0; i < Count; ++i) sums[i] += folded[i];
 }
 
-// Adds to the gradients of one kernel's taps the products of some rows.
+// Adds the products of some rows to the gradients of the taps of one kernel.
 template <int Taps>
 HOST_DEVICE void add_products(const Grid& grid, int64_t rows, const float* grad, const float* in, const int32_t* offset,
                               float* sums) {
-    Lanes sum[Taps] = {}, other[Taps] = {};  // two chains a tap: one alone would wait for each of its sums
+    Lanes sum[Taps] = {}, other[Taps] = {};  // two chains per tap: a single one would wait for each addition
     for (int64_t row = 0; row < rows; ++row) {
         const float* of_grad = grad + row * grid.out_row * width;
         const float* of_in = in + row * grid.in_row * width;
@@ -196,8 +195,8 @@ HOST_DEVICE void add_products(const Grid& grid, int64_t rows, const float* grad,
     add_totals<Taps>(sum, sums);
 }
 
-// The same of a square of taps, of neighbouring columns: each row of input is read once, for the lower taps of one row of
-// places and the upper ones of the next.
+// The same for a square of taps and a column distance of 1: each row of input is read once, for the lower taps of one row
+// of positions and the upper taps of the next.
 HOST_DEVICE void add_square_products(const Grid& grid, int64_t rows, const float* grad, const float* in, float* sums) {
     constexpr int columns = 4;
     Lanes sum[kernel_taps] = {}, other[kernel_taps] = {};
@@ -243,12 +242,12 @@ HOST_DEVICE void add_square_products(const Grid& grid, int64_t rows, const float
     add_totals<kernel_taps>(sum, sums);
 }
 
-// Whether four taps, in the order of their places, are a square of neighbours.
+// Returns whether four taps, sorted by position, form a square.
 HOST_DEVICE bool is_square(const Grid& grid, const int32_t* offset) {
     return offset[1] == offset[0] + 1 && offset[2] == offset[0] + grid.in_row && offset[3] == offset[2] + 1;
 }
 
-// Every thread sums blocks and rows of its own, which do not depend on when it runs; then threads are added in order.
+// Each thread sums a fixed set of blocks and rows; the sums of threads are then added in order.
 void sum_products(const Grid& grid, const float* in, const float* grad, float* gradients, int64_t blocks,
                   int64_t kernels, int64_t taps_each, const int32_t* plane, const int32_t* offset, int threads) {
     const int64_t at_once = rows_at_once(grid), tiles = (grid.rows + at_once - 1) / at_once, units = blocks * tiles;
@@ -282,128 +281,13 @@ void sum_products(const Grid& grid, const float* in, const float* grad, float* g
     }
 }
 
-// An activation as torch has it, and as it is blocked. Distances of `plain` are counted in elements.
-struct Layout {
-    int64_t images, channels, rows, columns;
-    int64_t image, channel, row, column;               // of the plain one
-    int64_t top, left, padded_rows, padded_columns;    // of the blocked one
-    int64_t plane() const { return padded_rows * padded_columns; }
-    int64_t place(int64_t block, int64_t c, int64_t y, int64_t x) const {
-        return ((block * channels + c) * plane() + (y + top) * padded_columns + x + left) * width;
-    }
-};
-
-// Images x elements that lie side by side, turned into elements x images; `count` of either are there.
-HOST_DEVICE void transpose(Vector<int32_t> (&tile)[width]) { deinterleave<int32_t, width>(tile); }
-
-template <class Format>
-HOST_DEVICE Vector<int32_t> load_floats(const typename Format::Bits* from, int64_t count) {
-    Vector<int32_t> value{};
-    if constexpr (sizeof(typename Format::Bits) == 4) {
-        if (count >= width) return load<int32_t>(from);
-        std::memcpy(&value, from, static_cast<std::size_t>(count) * sizeof *from);
-    } else {
-        for (int64_t e = 0; e < std::min<int64_t>(count, width); ++e)
-            value[e] = static_cast<int32_t>(bits_of_float(Format::decode(from[e])));
-    }
-    return value;
-}
-
-template <class Format>
-HOST_DEVICE void store_floats(typename Format::Bits* to, Vector<int32_t> value, int64_t count) {
-    if constexpr (sizeof(typename Format::Bits) == 4) {
-        if (count >= width) return store<int32_t>(to, value);
-        std::memcpy(to, &value, static_cast<std::size_t>(count) * sizeof *to);
-    } else {
-        for (int64_t e = 0; e < std::min<int64_t>(count, width); ++e)
-            to[e] = Format::encode(float_of_bits(static_cast<uint32_t>(value[e])));
-    }
-}
-
-// Calls visit(plain element, blocked place, distance of neighbours there, how many) for every run of up to `width`
-// neighbours of the plain activation: channels where these lie side by side, columns otherwise.
-template <class Visit>
-HOST_DEVICE void for_each_run(const Layout& layout, int64_t block, int64_t row, const Visit& visit) {
-    const int64_t first = block * width * layout.image + row * layout.row;
-    if (layout.channel == 1) {
-        for (int64_t c = 0; c < layout.channels; c += width)
-            for (int64_t x = 0; x < layout.columns; ++x)
-                visit(first + c + x * layout.column, layout.place(block, c, row, x), layout.plane() * width,
-                      std::min<int64_t>(width, layout.channels - c));
-    } else {
-        for (int64_t c = 0; c < layout.channels; ++c)
-            for (int64_t x = 0; x < layout.columns; x += width)
-                visit(first + c * layout.channel + x, layout.place(block, c, row, x), int64_t{width},
-                      std::min<int64_t>(width, layout.columns - x));
-    }
-}
-
-// The border, and images that fill up the last block, become zero.
-template <class Format>
-void to_blocks(const Layout& layout, const typename Format::Bits* plain, float* blocked, int threads) {
-    const int64_t blocks = (layout.images + width - 1) / width;
-#pragma omp parallel for schedule(static) num_threads(threads) collapse(2)
-    for (int64_t block = 0; block < blocks; ++block) {
-        for (int64_t y = 0; y < layout.padded_rows; ++y) {
-            const int64_t row = y - layout.top;
-            const bool border = row < 0 || row >= layout.rows;
-            for (int64_t c = 0; c < layout.channels; ++c) {
-                float* line = blocked + ((block * layout.channels + c) * layout.plane() + y * layout.padded_columns) * width;
-                const int64_t right = layout.left + layout.columns;
-                std::fill(line, line + (border ? layout.padded_columns : layout.left) * width, 0.0f);
-                if (!border) std::fill(line + right * width, line + layout.padded_columns * width, 0.0f);
-            }
-            if (border) continue;
-            const int64_t images = std::min<int64_t>(width, layout.images - block * width);
-            for_each_run(layout, block, row, [&](int64_t element, int64_t place, int64_t distance, int64_t count) {
-                Vector<int32_t> tile[width];
-                UNROLL
-                for (int image = 0; image < width; ++image)
-                    tile[image] = image < images ? load_floats<Format>(plain + element + image * layout.image, count)
-                                                 : Vector<int32_t>{};
-                transpose(tile);
-                UNROLL
-                for (int e = 0; e < width; ++e) {
-                    const int neighbour = reversed_bits(e, width);
-                    if (neighbour < count)
-                        store<int32_t>(reinterpret_cast<int32_t*>(blocked + place + neighbour * distance), tile[e]);
-                }
-            });
-        }
-    }
-}
-
-template <class Format>
-void from_blocks(const Layout& layout, const float* blocked, typename Format::Bits* plain, int threads) {
-    const int64_t blocks = (layout.images + width - 1) / width;
-#pragma omp parallel for schedule(static) num_threads(threads) collapse(2)
-    for (int64_t block = 0; block < blocks; ++block) {
-        for (int64_t row = 0; row < layout.rows; ++row) {
-            const int64_t images = std::min<int64_t>(width, layout.images - block * width);
-            for_each_run(layout, block, row, [&](int64_t element, int64_t place, int64_t distance, int64_t count) {
-                Vector<int32_t> tile[width];
-                UNROLL
-                for (int e = 0; e < width; ++e)
-                    tile[e] = e < count ? load<int32_t>(reinterpret_cast<const int32_t*>(blocked + place + e * distance))
-                                        : Vector<int32_t>{};
-                transpose(tile);
-                UNROLL
-                for (int i = 0; i < width; ++i) {
-                    const int image = reversed_bits(i, width);
-                    if (image < images) store_floats<Format>(plain + element + image * layout.image, tile[i], count);
-                }
-            });
-        }
-    }
-}
-
 }  // namespace
 }  // namespace pdt
 
-// Each of the first three returns 0; the third may find no memory, and returns 2. Arrays of distances and sizes are in the
-// order of the structs.
+// The functions below return 0, or 2 if memory cannot be allocated. Arrays of sizes and distances have the order of the
+// fields of the structs.
 
-// format: 0 fp32, 1 bf16, 2 fp16. to_blocks: nonzero into the blocked activation, 0 out of it.
+// format: 0 fp32, 1 bf16, 2 fp16. to_blocks: nonzero converts into the blocked activation, 0 out of it.
 extern "C" int pdt_blocks(const int64_t* numbers, void* plain, float* blocked, int format, int to_blocks, int threads) {
     const pdt::Layout layout{numbers[0], numbers[1], numbers[2], numbers[3], numbers[4],  numbers[5],
                              numbers[6], numbers[7], numbers[8], numbers[9], numbers[10], numbers[11]};
@@ -423,8 +307,9 @@ extern "C" int pdt_blocks(const int64_t* numbers, void* plain, float* blocked, i
     return 0;
 }
 
-// out[channel] at each place of the grid: the sum over the channel's taps of value * in at the tap's offset. square and
-// first say where each channel's squares and its other taps begin; values are those of all squares and then of the others.
+// out[channel] at each position of the grid is the sum of value * in[offset] over the taps of the channel. square and first
+// contain the index at which the squares and the other taps of each channel begin; values are those of all squares, then
+// those of the others.
 extern "C" int pdt_sum_taps(const int64_t* grid, const float* in, float* out, int64_t blocks, int64_t channels,
                             const int64_t* square, const int32_t* square_offset, const int64_t* first, const int32_t* offset,
                             const float* value, int threads) {
@@ -433,7 +318,7 @@ extern "C" int pdt_sum_taps(const int64_t* grid, const float* in, float* out, in
     return 0;
 }
 
-// gradients[kernel][tap]: the sum over images and places of grad at the kernel's plane times in at the tap's offset.
+// gradients[kernel][tap] is the sum of grad[plane of the kernel] * in[offset of the tap] over images and positions.
 extern "C" int pdt_sum_products(const int64_t* grid, const float* in, const float* grad, float* gradients,
                                 int64_t blocks, int64_t kernels, int64_t taps_each, const int32_t* plane,
                                 const int32_t* offset, int threads) {
@@ -446,5 +331,5 @@ extern "C" int pdt_sum_products(const int64_t* grid, const float* in, const floa
     return 0;
 }
 
-// Images of a block.
+// Returns the number of images in a block.
 extern "C" int pdt_block_images() { return pdt::width; }

@@ -1,12 +1,12 @@
-// Everything the fast kernels do not take: m that is no power of two, a short last group, memory that is not aligned.
-// Right, and not fast. `grad` and `pruned` are different tensors here.
+// Slow kernels for all cases that the fast ones do not support: m that is not a power of two, a short last group, memory
+// that is not aligned. `grad` and `pruned` must be different tensors.
 #pragma once
 
 #include "unit.cuh"
 
 namespace pdt {
 
-// One group per thread. M is the power of two at or above m; channels that a group lacks rank last.
+// One group per thread. M is the smallest power of two that is at least m; missing channels of a group rank last.
 template <class Format, int M, int N, int MODE, bool RESCALE>
 __global__ void __launch_bounds__(256) prune_any(const typename Format::Bits* grad, typename Format::Bits* pruned,
                                                  int64_t groups, int channels, int m,
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(256) prune_any(const typename Format::Bits* gr
                 drawn = number / 8;
                 block = philox4x32(drawn, key);
             }
-            // Chosen by comparison: an index known only at run time would put the block into local memory.
+            // Selected by comparison, because an index known only at run time would put the block into local memory.
             const int place = static_cast<int>(number % 8 / 2);
             const uint64_t low = place & 1 ? block.word[1] : block.word[0];
             const uint64_t high = place & 1 ? block.word[3] : block.word[2];
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(256) prune_any(const typename Format::Bits* gr
     }
 }
 
-// Sums over elements `first + j * stride`, first = output / width * jump + output % width, for the j of one part:
-// sums[part][dense, kept][output]. `finish_channels` adds the parts.
+// Computes sums[part][dense, kept][output] over the elements first + j * stride, with first = output / width * jump +
+// output % width and the j of one part. `finish_channels` adds the parts.
 template <class Format>
 __global__ void __launch_bounds__(256)
     sum_any(const typename Format::Bits* grad, const typename Format::Bits* pruned, float* sums, int64_t outputs,

@@ -1,9 +1,8 @@
-// Activations in blocks of images, and the way there and back.
+// Activations in blocks of images, and the conversion into blocks and out of them.
 //
-// A blocked activation is [blocks][C][H'][W'][32 words]: the lanes of a warp hold one place of one channel for as many
-// images as there is room for, one fp32 number or two 16-bit ones in each lane's word. H' and W' have a border of zeros
-// where an offset may lead out of the image. So a weight and an offset are the same for a whole warp, which reads 128
-// bytes in a row whatever the offset.
+// A blocked activation is [blocks][C][H'][W'][32 words]: the lanes of a warp hold one position of one channel for several
+// images, one fp32 number or two 16-bit numbers per lane. H' and W' include a border of zeros where an offset may lead out
+// of the image. A weight and an offset are the same for a whole warp, which reads 128 consecutive bytes for every offset.
 #pragma once
 
 #include "device.cuh"
@@ -13,7 +12,7 @@ namespace pdt {
 
 constexpr int lanes = 32;
 
-// One lane's word of a blocked activation.
+// Word of a lane of a blocked activation.
 template <class Format>
 struct Word {
     using Bits = typename Format::Bits;
@@ -31,17 +30,17 @@ struct Word {
     }
 };
 
-// A plain activation, dense in memory, channels-last or contiguous, and its place within a border.
+// Size of a plain activation, which is dense in channels-last or contiguous order, and its border.
 struct Image {
     int channels, rows, columns, top, left, padded_rows, padded_columns;
 };
 
-// One element of an image, of which there are `count` in the order of the plain activation's memory: the places within the
-// border where PADDED, else those of the image alone.
+// One of the `count` elements of an image, in the memory order of the plain activation: all positions including the border
+// if PADDED, otherwise those of the image.
 template <bool LAST, bool PADDED>
 struct Element {
     int blocked;    // in vectors
-    int64_t plain;  // in elements; of the border, -1
+    int64_t plain;  // in elements; -1 in the border
 
     static HOST_DEVICE int count(const Image& image) {
         return image.channels * (PADDED ? image.padded_rows * image.padded_columns : image.rows * image.columns);
@@ -59,13 +58,13 @@ struct Element {
     }
 };
 
-// 32 elements x the images of a block, turned in shared memory, so that both sides are read or written in a row: a warp
-// has neighbouring elements of one image on the plain side, and all images of one element on the blocked one. A row of
-// the tile is 33 words: then neither side's lanes meet in a bank.
+// A tile of 32 elements x the images of a block is transposed in shared memory, so that accesses to both activations are
+// coalesced: a warp accesses adjacent elements of one image in the plain activation, and all images of one element in the
+// blocked one. A row of the tile has 33 words to avoid bank conflicts.
 constexpr int tile_row = lanes + 1;
-constexpr int turning_warps = 8;  // of a block; known, so that a thread's loads are all on their way at once
+constexpr int turning_warps = 8;  // per block; a constant, so that all loads of a thread are in flight at once
 
-// The border, and images that fill up the last block, become zero.
+// Converts into blocks. The border, and missing images of the last block, become zero.
 template <class Format, bool LAST>
 __global__ void __launch_bounds__(256)
     to_blocks(const typename Format::Bits* plain, uint32_t* blocked, int images, int channels, int rows, int columns,
@@ -80,14 +79,14 @@ __global__ void __launch_bounds__(256)
     const int first = static_cast<int>(blockIdx.x % tiles) * lanes;
     const int64_t block = blockIdx.x / tiles;
 
-    const Element<LAST, true> mine(image, first + lane);
-    const bool there = first + lane < elements && mine.plain >= 0;
+    const Element<LAST, true> own(image, first + lane);
+    const bool inside = first + lane < elements && own.plain >= 0;
     constexpr int each = W::of_block / turning_warps;
     typename Format::Bits bits[each];
     UNROLL
     for (int i = 0; i < each; ++i) {
         const int64_t number = block * W::of_block + warp + i * turning_warps;
-        bits[i] = there && number < images ? plain[number * channels * rows * columns + mine.plain] : 0;
+        bits[i] = inside && number < images ? plain[number * channels * rows * columns + own.plain] : 0;
     }
     UNROLL
     for (int i = 0; i < each; ++i) tile[lane * tile_row * W::images + warp + i * turning_warps] = bits[i];
@@ -99,6 +98,7 @@ __global__ void __launch_bounds__(256)
     }
 }
 
+// Converts out of blocks.
 template <class Format, bool LAST>
 __global__ void __launch_bounds__(256)
     from_blocks(const uint32_t* blocked, typename Format::Bits* plain, int images, int channels, int rows, int columns,
@@ -126,11 +126,11 @@ __global__ void __launch_bounds__(256)
     for (int i = 0; i < each; ++i) words[(warp + i * turning_warps) * tile_row + lane] = word[i];
     __syncthreads();
     if (first + lane >= elements) return;
-    const Element<LAST, false> mine(image, first + lane);
+    const Element<LAST, false> own(image, first + lane);
     for (int i = warp; i < W::of_block; i += turning_warps) {
         const int64_t number = block * W::of_block + i;
         if (number < images)
-            plain[number * channels * rows * columns + mine.plain] = tile[lane * tile_row * W::images + i];
+            plain[number * channels * rows * columns + own.plain] = tile[lane * tile_row * W::images + i];
     }
 }
 

@@ -32,9 +32,8 @@ HOST_DEVICE void prune_unit(Unit<Format, M, MODE>& unit, int64_t first, uint64_t
     }
 }
 
-// A flat run of whole groups. Each thread loads at least 64 bytes before it computes, so that enough reads are under
-// way.
-// `pruned` may be `grad`. Both are aligned to 16 bytes; `elements` is a multiple of M.
+// Prunes a flat run of whole groups. Each thread loads at least 64 bytes before it computes, to have enough reads in
+// flight. `pruned` may be `grad`. Both are aligned to 16 bytes; `elements` is a multiple of M.
 template <class Format, int M, int N, int MODE, bool RESCALE>
 __global__ void __launch_bounds__(256) prune_units(const uint4* grad, uint4* pruned, int64_t elements,
                                                    const uint64_t* seed_memory, uint64_t seed) {
@@ -57,7 +56,7 @@ __global__ void __launch_bounds__(256) prune_units(const uint4* grad, uint4* pru
             unit[i].store(pruned + index * U::quads);
         }
     }
-    // What is left are whole groups, but less than a unit.
+    // The remaining elements are whole groups, but fewer than a unit.
     const int left = static_cast<int>(elements - whole * U::elements);
     if (left > 0 && blockIdx.x == 0 && threadIdx.x == 0) {
         U rest;

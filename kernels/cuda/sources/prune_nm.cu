@@ -1,4 +1,4 @@
-// All CUDA kernels of n:m pruning; `kernels.prune.cuda_plan` says which of them a gradient needs.
+// All CUDA kernels of n:m pruning; `kernels.prune.cuda_plan` selects the kernels for a gradient.
 #include "device.cuh"
 
 #include "any_shape.cuh"

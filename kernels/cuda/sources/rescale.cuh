@@ -1,14 +1,14 @@
 // Pruning with a ratio per (sample, channel), per channel of the batch, or per row of a matrix.
 //
-// Sums are added in an order that depends on the shape alone, never by atomics: equal inputs give equal bits.
+// Sums are added in an order that depends on the shape only, never by atomics, so that results are reproducible.
 #pragma once
 
 #include "unit.cuh"
 
 namespace pdt {
 
-// Blocks that a multiprocessor must hold: two leave a thread 128 registers, one 255. Left to itself, the compiler aims
-// at four and spills.
+// Minimum number of blocks per multiprocessor: two leave 128 registers to a thread, one leaves 255. By default, the
+// compiler aims at four and spills.
 #define MIN_BLOCKS(M) ((M) > 16 ? 1 : 2)
 
 // Sums of magnitudes of one column of units, before and after pruning, in a thread's registers.
@@ -29,8 +29,8 @@ struct ColumnSums {
         for (int i = 0; i < U::elements; ++i) kept[i] += unit.magnitude(i);
     }
 
-    // Adds the sums of all rows of the block (threadIdx.y), a few elements at a time, and hands each channel's two
-    // totals to `finish(column, element, dense, kept)`. `memory`: `memory_floats` floats per thread of the block.
+    // Adds the sums of all rows of the block (threadIdx.y), a few elements at a time, and passes the two totals of each
+    // channel to `finish(column, element, dense, kept)`. `memory` has `memory_floats` floats per thread of the block.
     static constexpr int piece = U::elements < 8 ? U::elements : 8, memory_floats = 2 * piece;
     template <class Finish>
     HOST_DEVICE void reduce(float* memory, Finish finish) const {
@@ -58,9 +58,9 @@ struct ColumnSums {
     }
 };
 
-// A block prunes one slab of channels (blockDim.x units wide) of one sample, blockDim.y pixels at a time. With STASH
-// the pruned slab waits in shared memory for its ratio: one read and one write of the gradient. Without, the slab is read
-// and pruned a second time.
+// A block prunes one slab of channels (blockDim.x units wide) of one sample, blockDim.y pixels at a time. With STASH, the
+// pruned slab stays in shared memory until its ratio is known: one read and one write of the gradient. Otherwise the slab
+// is read and pruned a second time.
 template <class Format, int M, int N, int MODE, bool STASH>
 __global__ void __launch_bounds__(256, MIN_BLOCKS(M))
     prune_and_rescale_samples(const uint4* grad, uint4* pruned, int pixels, int units_per_pixel, int slabs,
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(256, MIN_BLOCKS(M))
             if constexpr (STASH)
                 unit.load(grad + index * U::quads);
             else
-                unit.load_plain(grad + index * U::quads);  // read again below
+                unit.load_plain(grad + index * U::quads);  // it is read again below
             sums.template add_and_prune<N>(unit, index * U::elements, key);
             if constexpr (STASH) unit.store_plain(stash + (pixel * columns + threadIdx.x) * U::quads);
         }
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(256, MIN_BLOCKS(M))
         }
 }
 
-// Sums per channel over one part of the batch's pixels: sums[part][dense, kept][channel].
+// Computes sums[part][dense, kept][channel] over one part of the pixels of the batch.
 template <class Format, int M, int N, int MODE>
 __global__ void __launch_bounds__(256, MIN_BLOCKS(M)) sum_channels(const uint4* grad, float* sums, int64_t pixels,
                                                     int64_t pixels_per_part, int units_per_pixel, int slabs,
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(256, MIN_BLOCKS(M)) sum_channels(const uint4* 
     });
 }
 
-// ratio[channel] from the sums of all parts.
+// Computes ratio[channel] from the sums of all parts.
 __global__ void __launch_bounds__(256) finish_channels(const float* sums, float* ratio, int parts, int64_t channels) {
     const int64_t channel = int64_t{blockIdx.x} * 256 + threadIdx.x;
     if (channel >= channels) return;
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(256, MIN_BLOCKS(M))
     unit.store(pruned + index * U::quads);
 }
 
-// A block prunes and rescales one row of a matrix, which it reads twice (the second time from cache).
+// A block prunes and rescales one row of a matrix, which it reads twice (the second time from the cache).
 template <class Format, int M, int N, int MODE>
 __global__ void __launch_bounds__(256, MIN_BLOCKS(M))
     prune_and_rescale_rows(const uint4* grad, uint4* pruned, int units_per_row, const uint64_t* seed_memory,

@@ -1,20 +1,21 @@
-// Convolutions that skip weights; `kernels.sparse_conv.cuda_plan` says which kernels one needs, and makes their lists.
+// Convolution with a fixed sparsity mask; masked weights are skipped. `kernels.sparse_conv.cuda_plan` selects the kernels
+// and builds their lists.
 //
-// A *tap* is a weight that is there. Each load of a warp feeds as few as one multiply-add a lane, and a multiprocessor
-// has four times as many multipliers as loads in a cycle: so a thread sums a tile of places in registers, and taps that
-// are neighbours, a square of four or a pair, share what they read of it.
+// A *tap* is a weight that is not masked. A load of a warp may feed only one multiply-add per lane, and a multiprocessor
+// has four times as many multipliers as loads per cycle. Therefore a thread sums a tile of positions in registers, and
+// adjacent taps (a square of four, or a pair) share the values that they read.
 //
-// A tile that would reach over the edge begins as far before it as it must: nothing beyond the edge is read, and places
-// that the tile before has too are left out of what is stored or summed.
+// A tile that would cross the edge starts earlier, so that nothing beyond the edge is read. Positions that the previous
+// tile covers too are neither stored nor summed.
 #include "device.cuh"
 #include "image_blocks.cuh"
 
 namespace pdt {
 
-// Tiles of an output, and one of them.
+// One tile of an output, and the number of tiles.
 template <int ROWS, int COLUMNS>
 struct Tile {
-    int row, column, covered_rows, covered_columns;  // where it begins; how many of its places another tile has
+    int row, column, covered_rows, covered_columns;  // origin, and rows and columns that the previous tile covers
 
     static HOST_DEVICE int down(int rows) { return (rows + ROWS - 1) / ROWS; }
     static HOST_DEVICE int across(int columns) { return (columns + COLUMNS - 1) / COLUMNS; }
@@ -27,7 +28,7 @@ struct Tile {
     }
 };
 
-// Calls visit(line, y) for each line of input that DOWN x RIGHT neighbouring taps of a tile read: y rows down.
+// Calls visit(line, y) for each line y of input that DOWN x RIGHT adjacent taps of a tile read.
 template <int ROWS, int COLUMNS, int STEP, int DOWN, int RIGHT, class Visit>
 HOST_DEVICE void for_each_line(const uint32_t* from, int in_row, int in_column, const Visit& visit) {
     static_assert(RIGHT == 1 || STEP == 1);
@@ -42,7 +43,7 @@ HOST_DEVICE void for_each_line(const uint32_t* from, int in_row, int in_column, 
     }
 }
 
-// The sums of one tile of one channel of the result, for the images in a lane's words.
+// Sums of one tile of one channel of the result, for the images in the words of a lane.
 template <class Format, int ROWS, int COLUMNS, int STEP>
 struct TileSums {
     using W = Word<Format>;
@@ -59,7 +60,7 @@ struct TileSums {
         }
     }
 
-    // Groups first .. last - 1, each of DOWN x RIGHT taps that are neighbours. `value` begins with group 0's.
+    // Adds the groups first .. last - 1 of DOWN x RIGHT adjacent taps. `value` starts with the values of group 0.
     template <int DOWN, int RIGHT>
     HOST_DEVICE void add(const uint32_t* in, int in_row, int in_column, const int* offset, const float* value, int first,
                          int last) {
@@ -96,11 +97,11 @@ struct TileSums {
     }
 };
 
-// out[channel] at each place: the sum over the channel's taps of value * in at the tap's offset. A warp has a tile of one
-// channel, `order` says which: the warps of a block have about as many taps.
+// out[channel] at each position is the sum of value * in[offset] over the taps of the channel. A warp has a tile of one
+// channel; `order` sorts the channels so that the warps of a block have similar numbers of taps.
 //
-// first: [squares, pairs, singles][channels + 1], groups in the order of `order`. offset: by group, in vectors. value: by
-// group, all squares' before all pairs' before all singles'. Distances are counted in vectors.
+// first: [squares, pairs, singles][channels + 1], first group of each channel in the order of `order`. offset: offset of each
+// group. value: values of all squares, then of all pairs, then of all singles. Offsets and distances are in vectors.
 template <class Format, int ROWS, int COLUMNS, int STEP>
 __global__ void __launch_bounds__(128, 5)
     sum_taps(const uint32_t* in, uint32_t* out, const int* order, const int* first, const int* offset,
@@ -108,8 +109,8 @@ __global__ void __launch_bounds__(128, 5)
              int in_column, int64_t out_begin, int64_t out_block, int64_t out_plane, int64_t out_row, int out_column) {
     using T = Tile<ROWS, COLUMNS>;
     const int sets = (channels + blockDim.y - 1) / blockDim.y, tiles = T::down(rows) * T::across(columns);
-    const int place = static_cast<int>(blockIdx.x % sets) * blockDim.y + threadIdx.y, number = blockIdx.x / sets;
-    if (place >= channels) return;
+    const int rank = static_cast<int>(blockIdx.x % sets) * blockDim.y + threadIdx.y, number = blockIdx.x / sets;
+    if (rank >= channels) return;
     const T tile(number % tiles, rows, columns);
     const int64_t block = number / tiles;
     in += (block * in_block + int64_t{tile.row} * in_row + int64_t{tile.column} * in_column) * lanes + threadIdx.x;
@@ -117,20 +118,20 @@ __global__ void __launch_bounds__(128, 5)
     TileSums<Format, ROWS, COLUMNS, STEP> sums;
     sums.clear();
     if constexpr (STEP == 1) {
-        sums.template add<2, 2>(in, in_row, in_column, offset, value, first[place], first[place + 1]);
+        sums.template add<2, 2>(in, in_row, in_column, offset, value, first[rank], first[rank + 1]);
         first += channels + 1;
         offset += squares;
         value += 4 * squares;
-        sums.template add<1, 2>(in, in_row, in_column, offset, value, first[place], first[place + 1]);
+        sums.template add<1, 2>(in, in_row, in_column, offset, value, first[rank], first[rank + 1]);
         first += channels + 1;
         offset += pairs;
         value += 2 * pairs;
     } else {
-        first += 2 * (channels + 1);  // a step leaves no neighbours
+        first += 2 * (channels + 1);  // with a step, there are no squares or pairs
     }
-    sums.template add<1, 1>(in, in_row, in_column, offset, value, first[place], first[place + 1]);
+    sums.template add<1, 1>(in, in_row, in_column, offset, value, first[rank], first[rank + 1]);
 
-    out += (out_begin + block * out_block + order[place] * out_plane + tile.row * out_row +
+    out += (out_begin + block * out_block + order[rank] * out_plane + tile.row * out_row +
             int64_t{tile.column} * out_column) * lanes + threadIdx.x;
     UNROLL
     for (int row = 0; row < ROWS; ++row) {
@@ -141,15 +142,15 @@ __global__ void __launch_bounds__(128, 5)
     }
 }
 
-// The sum over a warp's lanes, in every lane, in an order that is always the same.
+// Returns the sum over the lanes of a warp in every lane, in a fixed order.
 HOST_DEVICE float sum_of_lanes(float value) {
     UNROLL
     for (int distance = lanes / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
     return value;
 }
 
-// partial[part][slot]: the sum over a part of all tiles and images of dO times the input at a tap's offset. A block has a
-// set of GROUPS groups of DOWN x RIGHT neighbouring taps, all of one output channel, so that dO is read once for all.
+// partial[part][slot] is the sum of dO * in[offset of a tap] over one part of all tiles and images. A block has a set of
+// GROUPS groups of DOWN x RIGHT adjacent taps of one output channel, so that dO is read once for all of them.
 template <class Format, int ROWS, int COLUMNS, int STEP, int DOWN, int RIGHT, int GROUPS>
 __global__ void __launch_bounds__(128, 4)
     sum_products(const uint32_t* in, const uint32_t* grad, const int* plane, const int* offset, float* partial, int sets,
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(128, 4)
     }
 }
 
-// dense[index[slot]]: the sum over all parts; a slot that only fills up a set has no index (-1).
+// dense[index[slot]] is the sum over all parts. A slot that only completes a set has the index -1.
 template <class Format>
 __global__ void __launch_bounds__(256)
     finish_products(const float* partial, typename Format::Bits* dense, const int64_t* index, int parts, int slots) {

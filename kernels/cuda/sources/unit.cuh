@@ -1,4 +1,4 @@
-// A unit: the whole groups that one thread holds in registers, loaded and stored 16 bytes at a time.
+// A unit: whole groups that one thread holds in registers, loaded and stored 16 bytes at a time.
 #pragma once
 
 #include "float_formats.h"
@@ -8,10 +8,10 @@ namespace pdt {
 
 enum Mode { mode_magnitude = 0, mode_random = 1 };
 
-// The key of random masks: a number of the launch, or device memory, which a replayed graph reads anew.
+// Key of random masks: an argument of the launch, or device memory, which a replayed graph reads again.
 HOST_DEVICE uint64_t read_seed(const uint64_t* memory, uint64_t number) { return memory ? *memory : number; }
 
-// At least 16 bytes, at least one group, and in random mode at least one Philox block.
+// A unit has at least 16 bytes, one group, and in random mode one Philox block.
 template <class Format, int M, int MODE>
 struct Unit {
     using Bits = typename Format::Bits;
@@ -22,8 +22,8 @@ struct Unit {
 
     uint32_t word[4 * quads];
 
-    // What is read or written once goes past the caches; `load_plain` and `store_plain` are for what is needed again, and
-    // for shared memory, which the others cannot address.
+    // Loads and stores past the caches. `load_plain` and `store_plain` are for data that is needed again, and for shared
+    // memory, which these two cannot address.
     HOST_DEVICE void load(const uint4* from) {
         UNROLL
         for (int q = 0; q < quads; ++q) put(q, load_once(from + q));
@@ -41,7 +41,7 @@ struct Unit {
         for (int q = 0; q < quads; ++q) to[q] = quad(q);
     }
 
-    // The first `count` elements, zeros behind them.
+    // Loads the first `count` elements, followed by zeros.
     HOST_DEVICE void load_first(const Bits* from, int count) {
         UNROLL
         for (int w = 0; w < 4 * quads; ++w) word[w] = 0;
@@ -71,7 +71,7 @@ struct Unit {
         return Format::decode(static_cast<Bits>(get(i) & Format::without_sign));
     }
 
-    // keep[i]: all ones for an element that stays, else 0. `first`: the place of element 0 in the gradient.
+    // Sets keep[i] to all ones if element i is kept, otherwise to 0. `first` is the index of element 0 in the gradient.
     template <int N>
     HOST_DEVICE void select(int64_t first, uint64_t seed, int32_t (&keep)[elements]) const {
         if constexpr (MODE == mode_random)
@@ -98,7 +98,7 @@ struct Unit {
         apply(keep);
     }
 
-    // A pruned element stays exactly zero, also when the ratio is not finite.
+    // A pruned element stays exactly zero even if the ratio is not finite.
     HOST_DEVICE void multiply(int i, float ratio) {
         const Bits bits = get(i);
         if ((bits & Format::without_sign) != 0) set(i, Format::encode(Format::decode(bits) * ratio));
@@ -123,7 +123,7 @@ struct Unit {
                 key[i] = magnitude_key<int32_t>(static_cast<int32_t>(get(start + i)), Format::without_sign,
                                                 Format::infinity + 1);
             if constexpr (size == 2) {
-                // A 16-bit magnitude leaves room for the index, so that no two keys are equal.
+                // A 16-bit magnitude leaves room for the index, so that all keys differ.
                 int32_t sorted[M];
                 UNROLL
                 for (int i = 0; i < M; ++i) sorted[i] = key[i] = key[i] << 16 | (M - 1 - i);
