@@ -147,7 +147,7 @@ def _processor() -> Iterator[str]:
 
 
 def _torch_openmp() -> Path | None:
-    """Return the GNU OpenMP runtime that torch brings under a name of its own (libgomp-HASH.so), or None.
+    """Return the GNU OpenMP runtime that torch installs with a changed name (libgomp-HASH.so), or None.
 
     Two runtimes in one process have two thread pools, and the idle pool spins on the cores that the other one needs. A
     runtime with the ordinary name (libgomp.so.1) is shared by the loader automatically.

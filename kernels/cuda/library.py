@@ -64,7 +64,7 @@ def load() -> Loaded:
     return Loaded(cupy, description)
 
 
-def carry_out(launch: Launch, tensors: dict[str, Tensor], seed: int = 0, key: Tensor | None = None) -> None:
+def launch_kernel(launch: Launch, tensors: dict[str, Tensor], seed: int = 0, key: Tensor | None = None) -> None:
     """Launch a kernel on the current stream of the device of `tensors`, without waiting for it."""
     cupy = load().cupy
     assert cupy is not None, "a kernel was launched without CuPy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cuda.library import DTYPES, carry_out, load
+from kernels.cuda.library import DTYPES, launch_kernel, load
 from kernels.prune.cuda_plan import Shape, plan_compress, plan_prune
 from kernels.prune.rule import PruneRule
 
@@ -31,7 +31,7 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor 
     if "prune_any" in plan.launches[0].kernel and pruned.data_ptr() == grad.data_ptr():
         target = torch.empty_like(grad)  # these kernels read the gradient again after they have written
     for launch in plan.launches:
-        carry_out(launch, {"grad": grad, "pruned": target, **spaces}, seed, key)
+        launch_kernel(launch, {"grad": grad, "pruned": target, **spaces}, seed, key)
     if target is not pruned:
         pruned.copy_(target)
 
@@ -41,7 +41,7 @@ def compress(
 ) -> None:
     """Prune and compress `grad`; see `kernels.prune_compress_24`. All tensors are dense in channels-last order."""
     launch = plan_compress(_shape(grad), DTYPES[grad.dtype], rule)
-    carry_out(launch, {"grad": grad, "values": values, "metadata": metadata}, seed, key)
+    launch_kernel(launch, {"grad": grad, "values": values, "metadata": metadata}, seed, key)
 
 
 def _shape(grad: Tensor) -> Shape:

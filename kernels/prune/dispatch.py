@@ -287,5 +287,5 @@ for _operator, _returns, _implementation, _empty in (
 ):
     _OPERATORS.define(f"{_operator}{_ARGUMENTS} -> {_returns}")
     _OPERATORS.impl(_operator, _implementation, "CompositeExplicitAutograd")
-    # The fake implementation has the shape and the layout of the result, whatever the other arguments.
+    # The fake implementation has the shape and the layout of the result, which depend on the gradient only.
     torch.library.register_fake(f"pdt::{_operator}", lambda grad, *_, empty=_empty, **__: empty(grad), lib=_OPERATORS)

@@ -26,7 +26,7 @@ class PruneRule:
         n: Channels kept in each group, 1 to m.
         m: Channels in a group, 2 to 32.
         mode: Selection of the kept channels. `magnitude` keeps the largest |g|; ties keep the lower channel, and NaN
-            ranks above infinity. `random` keeps a uniformly random subset, which depends on the seed alone.
+            ranks above infinity. `random` keeps a uniformly random subset, which depends on the seed only.
         rescale: Scope over which the remaining values are multiplied by sum |G| / sum |G^|, summed in fp32, or by 0
             where nothing remains: `none`; `group`; `sample_channel`, over P and Q (in a matrix: over each row);
             `channel`, over N, P and Q (in a matrix: over the rows).

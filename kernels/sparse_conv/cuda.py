@@ -229,7 +229,7 @@ def _sum(grid: Grid, found: _Sum, read: CudaBlocked, out: CudaBlocked, value: Te
 
 def _run(launch: Launch, tensors: dict[str, Tensor]) -> None:
     if launch.blocks:  # an empty batch needs no blocks
-        library.carry_out(launch, tensors)
+        library.launch_kernel(launch, tensors)
 
 
 def _on_device(lists: SumLists, device: torch.device) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
-// Runs the text of the CUDA kernels on the CPU: every thread of a block is a fiber, __syncthreads waits for all of
-// them, a shuffle for the threads of its warp, and the order in which threads run is shuffled, so that a missing barrier
-// shows. Memory behind the block's shared memory is looked at for writes.
+// Runs the source of the CUDA kernels on the CPU: every thread of a block is a fiber, __syncthreads waits for all of
+// them, a shuffle waits for the threads of its warp, and threads run in random order, so that a missing barrier is
+// detected. Writes past the block's shared memory are detected, too.
 #pragma once
 
-// Jumps between stacks are what is meant here; the checked kind refuses them.
+// Jumps between stacks are intended here; the checked variant refuses them.
 #undef _FORTIFY_SOURCE
 #include <setjmp.h>
 #include <ucontext.h>
@@ -42,7 +42,7 @@ constexpr std::size_t guards = 1024;  // quads
 constexpr uint4 poison{0x7fa5a5a5u, 0x7fa5a5a5u, 0x7fa5a5a5u, 0x7fa5a5a5u};  // NaN in every format
 
 struct Fiber {
-    ucontext_t context;  // where it begins; from there on it goes by jumps, which make no system call
+    ucontext_t context;  // start of the fiber; later switches are jumps, which need no system call
     jmp_buf left_at;
     std::vector<char> stack;
     Index index;
@@ -61,7 +61,7 @@ inline void enter() {
 }
 
 // Runs a fiber until it waits or ends.
-inline void go_on(Fiber* fiber) {
+inline void resume(Fiber* fiber) {
     running = fiber;
     threadIdx = fiber->index;
     if (_setjmp(scheduler) != 0) return;
@@ -70,7 +70,7 @@ inline void go_on(Fiber* fiber) {
     setcontext(&fiber->context);
 }
 
-// Lets go on who has waited for all others there: the warps of which all threads are at a shuffle, else the block.
+// Releases waiting fibers: the warps whose threads are all at a shuffle, otherwise the block.
 inline bool release(std::vector<Fiber>& fibers) {
     const auto let_go = [&](int warp, int barrier) {
         const auto of_warp = [&](const Fiber& fiber) { return warp < 0 || fiber.warp == warp; };
@@ -89,7 +89,7 @@ inline bool release(std::vector<Fiber>& fibers) {
     return found || let_go(-1, Fiber::at_block);
 }
 
-// Gives way until all others have come as far.
+// Suspends the fiber until all others have reached the barrier.
 inline void wait(int barrier) {
     Fiber* self = running;
     self->state = static_cast<decltype(self->state)>(barrier);
@@ -125,7 +125,7 @@ inline void run(int blocks, int x, int y, int shared_bytes, std::function<void()
             std::shuffle(order.begin(), order.end(), generator);
             for (Fiber* fiber : order) {
                 if (fiber->state != Fiber::ready) continue;
-                go_on(fiber);
+                resume(fiber);
                 if (fiber->state == Fiber::finished) --left;
             }
             if (left > 0 && !release(fibers)) std::abort();  // some wait for a shuffle, the others for the block
@@ -148,7 +148,7 @@ void launch(void (*kernel)(A...), int blocks, int x, int y, int shared_bytes, vo
 
 inline void __syncthreads() { cuda_on_cpu::wait(cuda_on_cpu::Fiber::at_block); }
 
-// Of a whole warp, as all kernels here shuffle.
+// Shuffle of a whole warp; the kernels use no other.
 inline float __shfl_xor_sync(unsigned, float value, int distance) {
     static float given[2048];
     const int self = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);

@@ -1,4 +1,4 @@
-"""NVRTC by the package that torch's CUDA builds bring, under the names of CuPy's binding of it."""
+"""NVRTC from the package that torch's CUDA builds install, with the names of CuPy's binding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC comes with torc
 
 
 class NVRTCError(RuntimeError):
-    """As CuPy raises it."""
+    """Error with the name that CuPy uses."""
 
 
 def _checked(outcome: tuple[Any, ...]) -> Any:
@@ -23,7 +23,7 @@ def _checked(outcome: tuple[Any, ...]) -> Any:
 
 def _filled(program: Any, size: Any, fill: Any) -> bytes:
     count = _checked(size(program))
-    # Bytes for NVRTC to write into. Never a single one: Python has each single byte once, for all who use it.
+    # NVRTC writes into these bytes. They must not be a single byte, which Python shares between all its users.
     buffer = bytes(count + 2)
     _checked(fill(program, buffer))
     return buffer[:count]

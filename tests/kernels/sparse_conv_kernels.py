@@ -1,4 +1,4 @@
-"""The names of all CUDA kernels of convolutions that skip weights, in one number format."""
+"""Names of all CUDA kernels for sparse convolution in one number format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TILES = (*tap_plan.TILES, (1, 1))
 
 
 def kernels_of(dtype: str, steps: Sequence[int] = (0, *tap_plan.STEPS)) -> list[str]:
-    """Every kernel that a plan may name, for input columns `steps` apart."""
+    """Return every kernel that a plan may contain, for input columns with these distances."""
     name = FORMATS[dtype][0]
     found = [f"pdt::{kernel}<{name}, {last}>" for kernel in ("to_blocks", "from_blocks") for last in ("true", "false")]
     found.append(f"pdt::finish_products<{name}>")

@@ -1,4 +1,4 @@
-"""A stand-in for CuPy: lets `kernels.cuda.library` launch the emulated kernels on tensors of the CPU."""
+"""Replacement of CuPy that lets `kernels.cuda.library` launch the emulated kernels on CPU tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATIC = 48 * 1024
 
 
 class FakeKernel:
-    """What CuPy's RawKernel is to its caller; refuses what the driver would."""
+    """Interface of CuPy's RawKernel; refuses arguments that the driver would refuse."""
 
     def __init__(self, launch: Any) -> None:
         self.launch, self.max_dynamic_shared_size_bytes = launch, STATIC
@@ -37,7 +37,7 @@ class FakeKernel:
 
 @contextlib.contextmanager
 def standing_in(monkeypatch: pytest.MonkeyPatch, launchers: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Gives the names of the kernels that were loaded, as they come; cubins are in a folder of the stand-in."""
+    """Provide the list of names of loaded kernels; cubins are in a temporary folder."""
     loaded: list[str] = []
     entered: list[Any] = []  # devices, the current one last
 
@@ -52,7 +52,7 @@ def standing_in(monkeypatch: pytest.MonkeyPatch, launchers: Mapping[str, Any]) -
             entered.pop()
 
     class NVRTC:
-        """A cubin is an empty ELF file and the kernel's name; its function's name differs from that."""
+        """A cubin is an empty ELF file followed by the kernel's name; the name of its function differs."""
 
         kernel = ""
 

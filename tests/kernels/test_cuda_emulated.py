@@ -1,4 +1,4 @@
-"""The CUDA kernels' text, carried out on the CPU by the plans that a device gets, against the oracle."""
+"""The source of the CUDA kernels, executed on the CPU by the plans for a device, compared with the reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernels.prune.cuda_plan import Plan, Shape
 
 RELATIVE_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Every format, every power of two, both ways to choose, and an m that only the slow kernels take.
+# Every format, every power of two, both modes, and an m that only the slow kernels support.
 MENU = [
     (dtype, n, m, mode)
     for (dtype, n, m), mode in itertools.product(
@@ -66,7 +66,7 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 @st.composite
 def gradients(draw: st.DrawFn, dtype: torch.dtype) -> Tensor:
-    """Channels-last, with ties and zeros; shapes that fill slabs, that end within one, and with a short last group."""
+    """Draw channels-last gradients with ties and zeros, which fill slabs, end within one, or have a short group."""
     channels = draw(st.sampled_from([8, 32, 64, 96, 160]) | st.integers(1, 70))
     shape = (draw(st.integers(1, 3)), channels, draw(st.integers(1, 7)), draw(st.integers(1, 7)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
@@ -154,7 +154,7 @@ def test_no_plan_asks_for_more_shared_memory_than_a_block_may_have():
         for rescale in ("sample_channel", "channel"):
             for most in (48 * 1024, A100_SHARED_BYTES):
                 found = plans.plan_prune(Shape(4, pixels, channels), dtype, PruneRule(n, m, mode, rescale), True, most)
-                # The sums of a block alone take up to 32 KiB; what is beyond them is optional.
+                # The sums of a block need up to 32 KiB; everything else is optional.
                 assert all(launch.shared_bytes <= most for launch in found.launches)
 
 

@@ -1,4 +1,4 @@
-"""How the CUDA kernels are called: with a stand-in for CuPy that runs their text on the CPU, and on a device."""
+"""Launch of the CUDA kernels: with a replacement of CuPy that runs their source on the CPU, and on a device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def launchers():
 
 @pytest.fixture
 def on_cpu(launchers, monkeypatch):
-    """Lets `kernels.cuda.library` launch on tensors of the CPU."""
+    """Let `kernels.cuda.library` launch on CPU tensors."""
     with standing_in(monkeypatch, launchers) as compiled:
         yield compiled
 
@@ -54,7 +54,7 @@ def test_arguments_reach_the_kernels_in_their_order(on_cpu, shape, n, m, rescale
     pruned = torch.full_like(grad, float("nan"))
     cuda.prune(grad, pruned, PruneRule(n, m, "random", rescale), 2**63 + 9)
     torch.testing.assert_close(pruned, expected, rtol=2e-6, atol=0)
-    # In its own memory, which the slow kernels read again, and by a seed that lies in memory.
+    # In place, where the slow kernels read their input again, and with a seed in memory.
     cuda.prune(grad, grad, PruneRule(n, m, "random", rescale), 1, torch.tensor(9 - 2**63))
     torch.testing.assert_close(grad, expected, rtol=2e-6, atol=0)
 
@@ -106,7 +106,7 @@ def gradient(dtype: torch.dtype, shape: tuple[int, ...] = (3, 64, 9, 7)) -> Tens
 
 @pytest.fixture
 def cuda_kernels() -> None:
-    """Skips where CuPy is not installed or turned off; a CuPy that cannot compile is a failure on a GPU machine."""
+    """Skip if CuPy is not installed or turned off; fail if CuPy cannot compile."""
     if not library.load().available:
         installed = importlib.util.find_spec("cupy") is not None and os.environ.get("PDT_CUDA_KERNEL") != "0"
         (pytest.fail if installed else pytest.skip)(library.load().description)

@@ -1,11 +1,10 @@
-"""Convolutions that skip weights on CUDA equal masked dense ones: the kernels' text on the CPU, and on a device."""
+"""Sparse convolution on CUDA equals masked dense convolution: the kernels' source on the CPU, and on a device."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,113 +18,19 @@ from test_sparse_conv import compare, dgrad, patterned, wgrad
 from kernels.cuda import library
 from kernels.sparse_conv import cuda_plan as tap_plan
 from kernels.sparse_conv.cuda import CudaSparseConvolution, available, from_blocks, to_blocks
-from kernels.sparse_conv.taps import ConvolutionTaps, Window, without_border
+from kernels.sparse_conv.taps import Window
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 drawn = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SEED = st.integers(0, 2**31)
-ENOUGH = st.sampled_from([1, 40, 400])  # warps that are wanted: with fewer, tiles are larger
+ENOUGH = st.sampled_from([1, 40, 400])  # warps that fill the device: a smaller number gives larger tiles
 
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-# ---- lists and plans ----
-
-
-@st.composite
-def convolutions(draw):
-    """Taps of a mask of any shape, and the size of an input that has an output."""
-    sides = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
-    channels = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)))
-    kept = torch.rand(*channels, *sides, generator=generator(draw(SEED))) < draw(st.sampled_from([0.0, 0.4, 0.8, 1.0]))
-    stride, dilation = (draw(st.tuples(st.integers(1, 3), st.integers(1, 2))) for _ in range(2))
-    padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
-    least = [max(1, dilation[i] * (sides[i] - 1) + 1 - 2 * padding[i]) for i in (0, 1)]
-    size = tuple(draw(st.integers(one, one + 9)) for one in least)
-    return ConvolutionTaps(kept.numpy(), stride, padding, dilation), size
-
-
-@settings(max_examples=100, deadline=None)
-@given(convolutions())
-def test_every_tap_is_listed_once_and_nothing_is_read_beyond_its_block(convolution):
-    taps, size = convolution
-    every = np.arange(len(taps.position))
-    window, made = taps.input_window(size), taps.output_size(size)
-    lists = tap_plan.sum_lists(taps.forward(), taps.stride, taps.shape[0], window)
-    assert np.array_equal(np.sort(lists.nonzero_index), every)
-    reads_within(lists, window, taps.shape[1], made, taps.stride)
-
-    sets = tap_plan.product_sets(taps.forward(), taps.stride, window)
-    number = np.concatenate([one.nonzero_index.ravel() for one in sets] or [every])
-    assert np.array_equal(np.sort(number[number >= 0]), every)
-    for one in sets:
-        channel = np.where(one.nonzero_index < 0, one.out_channel[:, None, None], taps.position[one.nonzero_index, 0])
-        assert np.array_equal(channel, np.broadcast_to(one.out_channel[:, None, None], channel.shape))
-
-    grad = taps.grad_window(size, made)
-    classes = taps.dgrad(size)
-    listed = [tap_plan.sum_lists(place.taps, (1, 1), taps.shape[1], grad) for place in classes]
-    # A tap may reach no place at all: those of positions that lie in the border for every output.
-    assert np.array_equal(np.sort(np.concatenate([one.nonzero_index for one in listed])), every) or min(size) < max(
-        taps.stride
-    )
-    for place, one in zip(classes, listed, strict=True):
-        reads_within(one, grad, taps.shape[0], place.size, (1, 1))
-
-
-def reads_within(lists, window, channels, places, step):
-    """Holds the first and the last word that a block of images is asked for."""
-    if not len(lists.offset):
-        return
-    kinds = np.repeat([0, 1, 2], [lists.squares, lists.pairs, len(lists.offset) - lists.squares - lists.pairs])
-    further = np.array([window.padded_columns + 1, 1, 0])[kinds]
-    last = (places[0] - 1) * step[0] * window.padded_columns + (places[1] - 1) * step[1]
-    assert lists.offset.min() >= 0
-    assert (lists.offset + further).max() + last < channels * window.plane
-
-
-def groups(kept, step=(1, 1), dilation=(1, 1)):
-    """How many squares, pairs and singles the taps of one kernel make."""
-    mask = np.array(kept, bool)[None, None]
-    taps = ConvolutionTaps(mask, step, (1, 1), dilation).forward()
-    return [len(kind.out_channel) for kind in tap_plan.neighbours(taps, step)]
-
-
-def test_neighbours_are_taken_together():
-    square, corner, row = ([0, 1, 1], [0, 1, 1], [0, 0, 0]), ([0, 1, 0], [1, 1, 0], [0, 1, 0]), ([1, 1, 1],)
-    assert groups(square) == [1, 0, 0]
-    assert groups(corner) == [0, 1, 2]
-    assert groups(row) == [0, 1, 1]
-    assert groups(np.ones((3, 3))) == [1, 1, 3]
-    # What is read for places side by side lies apart: nothing is shared, or along rows alone.
-    assert groups(square, step=(2, 2)) == [0, 0, 4]
-    assert groups(square, step=(2, 1)) == [0, 2, 0]
-    assert groups(square, dilation=(2, 2)) == [0, 0, 4]
-
-
-def test_channels_with_most_taps_come_first():
-    kept = np.zeros((3, 4, 1, 1), bool)
-    kept[0, :1], kept[1, :3], kept[2, 1:3] = True, True, True
-    window = without_border((2, 2))
-    lists = tap_plan.sum_lists(ConvolutionTaps(kept, (1, 1), (0, 0), (1, 1)).forward(), (1, 1), 3, window)
-    assert lists.order.tolist() == [1, 2, 0]
-    assert lists.first.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 3, 5, 6]]
-    assert lists.offset.tolist() == [0, 4, 8, 4, 8, 0]
-    assert lists.nonzero_index.tolist() == [1, 2, 3, 4, 5, 0]
-
-
-def test_tiles_fit_and_give_a_device_enough_to_do(monkeypatch):
-    monkeypatch.setattr(tap_plan, "ENOUGH_WARPS", 100)
-    assert tap_plan.tile_of(8, 8, 25) == (4, 4)
-    assert tap_plan.tile_of(8, 8, 13) == (2, 4)
-    assert tap_plan.tile_of(8, 8, 1) == (2, 2)
-    assert tap_plan.tile_of(3, 9, 1000) == (2, 4)
-    assert tap_plan.tile_of(9, 1, 1000) == (1, 1)
-
-
-# ---- the kernels' text, on the CPU ----
+# ---- the kernels' source, on the CPU ----
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +43,7 @@ def launchers():
 
 
 def want_warps(monkeypatch, enough):
-    """Lets plans take `enough` for what a device wants."""
+    """Make plans assume that `enough` warps fill the device."""
     monkeypatch.setattr(tap_plan, "ENOUGH_WARPS", enough)
     tap_plan.plan_sum.cache_clear()
     tap_plan.plan_products.cache_clear()
@@ -146,7 +51,7 @@ def want_warps(monkeypatch, enough):
 
 @pytest.fixture
 def on_cpu(launchers, monkeypatch):
-    """Lets `kernels.cuda.library` launch on tensors of the CPU; what nobody writes is NaN."""
+    """Let `kernels.cuda.library` launch on CPU tensors; uninitialized memory is NaN."""
     torch.use_deterministic_algorithms(True)
     with standing_in(monkeypatch, launchers) as compiled:
         yield compiled
@@ -178,7 +83,7 @@ class TestOnTheCpu:
         SEED, ENOUGH,
     )  # fmt: skip
     def test_any_weights_may_be_absent(self, monkeypatch, rows, columns, stride, dilation, density, last, seed, enough):
-        """Kernels of any size, and as many weights in each as chance leaves."""
+        """Kernels of any size with a random number of weights in each."""
         want_warps(monkeypatch, enough)
         kept = torch.rand(5, 7, rows, columns, generator=generator(seed)) < density
         compare(kept, 3, (9, 11), stride, 1, dilation, last=last, seed=seed, convolution=CudaSparseConvolution)
@@ -216,7 +121,7 @@ class TestOnTheCpu:
             assert all(found.is_contiguous(memory_format=layout) for found in (out, grad, of_weight))
 
     def test_a_weight_may_have_a_type_of_its_own(self):
-        """As a master weight in fp32 beside activations in 16 bits."""
+        """For example a master weight in fp32 with activations in 16 bits."""
         kept = patterned(5, 6, 0.5, generator())
         taps = CudaSparseConvolution(kept, (1, 1), (1, 1))
         activation, weight = torch.randn(4, 6, 5, 5).bfloat16(), torch.randn(5, 6, 3, 3)
@@ -227,7 +132,7 @@ class TestOnTheCpu:
 
     @pytest.mark.parametrize("stride", [1, 2])
     def test_what_is_not_a_number_goes_where_taps_read_it_and_no_further(self, monkeypatch, stride):
-        """Sizes that tiles do not divide: those at the edge reach back over places that others have."""
+        """Tiles do not divide these sizes: those at the edge overlap other tiles."""
         want_warps(monkeypatch, 1)
         kept = patterned(4, 4, 0.3, generator())
         taps = CudaSparseConvolution(kept, (stride, stride), (1, 1))
@@ -242,15 +147,15 @@ class TestOnTheCpu:
         assert torch.equal(of_weight.isnan(), (indicator.grad > 0) & kept)
 
     def test_values_of_every_class_begin_where_16_bytes_may_be_read(self, monkeypatch):
-        """The CPU reads them anywhere, a device does not. The classes of stride 2 have 15, 30, 30 and 60 taps."""
-        begins, carry_out = [], library.carry_out
+        """A device requires the alignment, the CPU does not. The classes of stride 2 have 15, 30, 30 and 60 taps."""
+        begins, launch_kernel = [], library.launch_kernel
 
         def note(launch, tensors):
             if "value" in tensors:
                 begins.append(tensors["value"].data_ptr() % 16)
-            carry_out(launch, tensors)
+            launch_kernel(launch, tensors)
 
-        monkeypatch.setattr(library, "carry_out", note)
+        monkeypatch.setattr(library, "launch_kernel", note)
         taps = CudaSparseConvolution(torch.ones(3, 5, 3, 3, dtype=torch.bool), (2, 2), (1, 1))
         dgrad(taps, torch.randn(2, 3, 4, 4), torch.randn(3, 5, 3, 3), torch.randn(2, 5, 8, 8))
         assert begins == [0, 0, 0, 0]
@@ -275,7 +180,7 @@ class TestOnTheCpu:
         images = inside.movedim(-1, 1).reshape(-1, *shape[1:])
         assert torch.equal(images[: shape[0]], plain)
         assert not images[shape[0] :].any()
-        assert bordered.data.count_nonzero() == plain.count_nonzero()  # zeros around
+        assert bordered.data.count_nonzero() == plain.count_nonzero()  # the border is zero
         assert torch.equal(from_blocks(bordered, plain), plain)
 
 
@@ -288,7 +193,7 @@ def test_a_cpu_has_none_of_these_kernels():
 
 @pytest.fixture
 def cuda_kernels() -> None:
-    """Skips where CuPy is not installed or turned off; a CuPy that cannot compile is a failure on a GPU machine."""
+    """Skip if CuPy is not installed or turned off; fail if CuPy cannot compile."""
     if not library.load().available:
         installed = importlib.util.find_spec("cupy") is not None and os.environ.get("PDT_CUDA_KERNEL") != "0"
         (pytest.fail if installed else pytest.skip)(library.load().description)
@@ -321,7 +226,7 @@ class TestOnADevice:
     @pytest.mark.parametrize("dtype", DTYPES.values())
     @pytest.mark.parametrize("stride", [1, 2])
     def test_small_layers_of_odd_shapes(self, stride, dtype):
-        """Few enough for compute-sanitizer to watch."""
+        """Small enough for compute-sanitizer."""
         for channels, images, size in (((5, 3), 33, (5, 7)), ((9, 6), 2, (4, 1)), ((4, 70), 65, (8, 8))):
             compare(
                 patterned(*channels, 0.4, generator()), images, size, stride, 1, dtype=dtype, last=False,
@@ -362,7 +267,7 @@ class TestOnADevice:
         taps = CudaSparseConvolution(torch.ones(8, 8, 1, 1, dtype=torch.bool), (1, 1), (0, 0))
         weight = torch.ones(8, 8, 1, 1, device="cuda")
         activation, stream = torch.zeros(2**17, 8, 4, 4, device="cuda"), torch.cuda.Stream()
-        taps.forward(activation, weight)  # compiled, and its lists are on the device
+        taps.forward(activation, weight)  # compiles the kernels and copies the lists to the device
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             torch.cuda._sleep(10**8)

@@ -1,4 +1,4 @@
-"""The compiled kernel against the oracle, over shapes, types, modes and every n:m."""
+"""The compiled kernel compared with the reference, for shapes, dtypes, modes and every n:m."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernels.prune import reference
 pytestmark = pytest.mark.usefixtures("compiled")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Sums in another order differ by a few roundings of fp32; a 16-bit result then differs by at most one of its own.
+# Sums in another order differ by a few fp32 roundings; a 16-bit result then differs by at most one of its units.
 RELATIVE_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 SHAPES = st.one_of(
     st.tuples(st.integers(0, 40), st.integers(1, 140)),
@@ -31,7 +31,7 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 @st.composite
 def gradients(draw: st.DrawFn, special: bool = False) -> Tensor:
-    """A gradient with many ties and zeros; `special` adds NaN, infinities and subnormals."""
+    """Draw a gradient with many ties and zeros; `special` adds NaN, infinities and subnormals."""
     shape, dtype = draw(SHAPES), draw(st.sampled_from(DTYPES))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     grad = torch.randn(shape, generator=generator)
@@ -89,7 +89,7 @@ def test_every_16_bit_value_is_ranked_and_rescaled_as_by_the_oracle(dtype):
     assert torch.equal(
         bits_of(kernels.prune_nm(shuffled, PruneRule(2, 4))), bits_of(reference.prune_nm(shuffled, PruneRule(2, 4)))
     )
-    # Alone in its group, a value meets every rounding of the format: 1:2 with a small neighbour, ratio near 1.
+    # A value with a small neighbour (1:2, ratio near 1) covers every rounding of the format.
     finite = shuffled.flatten()[shuffled.flatten().isfinite()]
     pairs = torch.stack([finite, finite.abs() / 3], 1)
     torch.testing.assert_close(
@@ -114,11 +114,11 @@ def test_every_16_bit_value_is_rounded_as_by_the_oracle_in_the_ratio_of_a_channe
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("n", "m", "mode"), [(2, 4, "magnitude"), (8, 16, "magnitude"), (2, 4, "random")])
 def test_results_that_are_written_past_the_caches_are_right(n, m, mode, dtype):
-    # 16 MiB and more; a length that leaves a tile, and a block, unfilled.
+    # At least 16 MiB, with an incomplete tile and an incomplete block.
     grad = torch.randn(2**24 // 64 // dtype.itemsize + 5, 64, generator=torch.Generator().manual_seed(3)).to(dtype)
     grad[::7] = (grad[::7] * 2).round()  # ties
     pruned = torch.full_like(grad, float("nan"))
-    del pruned  # the next tensor of this size takes its memory, so that what is not written is seen
+    del pruned  # the next tensor of this size reuses its memory, so that a missing write is seen
     assert torch.equal(
         kernels.prune_nm(grad, PruneRule(n, m, mode), seed=4), reference.prune_nm(grad, PruneRule(n, m, mode), seed=4)
     )

@@ -1,4 +1,4 @@
-"""What a caller sees: layouts of results, in-place use, empty tensors, errors, which backend runs."""
+"""Interface of pruning: layouts of results, in-place use, empty tensors, errors, backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases computed by hand, numbered as the tests of SDGP in the design notes; each runs on every path."""
+"""Cases computed by hand, numbered like the tests of SDGP in the design notes; each runs on every path."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ INF, NAN = math.inf, math.nan
 
 @pytest.fixture(params=["kernels", "reference"])
 def prune(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
-    """The public function (the compiled kernel, where there is one) and the oracle."""
+    """The public function (the compiled kernel if it is available) and the reference."""
     return kernels.prune_nm if request.param == "kernels" else reference.prune_nm
 
 
 def pixel(*channels: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """One sample of one pixel: (1, K, 1, 1)."""
+    """Return one sample with one pixel: (1, K, 1, 1)."""
     return torch.tensor(channels, dtype=dtype).reshape(1, -1, 1, 1)
 
 
@@ -91,7 +91,7 @@ def test_sdgp_2_a_pruned_place_stays_zero_though_its_channel_holds_a_nan_elsewhe
     assert not rescaled[0, 0].isfinite()
     assert rescaled[[0, 3], 1].tolist() == [0, 0]
     assert rescaled[[2, 3], 0].tolist() == [0, 0]
-    # A channel that lost everywhere has no ratio, and stays zero.
+    # A channel that is pruned everywhere has no ratio and stays zero.
     assert rescaled[3].tolist() == [0, 0]
     assert rescaled[1].isfinite().all()
 

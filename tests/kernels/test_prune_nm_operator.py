@@ -91,7 +91,7 @@ def test_compression_of_a_hand_case():
     grad = torch.zeros(1, 16, dtype=torch.bfloat16)
     grad[0, :12] = torch.tensor([1, 7, -3, 2, 0, 0, 0, 5, 0, 0, 0, 0.0])
     values, metadata = kernels.prune_compress_24(grad, PruneRule(2, 4))
-    # Places 1 and 2; 0 and 3; 0 and 1 where all are equal.
+    # Channels 1 and 2; 0 and 3; 0 and 1 where all are equal.
     assert values.tolist() == [[7, -3, 0, 5, 0, 0, 0, 0]]
     assert [metadata.item() >> shift & 0xF for shift in (0, 4, 8, 12)] == [1 | 2 << 2, 0 | 3 << 2, 1 << 2, 1 << 2]
 

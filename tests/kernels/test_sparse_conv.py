@@ -1,4 +1,4 @@
-"""Convolutions that skip weights equal masked dense ones: all three products, whatever the shape."""
+"""Sparse convolution equals masked dense convolution: all three products, for any shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RELATIVE = {torch.float32: 1e-4, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-1
 
 
 def patterned(out_channels, in_channels, absent, generator):
-    """A mask of patterns and of whole kernels that are absent."""
+    """Return a mask with patterns, and with whole kernels masked."""
     pool = generic_pool(12)
     numbers = torch.randint(len(pool), (out_channels, in_channels), generator=generator)
     kernels = torch.rand(out_channels, in_channels, 1, 1, generator=generator) >= absent
@@ -24,12 +24,12 @@ def patterned(out_channels, in_channels, absent, generator):
 
 
 def dgrad(convolution, grad, weight, activation):
-    """The data gradient of an output gradient in torch's layout."""
+    """Return the data gradient of an output gradient in torch's layout."""
     return convolution.dgrad(convolution.blocks_of_grad(grad, activation), weight, activation)
 
 
 def wgrad(convolution, grad, activation, weight):
-    """The weight gradient of an output gradient in torch's layout."""
+    """Return the weight gradient of an output gradient in torch's layout."""
     return convolution.wgrad(convolution.blocks_of_grad(grad, activation), activation, weight)
 
 
@@ -37,7 +37,7 @@ def compare(
     kept, images, size, stride, padding, dilation=1, dtype=torch.float32, last=True, seed=0,
     convolution=CpuSparseConvolution, device="cpu",
 ):  # fmt: skip
-    """The three products beside those of a masked dense convolution in float64."""
+    """Compare the three products with those of a masked dense convolution in float64, and return them."""
     generator = torch.Generator().manual_seed(seed)
     layout = torch.channels_last if last else torch.contiguous_format
 
@@ -82,7 +82,7 @@ def test_patterns_of_any_shape(out_channels, in_channels, images, size, stride, 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 2), st.booleans(), st.integers(0, 2**31))
 def test_any_weights_may_be_absent(rows, columns, stride, dilation, last, seed):
-    """Kernels of any size, and as many weights in each as chance leaves."""
+    """Kernels of any size with a random number of weights in each."""
     generator = torch.Generator().manual_seed(seed)
     kept = torch.rand(5, 7, rows, columns, generator=generator) > 0.6
     compare(kept, 3, (9, 11), stride, 1, dilation, last=last, seed=seed)
@@ -108,7 +108,7 @@ def test_rows_and_columns_may_differ_in_everything(stride, padding, dilation, la
     ],
 )
 def test_one_channel_is_read_where_its_columns_lie(given):
-    """The strides of a dimension of one say nothing, and what is beside it is another tensor's."""
+    """The stride of a dimension of size 1 is arbitrary, and adjacent memory belongs to another tensor."""
     torch.manual_seed(0)
     activation = given()
     kept = patterned(4, 1, 0.0, torch.Generator().manual_seed(0))
@@ -126,7 +126,7 @@ def test_one_channel_is_read_where_its_columns_lie(given):
 
 
 def test_one_object_serves_images_of_several_sizes():
-    """Sizes 7 and 8 leave the same outputs at stride 2 without padding."""
+    """Sizes 7 and 8 have the same output size at stride 2 without padding."""
     kept = patterned(4, 3, 0.0, torch.Generator().manual_seed(0))
     weight = torch.randn(4, 3, 3, 3) * kept
     taps = CpuSparseConvolution(kept, (2, 2), (0, 0))
@@ -158,7 +158,7 @@ def test_16_bits_are_summed_in_fp32(dtype, last):
 
 
 def test_rows_that_do_not_fit_the_cache_together():
-    """More channels and places than half a second-level cache holds: rows go in tiles."""
+    """Channels and positions exceed half a second-level cache, so that rows are divided into tiles."""
     compare(patterned(4, 96, 0.9, torch.Generator().manual_seed(0)), 16, (33, 30), 1, 1)
 
 
@@ -184,7 +184,7 @@ def test_blocks_give_back_what_they_were_given(shape, last):
     rows, columns = shape[2:]
     bordered = to_blocks(plain, Window(rows, columns, 2, 1, rows + 3, columns + 4))
     inside = bordered.data[:, :, 2 : 2 + rows, 1 : 1 + columns]
-    assert bordered.data.abs().sum() == pytest.approx(inside.abs().sum().item(), rel=1e-5)  # zeros around
+    assert bordered.data.abs().sum() == pytest.approx(inside.abs().sum().item(), rel=1e-5)  # the border is zero
     for image in range(shape[0]):
         block, lane = divmod(image, bordered.data.shape[-1])
         assert torch.equal(inside[block, ..., lane], plain[image])
@@ -192,7 +192,7 @@ def test_blocks_give_back_what_they_were_given(shape, last):
     assert torch.equal(from_blocks(to_blocks(plain, whole), plain), plain)
 
 
-def test_the_compact_form_is_what_is_there():
+def test_values_are_those_of_unmasked_weights():
     kept = patterned(6, 5, 0.5, torch.Generator().manual_seed(1))
     weight = torch.randn(6, 5, 3, 3)
     taps = CpuSparseConvolution(kept, (1, 1), (1, 1))
