@@ -95,7 +95,7 @@ def check(model, spaces):
     kept = {name: space.original[::2] for name, space in spaces.items() if not space.frozen}
     for name in kept:
         for one in spaces[name].slices:
-            if isinstance(layers[one.tensor.rpartition(".")[0]], (nn.Conv2d, nn.Linear)):
+            if isinstance(layers[one.module], (nn.Conv2d, nn.Linear)):
                 parameters[one.tensor].data.movedim(one.axis, 0)[one.entries[1::2].flatten()] = 0.0
     for training in (False, True):
         model.train(training)

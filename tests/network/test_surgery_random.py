@@ -105,7 +105,7 @@ def masked(model, spaces, kept):
     for name, channels in kept.items():
         gone = [index for index, channel in enumerate(spaces[name].original) if channel not in channels]
         for one in spaces[name].slices:
-            layer = layers[one.tensor.rpartition(".")[0]]
+            layer = layers[one.module]
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 dict(model.named_parameters())[one.tensor].data.movedim(one.axis, 0)[one.entries[gone].flatten()] = 0.0
 

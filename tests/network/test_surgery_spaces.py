@@ -165,7 +165,7 @@ def test_a_layer_that_runs_twice_on_one_label_is_counted_once(again):
     spaces = find_index_spaces(model, SHAPE)
     for space in {*spaces.inputs_of("1.shared"), *spaces.outputs_of("1.shared")}:
         for one in spaces[space].slices:
-            layer = model.get_submodule(one.tensor.rpartition(".")[0])
+            layer = model.get_submodule(one.module)
             layer.weight.data.movedim(one.axis, 0)[one.entries[0]] = 0.0
             if layer.bias is not None and one.axis == 0:
                 layer.bias.data[one.entries[0]] = 0.0

@@ -131,7 +131,7 @@ def _mask(model: nn.Module, spaces: IndexSpaces, kept: dict[str, list[int]]) -> 
     for name, channels in kept.items():
         removed = [place for place, number in enumerate(spaces[name].original) if number not in set(channels)]
         for one in spaces[name].slices:
-            if isinstance(model.get_submodule(one.tensor.rpartition(".")[0]), (nn.Conv2d, nn.Linear)):
+            if isinstance(model.get_submodule(one.module), (nn.Conv2d, nn.Linear)):
                 entries = one.entries[removed].flatten().to(tensors[one.tensor].device)
                 tensors[one.tensor].index_fill_(one.axis, entries, 0.0)
 
