@@ -33,7 +33,7 @@ def test_a_branch_whose_dead_channels_would_leave_no_constant_is_fixed():
 
 
 class Pooled(nn.Module):
-    """A branch with a pooling in its middle; what it adds may depend on its input past the layers."""
+    """A branch with a pooling in the middle, whose output may also depend on its input directly."""
 
     residual_branch = "branch"
 
@@ -94,7 +94,7 @@ def test_a_branch_that_hands_its_input_on_is_not_removable():
 
 
 def dead_branch(net, branch, inner=-1):
-    """A trained net with one branch's inner space dead, and that branch."""
+    """Return a trained net in which one inner space of a branch is dead, and that branch."""
     model, spaces, images = trained(net)
     branch = spaces.removable_branches[branch]
     name = branch.spaces[inner]
@@ -116,7 +116,7 @@ def dead_branch(net, branch, inner=-1):
 )
 def test_prunetrain_7_a_dead_branch_leaves_its_constant_and_the_outputs(net, branch, inner):
     model, spaces, images, branch = dead_branch(net, branch, inner)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)  # momentum fills, weights stay
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)  # fills the momentum without changing weights
     step(model.train(), optimizer, images)
     inside = [id(parameter) for parameter in model.get_submodule(branch.name).parameters()]
     assert set(inside) <= {id(parameter) for parameter in optimizer.state}
@@ -129,9 +129,9 @@ def test_prunetrain_7_a_dead_branch_leaves_its_constant_and_the_outputs(net, bra
     assert isinstance(left, ChannelConstant)
     assert left.constant.abs().max() > 0.1
     saved, left.constant = left.constant, torch.zeros_like(left.constant)
-    assert not torch.allclose(model(images), before)  # without the constant the outputs would not stay
+    assert not torch.allclose(model(images), before)  # the constant is needed to preserve the outputs
     left.constant = saved
-    # Nothing of the branch is left anywhere.
+    # No trace of the branch remains.
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     assert not set(inside) & set(held)
     assert set(held) == {id(parameter) for parameter in model.parameters()}
@@ -162,7 +162,7 @@ def test_channels_go_with_a_branch_and_after_it():
     apply_plan(model, ReconfigPlan(kept={"down.conv": [i for i in kept if i != 5]}), spaces, None)
     torch.testing.assert_close(model(images), before, rtol=1e-12, atol=1e-12)
     assert len(model.residual1.branch.constant) == spaces["down.conv"].size == len(kept) - 1
-    # The pruned model is itself one that can be traced.
+    # The pruned model can be traced again.
     again = find_index_spaces(model, (3, 16, 16))
     assert {name: space.size for name, space in again.items()} == {name: space.size for name, space in spaces.items()}
 
@@ -176,7 +176,7 @@ def test_a_branch_that_is_not_dead_leaves_what_its_last_normalisation_emits_for_
 
 
 def test_branch_whose_dead_end_is_no_constant_is_refused_and_left():
-    """Zeros in the first convolution alone: the second pads the constant behind it, which leaves a border."""
+    """Only the first convolution is zero: the second one pads the constant behind it, which leaves a border."""
     torch.manual_seed(0)
     model = resnet9(width=1 / 16)
     model.residual2.branch.block1.conv.weight.data.zero_()

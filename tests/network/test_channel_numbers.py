@@ -1,4 +1,4 @@
-"""What a model's forward depends on: sizes as numbers, weights that it reads, paths that exist in training alone."""
+"""What a model's forward depends on: sizes used as numbers, weights that it reads, paths used only in training."""
 
 import copy
 import math
@@ -21,7 +21,7 @@ SHAPE = (3, 8, 8)
 
 
 class Net(nn.Module):
-    """Three convolutions, behind the second of which something is computed, and a linear layer.
+    """Three convolutions, with a computation behind the second one, and a linear layer.
 
     Args:
         between: (net, output of `a`, output of `b`) -> what `c` is given.
@@ -86,7 +86,7 @@ FREE = {
 
 
 def check(model, spaces):
-    """Cuts half of every free space and compares with the model in which nothing reads those channels."""
+    """Cut half of every free space and compare with the model in which nothing reads these channels."""
     torch.manual_seed(0)
     model = model.double()
     images = torch.randn(4, *SHAPE, dtype=torch.float64)
@@ -164,7 +164,7 @@ def test_a_method_that_reconfigures_tries_a_cut_before_it_is_set_up(caplog):
 
 
 class HiddenInBranch(nn.Module):
-    """A residual block whose branch is scaled by its number of parameters, which no trace shows."""
+    """A residual block whose branch is scaled by its number of parameters, which a trace does not show."""
 
     residual_branch = "branch"
 
@@ -224,14 +224,14 @@ def test_paths_of_training_constrain_channels_too(name):
     spaces = find_index_spaces(model, SHAPE)
     kept = check(model, spaces)
     if name == "sum":
-        # `c` is given what `b` makes in evaluation, and the sum of the others in training: they are one space.
+        # `c` consumes the output of `b` in evaluation and the sum of the others in training: they are one space.
         assert set(spaces["a"].producers) == {"a", "b", "aux"}
         assert spaces.positions["aux"] == 64
     assert ("a" in kept) == (name != "number")
 
 
 class Auxiliary(nn.Module):
-    """A second head that exists in training alone, and a layer that never runs."""
+    """A second head that is used only in training, and a layer that is never called."""
 
     def __init__(self):
         super().__init__()
@@ -282,13 +282,13 @@ def test_a_forward_that_cannot_be_traced_in_training_alone_is_refused_with_the_m
 
 @torch.fx.wrap
 def softplus(x):
-    """Not torch's."""
+    """A function that is not torch's own."""
     return x - x.mean(1, keepdim=True)
 
 
 @torch.fx.wrap
 def mish(x):
-    """By its name and library a function that keeps the axes."""
+    """A function whose name and library suggest that it keeps the axes."""
     return x.unsqueeze(2)
 
 
@@ -308,7 +308,7 @@ def test_a_function_of_the_users_own_is_not_taken_for_torchs_of_the_same_name():
 
 
 def test_axes_of_the_same_size_are_not_taken_for_channels():
-    # A linear layer on the last axis of (N, 8, 8, 8), where channels, places and features are all 8.
+    # A linear layer on the last axis of (N, 8, 8, 8), where channels, positions and features are all 8.
     model = Net(lambda net, x, y: net.mixed(y))
     model.mixed = nn.Linear(8, 8)
     spaces = find_index_spaces(model, SHAPE)

@@ -1,4 +1,4 @@
-"""What a model's forward does: masks that it bypasses, layers that never run, products that are not a layer's."""
+"""What happens in a model's forward: masks that it bypasses, and layers that are never called."""
 
 import copy
 import logging
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Classifier(nn.Module):
-    """Four patches of an image, two encoder layers, a head; and a layer that nobody calls."""
+    """Four patches of an image, two encoder layers, a head, and a layer that is never called."""
 
     def __init__(self, **options):
         super().__init__()
@@ -48,7 +48,7 @@ def every_second(weight, site):
 
 
 class Masks(Method):
-    """Half of each weight masked in the forward; remembers the layers that it was told of."""
+    """Masks half of each weight in the forward, and remembers the layers that it was given."""
 
     only: str = ""
 
@@ -60,7 +60,7 @@ class Masks(Method):
 
 
 class PlansGradients(Method):
-    """Another data gradient, the same forward."""
+    """Changes the data gradient and keeps the forward."""
 
     def plan(self, name, layer):
         return OpPlan(grad_dgrad=lambda grad, site: 2 * grad)
@@ -72,7 +72,7 @@ def hooks_of(model, method=None):
 
 
 def masked(model, names):
-    """A copy of a model with its weights masked explicitly."""
+    """Return a copy of a model with its weights masked explicitly."""
     found = copy.deepcopy(model)
     for name in names:
         weight = found.get_submodule(name).weight
@@ -122,7 +122,7 @@ def test_the_layers_of_the_context_are_the_same_in_setup_as_later_and_the_others
 
 
 class Bypass(nn.Module):
-    """A linear layer is called, and its weight read past the call in the way that is asked for."""
+    """A model that calls a linear layer and also reads its weight in the given way."""
 
     def __init__(self, way):
         super().__init__()
@@ -171,7 +171,7 @@ def test_a_plan_for_a_layer_whose_weight_is_read_past_it_is_refused_by_name(way,
 
 
 class TrainsMore(nn.Module):
-    """An auxiliary head in training alone; a layer that never runs."""
+    """An auxiliary head that is used only in training, and a layer that is never called."""
 
     def __init__(self):
         super().__init__()
@@ -258,7 +258,7 @@ def test_a_model_without_parameters_is_refused_in_a_line(use):
 
 def test_density_is_asked_for_with_the_masks_that_the_step_multiplied_with():
     class Hardens(Method):
-        """Masks from the second step on; what is stated follows the mask, with no look at the step."""
+        """Masks from the second step on; the stated density follows the mask and ignores the step."""
 
         def setup(self, ctx):
             self.share = 1.0
@@ -288,11 +288,11 @@ def test_density_is_asked_for_with_the_masks_that_the_step_multiplied_with():
     assert [step for step, _ in seen] == list(range(12))
     assert seen[0][1]["effective"] == seen[0][1]["current"]
     assert all(flops["effective"] < flops["current"] for _, flops in seen[1:])
-    assert trainer.ledger._overhead["0"] == 24.0  # the hooks of all steps had run
+    assert trainer.ledger._overhead["0"] == 24.0  # the hooks of all steps have run
 
 
 def test_watching_a_forward_does_not_import_torchs_compiler():
-    """It takes seconds, which `describe` and the check before a run's first trial would spend."""
+    """The import takes seconds, which `describe` and the check before the first trial must not spend."""
     code = """
 import sys
 from suite.cost.flops import count

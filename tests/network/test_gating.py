@@ -1,4 +1,4 @@
-"""Channel gating: layers at a node cut by themselves, gathered from it and scattered into it."""
+"""Channel gating: layers at a node are cut individually, and gather and scatter its channels."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ NODES = {"basic": ("0", "5.shortcut.0", "7.shortcut.0"), "bottleneck": ("0",), "
 
 
 def nodes(net, spaces):
-    """The nodes of a net's residual stages, by the names of their spaces."""
+    """Return the nodes of a net's residual stages, by the names of their spaces."""
     found = tuple(
         name
         for name, space in spaces.items()
@@ -31,7 +31,7 @@ def nodes(net, spaces):
 
 
 def silence_own(model, spaces, gated):
-    """Set to zero some channels of each layer at the nodes, in every layer others; what stays, by the new space."""
+    """Set different channels of each layer at the nodes to zero; return the remaining ones by the new space."""
     layers, kept = dict(model.named_modules()), {}
     for node in gated:
         for number, one in enumerate(one for one in spaces[node].slices if one.tensor.endswith("weight")):
@@ -44,7 +44,7 @@ def silence_own(model, spaces, gated):
 
 
 def without_bias(net):
-    """A trained net whose first convolution has no bias: a gated layer's dead channels would give theirs."""
+    """Return a trained net whose first convolution has no bias, which dead channels of a gated layer would emit."""
     model, spaces, images = trained(net)
     if net == "bottleneck":
         model[0].bias = None
@@ -70,7 +70,7 @@ def test_what_each_layer_does_not_need_is_cut_and_outputs_stay(net):
             if f"{name}:out" in kept:
                 assert layer.out_channels == len(kept[f"{name}:out"])
         elif isinstance(layer, nn.BatchNorm2d):
-            assert layer.num_features == widths[name]  # of the node, which keeps all its channels
+            assert layer.num_features == widths[name]  # the node keeps all of its channels
     for name, channels in kept.items():
         assert spaces[name].original == channels
     assert all(spaces[name].frozen_because == "its layers are gated" for name in gated)
@@ -161,7 +161,7 @@ def test_what_cannot_be_gated_is_refused_and_nothing_changed(net, space, reason)
 
 
 class Named(nn.Module):
-    """A residual sum of layers that are given their input by its name."""
+    """A residual sum of layers whose input is passed by name."""
 
     def __init__(self):
         super().__init__()
@@ -226,7 +226,7 @@ def test_a_gated_net_computes_the_same_compiled():
 
 
 def pruned(gating):
-    """A ResNet-32 of which each layer has dead channels of its own, and what PruneTrain makes of it."""
+    """Return a ResNet-32 whose layers have different dead channels, pruned by PruneTrain."""
     torch.manual_seed(0)
     model = resnet32(width=0.5)
     method = PruneTrain(interval=1, gating=gating)
@@ -252,7 +252,7 @@ def test_prunetrain_gated_executes_fewer_flops_than_by_the_union_and_goes_on():
     flops = [count_model(model, (3, 32, 32))["inference_flops"] for model in (union, gated)]
     assert flops[1] < 0.95 * flops[0]
     assert hooks.method._nodes(hooks.ctx) == {}
-    # Another reconfiguration cuts what has died since, of one layer alone.
+    # Another reconfiguration cuts a channel of one layer that has died in the meantime.
     (name,) = (name for name in hooks.ctx.spaces if name == "layer2.1.branch.conv1:in")
     space = hooks.ctx.spaces[name]
     hooks.ctx.layers["layer2.1.branch.conv1"].weight.data[:, 0] = 0.0

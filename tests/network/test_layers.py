@@ -1,4 +1,4 @@
-"""The planned op against torch's own layers, and every operand of a plan."""
+"""Planned layers: equal to torch's own, converted in place, and refused where plans are not supported."""
 
 import re
 

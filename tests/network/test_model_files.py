@@ -1,4 +1,4 @@
-"""Files that are not a model of this suite, or are damaged: `load_model` says so in one line, whatever is in them."""
+"""`load_model` refuses files that are damaged or not a model of this suite in one line, whatever they contain."""
 
 import contextlib
 import errno
@@ -34,7 +34,7 @@ def model_file(tmp_path_factory):
 
 
 def refused(path):
-    """See that a file is refused in one line, or is equal to the one that was saved; whether it is refused."""
+    """Assert that a file is refused in one line or equals the saved one; return whether it is refused."""
     try:
         model_files.load_model(path)
     except UsageError as error:
@@ -52,7 +52,7 @@ def edited(model_file, folder, seed):
     path.write_bytes(changed)
     if refused(path):
         return
-    # Bytes that no reader looks at: padding, and fields of the archive that are there twice.
+    # Some bytes are never read: padding, and fields that the archive holds twice.
     whole, found = (model_files.load_model(file).state_dict() for file in (model_file, path))
     assert all(torch.equal(tensor, found[name]) for name, tensor in whole.items()), (seed, kind)
 
@@ -70,7 +70,7 @@ def test_a_thousand_edited_models(model_file, tmp_path, record_property):
 
 
 class Raises:
-    """What a foreign program may have pickled."""
+    """An object that a foreign program may have pickled."""
 
     def __reduce__(self):
         return (eval, ("1 / 0",))
@@ -96,7 +96,7 @@ def architecture(**changes):
 
 
 def claimed(tensors=None, **changes):
-    """A file whose checksum holds, and whose content is what another program may have written."""
+    """Write a file with a correct checksum and content that another program may have written."""
     tensors = {} if tensors is None else tensors
     try:
         digest = model_files._checksum(tensors)
@@ -142,7 +142,7 @@ def test_foreign_files(tmp_path, name):
     path.write_bytes(FOREIGN[name])
     draws = torch.get_rng_state()
     assert refused(path)
-    with contextlib.suppress(UsageError):  # plans may be read without the network that they do not fit
+    with contextlib.suppress(UsageError):  # the plans can be read even if they do not fit the model
         assert isinstance(model_files.read_reconfigurations(path), list)
     assert torch.equal(draws, torch.get_rng_state())
 
@@ -163,7 +163,7 @@ def test_a_full_disk_is_called_so_and_the_file_is_named(tmp_path, monkeypatch):
         return open("/dev/full", mode)
 
     monkeypatch.setattr(files.os, "fdopen", full)
-    for size in (10, 10**6):  # noticed when the file is closed, and in the middle
+    for size in (10, 10**6):  # the error appears when the file is closed, or in the middle of it
         with pytest.raises(OSError, match="No space left on device") as caught:
             model_files.save(tmp_path / "model.pt", {"x": torch.zeros(size)})
         assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "model.pt"))

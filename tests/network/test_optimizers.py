@@ -1,4 +1,4 @@
-"""Optimizers across a cut: the next step is that of the masked big model, or the optimizer is refused at setup."""
+"""Optimizers across a cut: the next step equals that of the masked model, or the optimizer is refused at setup."""
 
 import copy
 
@@ -28,7 +28,7 @@ ELEMENTWISE = {
 OTHERS = {
     "LBFGS": "its history is one vector of all parameters",
     "Adafactor": "its statistics are those of rows and columns",
-    "Muon": "",  # cut, but not elementwise: it trains matrices alone, whose rows and columns it makes orthogonal
+    "Muon": "",  # cut, but not elementwise: it trains only matrices, whose rows and columns it makes orthogonal
     "SparseAdam": "",  # refuses dense gradients itself
 }
 
@@ -59,7 +59,7 @@ def test_the_step_after_a_cut_is_that_of_the_masked_big_model(name):
     step(big, big_optimizer, images)
     for key, parameter in big.named_parameters():
         wanted = index_map(key, parameter.data)
-        # What is silenced gets gradients, and moves by them in the big model; the small one has it no longer.
+        # Silenced weights get gradients and change in the big model; the small model does not have them.
         torch.testing.assert_close(dict(model.named_parameters())[key].data, wanted, rtol=1e-6, atol=1e-8, msg=key)
 
 

@@ -39,10 +39,10 @@ def test_attention_is_counted_in_a_row_of_its_own(way):
     counts = count(Attends(way), SHAPE)
     name = "attention:attention" if way.startswith("module") else ":attention"
     row = counts.layers[name]
-    # Queries by keys and weights by values: each 4 x 4 x 16 multiply-adds, in both heads together.
+    # Queries by keys, and weights by values: 4 x 4 x 16 multiply-adds each, both heads together.
     assert (row.kind, row.macs, row.params) == ("attention", 2 * 4 * 4 * 16, 0)
     assert (row.in_channels, row.input, row.output) == (16, (4, 1), (4, 1))
-    # Each of the two products has two gradients, and none of a weight.
+    # Each of the two products has two data gradients and no weight gradient.
     assert [row.flops(product) for product in ("forward", "dgrad", "wgrad")] == [2 * 512, 4 * 512, 0]
     named = dict(line.split(" in ", 1) for line in counts.not_counted)
     assert set(named) <= ({"mm", "addmm"} if way.startswith("module") else set())
@@ -61,7 +61,7 @@ def test_a_training_with_attention_has_its_rows_in_the_table():
 
 
 class Others(nn.Module):
-    """Every product that is neither a planned layer's nor attention."""
+    """A model with every kind of product that is neither a planned layer's nor attention's."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ def test_whatever_else_multiplies_is_named_with_its_place():
     assert list(counts.layers) == ["called", "head"]
     text = "\n".join(counts.not_counted)
     assert "convolution in the model's own forward (4,096 multiply-adds per image)" in text  # direct, by its `forward`
-    assert "convolution in 'up' (4,096 multiply-adds per image)" in text  # 64 places read, 4 x 4 x 4 weights
+    assert "convolution in 'up' (4,096 multiply-adds per image)" in text  # 64 positions, 4 x 4 x 4 weights
     assert "convolution in 'line' (12,288 multiply-adds per image)" in text
     assert f"bmm in the model's own forward ({2 * 6 * 6 * 4} multiply-adds per image)" in text
     assert "in 'memory'" in text

@@ -1,4 +1,4 @@
-"""1x1 convolutions with a stride on the CPU: right in every geometry, and differentiable as torch's own."""
+"""1x1 convolutions with a stride on the CPU: correct in every geometry, and differentiable like torch's own."""
 
 import copy
 import os
@@ -67,7 +67,7 @@ def test_an_empty_plan_can_be_differentiated_twice_mapped_and_compiled():
         torch.testing.assert_close(value, wanted)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch imports its own use of it with forward mode
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch itself uses it in forward mode
 @pytest.mark.parametrize("options", [{"stride": 2}, {"stride": (1, 3), "padding": (2, 1)}])
 def test_an_empty_plan_can_be_differentiated_forward(options):
     torch.manual_seed(0)
@@ -77,7 +77,7 @@ def test_an_empty_plan_can_be_differentiated_forward(options):
     images, tangent = torch.randn(2, 2, 3, 5, 7, dtype=torch.double)
 
     def tangents(layer):
-        """Of the output, and of the gradient of a cubic of it."""
+        """Return the tangents of the output, and of the gradient of its cube."""
         slope = torch.func.grad(lambda given: layer(given).pow(3).sum())
         return [torch.func.jvp(function, (images,), (tangent,))[1] for function in (layer, slope)]
 
@@ -103,7 +103,7 @@ print((found - wide.weight.grad).norm().item() / wide.weight.grad.norm().item())
 
 
 def test_the_geometry_that_crashes_in_onednn_is_right_here():
-    """With one thread, limited to AVX2, torch's own layer ends with signal 11 in oneDNN 3.13."""
+    """With one thread and limited to AVX2, torch's own layer crashes with signal 11 in oneDNN 3.13."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-c", CRASHES],

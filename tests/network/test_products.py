@@ -1,4 +1,4 @@
-"""The products of planned layers: which operand each gets, compact gradients, backends, and what is saved."""
+"""The products of planned layers: their operands, compact gradients, backends, and tensors saved for backward."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_grad_dgrad_gives_the_dense_data_gradient_of_the_pruned_gradient():
 @pytest.mark.parametrize("case", ["conv3x3", "grouped", "linear"])
 @pytest.mark.parametrize("kept", [[0, 1, 3, 5, 6, 8, 9, 11], [2], []])
 def test_compact_gradient_equals_zeroed_channels(case, kept):
-    """Kept channels 0,1 / 3,5 / 6,8 / 9,11 are two in each of the four groups; the others are unbalanced."""
+    """Kept channels 0,1 / 3,5 / 6,8 / 9,11 are two per group in each of the four groups; the others are unbalanced."""
     torch.manual_seed(0)
     make, shape = LAYERS[case]
     layer, inputs, index = make(), torch.randn(shape), torch.tensor(kept, dtype=torch.int64)
@@ -121,7 +121,7 @@ def test_masked_weight_is_computed_once_a_forward_and_applies_in_evaluation():
     torch.testing.assert_close(out, layer.bias.detach().view(1, 4, 1, 1).expand_as(out))
 
 
-def test_no_transform_runs_for_a_product_nobody_needs():
+def test_no_transform_runs_for_a_product_that_is_not_needed():
     called = set()
 
     def note(tensor, site):
@@ -164,7 +164,7 @@ def test_planned_op_keeps_no_more_for_backward_than_torch():
 
 
 def test_a_weight_transform_multiplies_the_master_weight_and_the_cast_comes_after():
-    """What trains is what `finish` writes: a product inside the transform is not autocast."""
+    """A product inside the transform is not autocast, so that `finish` writes the weights that were trained."""
     torch.manual_seed(0)
     layer, inputs, turn = nn.Linear(8, 12), torch.randn(6, 8), torch.randn(8, 8)
     seen = []

@@ -92,7 +92,7 @@ def test_parameters_stay_the_same_objects_and_train_on_while_an_old_loss_is_held
     convert(model)
     parameters = list(model.parameters())
     optimizer = make_optimizer("sgd", model)
-    held = nn.functional.cross_entropy(model(images), torch.arange(6) % 5)  # keeps autograd's accumulators alive
+    held = nn.functional.cross_entropy(model(images), torch.arange(6) % 5)  # keeps gradient accumulators alive
     held.backward()
     apply_plan(model, without(spaces, every_other(spaces)), spaces, optimizer)
     assert all(after is before for after, before in zip(model.parameters(), parameters, strict=True))
@@ -117,7 +117,7 @@ def test_memory_format_stays():
         if isinstance(layer, nn.Conv2d):
             wanted = torch.empty(layer.weight.shape, memory_format=torch.channels_last).stride()
             assert layer.weight.stride() == wanted, name
-            momentum = optimizer.state[layer.weight]["momentum_buffer"]  # of a 1x1 kernel, the strides may be either
+            momentum = optimizer.state[layer.weight]["momentum_buffer"]  # a 1x1 kernel may have either strides
             assert momentum.is_contiguous(memory_format=torch.channels_last), name
 
 
@@ -194,12 +194,12 @@ def test_prunetrain_9_cuts_compose_and_counts_never_grow(data):
         (ReconfigPlan(kept={"down.conv": [2, 1]}), "do not ascend"),
         (ReconfigPlan(kept={"down.conv": [1, 1]}), "do not ascend"),
         (ReconfigPlan(kept={"down.conv": [0, 99]}), "cannot keep channel 99"),
-        (ReconfigPlan(kept={"expand.conv": [0, 1, 2]}), "cannot keep channel 1,"),  # it went before
+        (ReconfigPlan(kept={"expand.conv": [0, 1, 2]}), "cannot keep channel 1,"),  # it was removed before
         (ReconfigPlan(kept={"down.conv": []}), "has to keep a channel"),
         (ReconfigPlan(kept={"residual2.branch.block1.conv": []}), "remove its branch instead"),
         (ReconfigPlan(kept={"input": [0]}), "frozen: the model's input"),
         (ReconfigPlan(kept={"classifier": [0]}), "frozen: the model's output"),
-        (ReconfigPlan(removed_branches=("residual1.branch",)), "cannot be removed"),  # it went before
+        (ReconfigPlan(removed_branches=("residual1.branch",)), "cannot be removed"),  # it was removed before
         (ReconfigPlan(removed_branches=("residual2.branch", "residual2.branch")), "removed twice"),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_plan_that_cannot_be_carried_out_changes_nothing(plan, reason):
     apply_plan(model, first, spaces, optimizer)
     tensors, found = snapshot(model, spaces)
     state = copy.deepcopy(optimizer.state_dict())
-    # A part that could be carried out comes along, and is not.
+    # The valid part of the plan must not be carried out either.
     plan = ReconfigPlan(kept={"prep.conv": [0, 1], **plan.kept}, removed_branches=plan.removed_branches)
     with pytest.raises(ValueError, match=reason):
         apply_plan(model, plan, spaces, optimizer)

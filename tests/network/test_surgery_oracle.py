@@ -1,4 +1,4 @@
-"""Index spaces against torch-pruning's groups: which tensors lose what when a channel goes.
+"""Index spaces against torch-pruning's groups: the entries of tensors that are removed with a channel.
 
 torch-pruning is right where convolutions are not grouped; there the two have to agree, channel by channel.
 """
@@ -45,7 +45,7 @@ NETS = {
 
 
 def ours(spaces, space, channel):
-    """What goes with a channel of a space: tensor, axis and place."""
+    """Return what is removed with a channel of a space: tensor, axis and position."""
     return {
         (one.tensor, one.axis, place)
         for one in spaces[space].slices
@@ -55,7 +55,7 @@ def ours(spaces, space, channel):
 
 
 def theirs(graph, model, layer, channel):
-    """The same, by the group that goes when an output channel of a layer does."""
+    """Return the same according to torch-pruning, for an output channel of a layer."""
     names = {module: name for name, module in model.named_modules()}
     group = graph.get_pruning_group(layer, torch_pruning.prune_conv_out_channels, idxs=[channel])
     found = set()

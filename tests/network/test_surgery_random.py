@@ -1,4 +1,4 @@
-"""Surgery on nets that chance built: what is left computes what the masked net does."""
+"""Surgery on random nets: the cut net computes the same as the masked net."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ STEPS = ("conv", "grouped", "depthwise", "norm", "relu", "add", "cat", "gate", "
 
 
 class RandomNet(nn.Module):
-    """A net of steps; each takes earlier activations by number and gives another, all of 6x6 places.
+    """A net of random steps; each computes an activation of 6x6 positions from earlier activations.
 
     Args:
         steps: (kind, number of one activation, number of another, channels); what does not fit is left out.
@@ -29,53 +29,53 @@ class RandomNet(nn.Module):
         for kind, one, other, width in [("conv", 0, 0, 4), *steps]:
             one, other = one % len(channels), other % len(channels)
             given = channels[one]
-            layer, made = None, given
+            layer, produced = None, given
             if kind == "conv":
-                layer, made = nn.Conv2d(given, width, 3, padding=1, bias=bool(width % 2)), width
+                layer, produced = nn.Conv2d(given, width, 3, padding=1, bias=bool(width % 2)), width
             elif kind == "grouped":
                 groups = max(g for g in (1, 2, 3) if given % g == 0)
-                layer, made = nn.Conv2d(given, groups * 2, 3, padding=1, groups=groups), groups * 2
+                layer, produced = nn.Conv2d(given, groups * 2, 3, padding=1, groups=groups), groups * 2
             elif kind == "depthwise":
-                layer, made = nn.Conv2d(given, given * 2, 3, padding=1, groups=given), given * 2
+                layer, produced = nn.Conv2d(given, given * 2, 3, padding=1, groups=given), given * 2
             elif kind == "norm":
                 layer = nn.BatchNorm2d(given)
             elif kind in ("add", "gate"):
                 if channels[other] != given:
                     continue
             elif kind == "cat":
-                made = given + channels[other]
+                produced = given + channels[other]
             elif kind == "branch":
                 layer = nn.Sequential(nn.Conv2d(given, width, 1), nn.ReLU(), nn.Conv2d(width, given, 1))
             elif kind in ("count", "training"):
                 layer = nn.Conv2d(given, given, 1)
             self.layers.append(layer or nn.Identity())
             self.program.append((kind, one, other))
-            channels.append(made)
+            channels.append(produced)
         self.flat = flat
         self.head = nn.Linear(channels[-1] * (36 if flat else 1), 5)
 
     def forward(self, x):
-        made = [x]
+        found = [x]
         for layer, (kind, one, other) in zip(self.layers, self.program, strict=True):
             if kind == "relu":
-                made.append(torch.relu(made[one]))
+                found.append(torch.relu(found[one]))
             elif kind == "add":
-                made.append(made[one] + made[other])
+                found.append(found[one] + found[other])
             elif kind == "gate":
-                made.append(made[one] * torch.sigmoid(made[other].mean((2, 3), keepdim=True)))
+                found.append(found[one] * torch.sigmoid(found[other].mean((2, 3), keepdim=True)))
             elif kind == "cat":
-                made.append(torch.cat((made[one], made[other]), dim=1))
+                found.append(torch.cat((found[one], found[other]), dim=1))
             elif kind == "branch":
-                made.append(made[one] + layer(made[one]))
+                found.append(found[one] + layer(found[one]))
             elif kind == "size":
-                made.append(made[one] / made[one].shape[1])
+                found.append(found[one] / found[one].shape[1])
             elif kind == "count":
-                made.append(layer(made[one]) / layer.in_channels)
+                found.append(layer(found[one]) / layer.in_channels)
             elif kind == "training":
-                made.append(made[one] + layer(made[one]) if self.training else made[one])
+                found.append(found[one] + layer(found[one]) if self.training else found[one])
             else:
-                made.append(layer(made[one]))
-        end = made[-1]
+                found.append(layer(found[one]))
+        end = found[-1]
         return self.head(end.flatten(1) if self.flat else end.mean((2, 3)))
 
 
@@ -91,7 +91,7 @@ nets = st.builds(
 
 
 def outputs(model, images):
-    """In training, where normalisation stays as it is in evaluation, and in evaluation."""
+    """Return the outputs in training, with normalisation in evaluation mode, and in evaluation."""
     model.train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -100,7 +100,7 @@ def outputs(model, images):
 
 
 def masked(model, spaces, kept):
-    """Silences what reads the channels that go: the weights of consumers, and what hands channels on by groups."""
+    """Set the weights to zero that read removed channels: those of consumers and of grouped convolutions."""
     layers = dict(model.named_modules())
     for name, channels in kept.items():
         gone = [index for index, channel in enumerate(spaces[name].original) if channel not in channels]

@@ -1,4 +1,4 @@
-"""Which channels belong together: the index spaces that tracing finds, and what it refuses to understand."""
+"""Index spaces: which channels belong together, and which operations freeze them."""
 
 import pytest
 import torch
@@ -121,7 +121,7 @@ def test_what_is_not_understood_freezes_the_spaces_that_it_touches(layers, froze
     assert {name for name in spaces if spaces[name].frozen} >= frozen
     assert all(reason in spaces[name].frozen_because for name in frozen)
     assert any(reason in step for step in spaces.not_followed)
-    # An understood layer behind the trouble is free: its own channels are not touched.
+    # A layer behind the unknown operation is free: its own channels are not affected.
     spaces = (
         find_index_spaces(reading(*layers[:-1], nn.Conv2d(2, 3, 1), nn.Flatten()), SHAPE) if len(layers) == 3 else {}
     )
@@ -179,7 +179,7 @@ def test_a_layer_that_runs_twice_on_one_label_is_counted_once(again):
 
 
 class Standardised(nn.Conv2d):
-    """Computes something else than its parent."""
+    """A convolution that computes something different from its base class."""
 
     def forward(self, x):
         return nn.functional.conv2d(x, self.weight - self.weight.mean(), self.bias)
@@ -193,7 +193,7 @@ def test_layers_of_other_classes_are_not_followed(layer):
 
 
 class Two(nn.Module):
-    """Two convolutions side by side, of 4 and 2 channels, strung together."""
+    """Two parallel convolutions with 4 and 2 channels, concatenated."""
 
     def __init__(self):
         super().__init__()

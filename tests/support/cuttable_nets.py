@@ -14,7 +14,7 @@ SHAPE = (3, 8, 8)
 
 
 class Basic(nn.Module):
-    """A basic residual block; the shortcut is a projection where the shape changes."""
+    """A basic residual block; the shortcut is a projection if the shape changes."""
 
     residual_branch = "branch"
 
@@ -38,7 +38,7 @@ class Basic(nn.Module):
 
 
 def resnet(blocks):
-    """PruneTrain's layout: three stages of basic blocks, the second and third of which begin with a projection."""
+    """Return a net in PruneTrain's layout: three stages of basic blocks, two of which begin with a projection."""
     stages = [Basic(4, 4) for _ in range(blocks)]
     for width in (6, 8):
         stages += [Basic(stages[-1].branch[3].out_channels, width, 2)] + [
@@ -56,7 +56,7 @@ def resnet(blocks):
 
 
 def reading(*layers):
-    """A net whose first layer reads the image into 4 channels."""
+    """Return a net whose first layer turns the image into 4 channels."""
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *layers)
 
 
@@ -81,7 +81,7 @@ class Bottleneck(nn.Module):
 
 
 def plain():
-    """A plain net with biases, a flattening of 2x2 places and a hidden linear layer."""
+    """Return a plain net with biases, a flattening of 2x2 positions and a hidden linear layer."""
     return nn.Sequential(
         *(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(6, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()),
@@ -95,7 +95,7 @@ def bottleneck():
 
 
 def grouped():
-    """ResNeXt's block, behind a depthwise convolution."""
+    """Return a net with ResNeXt's block behind a depthwise convolution."""
 
     class Grouped(nn.Module):
         residual_branch = "branch"
@@ -118,11 +118,11 @@ def grouped():
 
 
 class Dense(nn.Module):
-    """Its input and what a convolution makes of it, strung together."""
+    """A block that concatenates its input and the output of a convolution."""
 
-    def __init__(self, channels, made):
+    def __init__(self, channels, growth):
         super().__init__()
-        self.norm, self.conv = nn.BatchNorm2d(channels), nn.Conv2d(channels, made, 3, padding=1)
+        self.norm, self.conv = nn.BatchNorm2d(channels), nn.Conv2d(channels, growth, 3, padding=1)
 
     def forward(self, x):
         return torch.cat([x, self.conv(torch.relu(self.norm(x)))], 1)

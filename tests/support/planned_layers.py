@@ -1,4 +1,4 @@
-"""Layers of every kind, and their gradients with and without a plan."""
+"""Layers of every kind, and helpers for their gradients with and without a plan."""
 
 import copy
 
@@ -27,7 +27,7 @@ def identity(tensor, site):
 
 
 def gradients(layer, inputs, dtype=torch.float32):
-    """Output and all gradients of one forward and backward."""
+    """Return output and all gradients of one forward and backward."""
     inputs = inputs.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         out = layer(inputs)
@@ -37,7 +37,7 @@ def gradients(layer, inputs, dtype=torch.float32):
 
 
 def planned_copy(layer, plan):
-    """A converted copy with gradients cleared."""
+    """Return a converted copy without gradients."""
     duplicate = copy.deepcopy(layer)
     duplicate.zero_grad()
     convert(nn.Sequential(duplicate))

@@ -1,4 +1,4 @@
-"""Small methods: together they use every operand of the plan and every hook of the contract."""
+"""Small methods that together use every operand of a plan and every hook of the contract."""
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +10,11 @@ from suite.network.backends import TorchBackend
 
 
 class Nothing(Method):
-    """Dense."""
+    """Dense training."""
 
 
 class WeightMask(Method):
-    """Halves of the input channels masked in the forward, like SR-STE or ClickTrain."""
+    """Masks half of the input channels in the forward, like SR-STE or ClickTrain."""
 
     def plan(self, name, layer):
         return OpPlan(weight_forward=mask_even, backend=SLICING) if layer.weight.shape[1] == 8 else None
@@ -30,7 +30,7 @@ def mask_even(weight, site):
 
 
 class ChannelTopK(Method):
-    """The strongest quarter of dO's channels for both gradients, like ssProp."""
+    """Uses the strongest quarter of the channels of dO for both gradients, like ssProp."""
 
     share: float = 0.25
 
@@ -46,7 +46,7 @@ class ChannelTopK(Method):
 
 
 class CountingBackend(TorchBackend):
-    """Torch's products, counted."""
+    """Torch's products, with a count of the calls."""
 
     def __init__(self):
         self.calls = {"forward": 0, "dgrad": 0, "wgrad": 0}
@@ -68,7 +68,7 @@ class CountingBackend(TorchBackend):
 
 
 class OwnBackend(Method):
-    """A backend of the method's own, like a sparse kernel."""
+    """Uses its own backend, like a method with a sparse kernel."""
 
     def setup(self, ctx):
         self.backend = CountingBackend()
@@ -78,7 +78,7 @@ class OwnBackend(Method):
 
 
 class Mixup(Method):
-    """Labels become probabilities."""
+    """Mixes images and replaces labels by probabilities."""
 
     def transform_batch(self, images, labels, ctx):
         share = 0.7
@@ -90,7 +90,7 @@ class Mixup(Method):
 
 
 class SkipsOdd(Method):
-    """Takes every second step only, and remembers what it saw."""
+    """Skips every second optimizer step and accumulates gradients."""
 
     def setup(self, ctx):
         self.accumulated = torch.zeros((), device=ctx.device)
@@ -107,7 +107,7 @@ class SkipsOdd(Method):
 
 
 class RandomChannels(Method):
-    """Random masks from the site's key: nothing to save."""
+    """Draws random masks from the key of the site, so that no state is saved."""
 
     def plan(self, name, layer):
         return OpPlan(grad_dgrad=drop_randomly, grad_wgrad=drop_randomly)
@@ -119,7 +119,7 @@ def drop_randomly(grad, site):
 
 
 class HashedChannels(Method):
-    """Random masks that the device makes of a seed which it reads itself."""
+    """Draws random masks on the device, from a seed that is read there."""
 
     replayable = True
 
@@ -128,7 +128,7 @@ class HashedChannels(Method):
 
 
 def drop_by_seed(grad, site):
-    """Half of the channels of each image, by the middle bits of the squared sum of seed and number."""
+    """Keep half of the channels of each image, chosen by the middle bits of the squared sum of seed and index."""
     number = torch.arange(grad.shape[0] * grad.shape[1], device=grad.device)
     mixed = (site.kernel_seed >> 32) + number
     kept = (mixed * mixed >> 16) % 2
@@ -136,13 +136,13 @@ def drop_by_seed(grad, site):
 
 
 class ReplayedTopK(ChannelTopK):
-    """Smaller operands, whose executed shares are metered in a capture alone."""
+    """Uses compact gradients, whose executed shares are metered only during the capture."""
 
     replayable = True
 
 
 class Shrinks(Method):
-    """Takes a channel a epoch from one space, then the residual branch; changes batch size and learning rate."""
+    """Removes a channel of one space, then the residual branch; changes batch size and learning rate."""
 
     def reconfigure(self, ctx):
         space = ctx.spaces["0"]
@@ -175,7 +175,7 @@ class Replans(Method):
 
 
 class Decays(Method):
-    """A regulariser with a coefficient set at the first step, as PruneTrain's."""
+    """Adds a regulariser whose coefficient is set in the first step, like PruneTrain's."""
 
     def setup(self, ctx):
         self.coefficient = None
@@ -198,4 +198,4 @@ METHODS = [
     Decays,
 ]  # fmt: skip
 REPLAYED = [Nothing, Mixup, SkipsOdd, HashedChannels, ReplayedTopK]
-"""Those whose steps may be captured and replayed."""
+"""Methods whose steps can be captured and replayed."""
