@@ -1,4 +1,4 @@
-"""Ours beside a published number: what is compared, how it is read from trials, and what came out."""
+"""Comparison with published numbers: the declaration, how it is read from trials, and the result."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from reports.data.records import Trial
 from reproductions.published import Group, Published, kind_of
 
 Against = Literal["", "difference", "ratio", "saving"]
-TIMES = ("_time_s", "_per_s")  # how columns end that depend on the machine
-# Of two trials whose times may be compared, the machine first.
+TIMES = ("_time_s", "_per_s")  # endings of columns that depend on the machine
+# Columns that must be equal in trials whose times are compared; the machine comes first.
 SETTING = ("hardware_id", "threads", "torch", "device", "dtype", "execution")
 _MACHINE = 3
 _INEXACT = 1e-9  # published numbers are decimals, whose differences are not exact in binary
@@ -23,21 +23,21 @@ _INEXACT = 1e-9  # published numbers are decimals, whose differences are not exa
 
 @dataclass(frozen=True)
 class Compared:
-    """One quantity of a reproduction, declared.
+    """Declaration of one quantity of a reproduction.
 
     Attributes:
-        quantity: how a reader calls it.
-        method: the method's label as the part's list gives it: `sdgp[n=2,m=4,mode=random]`.
-        column: of `results.csv`.
-        against: `""`: the column itself; else paired with dense seed by seed: `difference`, `ratio`, or `saving`, which
-            is 1 minus the ratio.
-        over: a column of the same trial that the column is divided by (`train_flops_dense`); only without `against`.
-        scale: factor from the table's unit to the published one; 100 makes percents of shares.
-        unit: after scaling.
-        kind: of our number.
-        published: `GROUP/KEY` of the number beside it; empty where none was printed.
-        published_baseline: `GROUP/KEY` of what is subtracted from it, for differences that the paper prints as two.
-        note: what a reader must know of this one.
+        quantity: Name for readers.
+        method: Label of the method in the list of the part, for example `sdgp[n=2,m=4,mode=random]`.
+        column: Column of `results.csv`.
+        against: `""` for the column itself; otherwise it is paired with dense by seed: `difference`, `ratio`, or
+            `saving`, which is 1 minus the ratio.
+        over: Column of the same trial to divide by (`train_flops_dense`); only without `against`.
+        scale: Factor from the unit of the table to the published unit; 100 converts shares to percent.
+        unit: Unit after scaling.
+        kind: Kind of our number.
+        published: `GROUP/KEY` of the published number; empty if none was printed.
+        published_baseline: `GROUP/KEY` of the number to subtract, if the paper prints both terms of a difference.
+        note: Remark for readers.
     """
 
     quantity: str
@@ -55,21 +55,21 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line of a reproduction: ours, theirs, and where each is from.
+    """One line of a reproduction: our number, the published number, and their sources.
 
     Attributes:
-        quantity, unit: what it is.
-        part: of the reproduction; empty for what is published alone.
-        ours: our number, or why there is none.
-        kind: of ours.
-        published: theirs; `None` where none was printed.
-        published_kind: `published`, or that of a modelled quantity; empty without a number.
-        source: citation with its place; empty without a number.
-        rounding: how far theirs may lie from what they had before they printed it: half a unit of the last decimal, of
-            a difference that of both.
-        is_difference: whether it is a difference to dense, which transfers between settings better than an absolute.
-        note: what a reader must know of this one.
-        disturbed: whether ours is made of a measured time that its trials' records speak against.
+        quantity, unit: Name and unit of the quantity.
+        part: Part of the reproduction; empty for a number that is only published.
+        ours: Our number, or the reason that it is missing.
+        kind: Kind of our number.
+        published: Published number; `None` if none was printed.
+        published_kind: Kind of the published number; empty without a number.
+        source: Citation with its place; empty without a number.
+        rounding: Largest rounding error of the published number: half a unit of its last decimal, summed over both
+            terms of a difference.
+        is_difference: Whether it is a difference to dense, which transfers between settings better than an absolute.
+        note: Remark for readers.
+        disturbed: Whether our number is a measured time that other programs disturbed.
     """
 
     quantity: str
@@ -87,16 +87,16 @@ class Comparison:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus theirs, in `unit`; `None` where one is absent, or theirs was projected and ours cannot be."""
+        """Our number minus the published one, in `unit`; `None` if one is missing or theirs was projected."""
         if self.published is None or isinstance(self.ours, Missing) or self.published_kind == kind_of("modelled"):
             return None
         return self.ours.mean - self.published
 
     @property
     def covered(self) -> bool | None:
-        """Whether the interval of ours meets what theirs was before it was rounded for print.
+        """Whether our interval covers the published number, allowing for its rounding.
 
-        `None` where there is no `difference`, or no interval.
+        `None` without a `difference` or an interval.
         """
         if self.difference is None or isinstance(self.ours, Missing) or self.ours.half_width is None:
             return None
@@ -104,7 +104,7 @@ class Comparison:
 
 
 def accuracy(quantity: str, method: str, published: str = "", baseline: str = "") -> tuple[Compared, ...]:
-    """The two lines of a method's accuracy: in percent, and as difference to dense in points.
+    """Return the two lines of a method's accuracy: in percent, and as difference to dense in points.
 
     Args:
         quantity: the method's name for readers.
@@ -171,7 +171,7 @@ def published_alone(group: Group) -> tuple[Comparison, ...]:
 
 
 def conditions_in_words(group: Group) -> str:
-    """`task imagenet, model resnet50, dtype float16`: under what a group's numbers hold."""
+    """Return the conditions of a group in words, for example `task imagenet, model resnet50, dtype float16`."""
     named = [f"{key.replace('_', ' ')} {value}" for key, value in group.conditions.items()]
     return ", ".join(named)
 
@@ -222,7 +222,7 @@ def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:
         return Missing(_why_none(trials.get(one.method, ())))
     if one.column.endswith(TIMES) and not one.over:
         if not one.against and len({_setting(trial) for trial in done}) > 1:
-            return Missing("ran on several machines or in several formats, whose times have no mean")
+            return Missing("trials ran on several machines or in several formats, so their times have no mean")
         if one.against and _paired_trials(done, dense, ())[0]:
             on_same_hardware = bool(_paired_trials(done, dense, SETTING[:1])[0])
             on_same_machine = bool(_paired_trials(done, dense, SETTING[:_MACHINE])[0])
@@ -239,7 +239,7 @@ def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:
     if not one.against:
         return estimate(list(values.values()), reason)
     if not dense:
-        return Missing("no dense trial is done, so there is nothing to compare with")
+        return Missing("no dense trial is done to compare with")
     combine = "difference" if one.against == "difference" else "ratio"
     quantity = paired(values, by_seed(dense, one.column), combine, reason)
     if one.against == "saving" and isinstance(quantity, Estimate):
@@ -254,7 +254,7 @@ def _setting(trial: Trial) -> tuple[str, ...]:
 def _paired_trials(
     ours: Sequence[Trial], dense: Sequence[Trial], equal: Sequence[str]
 ) -> tuple[list[Trial], list[Trial]]:
-    """The trials of ours that have a dense one of their seed with `equal` columns, and those dense ones."""
+    """Return our trials that have a dense trial of the same seed with equal columns, and those dense trials."""
 
     def key(trial: Trial) -> tuple[object, ...]:
         return seed_of(trial), *(column_text(trial, name) for name in equal)

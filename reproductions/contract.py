@@ -1,6 +1,6 @@
-"""The contract of a reproduction: which trials a paper's table or figure needs, and what of them stands beside it.
+"""Contract of a reproduction: the trials that a table or figure of a paper needs, and the quantities to compare.
 
-A reproduction is a declaration, registered like a method and run by `reproduce NAME`:
+A reproduction is a declaration that is registered like a method and run by `reproduce NAME`:
 
     @register("reproduction", "sdgp-table1")
     class Table1(Reproduction):
@@ -9,7 +9,7 @@ A reproduction is a declaration, registered like a method and run by `reproduce 
         reference = "sdgp-table1-cifar10-resnet9"           # a group of reproductions/published.toml
         parts = (Part("columns", ..., compared=(*accuracy("random 2:4", "sdgp[...]", ".../random", ".../dense"), ...)),)
 
-Its module imports no torch: the verb reads it before anything is checked.
+Its module must not import torch, because the verb reads it before it checks anything.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from suite.runs.spec import PRESETS, TrialSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Trials that belong together, and what is read from them.
+    """Trials that belong together, and the quantities read from them.
 
     Attributes:
-        name: what `--parts` takes.
-        title: one line for readers.
-        methods: as `--methods` takes them, dense among them where anything is compared with it.
-        task: one task.
-        model: as `--model` takes it; empty: the task's own. What the user types wins.
-        small_model: instead of it in the presets `smoke` and `quick`, for two cores.
-        seeds: how many, by preset.
-        presets: those in which the part is run unless `--parts` says otherwise.
-        overrides: fields of the recipe; what the user types wins.
-        recipe: in preset `paper`, the paper's by its name in `Task.paper_recipes`; empty: the task's own.
-        paper_recipe: fields of the recipe in preset `paper` alone, where the task has no such recipe.
-        compared: the quantities.
+        name: Name for `--parts`.
+        title: One line for readers.
+        methods: Methods as in `--methods`; includes dense if anything is compared with it.
+        task: Name of the task.
+        model: Model as in `--model`; empty for the default of the task. The command can replace it.
+        small_model: Model in the presets `smoke` and `quick`, for two cores.
+        seeds: Number of seeds by preset.
+        presets: Presets that run the part unless `--parts` is given.
+        overrides: Recipe fields; the command can replace them.
+        recipe: Name of the recipe in `Task.paper_recipes` for the preset `paper`; empty for the default of the task.
+        paper_recipe: Recipe fields for the preset `paper` only, if the task has no such recipe.
+        compared: Quantities to compare.
     """
 
     name: str
@@ -62,13 +62,13 @@ class Part:
 
 @dataclass(frozen=True)
 class ReproductionData:
-    """What the trials of a reproduction left.
+    """Trials that a reproduction reads.
 
     Attributes:
-        folder: the suite's.
-        trials: by part and label, those of the command and those that earlier commands left for its other parts.
-        specs: the trials' specs by trial id.
-        device: `cpu`, `cuda` or `cuda:N`, to compute on.
+        folder: Folder of the suite.
+        trials: Trials by part and label, from this command and from earlier commands in the folder.
+        specs: Specs of the trials by trial id.
+        device: Device for computations: `cpu`, `cuda` or `cuda:N`.
     """
 
     folder: Path
@@ -79,7 +79,7 @@ class ReproductionData:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a reproduction has to say: lines beside the published numbers, a figure, remarks, and more provenance."""
+    """Result of a reproduction: comparisons with published numbers, a figure, remarks and provenance."""
 
     comparisons: tuple[Comparison, ...]
     figure: Figure | None = None
@@ -88,16 +88,16 @@ class Outcome:
 
 
 class Reproduction:
-    """Base class of every reproduction; most declare the attributes and `draw`, and nothing else.
+    """Base class of every reproduction; most declare only the attributes and `draw`.
 
     Class attributes:
-        title: how a reader calls it.
-        reference: the group of published numbers whose setting is reproduced.
-        also: groups that are shown without anything of ours beside them.
-        beside: groups, besides `reference` and those that the parts name, that `outcome` sets ours beside.
-        parts: what is run.
-        remarks: lines that a reader should meet before the numbers.
-        numbers: the TOML file with the published numbers; a plugin's may bring its own.
+        title: Title of the page.
+        reference: Group of published numbers whose setting is reproduced.
+        also: Groups that are shown without numbers of ours.
+        beside: Further groups that `outcome` compares with, besides `reference` and those that the parts name.
+        parts: Parts to run.
+        remarks: Lines above the numbers on the page.
+        numbers: TOML file with the published numbers; a plugin can have its own.
     """
 
     registered_name: ClassVar[str] = ""
@@ -111,7 +111,7 @@ class Reproduction:
 
     @cached_property
     def published(self) -> published.Published:
-        """The published numbers.
+        """Published numbers of this reproduction.
 
         Raises:
             UsageError: if their file cannot be read.
@@ -119,10 +119,10 @@ class Reproduction:
         return published.own() if self.numbers == published.OWN else published.read(self.numbers)
 
     def check(self) -> None:
-        """See that every published number that is named here exists.
+        """Check that every published number that is named here exists.
 
         Raises:
-            UsageError: for the first that does not, or that must not be compared with.
+            UsageError: If one does not exist, or must not be compared.
         """
         for name in (self.reference, *self.also, *self.beside):
             self.published.group(name)
@@ -132,16 +132,16 @@ class Reproduction:
                     self.published.find(value)
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        """What came out. The base class compares what the parts declare, and draws it."""
+        """Return the result. The base class compares the quantities of the parts and draws them."""
         comparisons = self.compare(data)
         return Outcome(comparisons, self.draw(comparisons), self.remarks)
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
-        """Columns beside those of `results.csv` that quantities may name: what is read off a trial's other files."""
+        """Return further columns for quantities, read from the trial's files, in addition to those of `results.csv`."""
         return {}
 
     def compare(self, data: ReproductionData) -> tuple[Comparison, ...]:
-        """The declared quantities of every part, and what is published alone."""
+        """Compare the declared quantities of every part, and add the groups that have only published numbers."""
         lines: list[Comparison] = []
         for part in self.parts:
             trials = {
@@ -154,5 +154,5 @@ class Reproduction:
         return tuple(lines)
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        """The figure; `None` where there is nothing to draw."""
+        """Return the figure, or `None` if there is nothing to draw."""
         return None

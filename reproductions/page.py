@@ -1,4 +1,4 @@
-"""A reproduction written down: `reproduce/NAME.{md,csv,svg}`, ours beside the published numbers."""
+"""Page of a reproduction, `reproduce/NAME.{md,csv,svg}`: our numbers beside the published ones."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ COLUMNS = (
     *("unit", "published_kind", "seeds", "part", "note"),
 )
 COVERED = (
-    "Ours with its interval meets what the published number was before rounding: half a unit of its last printed "
-    "decimal, of a difference that of both. A no is no refutation: what is published is rounded, has no interval, and "
-    "may be of one run."
+    "Yes if our interval reaches the published number within its rounding error: half a unit of the last printed "
+    "decimal, summed over both terms of a difference. A no does not refute the paper: published numbers are rounded, "
+    "have no interval, and may come from one run."
 )
-FULL_RECIPE = "paper"  # the preset that is the recipe of a paper
+FULL_RECIPE = "paper"  # preset with the recipe of a paper
 
 
 @dataclass(frozen=True)
 class PartNotRun:
-    """A part that was not asked for and is not there as a whole, and the command that runs what is missing of it."""
+    """A part that the command did not run and the folder does not hold completely, with the command that runs it."""
 
     name: str
     title: str
@@ -44,21 +44,21 @@ class PartNotRun:
 
 @dataclass(frozen=True)
 class ReproductionPage:
-    """Everything that the files of one reproduction say.
+    """Content of the files of one reproduction.
 
     Attributes:
-        name, title, summary: of the reproduction.
-        comparisons: of the parts, then what is published alone; all of them stand in the CSV.
-        alone: the groups that nothing of ours stands beside.
-        figure: drawn, or `None` where there is nothing to draw.
-        reference: the group whose setting is reproduced.
-        trials: the trials behind the numbers, failed ones included.
-        networks: lines on networks that were trained in place of the parts' own, by the preset or by the command.
-        changed: fields of the recipe that the command set, `name=value`.
-        unrun: the parts that were not run.
-        remarks: lines that this reproduction adds.
-        notes: of the published groups.
-        provenance: lines on where the numbers come from.
+        name, title, summary: Texts of the reproduction.
+        comparisons: Comparisons of the parts, then the numbers that are only published; the CSV has all of them.
+        alone: Groups that are only published.
+        figure: Figure, or `None` if there is nothing to draw.
+        reference: Group whose setting is reproduced.
+        trials: Trials behind the numbers, failed ones included.
+        networks: Lines on networks that the preset or the command replaced.
+        changed: Recipe fields that the command set, `name=value`.
+        unrun: Parts that were not run.
+        remarks: Further lines of the reproduction.
+        notes: Notes of the published groups.
+        provenance: Lines on the source of the numbers.
     """
 
     name: str
@@ -78,9 +78,9 @@ class ReproductionPage:
 
 
 def write(folder: Path, reproduced: ReproductionPage) -> list[Path]:
-    """Write the three files into `folder/reproduce`, each atomically: the Markdown is the first of the list.
+    """Write the files into `folder/reproduce`, each atomically, and return their paths, Markdown first.
 
-    Without a figure an earlier one is taken away: it would show other numbers than the table.
+    Without a figure, an earlier figure is removed, because it would show other numbers than the table.
     """
     place = folder / "reproduce"
     paths = {ending: place / f"{reproduced.name}.{ending}" for ending in ("md", "csv", "svg")}
@@ -96,7 +96,7 @@ def write(folder: Path, reproduced: ReproductionPage) -> list[Path]:
 
 
 def to_csv(comparisons: Sequence[Comparison]) -> str:
-    """The lines as CSV: numbers in the line's unit, `interval` the half-width, empty where there is no number."""
+    """Return the lines as CSV: numbers in the unit of the line, `interval` as half-width, empty if missing."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -129,8 +129,8 @@ def _plain(value: object) -> object:
 
 
 def to_markdown(reproduced: ReproductionPage) -> str:
-    """The page."""
-    # What nobody asked for is one line with its command, and not a row of dashes for each of its numbers.
+    """Return the page as Markdown."""
+    # A part that was not run gets one line with its command instead of a row of dashes for each number.
     unrun = [part.name for part in reproduced.unrun]
     parts = [
         one for one in reproduced.comparisons if one.part and not (one.part in unrun and isinstance(one.ours, Missing))
@@ -142,8 +142,8 @@ def to_markdown(reproduced: ReproductionPage) -> str:
         warning=setting_warning(
             reproduced.trials, reproduced.reference, networks=reproduced.networks, changed=reproduced.changed
         ),
-        differences=_table("What transfers: differences to dense", [one for one in printed if one.is_difference]),
-        absolutes=_table("The numbers themselves", [one for one in printed if not one.is_difference]),
+        differences=_table("Differences to dense", [one for one in printed if one.is_difference]),
+        absolutes=_table("Absolute numbers", [one for one in printed if not one.is_difference]),
         unrun_published=any(one.part in unrun and one.published is not None for one in reproduced.comparisons),
         ours_alone=_ours_alone([one for one in parts if one.published is None]),
         alone=_alone(reproduced.alone),
@@ -155,15 +155,15 @@ def to_markdown(reproduced: ReproductionPage) -> str:
 def setting_warning(
     trials: Sequence[Trial], reference: Group, *, networks: Sequence[str] = (), changed: Sequence[str] = ()
 ) -> str:
-    """What of the setting is not the paper's, as one sentence; empty where nothing is known to differ.
+    """Return the differences between our setting and that of the paper; empty if none is known.
 
-    Hardware, on which times depend, stands in the table of settings alone.
+    Hardware, on which times depend, appears only in the table of settings.
 
     Args:
-        trials: ours.
-        reference: whose conditions count.
-        networks: that were trained in place of others, a line each.
-        changed: fields of the recipe that the command set.
+        trials: Our trials.
+        reference: Group with the published conditions.
+        networks: Lines on networks that were replaced.
+        changed: Recipe fields that the command set.
     """
     parts = []
     presets = sorted({trial.text("preset") for trial in trials if trial.text("preset")})
@@ -194,12 +194,12 @@ def _conditions(trials: Sequence[Trial], reference: Group) -> Table | None:
         else:
             same = Cell("yes" if ours == [_text(theirs)] else "no")
         rows.append((Cell(key.replace("_", " ")), Cell(_text(theirs)), cell, same))
-    columns = tuple(Column(title, numeric=False) for title in ("Condition", "Published", "Ours", "The same"))
+    columns = tuple(Column(title, numeric=False) for title in ("Condition", "Published", "Ours", "Equal"))
     return Table("conditions", "Settings", columns, tuple(rows))
 
 
 def _ours(trials: Sequence[Trial], key: str) -> list[str]:
-    """The values that a condition has in our trials, as text."""
+    """Return the values of a condition in our trials, as text."""
     if key == "hardware":
         facts = [trial.provenance.get("hardware") for trial in trials]
         found = [str(fact.get("gpu") or fact.get("cpu") or "") for fact in facts if isinstance(fact, dict)]
@@ -244,13 +244,13 @@ def _row(one: Comparison) -> tuple[Cell, ...]:
         return name, theirs, reason, reason, reason, reason, *kinds
     gap = one.difference
     if gap is None:
-        difference = missing_cell("what the paper projected is another quantity than what was measured")
+        difference = missing_cell("the paper projected this quantity, and ours is measured")
     else:
         difference = Cell(formatting.signed(gap, formatting.decimals_for(one.ours.half_width, 2)), value=gap)
     if one.published_kind != kind_of(MEASURED):
-        covered = missing_cell("what the paper computed is no measurement that ours could confirm")
+        covered = missing_cell("the paper computed this number, so a measurement cannot confirm it")
     elif one.covered is None:
-        covered = missing_cell("one seed, or equal values: no interval")
+        covered = missing_cell("no interval: one seed or equal values")
     else:
         covered = Cell("yes" if one.covered else "no")
     return name, theirs, _our_cell(one), difference, covered, Cell(str(one.ours.count)), *kinds
@@ -274,7 +274,7 @@ def _ours_alone(lines: Sequence[Comparison]) -> Table | None:
         return None
     columns = (Column("Quantity", numeric=False), Column("Ours"), Column("Kind", numeric=False))
     rows = [(Cell(one.quantity, one.note), _our_cell(one), Cell(one.kind)) for one in lines]
-    return Table("ours", "Ours alone: no published number of this setting stands beside", columns, tuple(rows))
+    return Table("ours", "Our numbers without a published counterpart", columns, tuple(rows))
 
 
 def _published(one: Comparison, signed: bool) -> str:
@@ -287,12 +287,12 @@ def _published(one: Comparison, signed: bool) -> str:
 def _alone(groups: Sequence[Group]) -> Table | None:
     if not groups:
         return None
-    titles = ("Where", "What", "Published", "Kind", "Under")
+    titles = ("Source", "Quantity", "Published", "Kind", "Conditions")
     columns = tuple(Column(title, numeric=False) for title in titles)
     rows = []
     for group in groups:
         values = ", ".join(f"{key} {value:.10g}{group.unit and ' '}{group.unit}" for key, value in group.values.items())
-        doubt = f"Not to be compared with: {group.doubt}." if group.doubt else ""
+        doubt = f"Must not be compared: {group.doubt}." if group.doubt else ""
         where = Cell(f"{group.place} ({group.source.where})", doubt)
         rows.append((where, Cell(group.quantity), Cell(values), Cell(group.kind), Cell(conditions_in_words(group))))
-    return Table("alone", "Published, with nothing of ours beside it", columns, tuple(rows))
+    return Table("alone", "Published numbers without a counterpart of ours", columns, tuple(rows))

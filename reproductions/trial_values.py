@@ -1,4 +1,4 @@
-"""Finished trials, as the reproductions of figures read them: by label, by seed, with their final networks."""
+"""Values of finished trials for reproductions: by label, by seed, and from their final networks."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from suite.runs.engines.subprocess_call import SubprocessResult
 if TYPE_CHECKING:
     from torch import nn
 
-BUSY = 0.5  # cores that other programs keep busy, from which on a time is not to be trusted
+BUSY = 0.5  # busy cores of other programs above which times are unreliable
 
-BARELY_LEARNED = 1.5  # times what chance gives
+BARELY_LEARNED = 1.5  # times the accuracy of chance
 
 
 def done(data: ReproductionData, part: str, label: str) -> list[Trial]:
-    """The trials of one method in a part that are done, by seed."""
+    """Return the finished trials of one method in a part, by seed."""
     return sorted((trial for trial in data.trials.get(part, {}).get(label, ()) if trial.done), key=seed_of)
 
 
 def over_seeds(
     trials: list[Trial], value: Callable[[Trial], float | None], reason: str = "no trial is done", scale: float = 1.0
 ) -> Quantity:
-    """The mean of a value of each trial, with its interval."""
+    """Return the mean of a value over trials, with its interval."""
     found = [number for trial in trials if (number := value(trial)) is not None]
     quantity = estimate(found, reason)
     return quantity if isinstance(quantity, Missing) else quantity.scaled(scale)
 
 
 def with_own_trials(reproduction: Reproduction, data: ReproductionData) -> list[tuple[Part, dict[str, list[Trial]]]]:
-    """Each part with its trials that are done, by label. A part whose trials an earlier one has too is left out.
+    """Return each part with its finished trials by label; parts with the same trials as an earlier one are left out.
 
-    With `--model`, parts that differ by their network alone are the same.
+    With `--model`, parts that differ only in their network have the same trials.
     """
     found: list[tuple[Part, dict[str, list[Trial]]]] = []
     seen: list[set[str]] = []
@@ -53,24 +53,24 @@ def with_own_trials(reproduction: Reproduction, data: ReproductionData) -> list[
 
 
 def trained_model(part: Part, trials: list[Trial]) -> str:
-    """The network's name: the command may have asked for another than the part's."""
+    """Return the name of the trained network, which the command may have changed."""
     return trials[0].text("model") if trials else part.model
 
 
 def model_file(data: ReproductionData, trial: Trial) -> Path:
-    """Where a trial's final network lies."""
+    """Return the path of a trial's final network."""
     return data.folder / "trials" / trial.name / "model.pt"
 
 
 def final_model(data: ReproductionData, trial: Trial) -> nn.Module:
-    """What a trial ended with, on the CPU, in evaluation mode."""
+    """Load the final network of a trial on the CPU in evaluation mode."""
     from suite.checkpoint import load_model
 
     return load_model(model_file(data, trial))
 
 
 def image_shape(data: ReproductionData, trial: Trial) -> tuple[int, int, int]:
-    """(C, H, W) of the images that a trial was trained on."""
+    """Return the shape of a trial's images, (C, H, W)."""
     from suite import registry
 
     shape: tuple[int, int, int] = registry.get("task", data.specs[trial.name].task).input_shape
@@ -78,7 +78,7 @@ def image_shape(data: ReproductionData, trial: Trial) -> tuple[int, int, int]:
 
 
 def classes(data: ReproductionData, trial: Trial) -> int:
-    """Of the trial's task."""
+    """Return the number of classes of a trial's task."""
     from suite import registry
 
     count: int = registry.get("task", data.specs[trial.name].task).num_classes
@@ -86,7 +86,11 @@ def classes(data: ReproductionData, trial: Trial) -> int:
 
 
 def share_of_dense(column: str) -> Callable[[Trial], float | None]:
-    """A cost over that of the network as it was built: of `inference_flops`, or of `train_flops_current`."""
+    """Return a function that divides a trial's cost by that of the dense network.
+
+    Args:
+        column: `inference_flops` or `train_flops_current`.
+    """
     whole = f"{column.removesuffix('_current')}_dense"
 
     def share(trial: Trial) -> float | None:
@@ -107,10 +111,11 @@ def line(
     among: Published | None = None,
     note: str = "",
 ) -> Comparison:
-    """A line of a reproduction whose number was computed from files of trials.
+    """Return a line whose number was computed from files of trials.
 
     Args:
-        published: `GROUP/KEY` of the number beside it, which is `among` the published ones; empty where none is.
+        published: `GROUP/KEY` of the published number; empty if there is none.
+        among: Published numbers to look it up in.
     """
     if not published or among is None:
         return Comparison(quantity, unit, part, ours, kind, note=note)
@@ -120,50 +125,51 @@ def line(
 
 
 def number(quantity: Quantity) -> float | None:
-    """The mean; `None` where there is none."""
+    """Return the mean, or `None` if there is none."""
     return quantity.mean if isinstance(quantity, Estimate) else None
 
 
 def point(
     trials: list[Trial], cost: Callable[[Trial], float | None], scale: float = 100.0
 ) -> tuple[float, Estimate] | None:
-    """The mean of a cost, times `scale`, and the accuracy in percent; `None` where one of them is missing."""
+    """Return the mean of a cost times `scale` and the accuracy in percent, or `None` if one of them is missing."""
     x = number(over_seeds(trials, cost, scale=scale))
     y = over_seeds(trials, lambda trial: trial.number("test_accuracy"), scale=100)
     return None if x is None or isinstance(y, Missing) else (x, y)
 
 
 def learned_nothing(data: ReproductionData, trials: Sequence[Trial]) -> list[str]:
-    """One line where dense networks among these trials are no better than chance: then nothing can be lost."""
+    """Return one line if a dense network among these trials is no better than chance, so that no loss is visible."""
     found = [accuracy for trial in trials if (accuracy := trial.number("test_accuracy")) is not None]
     if not found or min(found) * (number_of_classes := classes(data, trials[0])) > BARELY_LEARNED:
         return []
     return [
-        f"A dense network learned next to nothing in so short a training: {100 * min(found):.0f} % of the test images "
-        f"are right, and {100 / number_of_classes:.0f} % is chance. What it would lose by pruning, and where its "
-        "weights would go, cannot be seen."
+        f"A dense network learned almost nothing in this short training: it classifies {100 * min(found):.0f} % of the "
+        f"test images correctly, and {100 / number_of_classes:.0f} % is chance. A loss of accuracy by pruning "
+        "cannot be "
+        "seen here."
     ]
 
 
 def slower_than_dense(lines: Iterable[Comparison]) -> list[str]:
-    """One line that names whose whole training took as long as dense's or longer; none where nothing did."""
+    """Return one line that names the methods whose training took at least as long as that of dense."""
     ending = ": training time, of dense's"
     slow = [
         f"{one.quantity.removesuffix(ending)} ({share:.0f} %)"
         for one in lines
         if one.quantity.endswith(ending) and (share := number(one.ours)) is not None and share >= 100
     ]
-    return [f"No time was saved here, as long a training as dense's or longer: {'; '.join(slow)}."] if slow else []
+    return [f"No time was saved here by these methods, in percent of dense: {'; '.join(slow)}."] if slow else []
 
 
 def doubts(timed: list[SubprocessResult]) -> list[str]:
-    """One line where other programs kept half a core busy, or more, as something was timed."""
+    """Return one line if other programs kept at least half a core busy during a measurement."""
     busy = max((found.busy_cores for found in timed), default=0.0)
     if busy < BUSY:
         return []
-    return [f"Other programs kept {busy:.1f} cores busy as these times were measured: trust none of them."]
+    return [f"Other programs kept {busy:.1f} cores busy while these times were measured, so the times are unreliable."]
 
 
 def timed_on(timed: list[SubprocessResult]) -> tuple[str, ...]:
-    """Where that was, for the page's provenance."""
+    """Return lines on the hardware of the measurements, for the provenance of the page."""
     return tuple(dict.fromkeys(f"Timed on {found.where}" for found in timed))

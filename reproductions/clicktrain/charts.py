@@ -1,4 +1,4 @@
-"""Figures of reproductions: parts of a whole as stacked bars, and heat maps of the places in 3x3 kernels."""
+"""Charts of ClickTrain's figures: stacked bars, and heat maps of positions in 3x3 kernels."""
 
 from __future__ import annotations
 

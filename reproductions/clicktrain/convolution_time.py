@@ -23,7 +23,7 @@ from suite.runs.engines.subprocess_call import SubprocessResult, call_in_subproc
 MASKED_TRIAL = "clicktrain[schedule=paper,backend=masked]"
 NOT_DONE = "its trial is not done"
 NOTHING_PRUNED = "nothing was pruned in this network"
-NOT_HERE = "there are no kernels that skip weights here: no C++ compiler, or PDT_CPU_KERNEL=0"
+NOT_HERE = "kernels that skip weights are not available: no C++ compiler, or PDT_CPU_KERNEL=0"
 THAN_DENSE = "skipping, times as fast as dense in the faster layout"
 NO_CSR = "this build of torch has no such products"
 REPETITIONS = {"smoke": 5, "quick": 20, "paper": 20}
@@ -44,17 +44,19 @@ PARTS = tuple(
     for network in ("vgg11_click", "resnet32_wide")
 )
 ON_THE_CPU = (
-    "Measured on the CPU in float32, apart from the trial, whatever its device and number format. The least of "
-    f"{REPETITIONS['paper']} repetitions ({REPETITIONS['smoke']} in smoke), which other programs disturb least; all "
-    "ways in turn, so that what else the machine does hits all of them. Notes have the median, and the time under "
-    "which three quarters of the repetitions lie, to which the lines in the figure reach. The slides measure on a GPU, "
-    "and their charts have no numbers: nothing of theirs can stand beside ours."
+    "Measured on the CPU in float32, in a separate process, whatever the device and dtype of the trial. Times are "
+    "minima "
+    f"of {REPETITIONS['paper']} repetitions ({REPETITIONS['smoke']} in smoke), which other programs disturb least. The "
+    "methods alternate, so that other load affects all of them. Notes give the median and the third quartile; the "
+    "lines "
+    "in the figure end there. The slides measure on a GPU and their charts have no numbers, so no published number is "
+    "compared."
 )
 
 
 @register("reproduction", "clicktrain-fig9")
 class Figure9(Reproduction):
-    """ClickTrain's Fig. 9: time to bring a pruned weight into its sparse form, by a known mask against torch's CSR."""
+    """ClickTrain's Fig. 9: time to convert a pruned weight to a sparse format, and to torch's CSR."""
 
     title = "ClickTrain, Fig. 9: time of the conversion to a sparse format"
     reference = "clicktrain-fig11-cifar10-accuracy"
@@ -108,7 +110,7 @@ class Figure9(Reproduction):
         return bars_figure(
             self.registered_name,
             "Time to bring a pruned weight into a sparse form",
-            f"{trial.text('model')}; least times, measured on the CPU. The axis is logarithmic.",
+            f"{trial.text('model')}; minimal times, measured on the CPU. The axis is logarithmic.",
             "Time (microseconds)",
             list(layers),
             {way: [MICRO * one["seconds"][way][0] for one in layers.values()] for way in CONVERSIONS},
@@ -179,7 +181,8 @@ class Figure10(Reproduction):
         return bars_figure(
             self.registered_name,
             "Time of forward, data gradient and weight gradient of pruned convolutions",
-            f"{trial.text('model')} at batch {batch}; the three products together, least times, measured on the CPU in "
+            f"{trial.text('model')} at batch {batch}; the three products together, minimal times, measured on the "
+            "CPU in "
             "float32. The axis is logarithmic.",
             "Time (ms)",
             list(layers),
@@ -190,11 +193,11 @@ class Figure10(Reproduction):
 
 
 def loses(model: str, layers: Mapping[str, Any]) -> list[str]:
-    """One line that names the layers in which skipping is no faster than the faster dense layout; none where none is.
+    """Return one line that names the layers in which skipping is no faster than the faster dense layout.
 
     Args:
-        model: the network's name.
-        layers: what `timed_layers.product_times` found.
+        model: Name of the network.
+        layers: Result of `timed_layers.product_times`.
     """
     slower = [
         name
@@ -204,14 +207,14 @@ def loses(model: str, layers: Mapping[str, Any]) -> list[str]:
     if not slower:
         return []
     return [
-        f"Skipping does not pay in {len(slower)} of {len(layers)} pruned layers of {model}, where its three "
-        f"products take as long as dense ones, or longer: {', '.join(slower)}. "
-        "backend=auto is there to keep such layers dense."
+        f"Skipping is no faster in {len(slower)} of {len(layers)} pruned layers of {model}, where its three "
+        "products take "
+        f"at least as long as dense ones: {', '.join(slower)}. backend=auto keeps such layers dense."
     ]
 
 
 def fastest_dense(seconds: Mapping[str, Any], product: str) -> Seconds:
-    """Of the two memory formats the one whose least time is smaller; with an empty product for each the faster one."""
+    """Return the times of the faster memory format; for an empty product, the sum over products of the faster ones."""
     if not product:
         return _sum([fastest_dense(seconds, one) for one in PRODUCTS])
     return min((seconds[method][product] for method in DENSE), key=lambda each: float(each[0]))
@@ -226,22 +229,22 @@ def _of_layers(data: ReproductionData, trial: Trial, function: str, more: Mappin
 
 
 def _product(seconds: Mapping[str, Seconds] | None, product: str) -> Seconds:
-    """Of a product; of the three together where it is empty; nothing where there are no times."""
+    """Return the times of a product, or of all three if it is empty; an empty list if there are no times."""
     if not seconds:
         return []
     return seconds[product] if product else _sum([*seconds.values()])
 
 
 def _sum(several: Sequence[Seconds]) -> Seconds:
-    """Of the least times, of the medians, and of the third quarter points."""
+    """Return the sums of the minima, of the medians and of the third quartiles."""
     return [sum(points) for points in zip(*several, strict=True)]
 
 
 def _times_as_fast(what: str, part: str, theirs: Seconds, ours: Seconds) -> Comparison:
-    """`theirs`, of torch's own products, are there wherever a layer was pruned."""
+    """Return how many times as fast ours is; torch's own products exist wherever a layer was pruned."""
     if not theirs or not ours:
         return line(what, part, Missing(NOT_HERE if theirs else NOTHING_PRUNED), "measured", unit="×")
-    note = f"Of the medians: {theirs[1] / ours[1]:.3g} ×."
+    note = f"Ratio of the medians: {theirs[1] / ours[1]:.3g} ×."
     return line(what, part, estimate([theirs[0] / ours[0]], ""), "measured", unit="×", note=note)
 
 
@@ -249,7 +252,7 @@ def _milliseconds(what: str, part: str, seconds: Seconds, method: str = "") -> C
     if not seconds:
         reason = {OURS: NOT_HERE, CSR: NO_CSR}.get(method, NOTHING_PRUNED)
         return line(f"{what}, milliseconds", part, Missing(reason), "measured", unit="")
-    note = f"Median {MILLI * seconds[1]:.3g}, three quarters under {MILLI * seconds[2]:.3g} ms; sums over the layers."
+    note = f"Sums over the layers: median {MILLI * seconds[1]:.3g}, third quartile {MILLI * seconds[2]:.3g} ms."
     return line(f"{what}, milliseconds", part, estimate([MILLI * seconds[0]], ""), "measured", unit="", note=note)
 
 

@@ -1,4 +1,4 @@
-"""ClickTrain's figures of networks that nobody pruned: Fig. 1 (the backward's share) and Fig. 3 (large weights).
+"""ClickTrain's figures of dense networks: Fig. 1 (share of the backward pass) and Fig. 3 (large weights).
 
 Source: Zhang, Yuan, Niu, Tian, Jin, Zhuang, Jiang, Wang, Ren, Song, Tao, "ClickTrain: Efficient and Accurate End-to-End
 Deep Learning Training via Fine-Grained Architecture-Preserving Pruning", ICS 2021, slides.
@@ -33,30 +33,33 @@ NETWORKS = {
 PRODUCTS = ("forward", "data gradient", "weight gradient")
 COUNTS = ("this suite's count", "PruneTrain's count")
 TWO_THIRDS = (
-    "Each of the two gradients of a layer takes as many multiply-adds as its forward, and the first layer's input "
-    "needs none: so counted, the backward pass never takes more than two thirds, 66.7 %, in any network. The code of "
-    "PruneTrain charges a data gradient at the padded input of its layer, which is more than it takes, most of all "
-    "where images have become small: by that count all of these networks but ImageNet's VGG-16 are above 70 %. How the "
-    "slides count stands nowhere."
+    "Each of the two gradients of a layer takes as many multiply-adds as its forward, and the input of the first layer "
+    "needs no gradient. With this count the backward pass never exceeds two thirds (66.7 %) in any network. The "
+    "code of "
+    "PruneTrain counts a data gradient at the padded input of its layer, which is more than needed, especially where "
+    "images are small. With that count all of these networks except ImageNet's VGG-16 are above 70 %. The slides do "
+    "not "
+    "state how they count."
 )
 
 
 @register("reproduction", "clicktrain-fig1")
 class Figure1(Reproduction):
-    """ClickTrain's Fig. 1: the shares of forward and backward in the FLOPs of a training step, by network."""
+    """ClickTrain's Fig. 1: shares of forward and backward in the FLOPs of a training step, by network."""
 
     title = "ClickTrain, Fig. 1: the share of the backward pass in training FLOPs"
     reference = "clicktrain-fig1-backward"
     remarks = (
-        "Counted from shapes, of convolutions and linear layers, for the networks that the slides name; no training is "
-        "needed for it. The one short trial stands here to show that the ledger of real steps has the same share.",
+        "Counted from the shapes of convolutions and linear layers, for the networks that the slides name; this "
+        "needs no "
+        "training. One short trial shows that the counted FLOPs of real steps have the same shares.",
         TWO_THIRDS,
-        "Which networks Fig. 1 draws is not said.",
+        "The slides do not state which networks Fig. 1 draws.",
     )
     parts = (
         Part(
             name="steps",
-            title="dense, one epoch, whose ledger says what its steps multiplied",
+            title="dense, one epoch, to count the FLOPs of real steps",
             methods="dense",
             task="cifar10",
             model="vgg11_click",
@@ -94,8 +97,8 @@ class Figure1(Reproduction):
         figure = stacked_figure(
             self.registered_name,
             "Forward and backward in the FLOPs of a training step",
-            "Counted. A forward bar that ends left of the dashed line leaves the backward pass more than the published "
-            "70 %.",
+            "Counted. If a forward bar ends left of the dashed line, the backward pass takes more than the "
+            "published 70 %.",
             "Share of a step's FLOPs (%), counted",
             {count: {network: both[place] for network, both in shares.items()} for place, count in enumerate(COUNTS)},
             PRODUCTS,
@@ -105,7 +108,7 @@ class Figure1(Reproduction):
 
 
 def network_shares(network: str) -> tuple[list[float], list[float]]:
-    """Percent of a step's FLOPs in each of `PRODUCTS`, by this suite's count and by PruneTrain's."""
+    """Return the percent of a step's FLOPs in each of `PRODUCTS`, by this suite's count and by PruneTrain's."""
     import torch
 
     from suite.choices import build_model
@@ -124,13 +127,13 @@ def _costs(data: ReproductionData, trial: Trial) -> Iterable[LayerCost]:
 
 
 def own_shares(costs: Iterable[LayerCost]) -> list[float]:
-    """By this suite's count, in which the first layer has no data gradient."""
+    """Return the shares by this suite's count, in which the first layer has no data gradient."""
     costs = list(costs)
     return _percents([sum(cost.flops(product) for cost in costs) for product in ("forward", "dgrad", "wgrad")])
 
 
 def prunetrain_shares(costs: Iterable[LayerCost]) -> list[float]:
-    """By the count of PruneTrain's code: a data gradient is charged at the padded input, also that of the first layer.
+    """Return the shares by PruneTrain's count: data gradients at the padded input, also for the first layer.
 
     Source: PruneTrain's code; `suite.cost.paper_conventions`.
     """
@@ -153,24 +156,26 @@ def _percents(values: list[float]) -> list[float]:
 
 POSITIONS, LARGEST = 9, 4  # weights of a kernel, and those that a pattern keeps
 UNIFORM = 100 * LARGEST / POSITIONS
-BLOCKS = ((4, 5, 7, 8), (3, 4, 6, 7), (1, 2, 4, 5), (0, 1, 3, 4))  # the published pool of four, row by row
+BLOCKS = ((4, 5, 7, 8), (3, 4, 6, 7), (1, 2, 4, 5), (0, 1, 3, 4))  # the four published patterns
 DRAWN = 8  # layers of the figure
 
 
 @register("reproduction", "clicktrain-fig3")
 class Figure3(Reproduction):
-    """ClickTrain's Fig. 3: where in 3x3 kernels the largest weights of a dense network sit, and in which shapes."""
+    """ClickTrain's Fig. 3: positions and shapes of the largest weights in 3x3 kernels of a dense network."""
 
-    title = "ClickTrain, Fig. 3: where in 3x3 kernels large weights sit"
+    title = "ClickTrain, Fig. 3: positions of large weights in 3x3 kernels"
     reference = "clicktrain-fig11-cifar10-accuracy"
     remarks = (
-        f"A weight is large where it is among the {LARGEST} largest |w| of its kernel, as many as a pattern keeps: of "
-        f"places that are all alike, each would be so in {UNIFORM:.1f} % of the kernels. Every 3x3 convolution is "
-        "counted, the first one too.",
-        "Beside the trained network stands one as it was before its training, its weights drawn by the same seed: "
-        "what both have is chance.",
-        "The slides draw a layer of a VGG-16, of which the picture alone is there, with no numbers. They say that "
-        "large weights form shapes that repeat.",
+        f"A weight is large if it is among the {LARGEST} largest |w| of its kernel, as many as a pattern keeps. "
+        "With no "
+        f"preference, each position would be large in {UNIFORM:.1f} % of the kernels. All 3x3 convolutions count, "
+        "including the first.",
+        "The trained network is compared with its initial weights from the same seed. A property that both have is "
+        "due to "
+        "chance.",
+        "The slides show one layer of a VGG-16, only as a picture without numbers. They state that large weights form "
+        "shapes that repeat.",
     )
     parts = (
         Part(
@@ -205,9 +210,9 @@ class Figure3(Reproduction):
             drawn = list(dict.fromkeys(drawn if len(names) > DRAWN else names))
             figure = positions_figure(
                 self.registered_name,
-                "Where the four largest weights of 3x3 kernels sit",
+                "Positions of the four largest weights in 3x3 kernels",
                 f"{trials[0].text('model')}, first seed, {_of(drawn, names)} 3x3 convolutions. A number is "
-                f"the percent of kernels in which that place holds one of the {LARGEST} largest |w|; {UNIFORM:.0f} "
+                f"the percent of kernels in which that position has one of the {LARGEST} largest |w|; {UNIFORM:.0f} "
                 "is chance. Counted.",
                 "Among the four largest (%)",
                 {network: {name: heat(of_seeds[0][name]) for name in drawn} for network, of_seeds in networks.items()},
@@ -221,7 +226,7 @@ def _of(drawn: list[str], names: list[str]) -> str:
 
 
 def untrained(data: ReproductionData, trial: Trial) -> nn.Module:
-    """A network as a trial's was before its training, its weights drawn by the trial's seed."""
+    """Return the network of a trial before its training, with weights drawn from the seed of the trial."""
     import torch
 
     from suite.choices import build_model
@@ -233,7 +238,10 @@ def untrained(data: ReproductionData, trial: Trial) -> nn.Module:
 
 
 def large_weights(model: nn.Module) -> dict[str, Tensor]:
-    """By 3x3 convolution which weights are the largest of their kernels, (kernels, 9) bool; kernels of zeros apart."""
+    """Return for each 3x3 convolution which weights are the largest of their kernels, (kernels, 9) bool.
+
+    Kernels that are all zero are left out.
+    """
     import torch
     from torch import nn
 
@@ -248,7 +256,7 @@ def large_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def heat(largest: Tensor) -> np.ndarray:
-    """In which percent of the kernels each place has a large weight, (3, 3)."""
+    """Return the percent of kernels with a large weight at each position, (3, 3)."""
     shares: np.ndarray = 100 * largest.double().mean(0).view(3, 3).numpy()
     return shares
 
@@ -263,7 +271,7 @@ QUANTITIES = (
 
 
 def statistics(layers: dict[str, Tensor]) -> dict[str, float]:
-    """`QUANTITIES` over the kernels of all layers, in percent."""
+    """Return `QUANTITIES` over the kernels of all layers, in percent."""
     import torch
 
     whole = torch.cat([*layers.values()])

@@ -1,4 +1,4 @@
-"""What the reproductions of ClickTrain share: the small network, the recipe, and the compression of a trial.
+"""Network, recipe and compression that the reproductions of ClickTrain share.
 
 Source: Zhang, Yuan, Niu, Tian, Jin, Zhuang, Jiang, Wang, Ren, Song, Tao, "ClickTrain: Efficient and Accurate End-to-End
 Deep Learning Training via Fine-Grained Architecture-Preserving Pruning", ICS 2021.
@@ -12,11 +12,11 @@ SMALL = "vgg11_click[width=0.5]"  # in the short presets
 
 
 def recipe_name(network: str) -> str:
-    """The recipe of the published configuration: the ResNets' learning rate falls an epoch earlier than the VGGs'."""
+    """Return the recipe of the published configuration; ResNets lower the learning rate one epoch earlier than VGGs."""
     return "clicktrain_resnet" if network.startswith("resnet") else "clicktrain"
 
 
 def compression_at_the_end(trial: Trial) -> dict[str, float]:
-    """Compression by the published measure, as the last epoch left it: a column of the trials that have one."""
+    """Return the compression after the last epoch, by the published measure, if the trial recorded one."""
     record = trial.epochs[-1].get("method", {}) if trial.epochs else {}
     return {"compression": float(record["compression"])} if "compression" in record else {}

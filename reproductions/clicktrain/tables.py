@@ -15,8 +15,8 @@ from reproductions.comparison import Compared, Comparison
 from reproductions.contract import Part, Reproduction
 from suite.registry import register
 
-# By task and network: a row of the table, by its compression, and how it is had here. Where no published list of ratios
-# compresses as much, one share of kernels is solved for it.
+# Rows of the table by task and network: the compression and the parameters that give it here. If no published list of
+# ratios reaches the compression, it is solved for one share of kernels in all layers.
 ROWS = {
     ("cifar10", "vgg11_click"): {"8.7x": "ratios=cifar10-vgg11_click-1", "11.5x": "ratios=cifar10-vgg11_click-4"},
     ("cifar10", "vgg13_click"): {"8.6x": "ratios=cifar10-vgg13_click-2", "10.9x": "ratios=solved,compression=10.9"},
@@ -30,10 +30,10 @@ ROWS = {
     },
 }
 SHORT = ("cifar10", "vgg11_click")
-SAVED = "Effective: by weights that are not 0. Executed FLOPs, and times, say what was saved."
+SAVED = "Effective FLOPs: only nonzero weights count. Executed FLOPs and times show what was saved."
 OF_TRAINING = (
-    "Theirs is about the saving of inference times the share of the epochs after hard pruning, 0.1 to 0.9 points more "
-    "in every row; ours is counted step by step."
+    "Theirs is the saving of inference times the share of epochs after hard pruning, plus 0.1 to 0.9 points in every "
+    "row; ours is counted step by step."
 )
 
 
@@ -87,7 +87,7 @@ def _part(task: str, network: str) -> Part:
     methods = {row: f"clicktrain[{given},schedule=paper]" for row, given in ROWS[task, network].items()}
     return Part(
         name=f"{network}-{task}",
-        title=f"{network} on {task}, dense and clicktrain, weights masked when the paper says",
+        title=f"{network} on {task}, dense and clicktrain, weights masked at the time of the paper",
         methods=",".join(["dense", *methods.values()]),
         task=task,
         model=network,
@@ -108,7 +108,7 @@ def _part(task: str, network: str) -> Part:
 
 @register("reproduction", "clicktrain-fig11")
 class Figure11(Reproduction):
-    """ClickTrain's Fig. 11: accuracy, compression and saved FLOPs on CIFAR, of the rows that published ratios reach."""
+    """ClickTrain's Fig. 11: accuracy, compression and saved FLOPs on CIFAR, where published ratios allow it."""
 
     title = "ClickTrain, Fig. 11: accuracy, compression and saved FLOPs on CIFAR"
     reference = "clicktrain-fig11-cifar10-accuracy"
@@ -121,11 +121,16 @@ class Figure11(Reproduction):
         "clicktrain-claim-compression",
     )
     remarks = (
-        "The published accuracies are the best of all epochs on the test set, which may come before anything was "
-        "pruned; ours are those of the last epoch.",
-        "Not run: both rows of ResNet-50 on CIFAR-100, for which no ratios were published, and its second on CIFAR-10. "
-        "Half of its weights are in 1x1 convolutions, so that 3x3 ones alone cannot compress it as much.",
-        "These networks have the names of PruneTrain's and other sizes; the table's PruneTrain rows are not repeated.",
+        "The published accuracies are the best of all epochs on the test set, possibly before anything was pruned. "
+        "Ours "
+        "are those of the last epoch.",
+        "Three rows are not run: both of ResNet-50 on CIFAR-100, for which no ratios were published, and its second "
+        "row on "
+        "CIFAR-10. Half of its weights are in 1x1 convolutions, so pruning 3x3 convolutions cannot compress it as "
+        "much.",
+        "These networks share names with PruneTrain's networks, but have other sizes; the PruneTrain rows of the "
+        "table are "
+        "not repeated.",
     )
     parts = tuple(_part(task, network) for task, network in ROWS)
 

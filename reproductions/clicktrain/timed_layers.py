@@ -1,4 +1,4 @@
-"""Pruned convolutions of a final network, multiplied in several ways and timed, in a process of their own."""
+"""Pruned convolutions of a final network: compute and time their products in a separate process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DENSE = ("dense, contiguous", "dense, channels-last")
 MASKED, OURS, CSR = "masked, channels-last", "skipping", "sparse CSR"
 METHODS = (*DENSE, MASKED, OURS, CSR)
 CONVERSIONS = ("to_sparse_csr", "compact form, mask known", "compact form, index and lists made anew")
-_PRUNED = 0.9  # at most so much is left of a pruned layer; dense ones hardly have a zero
+_PRUNED = 0.9  # largest density of a pruned layer; dense layers have hardly any zeros
 
 Key = TypeVar("Key")
 Seconds = list[float]
-"""Of the times of one call the least, the median, and that below which three quarters lie."""
+"""Minimum, median and third quartile of the times of one call."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Layer:
     """A pruned convolution.
 
     Attributes:
-        name: in the network.
-        weight: (K, C, R, S), float32, with its zeros.
+        name: Name in the network.
+        weight: Weight with its zeros, (K, C, R, S), float32.
         stride, padding, dilation: (rows, columns).
-        size: (H, W) of its input.
+        size: Size of the input, (H, W).
     """
 
     name: str
@@ -46,11 +46,11 @@ class Layer:
 
 
 def pruned_layers(file: str, shape: tuple[int, int, int]) -> list[Layer]:
-    """The convolutions of a final network many of whose weights are 0.
+    """Return the convolutions of a final network with many zero weights.
 
     Args:
-        file: its `model.pt`.
-        shape: (C, H, W) of an image.
+        file: Path of its `model.pt`.
+        shape: Shape of an image, (C, H, W).
     """
     from torch import nn
 
@@ -129,10 +129,10 @@ def product_times(file: str, shape: tuple[int, int, int], batch: int, repetition
 
 
 def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], ...]]:
-    """The three products of a layer by each of `METHODS`; one that cannot be had here is absent.
+    """Return the three products of a layer for each of `METHODS`; methods that are not available are left out.
 
-    All are given the same random images and output gradient, float32, and the layer's weight with its zeros, which take
-    dense products as long as other numbers.
+    All use the same random images and output gradient in float32, and the weight of the layer with its zeros, which
+    take dense products as long as other numbers.
     """
     import torch
 

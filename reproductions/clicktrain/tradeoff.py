@@ -1,4 +1,4 @@
-"""ClickTrain against other ways to prune: Fig. 12 (after training, on ImageNet) and Fig. 17 (PruneTrain).
+"""ClickTrain compared with other methods: Fig. 12 (pruning after training, on ImageNet) and Fig. 17 (PruneTrain).
 
 Source: Zhang, Yuan, Niu, Tian, Jin, Zhuang, Jiang, Wang, Ren, Song, Tao, "ClickTrain: Efficient and Accurate End-to-End
 Deep Learning Training via Fine-Grained Architecture-Preserving Pruning", ICS 2021, slides.
@@ -7,6 +7,7 @@ Deep Learning Training via Fine-Grained Architecture-Preserving Pruning", ICS 20
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from reports.data.records import Trial
 from reports.figures.figure import Figure
@@ -17,8 +18,8 @@ from reproductions.trial_values import done, learned_nothing, point, slower_than
 from suite import registry
 from suite.registry import register
 
-TUNED = "resnet9[width=0.25]"  # for which PruneTrain's thresholds of the short presets are tuned
-# Of the published configuration of ResNet-50, which has 95 epochs and these milestones; the slides say 90 epochs.
+TUNED = "resnet9[width=0.25]"  # PruneTrain's thresholds in the short presets are tuned for it
+# Published configuration of ResNet-50, which has 95 epochs and these milestones; the slides state 90 epochs.
 IMAGENET_RECIPE = {
     "epochs": 90,
     "batch_size": 256,
@@ -36,11 +37,11 @@ IMAGENET_RECIPE = {
 
 
 def solved(compression: float) -> str:
-    """ClickTrain at a compression of the 3x3 convolutions, the same share of kernels in each."""
+    """Return ClickTrain with a compression of the 3x3 convolutions and the same share of kernels in each."""
     return f"clicktrain[ratios=solved,compression={compression},schedule=paper]"
 
 
-# By network: a row of the slides, by its compression, and how it is had here.
+# Row of the slides by network: the compression and the method that gives it here.
 ROWS = {
     "resnet18": ("4.1x", solved(4.1)),
     "resnet50": ("4.3x", "clicktrain[schedule=paper]"),
@@ -48,11 +49,11 @@ ROWS = {
     "vgg16": ("6.6x", solved(6.6)),
 }
 NOTES = {
-    "resnet50": "By the ratios of the published configuration, which compress 2.82 times.",
-    "resnet101": "No list of ratios was published, and 3x3 convolutions are half of its weights: they alone cannot "
+    "resnet50": "Uses the ratios of the published configuration, which compress 2.82 times.",
+    "resnet101": "No ratios were published, and 3x3 convolutions hold half of its weights: pruning only them cannot "
     "compress the network 4.2 times.",
 }
-STANDING_IN = ("resnet18", "vgg16")  # rows whose compressions a network of 3x3 convolutions can have
+STANDING_IN = ("resnet18", "vgg16")  # rows whose compressions a network of 3x3 convolutions can reach
 
 
 def _lines(where: str, network: str, note: str = "") -> tuple[Compared, ...]:
@@ -75,7 +76,7 @@ def _lines(where: str, network: str, note: str = "") -> tuple[Compared, ...]:
 
 
 def imagenet_parts() -> tuple[Part, ...]:
-    """The rows themselves."""
+    """Return one part for each row on ImageNet."""
     return tuple(
         Part(
             name=f"{network}-imagenet",
@@ -98,7 +99,7 @@ def imagenet_parts() -> tuple[Part, ...]:
 def _stand_in(presets: tuple[str, ...]) -> Part:
     return Part(
         name="stand-in",
-        title="a small network on cifar10 in place of ImageNet's, at the compressions of two rows",
+        title="a small network on cifar10 in place of ImageNet's networks, at the compressions of two rows",
         methods=",".join(["dense", *(ROWS[network][1] for network in STANDING_IN)]),
         task="cifar10",
         model="vgg11_click",
@@ -114,7 +115,7 @@ def _stand_in(presets: tuple[str, ...]) -> Part:
                 for line in _lines(
                     f"stand-in for {network}, {ROWS[network][0]}",
                     network,
-                    f"Theirs is of {network} on ImageNet, ours of another network on other images.",
+                    f"Theirs is for {network} on ImageNet, ours for another network on other images.",
                 )
             ),
         ),
@@ -123,25 +124,26 @@ def _stand_in(presets: tuple[str, ...]) -> Part:
 
 HAS_IMAGENET = "imagenet" in registry.names("task")
 WITHOUT = (
-    "This suite has no task for ImageNet yet: nothing of it was trained here, in no preset. What stands in is a small "
-    "network on CIFAR-10; that it is compressed as much says nothing of how ImageNet's networks would bear it."
+    "This suite has no ImageNet task yet, so no preset trains on ImageNet. A small network on CIFAR-10 is used "
+    "instead. "
+    "Its accuracy at the same compression says nothing about ImageNet's networks."
 )
 SHORT = (
-    "In smoke and quick a small network on CIFAR-10 stands in for ImageNet's; that it is compressed as much says "
-    "nothing of how these would bear it. Preset paper trains on ImageNet."
+    "The presets smoke and quick use a small network on CIFAR-10 instead of ImageNet. Its accuracy at the same "
+    "compression says nothing about ImageNet's networks. Preset paper trains on ImageNet."
 )
 
 
 @register("reproduction", "clicktrain-fig12")
 class Figure12(Reproduction):
-    """ClickTrain's Fig. 12: accuracy and compression on ImageNet, beside published ways to prune after training."""
+    """ClickTrain's Fig. 12: accuracy and compression on ImageNet, compared with published pruning after training."""
 
-    title = "ClickTrain, Fig. 12: beside pruning after training, on ImageNet"
+    title = "ClickTrain, Fig. 12: comparison with pruning after training, on ImageNet"
     reference = "clicktrain-fig12-accuracy"
     also = ("clicktrain-fig12-others-accuracy", "clicktrain-fig12-others-compression", "clicktrain-fig12-dense")
     remarks = (
         SHORT if HAS_IMAGENET else WITHOUT,
-        "None of the ways to prune after training was run here: their rows stand as published, alone.",
+        "Methods that prune after training are not run here; their rows show only published numbers.",
     )
     parts = (
         _stand_in(("smoke", "quick") if HAS_IMAGENET else ("smoke", "quick", "paper")),
@@ -204,7 +206,7 @@ def _of_both(network: str) -> tuple[Compared, ...]:
 
 @register("reproduction", "clicktrain-fig17")
 class Figure17(Reproduction):
-    """ClickTrain's Fig. 17: PruneTrain beside ClickTrain, here on the same networks, which the paper did not do."""
+    """ClickTrain's Fig. 17: PruneTrain and ClickTrain, here on the same networks, unlike in the paper."""
 
     title = "ClickTrain, Fig. 17: PruneTrain and ClickTrain on the same networks"
     reference = "clicktrain-fig11-cifar10-accuracy"
@@ -213,13 +215,15 @@ class Figure17(Reproduction):
         for what in ("dense", "accuracy", "compression", "train-flops", "inference-flops")
     )
     remarks = (
-        "The paper sets PruneTrain's published numbers beside its own; the networks have the same names and other "
-        "sizes (ResNet-32: 0.47 against 20.1 million parameters). Here both prune one network, by one recipe and seed. "
-        "The bars of Fig. 17 have no numbers; those of Fig. 11 are below, and cannot stand beside ours.",
-        "Effective FLOPs leave out what is masked, whether or not anything skipped it; executed FLOPs are those that "
-        "were multiplied. PruneTrain's network becomes smaller, and needs no kernels of its own; ClickTrain's keeps "
-        "its shape, and can save only where there are kernels that skip, in the layers in which that was measured to "
-        "be faster. Times are measured, trial by trial, and not interleaved.",
+        "The paper compares its numbers with PruneTrain's published ones, although networks of the same name differ in "
+        "size (ResNet-32: 0.47 against 20.1 million parameters). Here both methods prune the same network with the "
+        "same "
+        "recipe and seed. The bars of Fig. 17 have no numbers; those of Fig. 11 are below and cannot be compared with "
+        "ours.",
+        "Effective FLOPs leave out masked weights, whether a kernel skipped them or not; executed FLOPs count every "
+        "multiplication. PruneTrain's network becomes smaller and needs no special kernels. ClickTrain's network keeps "
+        "its shape and saves time only with kernels that skip masked weights, in layers where they were measured to be "
+        "faster. Times are measured trial by trial, not interleaved.",
     )
     parts = tuple(
         Part(
@@ -238,9 +242,7 @@ class Figure17(Reproduction):
     )
 
     def compare(self, data: ReproductionData) -> tuple[Comparison, ...]:
-        """As declared, by the name of the network that was trained, of parts that have trials of their own."""
-        from dataclasses import replace
-
+        """Compare as declared, with the name of the trained network, and only for parts with different trials."""
         own = {part.name: trials for part, trials in with_own_trials(self, data)}
         lines = []
         for one in super().compare(data):
@@ -286,15 +288,16 @@ class Figure17(Reproduction):
         return curves_figure(
             self.registered_name,
             "Accuracy over training FLOPs and over training time, PruneTrain and ClickTrain on one network",
-            f"{model} on cifar10. A point a penalty ratio ({', '.join(map(str, PRUNETRAIN_RATIOS))}), or a compression "
-            f"of the 3x3 convolutions ({', '.join(f'{one:g}' for one in COMPRESSIONS)}); the mean over seeds with its "
-            "95 % interval. Up and left is better.",
+            f"{model} on cifar10. One point per penalty ratio ({', '.join(map(str, PRUNETRAIN_RATIOS))}) or "
+            "compression "
+            f"of the 3x3 convolutions ({', '.join(f'{one:g}' for one in COMPRESSIONS)}): the mean over seeds with its "
+            "95 % interval. Points further up and left are better.",
             panels,
         )
 
 
 def share_left(column: str) -> Callable[[Trial], float | None]:
-    """Training FLOPs of a trial over those of its network as it was built."""
+    """Return a function that gives the training FLOPs of a trial over those of the dense network."""
 
     def share(trial: Trial) -> float | None:
         cost, dense = trial.number(column), trial.number("train_flops_dense")

@@ -1,4 +1,4 @@
-"""ClickTrain's figures of training time: Fig. 13 (time of an iteration) and Fig. 14 (of the whole training).
+"""ClickTrain's figures of training time: Fig. 13 (one iteration) and Fig. 14 (the whole training).
 
 Source: Zhang, Yuan, Niu, Tian, Jin, Zhuang, Jiang, Wang, Ren, Song, Tao, "ClickTrain: Efficient and Accurate End-to-End
 Deep Learning Training via Fine-Grained Architecture-Preserving Pruning", ICS 2021, slides.
@@ -19,7 +19,7 @@ from reproductions.trial_values import done, learned_nothing, line, number, over
 from suite.registry import register
 
 DENSE = "dense"
-_NOTHING = 1e-3  # of the training: what takes less is not drawn
+_NOTHING = 1e-3  # stages with a smaller share of the training are not drawn
 STAGES = {"warm-up": "before patterns are chosen", "lasso": "under the lasso", "masked": "after hard pruning"}
 WAYS = {
     "masked": "clicktrain[schedule=paper,backend=masked]",
@@ -28,32 +28,35 @@ WAYS = {
 }
 OF_A_PART = {"backends": ("masked", "auto"), "skipping": ("skipping",)}
 BACKENDS = (
-    "masked: torch multiplies by the zeros too. skipping: kernels that skip them, in every pruned layer. auto: by "
-    "layer the faster of the two, as measured in the first epoch. Where there are no kernels that skip, auto is "
-    "masked, and the part skipping cannot run."
+    "masked: torch also multiplies by zeros. skipping: kernels skip masked weights in every pruned layer. auto: "
+    "each layer "
+    "uses the faster of the two, as measured in the first epoch. Without kernels that skip, auto equals masked and the "
+    "part skipping cannot run."
 )
 IN_PARTS = (
-    "Each trial has its own times, measured in the course of its training; trials are not interleaved. With --jobs "
-    "above 1, or beside other programs, they slow each other down."
+    "The times of a trial are measured during its training; trials are not interleaved. With --jobs above 1, or while "
+    "other programs run, trials slow each other down."
 )
 OF_ITS_OWN = "of the same trial's before patterns are chosen"
 AS_DENSE = (
-    "Before patterns are chosen these trials train as dense does, step for step: by how much their steps there differ "
-    "from the dense trial's is what trials differ by, and not methods. What a stage costs is therefore first set over "
-    "the same trial's own steps before it."
+    "Before patterns are chosen, these trials train exactly as dense does. A difference between their steps and "
+    "those of "
+    "the dense trial is then a difference between trials, not methods. The time of a stage is therefore given first "
+    "relative to the earlier steps of the same trial."
 )
 FIRST_EPOCH = (
-    "A trial's first epoch, in which everything is done for the first time, is left out where its stage has others. In "
-    "smoke the stage before patterns are chosen is that epoch alone: what is set over it looks faster than it is. The "
-    "time in which auto measures who is faster is no step's, and left out."
+    "The first epoch of a trial includes one-time work and is left out if its stage has more epochs. In preset smoke, "
+    "the stage before patterns are chosen has only this epoch, so stages relative to it look faster than they are. The "
+    "time in which auto measures the backends is not part of a step and is left out."
 )
 IMAGENET = (
-    "Of the figure's halves this is CIFAR; the other is ImageNet, single GPU. The bars of the slides have no numbers."
+    "This is the CIFAR half of the figure; the other half is ImageNet on a single GPU. The bars of the slides have no "
+    "numbers."
 )
 
 
 def part(name: str, title: str, compared: Sequence[Compared]) -> Part:
-    """Both figures have the same trials, in two parts."""
+    """Return a part; both figures have the same trials, in two parts."""
     return Part(
         name=name,
         title=title,
@@ -69,10 +72,9 @@ def part(name: str, title: str, compared: Sequence[Compared]) -> Part:
 
 
 def step_times(trial: Trial) -> dict[str, list[float]]:
-    """Seconds of a step, one mean an epoch, by the stage that the epoch was trained in; dense has one stage, `dense`.
+    """Return the mean seconds of a step for each epoch, by the stage of the epoch; dense has the one stage `dense`.
 
-    Without the time of reconfigurations. The first epoch, in which everything is done for the first time, is left out
-    where its stage has others.
+    Reconfigurations are left out, and so is the first epoch, with its one-time work, if its stage has more epochs.
     """
     found: dict[str, list[float]] = {}
     before: Mapping[str, float] = {}
@@ -89,19 +91,20 @@ def step_times(trial: Trial) -> dict[str, list[float]]:
 
 
 def column(stage: str) -> str:
-    """Of a step's time in a stage; by its end it is known as a time."""
+    """Return the column of the step time in a stage; its ending marks it as a time."""
     return f"{stage.replace('-', '_')}_step_time_s"
 
 
 @register("reproduction", "clicktrain-fig13")
 class Figure13(Reproduction):
-    """ClickTrain's Fig. 13: time of an iteration by stage, masked weights multiplied or skipped, beside dense."""
+    """ClickTrain's Fig. 13: time of an iteration by stage, with masked weights multiplied or skipped, and of dense."""
 
     title = "ClickTrain, Fig. 13: time of a training step, by stage"
     reference = "clicktrain-fig11-cifar10-accuracy"
     remarks = (
-        "A step is forward, backward and the optimizer's work; the slides have forward and backward alone. Median over "
-        "the epochs of a stage; notes, and lines on the bars, have the fastest and the slowest epoch.",
+        "A step is forward, backward and the optimizer; the slides measure only forward and backward. Times are "
+        "medians "
+        "over the epochs of a stage; notes and the lines on the bars give the fastest and the slowest epoch.",
         AS_DENSE,
         FIRST_EPOCH,
         BACKENDS,
@@ -132,7 +135,7 @@ class Figure13(Reproduction):
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
         times = {stage: statistics.median(seconds) for stage, seconds in step_times(trial).items()}
-        if DENSE in times:  # beside each stage of the others
+        if DENSE in times:  # compared with each stage of the others
             return {column(stage): times[DENSE] for stage in STAGES}
         return {column(stage): seconds for stage, seconds in times.items()}
 
@@ -163,7 +166,7 @@ class Figure13(Reproduction):
             "Time of a training step by stage",
             f"{trial.text('model')} on {trial.text('task')} at batch {trial.number('batch_size'):g}, "
             f"{trial.text('dtype')}, first seed; measured. Bars: median over the epochs of the stage; lines: fastest "
-            "to slowest epoch. Dense has no stages: its one time stands beside each.",
+            "to slowest epoch. Dense has no stages; its time is repeated for each.",
             "Time of a step (ms)",
             [*STAGES.values()],
             bars,
@@ -172,7 +175,7 @@ class Figure13(Reproduction):
 
 
 def trials_by_way(data: ReproductionData) -> dict[str, list[Trial]]:
-    """The trials that are done, dense first, by what a reader calls them."""
+    """Return the finished trials by backend, dense first."""
     dense = next((trials for name in OF_A_PART if (trials := done(data, name, DENSE))), [])
     found = {DENSE: dense}
     for name, ways in OF_A_PART.items():
@@ -182,14 +185,14 @@ def trials_by_way(data: ReproductionData) -> dict[str, list[Trial]]:
 
 def _milliseconds(way: str, stage: str, trials: list[Trial]) -> Comparison:
     by_trial = [step_times(trial).get(stage, []) for trial in trials]
-    note = "Of one epoch." if by_trial and by_trial[0] else ""
+    note = "From one epoch." if by_trial and by_trial[0] else ""
     if by_trial and len(by_trial[0]) > 1:
         ends = [f"{1e3 * of_all(by_trial[0]):.3g}" for of_all in (min, max)]
         note = f"{len(by_trial[0])} epochs of the first seed: {ends[0]} to {ends[1]} ms."
     ours = over_seeds(
         trials,
         lambda trial: statistics.median(seconds) if (seconds := step_times(trial).get(stage)) else None,
-        "no trial is done that has such epochs",
+        "no finished trial has such epochs",
         1e3,
     )
     where = next(name for name, ways in OF_A_PART.items() if way == DENSE or way in ways)
@@ -198,7 +201,7 @@ def _milliseconds(way: str, stage: str, trials: list[Trial]) -> Comparison:
 
 
 def pays(lines: Sequence[Comparison]) -> list[str]:
-    """One line that names the ways whose steps take as long after hard pruning as before any pruning, or longer."""
+    """Return one line that names the backends whose steps are no faster after hard pruning than before any pruning."""
     slow = [
         f"{one.quantity.partition(',')[0]} ({share:.0f} %)"
         for one in lines
@@ -208,22 +211,23 @@ def pays(lines: Sequence[Comparison]) -> list[str]:
     if not slow:
         return []
     return [
-        "It did not pay here: after hard pruning a step took as long as the same trial's before any pruning, or "
-        f"longer, by {', '.join(slow)}."
+        "Pruning saved no time here: after hard pruning, a step took at least as long as before any pruning in the "
+        "same "
+        f"trial with {', '.join(slow)}."
     ]
 
 
 @register("reproduction", "clicktrain-fig14")
 class Figure14(Reproduction):
-    """ClickTrain's Fig. 14: time of the whole training, masked weights multiplied or skipped, beside dense."""
+    """ClickTrain's Fig. 14: time of the whole training, with masked weights multiplied or skipped, and of dense."""
 
     title = "ClickTrain, Fig. 14: total training time"
     reference = "clicktrain-fig11-cifar10-accuracy"
     also = ("clicktrain-claim-cost",)
     remarks = (
-        "All that a trial's clock counts as training: steps, the choice of patterns, masks, and for auto the "
-        "measurement of who is faster. The slides' claim is against pruning a network that was trained before, which "
-        "nothing here does.",
+        "Training time includes steps, the choice of patterns, masks, and for auto the measurement of the backends. "
+        "The "
+        "claim of the slides compares with pruning a trained network, which is not run here.",
         BACKENDS,
         IN_PARTS,
         IMAGENET,
@@ -279,7 +283,7 @@ class Figure14(Reproduction):
         return Outcome(lines, figure, (*learned_nothing(data, dense), *slower_than_dense(lines), *self.remarks))
 
     def _once(self, data: ReproductionData) -> tuple[Comparison, ...]:
-        """The declared quantities; dense's, which both parts have, once where the first part has them."""
+        """Compare as declared; the quantities of dense, which both parts have, appear once, in the first part."""
         lines: list[Comparison] = []
         for part in self.parts:
             found = compare(part.compared, part.name, data.trials.get(part.name, {}), self.published)
@@ -288,12 +292,12 @@ class Figure14(Reproduction):
         return tuple(lines)
 
 
-DENSE_STEPS, MEASURING = "dense steps", "measuring who is faster"
+DENSE_STEPS, MEASURING = "dense steps", "measuring the backends"
 KINDS = (DENSE_STEPS, STAGES["lasso"], STAGES["masked"], MEASURING)
 
 
 def time_by_stage(trial: Trial) -> dict[str, float]:
-    """Seconds of training by `KINDS`; before patterns are chosen steps are dense ones."""
+    """Return the seconds of training by `KINDS`; steps before patterns are chosen are dense steps."""
     found = dict.fromkeys(KINDS, 0.0)
     nothing = {"train_time_s": 0.0, "reconfigure_time_s": 0.0}
     for before, after in pairwise((nothing, *trial.epochs)):

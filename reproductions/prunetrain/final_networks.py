@@ -1,4 +1,4 @@
-"""PruneTrain's numbers of finished networks: Table 2 (inference), Fig. 6 and 7 (union and gating), Fig. 12 (density).
+"""PruneTrain's numbers of final networks: Table 2 (inference), Fig. 6 and 7 (union and gating), Fig. 12 (density).
 
 Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
 Reconfiguration", SC 2019, Sec. 4.2, 5.1 and 5.3.
@@ -32,22 +32,22 @@ from suite.runs.engines.subprocess_call import SubprocessResult, call_in_subproc
 
 BATCHES = (10, 100)
 RATIOS = (0.1, 0.2)
-NEAR_ZERO = 1e-4  # the paper's threshold, whatever that of the trial is
+NEAR_ZERO = 1e-4  # the threshold of the paper, whatever the trial used
 NOT_DONE = "its trials are not done"
 NETWORKS = ("resnet32", "resnet50_cifar")
 
 
 @register("reproduction", "prunetrain-table2")
 class Table2(Reproduction):
-    """PruneTrain's Table 2: images a second in inference of the dense and the pruned network, at batch 10 and 100."""
+    """PruneTrain's Table 2: inference images per second of dense and pruned networks, at batch sizes 10 and 100."""
 
     title = "PruneTrain, Table 2: inference speed"
     reference = "prunetrain-table2-cifar100-speedup"
     also = tuple(f"prunetrain-table2-imagenet-{what}" for what in ("dense", "pruned", "speedup"))
     beside = ("prunetrain-table2-cifar100-dense", "prunetrain-table2-cifar100-pruned")
     remarks = (
-        f"Median of {REPETITIONS} passes of random images, dense and pruned in alternation, in the trials' arithmetic; "
-        "weights and images are where they are computed on before. The paper has a Titan Xp and mixed precision.",
+        f"Median of {REPETITIONS} passes of random images; dense and pruned alternate, in the dtype of the trials. "
+        "Weights and images are on the device beforehand. The paper uses a Titan Xp and mixed precision.",
     )
     parts = tuple(
         Part(
@@ -112,7 +112,7 @@ class Table2(Reproduction):
 
 
 def images_per_second(data: ReproductionData, trials: tuple[Trial, ...], batch: int) -> SubprocessResult:
-    """Images a second of each trial's final network, on the command's device."""
+    """Measure the images per second of each trial's final network, on the device of the command."""
     arguments = {
         "files": [str(model_file(data, trial)) for trial in trials],
         "dtype": trials[0].text("dtype"),
@@ -127,13 +127,13 @@ def images_per_second(data: ReproductionData, trials: tuple[Trial, ...], batch: 
 
 @register("reproduction", "prunetrain-fig6")
 class Figure6(Reproduction):
-    """PruneTrain's Fig. 6: inference FLOPs that are left by the channel union and by channel gating."""
+    """PruneTrain's Fig. 6: remaining inference FLOPs with channel union and with channel gating."""
 
     title = "PruneTrain, Fig. 6: channel union against channel gating"
     reference = "prunetrain-fig6-union"
     remarks = (
-        "Of the network that a trial by the union ended with, both cuts are made once more at the trial's threshold: "
-        "both start from the same weights.",
+        "Both cuts are made once more at the threshold of the trial, starting from the final network of a trial with "
+        "channel union. They therefore start from the same weights.",
     )
     parts = tuple(
         figure_part(
@@ -180,14 +180,14 @@ class Figure6(Reproduction):
         figure = curves_figure(
             self.registered_name,
             "Inference FLOPs left by the channel union and by channel gating",
-            "Mean over seeds. Counted: what gates copy costs no FLOPs and much time (prunetrain-fig7).",
+            "Mean over seeds, counted. Copies made by gates cost no FLOPs, but much time (prunetrain-fig7).",
             panels,
         )
         return Outcome(tuple(lines), figure, self.remarks)
 
 
 def inference_share(data: ReproductionData, trial: Trial, gating: bool) -> float:
-    """Inference FLOPs of a trial's network after one more cut, over those of the network as it was built."""
+    """Return the inference FLOPs of a final network after one more cut, over those of the dense network."""
     from reproductions.prunetrain.timed_networks import cut_again
     from suite.cost.flops import count_model
 
@@ -198,20 +198,21 @@ def inference_share(data: ReproductionData, trial: Trial, gating: bool) -> float
 
 
 def _again(data: ReproductionData, trial: Trial, gating: bool) -> tuple[float, bool, tuple[int, int, int], int]:
-    """What `cut_again` is told of a trial."""
+    """Return the arguments of `cut_again` for a trial."""
     return threshold(data, trial), gating, image_shape(data, trial), classes(data, trial)
 
 
 @register("reproduction", "prunetrain-fig7")
 class Figure7(Reproduction):
-    """PruneTrain's Fig. 7: time of the last layer of each residual block, with channel union and with gating."""
+    """PruneTrain's Fig. 7: time of the last layer of each residual block with channel union and with gating."""
 
     title = "PruneTrain, Fig. 7: what channel gating costs"
     reference = "prunetrain-table2-imagenet-speedup"
     remarks = (
-        f"Forward and backward of one layer by itself, gates included, median of {REPETITIONS}, union and gating in "
-        "alternation, batch of the recipe. The paper measures ResNet50 at ImageNet's size on a V100 and draws the "
-        "times in the picture alone.",
+        f"Forward and backward of a single layer with its gates: median of {REPETITIONS}, union and gating alternate, "
+        "batch size of the recipe. The paper measures ResNet-50 with images of ImageNet's size on a V100, and shows "
+        "the "
+        "times only in the picture.",
     )
     parts = (figure_part("blocks", f"prunetrain at the ratio {RATIOS[-1]}", [strength(RATIOS[-1])], seeds=ONE_SEED),)
 
@@ -226,7 +227,7 @@ class Figure7(Reproduction):
             for layer, (union, gated) in times.items()
         ]
         sums = [1e3 * sum(column) for column in zip(*times.values(), strict=True)]
-        none = "its network has no residual branch left" if trials else NOT_DONE
+        none = "no residual branch remains in its network" if trials else NOT_DONE
         both = [estimate(sums[place : place + 1], none) for place in (0, 1)]
         lines += [
             line(f"all of them, {name}: milliseconds", "blocks", quantity, "measured", unit="")
@@ -237,7 +238,7 @@ class Figure7(Reproduction):
             figure = bars_figure(
                 self.registered_name,
                 "Time of the last layer of each residual block",
-                f"Milliseconds of forward and backward at batch {trials[0].number('batch_size'):g}; measured.",
+                f"Measured milliseconds of forward and backward at batch size {trials[0].number('batch_size'):g}.",
                 "Time (ms)",
                 list(times),
                 {name: [1e3 * one[place] for one in times.values()] for place, name in enumerate(("union", "gating"))},
@@ -247,7 +248,7 @@ class Figure7(Reproduction):
 
 
 def layer_times(data: ReproductionData, trial: Trial) -> SubprocessResult:
-    """Seconds of the last layer of each residual branch, with union and with gates, on the command's device."""
+    """Measure the last layer of each residual branch with union and with gates, on the device of the command."""
     spec = data.specs[trial.name]
     arguments = {
         "file": str(model_file(data, trial)),
@@ -263,19 +264,19 @@ def layer_times(data: ReproductionData, trial: Trial) -> SubprocessResult:
 
 
 def threshold(data: ReproductionData, trial: Trial) -> float:
-    """Under which a channel of the trial was dead."""
+    """Return the threshold under which a channel of the trial counted as dead."""
     return float(data.specs[trial.name].parameters["threshold"])
 
 
 @register("reproduction", "prunetrain-fig12")
 class Figure12(Reproduction):
-    """PruneTrain's Fig. 12: by layer the density of channels and of weights that the lasso leaves."""
+    """PruneTrain's Fig. 12: remaining channels and weights of each layer after training with the group lasso."""
 
     title = "PruneTrain, Fig. 12: channels that are left, and zeros among their weights"
     reference = "prunetrain-fig12-weights"
     remarks = (
-        f"Near zero is |w| < {NEAR_ZERO:g}, the paper's threshold. Weights reach it in a long training; in a few "
-        "epochs hardly one does.",
+        f"Near zero means |w| < {NEAR_ZERO:g}, the threshold of the paper. Weights reach it in a long training; in a "
+        "few epochs hardly any weight does.",
     )
     parts = (figure_part("layers", "prunetrain", ["prunetrain"], seeds=ONE_SEED),)
 
@@ -305,7 +306,7 @@ class Figure12(Reproduction):
             figure = bars_figure(
                 self.registered_name,
                 "Density of channels and of weights by layer",
-                "Of what the layer was built with. Counted, in the final network.",
+                "Counted in the final network, in percent of the dense layer.",
                 "Density (%)",
                 list(found),
                 bars,
@@ -314,7 +315,7 @@ class Figure12(Reproduction):
 
 
 def densities(data: ReproductionData, trial: Trial) -> dict[str, dict[str, float]]:
-    """By layer the weights that it was `built` with, those `left`, and those of them that are `near zero`."""
+    """Return for each layer the number of weights as `built`, `left`, and `near zero` among those left."""
     from torch import nn
 
     from suite.choices import build_model

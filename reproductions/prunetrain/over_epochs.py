@@ -1,4 +1,4 @@
-"""PruneTrain's figures of what happens over the epochs: Fig. 2, 4 and 9.
+"""PruneTrain's figures of the course of a training: Fig. 2, 4 and 9.
 
 Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
 Reconfiguration", SC 2019, Sec. 3, 4.2 and 5.3.
@@ -24,13 +24,13 @@ TIMES = (0.25, 0.5, 0.75)
 
 
 def one_time(at: float) -> str:
-    """One-time reconfiguration at a share of the training, at the largest strength."""
+    """Return the label of one reconfiguration after a share of the epochs, at the largest penalty ratio."""
     return f"oneshot[ratio={STRENGTHS[-1]},at={at}]"
 
 
 @register("reproduction", "prunetrain-fig2")
 class Figure2(Reproduction):
-    """PruneTrain's Fig. 2: how the FLOPs of a step fall, when most of them go, and one reconfiguration against many."""
+    """PruneTrain's Fig. 2: FLOPs of a step over the epochs, and one reconfiguration compared with many."""
 
     title = "PruneTrain, Fig. 2: why to reconfigure early and often"
     reference = "prunetrain-fig2-oneshot"
@@ -49,7 +49,7 @@ class Figure2(Reproduction):
                         strength(ratio),
                         column="lost_in_first_half",
                         kind="counted",
-                        note="The paper: most are pruned within the first 90 of 182 epochs.",
+                        note="According to the paper, most are pruned within the first 90 of 182 epochs.",
                     ),
                 )
             ),
@@ -82,7 +82,7 @@ class Figure2(Reproduction):
             for seed, cost in many.items()
             if any(seed in _by_seed(several) for several in once.values())
         ]
-        ours = estimate([100 * share for share in best], "the trials of one reconfiguration are not done")
+        ours = estimate([100 * share for share in best], "the trials with one reconfiguration are not done")
         extra = line(
             f"one reconfiguration at its best time: training FLOPs above prunetrain's, ratio {STRENGTHS[-1]}",
             "oneshot",
@@ -90,7 +90,7 @@ class Figure2(Reproduction):
             "counted",
             published="prunetrain-fig2-oneshot/best",
             among=self.published,
-            note="The text says more than 25 %. The best of the times that were tried.",
+            note="The text of the paper says more than 25 %. Ours is the best of the times that were tried.",
         )
         steps = [Line(f"ratio {ratio}", step_flops_of(trials[strength(ratio)])) for ratio in STRENGTHS]
         one = Line("one reconfiguration", [(100 * at, cost) for at, several in once.items() for cost in _cost(several)])
@@ -99,9 +99,10 @@ class Figure2(Reproduction):
         figure = curves_figure(
             self.registered_name,
             "FLOPs of a step over the epochs, and of the whole training",
-            "Left: the FLOPs of a training step against dense, first seed. Right: those of the whole training, of one "
-            f"reconfiguration over its time, and of PruneTrain at the same strength (ratio {STRENGTHS[-1]}, at the "
-            "right edge). Counted.",
+            "Counted. Left: FLOPs of a training step relative to dense, first seed. Right: FLOPs of the whole "
+            "training with "
+            f"one reconfiguration, by its time, and of PruneTrain with the same ratio {STRENGTHS[-1]} (at the right "
+            "edge).",
             [
                 Panel("A step", "Epoch", "FLOPs of a step (% of dense), counted", steps, whole_x=True,
                       from_zero=True),
@@ -113,7 +114,7 @@ class Figure2(Reproduction):
 
 
 def step_flops(trial: Trial) -> list[tuple[int, float]]:
-    """For each epoch the FLOPs of its steps over those of the network as it was built."""
+    """Return for each epoch the FLOPs of a step over those of the dense network."""
     return [
         (int(record["epoch"]), record["step_flops"]["current"] / record["step_flops"]["dense"])
         for record in trial.epochs
@@ -122,12 +123,12 @@ def step_flops(trial: Trial) -> list[tuple[int, float]]:
 
 
 def step_flops_of(trials: Sequence[Trial]) -> list[tuple[float, float]]:
-    """In percent, of the first seed."""
+    """Return `step_flops` in percent, for the first seed."""
     return [(epoch, 100 * share) for epoch, share in step_flops(trials[0])] if trials else []
 
 
 def _cost(trials: list[Trial]) -> list[Estimate]:
-    """Training FLOPs in percent of dense's; nothing where no trial is done."""
+    """Return the training FLOPs in percent of dense; empty if no trial is done."""
     quantity = over_seeds(trials, share_of_dense("train_flops_current"), scale=100)
     return [quantity] if isinstance(quantity, Estimate) else []
 
@@ -141,19 +142,21 @@ WATCHED = "ssl[watch=true]"
 
 @register("reproduction", "prunetrain-fig4")
 class Figure4(Reproduction):
-    """PruneTrain's Fig. 4: the largest weight of each output channel over the epochs; do dead channels revive?"""
+    """PruneTrain's Fig. 4: largest weight of each output channel over the epochs, and whether dead channels revive."""
 
     title = "PruneTrain, Fig. 4: channels that die, and whether they revive"
     reference = "prunetrain-table1-cifar10-accuracy"
     remarks = (
-        "The network keeps its size: what is cut cannot revive. Nothing is set to zero before the end, where the paper "
-        "zeroes what falls under the threshold.",
-        "The paper draws convolutions 5, 6 and 7 of ResNet50, and says of all layers that no channel revives by much.",
+        "The network keeps its size, because removed channels cannot revive. Weights under the threshold are set to "
+        "zero "
+        "only at the end; the paper zeroes them during training.",
+        "The paper draws convolutions 5, 6 and 7 of ResNet-50, and states that no channel of any layer revives "
+        "significantly.",
     )
     parts = (
         figure_part(
             "channels",
-            "the lasso on a network that keeps its size, with its channels watched",
+            "the group lasso on a network that keeps its size, with a record of its channels",
             [WATCHED],
             seeds=ONE_SEED,
         ),
@@ -173,7 +176,7 @@ class Figure4(Reproduction):
         figure = peaks_figure(
             self.registered_name,
             "The largest weight of each output channel, over the epochs",
-            f"The fifth to the seventh layer of {trial.text('model')}; grey: under the threshold of {threshold:g}.",
+            f"The fifth to seventh layers of {trial.text('model')}. Grey: under the threshold of {threshold:g}.",
             drawn,
             threshold,
         )
@@ -184,8 +187,10 @@ class Figure4(Reproduction):
         alive = [course for course in channels if course[0] >= threshold]
         died = [course for course in alive if min(course) < threshold]
         revived = [course for course in died if course[-1] >= threshold]
-        said = "The paper prints no number: none revives significantly."
-        small = "Weights of wide layers may begin under a short preset's threshold: these died of nothing."
+        said = "The paper prints no number; it states that none revives significantly."
+        small = (
+            "Initial weights of wide layers may be under the threshold of a short preset; training did not kill these."
+        )
         return [
             line("output channels of all layers that are dead after the first epoch", "channels",
                  estimate([100 - 100 * len(alive) / len(channels)], ""), "counted", note=small),
@@ -200,7 +205,7 @@ class Figure4(Reproduction):
 
 
 def watched_peaks(trial: Trial) -> dict[str, list[list[float]]]:
-    """By layer, for each epoch the largest |w| of each output channel, of a trial with `watch=true`."""
+    """Return the largest |w| of each output channel by layer and epoch, from a trial with `watch=true`."""
     found: dict[str, list[list[float]]] = {}
     for record in trial.epochs:
         layers: Mapping[str, Any] = record.get("method", {}).get("peaks", {})
@@ -211,23 +216,23 @@ def watched_peaks(trial: Trial) -> dict[str, list[list[float]]]:
 
 NAIVE = "prunetrain"
 NO_GROWTH = (
-    "The batch did not grow in the training that is drawn: its reconfigurations never left room for 32 images more, "
-    "and by fewer it does not grow."
+    "The batch did not grow in the training that is drawn: its reconfigurations never freed memory for 32 more images, "
+    "which is the smallest step."
 )
 
 
 @register("reproduction", "prunetrain-fig9")
 class Figure9(Reproduction):
-    """PruneTrain's Fig. 9: memory of a step over the epochs, with a batch that grows into what becomes free."""
+    """PruneTrain's Fig. 9: memory of a step over the epochs, with a batch that grows into the freed memory."""
 
     title = "PruneTrain, Fig. 9: memory of a step, and the batch that grows"
     reference = "prunetrain-fig9-batch"
     also = ("prunetrain-fig9a-batch",)
-    remarks = ("Of the figure's two halves this is 9b, CIFAR; 9a is ResNet-50 on ImageNet.",)
+    remarks = ("This is Fig. 9b (CIFAR). Fig. 9a shows ResNet-50 on ImageNet.",)
     parts = tuple(
         figure_part(
             task,
-            f"{task}: prunetrain, and with a batch that grows",
+            f"{task}: prunetrain with a constant and with a growing batch",
             [NAIVE, GROWING],
             task=task,
             presets=presets,
@@ -239,7 +244,7 @@ class Figure9(Reproduction):
                 Compared(f"{task}: memory of the last epoch's steps, of that of the first, growing batch", GROWING,
                          column="last_memory"),
                 Compared(f"{task}: most memory of an epoch's steps, of that of the first, growing batch", GROWING,
-                         column="most_memory", note="Over 100 % the bound would have been passed."),
+                         column="most_memory", note="A value above 100 % would exceed the memory bound."),
                 Compared(f"{task}: optimizer steps, of those without growth", GROWING, column="steps_left",
                          kind="counted"),
             ),
@@ -264,12 +269,12 @@ class Figure9(Reproduction):
         from reports.figures.panels import Line, Panel, curves_figure
 
         names = {NAIVE: "batch as it was", GROWING: "growing batch"}
-        # Of one task, and not one line of each: the first part that has both, or else what there is of the first.
+        # Draw one task: the first part in which both trials are done, else the trials of the first part.
         by_part = [
             {names[label]: several[0] for label in names if (several := done(data, part.name, label))}
             for part in self.parts
         ]
-        courses = max(by_part, key=len)  # of equals the first
+        courses = max(by_part, key=len)  # the first of equal ones
         counted = data.device == "cpu"
         memory = [
             Line(name, [(epoch, taken / 2**20) for epoch, taken in step_memory(trial)])
@@ -284,9 +289,9 @@ class Figure9(Reproduction):
             "Memory of a training step, and the batch, over the epochs",
             f"First seed, {' and '.join({trial.text('task') for trial in courses.values()}) or 'no trial'}. "
             + (
-                "Memory is counted: parameters, gradients, optimizer state and what a step keeps for backward."
+                "Memory is counted: parameters, gradients, optimizer state and tensors kept for the backward pass."
                 if counted
-                else "Memory is the allocator's maximum, the data set on the device included; measured."
+                else "Memory is measured: the maximum of the allocator, including the data set on the device."
             ),
             [
                 Panel("Memory", "Epoch", "Memory of a step (MiB)", memory, whole_x=True, from_zero=True),
@@ -303,7 +308,7 @@ class Figure9(Reproduction):
 
 
 def step_memory(trial: Trial) -> list[tuple[int, float]]:
-    """For each epoch the bytes that its steps took."""
+    """Return for each epoch the memory of a step in bytes."""
     return [
         (int(record["epoch"]), float(record["step_memory_bytes"]))
         for record in trial.epochs

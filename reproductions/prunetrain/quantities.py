@@ -1,4 +1,4 @@
-"""PruneTrain's tables of accuracy, FLOPs and time: Table 1 on CIFAR, Table 3 (ResNet-56), Table 4 (a growing batch).
+"""Quantities, parts and notes that the reproductions of PruneTrain share.
 
 Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
 Reconfiguration", SC 2019, Sec. 5.
@@ -18,20 +18,21 @@ ONE_SEED = {"smoke": 1, "quick": 1, "paper": 1}
 MODELS = ("resnet32", "resnet50_cifar", "vgg11", "vgg13")
 TASKS = ("cifar10", "cifar100")
 PAPER = ("paper",)  # the preset
-# Of ResNet-32, whose weights begin larger than those of the network that `quick` is tuned for.
+# For ResNet-32, whose initial weights are larger than those of the network that `quick` is tuned for.
 IN_FEW_EPOCHS = "prunetrain[ratio=0.3,threshold=0.05]"
 GROWING = "prunetrain[dynamic_batch=start]"
-COUNTED = "By this suite's convention."
+COUNTED = "Counted by the convention of this suite."
 THEIR_COUNT = (
-    "By the convention of their code for both, which charges the data gradient at a layer's padded input, and that of "
-    "the first layer, which nobody needs."
+    "Both are counted by the convention of PruneTrain's code. It counts the data gradient at the padded input of a "
+    "layer, and also that of the first layer, which training does not need."
 )
-MODELLED = "As their code models it, for each convolution eight passes over its output in 16 bits."
-RING = "As they model it, by a ring, whatever the number of devices. Nothing was sent here."
-TIMES = "Ours has the penalty and the reconfigurations in it; theirs leaves these out."
+MODELLED = "Modelled as in their code: eight passes over the output of each convolution, in 16 bits."
+RING = "Modelled as in the paper, by a ring all-reduce, for any number of devices. No data was sent here."
+TIMES = "Our time includes the penalty and the reconfigurations; theirs does not."
 BEST_EPOCH = (
-    "The published accuracies are the best of all epochs on the test set, both the pruned and the dense ones; ours are "
-    "those of the last epoch.",
+    "The published accuracies, pruned and dense, are the best of all epochs on the test set. Ours are those of the "
+    "last "
+    "epoch.",
 )
 
 
@@ -44,12 +45,12 @@ def figure_part(
     model: str = "resnet50_cifar",
     **fields: Any,
 ) -> Part:
-    """A part of a figure: ResNet-50 by the paper's recipe, a small network in the short presets, which have one seed.
+    """Return a part of a figure: ResNet-50 with the recipe of the paper; a small network and one seed in short presets.
 
     Args:
-        name, title, task, model: of the part.
-        methods: as one types them.
-        fields: others of `Part`.
+        name, title, task, model: Fields of the part.
+        methods: Methods in the form that `--methods` takes.
+        fields: Further fields of `Part`.
     """
     return Part(
         name=name,
@@ -64,12 +65,12 @@ def figure_part(
 
 
 def strength(ratio: float) -> str:
-    """PruneTrain at a penalty ratio, as the lists and the tables have it."""
+    """Return the label of PruneTrain with a penalty ratio."""
     return f"prunetrain[ratio={ratio}]"
 
 
 def training_left(name: str, method: str) -> Compared:
-    """What a method leaves of dense's training FLOPs, in percent; by our count nothing was published."""
+    """Return the remaining training FLOPs in percent of dense. No published number uses the count of this suite."""
     return Compared(
         f"{name}: training FLOPs left",
         method,
@@ -81,7 +82,7 @@ def training_left(name: str, method: str) -> Compared:
 
 
 def inference_left(name: str, method: str, published: str) -> Compared:
-    """What a method leaves of dense's inference FLOPs, in percent."""
+    """Return the remaining inference FLOPs in percent of dense."""
     return Compared(
         f"{name}: inference FLOPs left",
         method,
@@ -93,7 +94,7 @@ def inference_left(name: str, method: str, published: str) -> Compared:
 
 
 def left(name: str, method: str, train_flops: str, train_time: str, inference_flops: str) -> tuple[Compared, ...]:
-    """What a method leaves of dense's FLOPs and time, in percent, beside the published numbers (empty: none)."""
+    """Return the remaining FLOPs and time in percent of dense, with their published numbers (empty: none)."""
     return (
         training_left(name, method),
         Compared(
@@ -134,7 +135,7 @@ def left(name: str, method: str, train_flops: str, train_time: str, inference_fl
 
 
 def changed(name: str, method: str, published: str) -> tuple[Compared, ...]:
-    """The accuracy of a method in percent, and its difference to dense, which is what the paper prints."""
+    """Return the accuracy of a method in percent, and its difference to dense, which the paper prints."""
     return (
         Compared(f"accuracy, {name}", method),
         Compared(f"{name} minus dense", method, against="difference", unit="points", published=published),
@@ -142,7 +143,11 @@ def changed(name: str, method: str, published: str) -> tuple[Compared, ...]:
 
 
 def modelled_costs(trial: Trial) -> dict[str, float]:
-    """What the paper's conventions say of a whole training: `their_train_flops`, `norm_traffic`, `allreduce`."""
+    """Return the costs of a whole training by the conventions of the paper.
+
+    Returns:
+        The columns `their_train_flops`, `norm_traffic` and `allreduce`; nothing if the trial has no layers.
+    """
     from suite.cost.paper_conventions import prunetrain_training, read_intervals
 
     intervals = read_intervals(trial.layers)

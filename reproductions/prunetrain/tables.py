@@ -29,7 +29,7 @@ from suite.registry import register
 
 
 class AccuracyAndCost(Reproduction):
-    """What PruneTrain's tables have in common: the differences of accuracy are drawn."""
+    """Base class of PruneTrain's tables, which draw the differences of accuracy to dense."""
 
     remarks = BEST_EPOCH
 
@@ -69,7 +69,7 @@ def _part(model: str, task: str, method: str = "prunetrain", name: str = "", pre
 
 @register("reproduction", "prunetrain-table1")
 class Table1(AccuracyAndCost):
-    """PruneTrain's Table 1 on CIFAR: accuracy, FLOPs and time that are left, for four networks on two data sets."""
+    """PruneTrain's Table 1: accuracy and remaining FLOPs and time of four networks on CIFAR-10 and CIFAR-100."""
 
     title = "PruneTrain, Table 1: accuracy, training and inference cost on CIFAR"
     reference = "prunetrain-table1-cifar10-accuracy"
@@ -132,7 +132,7 @@ def _batch_lines(name: str, method: str, key: str) -> tuple[Compared, ...]:
 
 @register("reproduction", "prunetrain-table4")
 class Table4(AccuracyAndCost):
-    """PruneTrain's Table 4: a batch that grows within the memory of the start, ResNet-50 on CIFAR-100."""
+    """PruneTrain's Table 4: a batch that grows within the initial memory, for ResNet-50 on CIFAR-100."""
 
     title = "PruneTrain, Table 4: dynamic mini-batch adjustment"
     reference = "prunetrain-table4-cifar100-accuracy"
@@ -143,7 +143,7 @@ class Table4(AccuracyAndCost):
     parts = (
         Part(
             name="cifar100",
-            title="ResNet-50 on CIFAR-100: dense, prunetrain, and with a batch that grows",
+            title="ResNet-50 on CIFAR-100: dense, prunetrain, and prunetrain with a growing batch",
             methods=f"dense,prunetrain,{GROWING}",
             task="cifar100",
             model="resnet50_cifar",

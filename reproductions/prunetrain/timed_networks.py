@@ -1,4 +1,4 @@
-"""Final networks of trials: opened, cut once more, timed. What is timed runs in a process of its own."""
+"""Final networks of trials: load them, cut them once more, and time them in a separate process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ REPETITIONS = 20
 
 
 def cut_again(file: str, threshold: float, gating: bool, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """A final network with what PruneTrain finds dead in it cut once more, by the union or by gates.
+    """Load a final network and let PruneTrain remove its dead channels once more, with channel union or gating.
 
     Args:
-        file: its `model.pt`.
-        threshold: a channel of a layer is dead when all its |w| are below.
-        gating: by gates.
-        shape: (C, H, W) of an image.
-        classes: of the task.
+        file: Path of its `model.pt`.
+        threshold: A channel of a layer is dead if all its |w| are below this value.
+        gating: Whether to use channel gating.
+        shape: Shape of an image, (C, H, W).
+        classes: Number of classes of the task.
     """
     from suite import registry
     from suite.checkpoint import load_model
@@ -38,13 +38,13 @@ def cut_again(file: str, threshold: float, gating: bool, shape: tuple[int, int, 
 def images_per_second(
     files: list[str], dtype: str, shape: tuple[int, int, int], batch: int, device: str
 ) -> list[float]:
-    """Images a second of networks in inference: medians of passes in alternation.
+    """Measure the inference images per second of networks: medians of passes that alternate.
 
     Args:
-        files: their `model.pt`.
-        dtype: of autocast; `float32` for none.
-        shape: (C, H, W) of an image.
-        batch: images of a pass.
+        files: Paths of their `model.pt`.
+        dtype: Dtype of autocast; `float32` turns it off.
+        shape: Shape of an image, (C, H, W).
+        batch: Number of images per pass.
         device: `cpu`, `cuda` or `cuda:N`.
     """
     import torch
@@ -62,14 +62,14 @@ def images_per_second(
 def layer_times(
     file: str, threshold: float, dtype: str, shape: tuple[int, int, int], classes: int, batch: int, device: str
 ) -> dict[str, tuple[float, float]]:
-    """Seconds of forward and backward of the last layer of each residual branch, by name.
+    """Measure forward and backward of the last layer of each residual branch, by name.
 
     Args:
-        file, threshold, shape, classes: as of `cut_again`.
-        dtype, batch, device: as of `images_per_second`.
+        file, threshold, shape, classes: See `cut_again`.
+        dtype, batch, device: See `images_per_second`.
 
     Returns:
-        Of the network cut by the union, and by gates; without branches that the cut took out.
+        Seconds with channel union and with gating; removed branches are left out.
     """
     import torch
 
@@ -118,7 +118,7 @@ def _infer(model: nn.Module, images: Tensor, dtype: str) -> None:
 
 
 def _layer_calls(model: nn.Module, names: list[str], images: Tensor, dtype: str) -> dict[str, Callable[[], object]]:
-    """For each layer that the network has a function that runs it forward and backward on what it is given in there."""
+    """Return for each layer a function that runs it forward and backward on its input in the network."""
     import torch
 
     layers = {name: module for name, module in model.named_modules() if name in names}

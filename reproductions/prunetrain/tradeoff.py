@@ -1,4 +1,4 @@
-"""PruneTrain's figures of accuracy against cost: Fig. 8 (beside pruning a trained network) and Fig. 10 (the interval).
+"""PruneTrain's figures of accuracy against cost: Fig. 8 (pruning a trained network) and Fig. 10 (the interval).
 
 Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
 Reconfiguration", SC 2019, Sec. 5.2 and 5.3.
@@ -26,19 +26,19 @@ from reproductions.trial_values import done, point, share_of_dense
 from suite.registry import register
 
 RATIOS = (0.05, 0.1, 0.15, 0.2)
-SHORT = (0.1, 0.2)  # of them, what the short presets have time for
+SHORT = (0.1, 0.2)  # ratios in the short presets
 NAMES = {"ssl": "ssl, from trained", "prunetrain": "prunetrain"}
 
 
 def label(method: str, ratio: float) -> str:
-    """A method as the lists below and the tables have it."""
+    """Return the label of a method with a penalty ratio."""
     return f"ssl[ratio={ratio},from_trained=dense]" if method == "ssl" else strength(ratio)
 
 
 def _tradeoff_part(name: str, ratios: Sequence[float], presets: tuple[str, ...]) -> Part:
     return figure_part(
         name,
-        f"dense, prunetrain and ssl of the trained dense network, at the ratios {', '.join(map(str, ratios))}",
+        f"dense, prunetrain, and ssl on the trained dense network, at the ratios {', '.join(map(str, ratios))}",
         ["dense", *(label(method, ratio) for ratio in ratios for method in NAMES)],
         presets=presets,
         compared=(
@@ -70,14 +70,15 @@ def _tradeoff_part(name: str, ratios: Sequence[float], presets: tuple[str, ...])
 
 @register("reproduction", "prunetrain-fig8")
 class Figure8(Reproduction):
-    """PruneTrain's Fig. 8: accuracy over inference and training cost, beside pruning a network trained before."""
+    """PruneTrain's Fig. 8: accuracy against inference and training cost, compared with pruning a trained network."""
 
     title = "PruneTrain, Fig. 8: accuracy against cost, and SSL from a trained network"
     reference = "prunetrain-fig8-most-accurate"
     also = ("prunetrain-fig8-most-accurate",)
     remarks = (
-        "The FLOPs of ssl's own training stand here. Those of the dense training that it begins with come on top.",
-        "The paper's points are in the picture alone. It draws ResNet-32 and CIFAR-100 too, which are left out here.",
+        "FLOPs of ssl are those of its own training; the dense training that it starts from is not included.",
+        "The paper shows its points only in the picture. It also draws ResNet-32 and CIFAR-100, which are not run "
+        "here.",
     )
     parts = (
         _tradeoff_part("ends", SHORT, ("smoke", "quick", "paper")),
@@ -96,8 +97,9 @@ class Figure8(Reproduction):
         figure = tradeoff_figure(
             self.registered_name,
             "Accuracy over inference FLOPs and over training FLOPs",
-            "A point a penalty ratio, the mean over seeds with its 95 % interval. Training of ssl without the dense "
-            "training before it.",
+            "One point per penalty ratio: the mean over seeds with its 95 % interval. The training FLOPs of ssl do "
+            "not include "
+            "the dense training before it.",
             by_method,
         )
         return Outcome(self.compare(data), figure, self.remarks)
@@ -107,21 +109,23 @@ INTERVALS = {"short": (1, 2, 3), "long": (5, 10, 20, 30)}
 
 
 def every(interval: int) -> str:
-    """An interval in words."""
+    """Return an interval in words."""
     return "every epoch" if interval == 1 else f"every {interval} epochs"
 
 
 @register("reproduction", "prunetrain-fig10")
 class Figure10(Reproduction):
-    """PruneTrain's Fig. 10: accuracy over cost for different reconfiguration intervals."""
+    """PruneTrain's Fig. 10: accuracy against cost for different reconfiguration intervals."""
 
     title = "PruneTrain, Fig. 10: the reconfiguration interval"
     reference = "prunetrain-table1-cifar10-accuracy"
-    remarks = ("The paper's points are in the picture alone; it finds accuracy and cost insensitive to the interval.",)
+    remarks = (
+        "The paper shows its points only in the picture; it finds accuracy and cost insensitive to the interval.",
+    )
     parts = tuple(
         figure_part(
             name,
-            f"dense, and prunetrain every {', '.join(map(str, intervals))} epochs",
+            f"dense, and prunetrain with a reconfiguration every {', '.join(map(str, intervals))} epochs",
             ["dense", *(f"prunetrain[interval={interval}]" for interval in intervals)],
             presets=("paper",) if name == "long" else ("smoke", "quick"),
             compared=(
@@ -166,14 +170,14 @@ class Figure10(Reproduction):
         figure = tradeoff_figure(
             self.registered_name,
             "Accuracy over inference FLOPs and over training FLOPs, by interval",
-            "A point an interval, the mean over seeds with its 95 % interval.",
+            "One point per interval: the mean over seeds with its 95 % interval.",
             by_method,
         )
         return Outcome(self.compare(data), figure, self.remarks)
 
 
 def tradeoff_figure(name: str, title: str, caption: str, by_method: Mapping[str, list[list[Trial]]]) -> Figure | None:
-    """Accuracy over inference FLOPs and over training FLOPs, a line a method, a point for each of its trial groups."""
+    """Draw accuracy over inference and training FLOPs: one line per method, one point per group of trials."""
     from reports.figures.panels import Line, Panel, curves_figure
 
     def lines(cost: Callable[[Trial], float | None]) -> list[Line]:

@@ -1,4 +1,4 @@
-"""SDGP's Fig. 5: what pruning does to one output gradient, of a network that was trained for one epoch.
+"""SDGP's Fig. 5: the effect of pruning on one output gradient of a network that was trained for one epoch.
 
 Source: McDanel, Dinh, Magallanes, "Accelerating DNN Training with Structured Data Gradient Pruning", ICPR 2022
 (arXiv 2202.00774), Sec. III-C.
@@ -38,15 +38,15 @@ QUANTILES = {"5th percentile": 0.05, "median": 0.5, "95th percentile": 0.95}
 
 @dataclass(frozen=True)
 class Captured:
-    """One convolution in one backward pass.
+    """Captured gradient of one convolution in one backward pass.
 
     Attributes:
-        layer: its name.
-        module: the convolution.
-        step: optimizer steps that the network was trained for.
-        grad: dO, (N, K, P, Q), in the type in which the backward pass made it, times `loss_scale`.
-        input_shape: of its input, (N, C, H, W).
-        loss_scale: what the loss was multiplied by.
+        layer: Name of the convolution.
+        module: The convolution.
+        step: Number of optimizer steps that the network was trained for.
+        grad: Output gradient, (N, K, P, Q), in the dtype of the backward pass, times `loss_scale`.
+        input_shape: Shape of the input, (N, C, H, W).
+        loss_scale: Factor of the loss.
     """
 
     layer: str
@@ -59,7 +59,7 @@ class Captured:
 
 @register("reproduction", "sdgp-fig5")
 class Figure5(Reproduction):
-    """SDGP's Fig. 5: one output gradient, dense and pruned 2:4 in three ways, drawn, and what is lost in numbers."""
+    """SDGP's Fig. 5: one output gradient, dense and pruned to 2:4 in three ways, drawn and measured."""
 
     title = "SDGP, Fig. 5: an output gradient before and after pruning"
     reference = ZEROS
@@ -75,7 +75,7 @@ class Figure5(Reproduction):
     )
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        """Run one more backward pass of the trained network, prune its gradient, and measure what changed."""
+        """Run one more backward pass of the trained network, prune its output gradient, and measure the changes."""
         import kernels
         from reproductions.figures import gradient_figure
 
@@ -98,24 +98,25 @@ class Figure5(Reproduction):
             name: grad[sample, channels.start : channels.stop].float().cpu().numpy() for name, grad in pruned.items()
         }
         shown = f"Image {sample} of the batch, channels {channels[0]} to {channels[-1]} of {captured.layer}."
-        caption = f"{shown} The group of {M} channels with the largest sum of magnitudes in any one image of the batch."
+        caption = f"{shown} This group of {M} channels has the largest sum of magnitudes in one image of the batch."
         if captured.loss_scale != 1:
-            caption += f" Of the loss times {captured.loss_scale:g}."
+            caption += f" The loss was multiplied by {captured.loss_scale:g}."
         figure = gradient_figure(
             self.registered_name, "An output gradient, dense and pruned to 2:4", caption, images, channels
         )
         one_epoch = spec.recipe["epochs"] == 1
         epochs = "one epoch" if one_epoch else f"{spec.recipe['epochs']} epochs"
         remarks = (
-            f"One gradient, so that there is no interval: dO of {where}, after {captured.step} steps ({epochs}, seed "
-            f"{spec.seed}), of the training batch that would come next, {captured.grad.shape[0]} augmented images. "
-            "The paper shows ResNet-18's second convolution on ImageNet after its first epoch; this is the second "
+            f"This is one gradient, so there is no interval: dO of {where}, after {captured.step} steps ({epochs}, "
+            "seed "
+            f"{spec.seed}), for the next training batch of {captured.grad.shape[0]} augmented images. "
+            "The paper shows the second convolution of ResNet-18 on ImageNet after the first epoch; ours is the second "
             "convolution of ResNet-9.",
             f"The recipe's whole schedule of learning rates runs within {'that epoch' if one_epoch else 'those epochs'}"
-            ", to its end; the paper's first epoch is the beginning of a long training, with the rate still rising.",
-            'The paper says "almost 25 %" zeros of the channels that it draws. Beside that number stands the share in '
-            "the channels and the image drawn here, which were chosen for their large gradients and may hold fewer "
-            "zeros than others; the share of the whole tensor stands apart.",
+            ". The paper's first epoch is the start of a long training, in which the learning rate still rises.",
+            'The paper reports "almost 25 %" zeros of the channels that it draws. It is compared with the share in '
+            "the channels and the image drawn here. These were chosen for their large gradients and may have fewer "
+            "zeros than others; the share in the whole tensor has its own line.",
             *self._on_the_scale(spec, captured, scale),
         )
         digest = hashlib.sha256(model_file.read_bytes()).hexdigest()[:16]
@@ -131,12 +132,12 @@ class Figure5(Reproduction):
 
     def _on_the_scale(self, spec: TrialSpec, captured: Captured, last: float) -> tuple[str, ...]:
         if spec.dtype != "float16":
-            return (f"In {spec.dtype} small gradients do not become 0 as they do in the paper's float16.",)
+            return (f"In {spec.dtype} small gradients do not become 0; in the paper's float16 they do.",)
         return (
             f"The loss was multiplied by {captured.loss_scale:g}, the trial's last loss scale"
             f"{'' if captured.loss_scale == last else f' {last:g}, halved until all gradients were finite'}, and the "
-            "gradient is drawn and counted with it. Which scale the paper's gradient had is not said; without "
-            "one, more values become 0.",
+            "gradient is drawn and counted with this factor. The paper does not state its loss scale; without "
+            "a scale, more values become 0.",
         )
 
     def _lines(self, captured: Captured, pruned: dict[str, Tensor], drawn: np.ndarray) -> list[Comparison]:
@@ -168,26 +169,28 @@ class Figure5(Reproduction):
 
 
 def loss_scale(spec: TrialSpec, trial: Trial) -> float | Missing:
-    """The loss scale with which a trial ended: 1 but in float16, where its last epoch's record has it."""
+    """Return the last loss scale of a trial: 1, or in float16 the value in the record of its last epoch."""
     if spec.dtype != "float16":
         return 1.0
     scale = trial.epochs[-1].get("loss_scale") if trial.epochs else None
     if not isinstance(scale, (int, float)) or not scale > 0:
-        return Missing("the trial's epochs.jsonl has no loss scale at its end, without which float16 underflows")
+        return Missing(
+            "the last record in the trial's epochs.jsonl has no loss scale, and float16 underflows without one"
+        )
     return float(scale)
 
 
 def capture(spec: TrialSpec, model_file: Path, device_name: str, scale: float = 1.0) -> Captured:
-    """dO of the network's second convolution, of the batch that would follow the trial's last.
+    """Capture the output gradient of the second convolution for the batch that follows the last of the trial.
 
-    The pass is that of a training step: batch statistics, the recipe's loss, the trial's arithmetic and loss scale,
-    which is halved while a gradient is not finite, as after a step that is skipped for it.
+    The pass is that of a training step: batch statistics, the loss of the recipe, and the dtype and loss scale of the
+    trial. The scale is halved until all gradients are finite, as training does after a skipped step.
 
     Args:
-        spec: of a trial that is done.
-        model_file: its `model.pt`.
-        device_name: to compute on.
-        scale: what the loss is multiplied by.
+        spec: Spec of a finished trial.
+        model_file: Path of its `model.pt`.
+        device_name: Device to compute on.
+        scale: Factor of the loss.
     """
     import torch
     import torch.nn.functional as F
@@ -229,7 +232,7 @@ def capture(spec: TrialSpec, model_file: Path, device_name: str, scale: float = 
 
 
 def prune(grad: Tensor, seed: int) -> dict[str, Tensor]:
-    """The gradient as it is, and pruned to 2:4 in each of the paper's three ways."""
+    """Return the gradient unchanged, and pruned to 2:4 in each of the three ways of the paper."""
     import kernels
 
     pruned = {name: kernels.prune_nm(grad, kernels.PruneRule(N, M, *way), seed=seed) for name, way in WAYS.items()}
@@ -237,7 +240,7 @@ def prune(grad: Tensor, seed: int) -> dict[str, Tensor]:
 
 
 def loudest_group(grad: Tensor) -> tuple[int, int]:
-    """The image and the group of M channels whose magnitudes have the largest sum: what is worth looking at."""
+    """Return the image and the group of M channels whose magnitudes have the largest sum."""
     sums = grad.float().abs().sum((2, 3))  # (N, K)
     whole = sums.shape[1] // M * M
     groups = sums[:, :whole].unflatten(1, (-1, M)).sum(2)
@@ -246,24 +249,24 @@ def loudest_group(grad: Tensor) -> tuple[int, int]:
 
 
 def zeros(grad: Tensor) -> float:
-    """The share of exact zeros."""
+    """Return the share of exact zeros."""
     return float((grad == 0).double().mean())
 
 
 def channel_ratios(dense: Tensor, pruned: Tensor) -> Tensor:
-    """For each channel the sum of magnitudes over batch and positions, pruned over dense; channels of zeros apart."""
+    """Return the sum of magnitudes of each channel, pruned over dense; channels that are all zero are left out."""
     before, after = (grad.double().abs().sum((0, 2, 3)) for grad in (dense, pruned))
     return (after / before)[before > 0]
 
 
 def cosine(dense: Tensor, pruned: Tensor) -> float:
-    """The cosine of the angle between two gradients, each as one vector."""
+    """Return the cosine of the angle between two gradients, each flattened to a vector."""
     one, other = dense.double().flatten(), pruned.double().flatten()
     return float(one @ other / (one.norm() * other.norm()))
 
 
 def data_gradient_error(captured: Captured, pruned: Tensor) -> float:
-    """The Euclidean norm of what pruning changes in the data gradient, over that of the dense one; in float64."""
+    """Return the norm of the change in the data gradient over the norm of the dense one, computed in float64."""
     from torch.nn.grad import conv2d_input
 
     layer = captured.module

@@ -20,23 +20,23 @@ MODES = ("random", "magnitude", "rescaled")
 
 
 def label(n: int, m: int, mode: str = "rescaled") -> str:
-    """A method as the lists below and the tables have it."""
+    """Return the label of SDGP with n:m and a mode, as in the lists of methods and in the tables."""
     return f"sdgp[n={n},m={m},mode={mode}]"
 
 
 def pair_accuracy(n: int, m: int, where: str = "") -> tuple[Compared, ...]:
-    """The two lines of one n:m, rescaled; dense's published number is the table's, the repository prints none."""
+    """Return the two lines of one rescaled n:m. Dense's number is from the table; the repository prints none."""
     return accuracy(f"rescaled {n}:{m}{where}", label(n, m), f"{GRID}/{n}:{m}", f"{TABLE}/dense")
 
 
 def methods(*pairs: tuple[int, int]) -> str:
-    """Dense, and each n:m rescaled, as `--methods` takes them."""
+    """Return dense and each rescaled n:m in the form that `--methods` takes."""
     return ",".join(["dense", *(label(n, m) for n, m in pairs)])
 
 
 @register("reproduction", "sdgp-table1")
 class Table1(Reproduction):
-    """SDGP's Table I for ResNet-9 on CIFAR-10, and its repository's eleven n:m: accuracies, against dense."""
+    """SDGP's Table I: accuracy of ResNet-9 on CIFAR-10, dense and pruned, and for the eleven n:m of its repository."""
 
     title = "SDGP, Table I: accuracy of ResNet-9 on CIFAR-10, dense and pruned"
     reference = TABLE
@@ -51,7 +51,7 @@ class Table1(Reproduction):
     parts = (
         Part(
             name="columns",
-            title="the table's columns: dense, and 2:4 random, magnitude and rescaled",
+            title="the columns of the table: dense and 2:4 random, magnitude and rescaled",
             methods=f"dense,sdgp[n=2,m=4,mode={'|'.join(MODES)}]",
             task="cifar10",
             compared=(
@@ -67,15 +67,16 @@ class Table1(Reproduction):
                     column="train_time_s",
                     against="saving",
                     published="sdgp-time-saved-resnet18/2:4",
-                    note="The published number is a projection for ResNet-18's convolutions at batch 256 on an A100, "
-                    "with a sparse product that nobody ran and pruning for nothing. Ours is wall time of the whole "
-                    "training loop, products dense.",
+                    note="The published number is a projection for ResNet-18's convolutions at batch 256 on an A100."
+                    " It assumes a sparse product that was not run, and pruning at no cost. Ours is the wall time "
+                    "of the "
+                    "whole training loop with dense products.",
                 ),
             ),
         ),
         Part(
             name="group-sizes",
-            title="the repository's eleven n:m, rescaled, one seed",
+            title="the eleven n:m of the repository, rescaled, one seed",
             methods=methods(*PAIRS),
             task="cifar10",
             seeds={"smoke": 1, "quick": 1, "paper": 1},
@@ -96,19 +97,20 @@ def _corner(n: int, m: int) -> bool:
 
 @register("reproduction", "sdgp-fig8")
 class Figure8(Reproduction):
-    """SDGP's Fig. 8: final accuracy of ResNet-9 on CIFAR-10 over ratio m/n and group size m, rescaled."""
+    """SDGP's Fig. 8: final accuracy of ResNet-9 on CIFAR-10 by ratio m/n and group size m, rescaled."""
 
     title = "SDGP, Fig. 8: accuracy over sparsity ratio and group size"
     reference = GRID
     also = ("sdgp-data-gradient-share-resnet9", "sdgp-data-gradient-share-left-resnet9", "sdgp-time-to-accuracy")
     remarks = (
-        "The paper prints the figure's cells in the picture alone. The published numbers here are those that its "
-        "repository prints for the same eleven pairs; that dense is Table I's. Ratio 8 with m = 4 is not possible.",
+        "The paper shows the values of the cells only in the picture. The published numbers here are those that its "
+        "repository prints for the same eleven pairs; the dense accuracy is from Table I. Ratio 8 is impossible with "
+        "m = 4.",
     )
     parts = (
         Part(
             name="corners",
-            title="dense and the figure's outer columns: m = 4 and m = 32",
+            title="dense and the outer columns of the figure: m = 4 and m = 32",
             methods=methods(*(pair for pair in PAIRS if _corner(*pair))),
             task="cifar10",
             compared=(
@@ -118,7 +120,7 @@ class Figure8(Reproduction):
         ),
         Part(
             name="inner",
-            title="the figure's inner columns: m = 8 and m = 16",
+            title="the inner columns of the figure: m = 8 and m = 16",
             methods=methods(*(pair for pair in PAIRS if not _corner(*pair))),
             task="cifar10",
             presets=("smoke", "paper"),

@@ -1,4 +1,4 @@
-"""The benchmark programs in processes of their own."""
+"""The benchmark programs: what they measure, save and refuse."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from benchmarks.kernels import check_kernels, options, tables
 from benchmarks.kernels import results as kernel_results
+from benchmarks.steps import bench_patterns
 
 ROOT = Path(__file__).parents[2]
 BENCH = "benchmarks/kernels/bench_kernels.py"
@@ -74,8 +77,8 @@ def test_kept_cases_are_those_of_pytest_benchmark_and_are_not_measured_again(ker
     path.write_text(
         json.dumps({**whole, "benchmarks": whole["benchmarks"][::2]})
     )  # as a run leaves it that was cut off
-    options = ("--quick", "--batch-size", "3", "--json", path)
-    done = bench(*options)
+    typed = ("--quick", "--batch-size", "3", "--json", path)
+    done = bench(*typed)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
     assert "2 deselected" in done.stdout
@@ -84,16 +87,12 @@ def test_kept_cases_are_those_of_pytest_benchmark_and_are_not_measured_again(ker
     assert [one["name"] for one in again] == [names[0], names[2], names[1]]
     (run,) = kernel_results.read([path])
     assert len(run.rows) == 3
-    done = bench(*options)
+    done = bench(*typed)
     assert (done.returncode, "3 deselected" in done.stdout) == (0, True), done.stdout
-    done = bench(*options, "--rounds", "4")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert f"ERROR: {path} holds numbers of another run (rounds: 5, now 4); name another file\n" in done.stderr
 
 
 def test_kernel_tables_reads_them(kernel_json, tmp_path):
-    done = run(sys.executable, "-m", "benchmarks.kernels.tables", kernel_json, "-o", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert tables.main([str(kernel_json), "-o", str(tmp_path)]) == 0
     page = (tmp_path / "kernels.md").read_text(encoding="utf-8")
     assert "| float32 | rescaled by sample\\_channel | 3×64×16×16 |" in page
 
@@ -121,29 +120,55 @@ def test_a_wrong_element_and_one_that_is_not_written_are_seen(tmp_path):
     assert f"{64 * 256} elements differ from the oracle" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (("--modes", "magnitud"), "ERROR: --modes 'magnitud'; did you mean 'magnitude'?\n"),
-        (("--benchmark-json", "no/such/x.json"), "ERROR: --benchmark-json no/such/x.json: its folder does not exist\n"),
-    ],
-)
-def test_a_wrong_option_is_one_line(options, line):
+def test_a_wrong_option_is_one_line():
     pytest.importorskip("pytest_benchmark")
-    done = bench(*options)
+    done = bench("--modes", "magnitud")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert line in done.stderr
+    assert "ERROR: --modes 'magnitud'; did you mean 'magnitude'?\n" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_check_kernels_finds_all_right():
-    done = run(sys.executable, "-m", "benchmarks.kernels.check_kernels", "--device", "cpu")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("; 0 wrong\n")
+class Config(SimpleNamespace):
+    """As much of pytest's configuration as the options of the benchmarks read."""
+
+    def getoption(self, name):
+        default = "cpu" if name == "device" else name == "quick"
+        return self.typed.get(name, default or None)
+
+
+def config_of(**typed):
+    return Config(typed=typed, stash={}, pluginmanager=SimpleNamespace(hasplugin=lambda name: True))
+
+
+@pytest.mark.parametrize("name", ["benchmark_json", "json"])
+def test_a_file_in_no_folder_is_refused_before_anything_is_measured(name):
+    expected = f"--{name.replace('_', '-')} no/such/x.json: its folder does not exist"
+    with pytest.raises(pytest.UsageError, match=expected):
+        options.pytest_configure(config_of(**{name: Path("no/such/x.json")}))
+
+
+def test_cases_of_another_run_are_not_continued(tmp_path):
+    path = tmp_path / "kept.json"
+    before = config_of(batch_size=3)
+    options.pytest_configure(before)
+    path.write_text(json.dumps({"benchmarks": [], options.KEY: options.facts_of(before)}))
+    options.pytest_configure(config_of(batch_size=3, json=path))
+    with pytest.raises(pytest.UsageError, match=r"kept.json holds numbers of another run \(rounds: 5, now 4\)"):
+        options.pytest_configure(config_of(batch_size=3, json=path, rounds=4))
+
+
+def test_check_kernels_finds_all_right(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["check_kernels", "--device", "cpu"])
+    try:
+        assert check_kernels.main() == 0
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert capsys.readouterr().out.endswith("; 0 wrong\n")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_patterns_are_not_measured_on_a_device_that_is_not_there():
-    done = run(sys.executable, "-m", "benchmarks.steps.bench_patterns", "layers", "--device", "cuda")
-    assert done.returncode == 2
-    assert "error: --device cuda: torch" in done.stderr.splitlines()[-1]
+def test_patterns_are_not_measured_on_a_device_that_is_not_there(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench_patterns", "layers", "--device", "cuda"])
+    with pytest.raises(SystemExit, match="2"):
+        bench_patterns.main()
+    assert "error: --device cuda: torch" in capsys.readouterr().err.splitlines()[-1]

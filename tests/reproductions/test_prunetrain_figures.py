@@ -93,7 +93,7 @@ def test_tables_have_accuracy_flops_and_time_of_their_trials(folder, trials, nam
     time = float(pruned["train_time_s"]) / float(dense["train_time_s"])
     assert float(found[f"{prefix}: training time left"]["ours"]) == pytest.approx(100 * time)
     page = (folder / "reproduce" / f"{name}.md").read_text(encoding="utf-8")
-    assert "best of all epochs on the test set" in page
+    assert "the best of all epochs on the test set" in page
     assert "selection" in page.casefold()
 
 

@@ -128,7 +128,7 @@ def test_the_page_says_the_scale_the_schedule_and_whose_zeros(model, tmp_path, m
     monkeypatch.setattr(sdgp_gradient, "capture", capture_with_zeros)
     found = outcome(tmp_path, "float16", {"epoch": 1, "loss_scale": 1024.0})
     assert made[0].loss_scale == 1024
-    assert "Of the loss times 1024." in found.figure.caption
+    assert "The loss was multiplied by 1024." in found.figure.caption
     said = " ".join(found.remarks)
     assert "The loss was multiplied by 1024, the trial's last loss scale, and" in said
     assert "The recipe's whole schedule of learning rates runs within those epochs" in said
@@ -158,5 +158,5 @@ def test_a_float16_trial_without_its_scale_is_not_drawn(model, tmp_path):
 
 def test_bfloat16_is_said_to_underflow_less(model, tmp_path):
     found = outcome(tmp_path, "bfloat16")
-    assert "Of the loss times" not in found.figure.caption
+    assert "The loss was multiplied" not in found.figure.caption
     assert "In bfloat16 small gradients do not become 0" in " ".join(found.remarks)
