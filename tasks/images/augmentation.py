@@ -1,8 +1,8 @@
-"""Random mirroring, translation and cutout of a whole batch, as arithmetic on the positions of its pixels.
+"""Random mirroring, translation and cutout of a whole batch, as arithmetic on pixel positions.
 
-An augmented batch is one gather: for each output pixel the position is computed from which it is taken, and pixels
-outside the image or under the cutout are taken from two extra pixels, of the mean colour and black. No image is padded
-or copied first.
+An augmented batch is one gather operation: for each output pixel, the position of its source pixel is computed. Pixels
+outside the image or under the cutout use two extra source pixels, of the mean colour and black. Images are neither
+padded nor copied first.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from torch import Tensor
 
 
 class Augmentation(NamedTuple):
-    """What may be done to a training image.
+    """Random changes of a training image.
 
     Attributes:
-        flip: mirror with probability 1/2.
-        translate: largest shift in pixels, up, down, left and right, uniform.
-        cutout: side in pixels of a square at a uniform place inside the image, which gets the mean colour; 0: none.
-        crop_padding: colour of what a translation leaves empty, `mean` or `black`.
+        flip: Whether images are mirrored with probability 1/2.
+        translate: Largest shift in pixels in each direction; shifts are uniform.
+        cutout: Side in pixels of a square inside the image, at a uniform position, that gets the mean colour; 0 for
+            none.
+        crop_padding: Colour of pixels that a translation leaves empty, `mean` or `black`.
     """
 
     flip: bool = False
@@ -31,13 +32,14 @@ class Augmentation(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """An epoch's random numbers, one entry for each position in the epoch.
+    """Random numbers of an epoch, with one entry per position in the epoch.
 
     Attributes:
-        order: (N,) int64, which image comes at each position.
+        order: (N,) int64, index of the image at each position.
         mirrored: (N,) bool, or `None` without mirroring.
-        shift: (N, 2) int64, by how much the window moves down and right over the padded image: 0 .. 2 * translate.
-        corner: (N, 2) int64, row and column of the cutout's upper left pixel.
+        shift: (N, 2) int64, shift of the window down and right over the padded image, from 0 to 2 * translate; `None`
+            without translation.
+        corner: (N, 2) int64, row and column of the upper left pixel of the cutout; `None` without cutout.
     """
 
     order: Tensor
@@ -49,10 +51,10 @@ class Draws(NamedTuple):
 def draw_epoch(
     seed: int, epoch: int, num_samples: int, height: int, width: int, augmentation: Augmentation, device: torch.device
 ) -> Draws:
-    """Draw an epoch's numbers from `seed` and `epoch` alone.
+    """Draw the random numbers of an epoch, which depend only on `seed` and `epoch`.
 
-    They are drawn on the CPU whatever the device, so that a GPU sees the same batches. Each kind has a generator of its
-    own, so that switching one augmentation off leaves the others as they were.
+    They are drawn on the CPU for every device, so that a GPU sees the same batches. Each augmentation has its own
+    generator, so that turning one off does not change the others.
     """
 
     def generator(kind: str) -> torch.Generator:
@@ -75,14 +77,19 @@ def draw_epoch(
 
 
 def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, augmentation: Augmentation) -> Tensor:
-    """Where each pixel of the batch at positions `first .. last - 1` comes from.
+    """Return the source of each pixel of a batch.
 
-    The result is that of mirroring, then translating over a border of the padding's colour, then cutting out, in this
-    order.
+    The result equals mirroring, then translating over a border of the padding colour, then cutting out.
+
+    Args:
+        draws: Random numbers of the epoch.
+        first, last: First position of the batch in the epoch, and the position after its last one.
+        height, width: Size of an image.
+        augmentation: Random changes.
 
     Returns:
-        (n, H, W) int64 positions among the N * H * W pixels of all images; N * H * W itself is the mean colour, and the
-        position behind it is black.
+        (n, H, W) int64 positions among the N * H * W pixels of all images; N * H * W is the mean colour, and the next
+        position is black.
     """
     images = draws.order[first:last]
     mean_colour = draws.order.numel() * height * width
@@ -90,8 +97,8 @@ def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, 
     rows = torch.arange(height, device=images.device).view(1, height)
     columns = torch.arange(width, device=images.device).view(1, width)
 
-    # From the output back to the image: the translation is undone first, then the mirroring. Rows and columns stay
-    # apart as long as they can, since (n, H) and (n, W) are small; whatever lies outside is put behind all images.
+    # Go from the output back to the image: undo the translation, then the mirroring. Rows and columns are separate as
+    # long as possible, since (n, H) and (n, W) are small; positions outside of the image are moved behind all images.
     rows_outside = columns_outside = None
     if draws.shift is not None:
         shift = draws.shift[first:last] - augmentation.translate

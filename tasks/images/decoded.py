@@ -1,4 +1,4 @@
-"""Decoded images with their labels, their checksum, and the file that keeps them."""
+"""Decoded images with their labels, their checksum, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from suite import files
 
-LARGEST = 1 << 36  # bytes of a file of decoded images, far above that of any task
+MAX_BYTES = 1 << 36  # of a file of decoded images; far more than any task needs
 
 
 class DamagedFile(Exception):
-    """A file of decoded images is cut short, altered, or not such a file at all."""
+    """A file of decoded images is truncated, altered, or of another format."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +27,8 @@ class DecodedImages:
     """A data set of small images in memory.
 
     Attributes:
-        train_images, test_images: (N, H, W, C) uint8, 0 .. 255.
-        train_labels, test_labels: (N,) int64.
+        train_images, test_images: (N, H, W, C) uint8, 0 to 255.
+        train_labels, test_labels: (N,) int64, from 0.
     """
 
     train_images: NDArray[np.uint8]
@@ -37,7 +37,7 @@ class DecodedImages:
     test_labels: NDArray[np.int64]
 
     def fault(self) -> str:
-        """What is wrong with the arrays' types and shapes; empty if nothing is."""
+        """Return a description of a wrong type or shape; empty if the arrays are valid."""
         for split in ("train", "test"):
             images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
             if images.dtype != np.uint8 or images.ndim != 4 or not len(images):
@@ -47,7 +47,7 @@ class DecodedImages:
         return ""
 
     def checksum(self) -> str:
-        """SHA-256, in hex, of shapes, pixels and labels (little-endian), in the order of the attributes."""
+        """Return the SHA-256, in hex, of shapes, pixels and labels (little-endian), in the order of the attributes."""
         digest = hashlib.sha256()
         for field in fields(self):
             array = getattr(self, field.name)
@@ -57,15 +57,15 @@ class DecodedImages:
 
 
 def save_decoded(path: Path, data: DecodedImages, fingerprint: str) -> str:
-    """Write `path` so that it is either whole or as it was before, and return the images' checksum.
+    """Write images atomically, and return their checksum.
 
     Args:
-        path: in a folder that exists. Two processes may write it at once; the later one stays.
-        data: what to keep.
-        fingerprint: of the source, to notice when that has changed.
+        path: Path in an existing folder. Two processes may write it at once; the later one wins.
+        data: Images and labels.
+        fingerprint: Fingerprint of the source, by which a change of the source is noticed.
 
     Raises:
-        OSError: if it cannot be written; no part of it is left.
+        OSError: If the file cannot be written; no partial file is left.
     """
     checksum = data.checksum()
     arrays = {field.name: getattr(data, field.name) for field in fields(data)}
@@ -75,14 +75,14 @@ def save_decoded(path: Path, data: DecodedImages, fingerprint: str) -> str:
 
 
 def load_decoded(path: Path) -> tuple[DecodedImages, str]:
-    """Read what `save_decoded` wrote, and verify it against the checksum inside.
+    """Read a file that `save_decoded` wrote, and verify its checksum.
 
     Returns:
         The images and their checksum.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        DamagedFile: if it does not hold what it held when it was written.
+        FileNotFoundError: If the file does not exist.
+        DamagedFile: If its content is not what was written.
     """
     with _opened(path) as file:
         data = DecodedImages(**{field.name: file[field.name] for field in fields(DecodedImages)})
@@ -90,26 +90,26 @@ def load_decoded(path: Path) -> tuple[DecodedImages, str]:
         if fault := data.fault():
             raise ValueError(fault)
     if data.checksum() != recorded:
-        raise DamagedFile(f"{path}: its images do not have the checksum that it records")
+        raise DamagedFile(f"{path}: the images do not match the recorded checksum")
     return data, recorded
 
 
 def read_fingerprint(path: Path) -> str:
-    """The fingerprint of the source that `path` was decoded from; raises as `load_decoded` does."""
+    """Return the fingerprint of the source of a file; errors as in `load_decoded`."""
     with _opened(path) as file:
         return str(file["fingerprint"])
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The arrays of a file. A pipe or a device, from which a read may never end, is no such file."""
+    """Open the arrays of a file. Pipes and devices, from which a read may never return, are refused."""
     try:
         found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
             raise ValueError("not a regular file of a possible size")
         with np.load(path, allow_pickle=False) as file:
             yield file
     except FileNotFoundError:
         raise
-    except Exception as error:  # zipfile, zlib and numpy each have their own words for a damaged file
+    except Exception as error:  # zipfile, zlib and numpy raise different exceptions for damaged files
         raise DamagedFile(f"{path}: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Which image belongs to which split: stratified by class and decided by the recipe's seed, never by the trial's."""
+"""Assignment of images to splits: stratified by class, and determined by the recipe's seed, not by the trial's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ Indices = NDArray[np.int64]
 
 
 class SplitIndices(NamedTuple):
-    """Positions, ascending, of each split's images; `validation` among the training images, and empty without one."""
+    """Indices of the images of each split, ascending.
+
+    Attributes:
+        train: Indices of training images.
+        validation: Indices of training images that are held out; empty without a validation split.
+        test: Indices of test images.
+    """
 
     train: Indices
     validation: Indices
@@ -22,18 +28,18 @@ class SplitIndices(NamedTuple):
 
 
 def stratified_order(labels: NDArray[np.int64], seed: int) -> Indices:
-    """A random order of which every beginning holds the classes nearly in their shares of the whole.
+    """Return a random order in which every prefix contains the classes nearly in their overall proportions.
 
-    Where classes are equally large, they differ by at most one image in every beginning.
+    If classes are equally large, their counts in any prefix differ by at most one.
 
     Args:
         labels: (N,) class of each image.
-        seed: decides the order within each class, and who goes first among classes.
+        seed: Seed of the order within each class and among classes.
 
     Returns:
-        (N,) positions into `labels`.
+        (N,) indices into `labels`.
     """
-    # RandomState, not default_rng: its stream is frozen for ever, and published splits depend on it.
+    # RandomState, not default_rng: published splits depend on its stream, which never changes.
     random = np.random.RandomState(seed)
     tie_break = random.permutation(len(labels))
     share = np.empty(len(labels), dtype=np.float64)
@@ -44,15 +50,15 @@ def stratified_order(labels: NDArray[np.int64], seed: int) -> Indices:
 
 
 def choose_splits(train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], recipe: Recipe) -> SplitIndices:
-    """Cut off the validation split first, then the subsets, so that a subset of the rest never moves the validation.
+    """Select the splits of a recipe: first the validation split, which does not depend on the subset sizes.
 
     Raises:
-        UsageError: if the recipe asks for more images than there are, or leaves none to train or test on.
+        UsageError: If the recipe asks for more images than there are, or leaves none for training or testing.
     """
     order = stratified_order(train_labels, recipe.split_seed)
     cut = recipe.validation_images
     if not 0 <= cut < len(order):
-        raise UsageError(f"recipe.validation_images is {cut}; there are {len(order)} training images to take from")
+        raise UsageError(f"recipe.validation_images is {cut}; the task has only {len(order)} training images")
     return SplitIndices(
         train=np.sort(_first(order[cut:], recipe.train_images, "train_images")),
         validation=np.sort(order[:cut]),
@@ -64,5 +70,5 @@ def _first(order: Indices, count: int | None, field: str) -> Indices:
     if count is None:
         return order
     if not 1 <= count <= len(order):
-        raise UsageError(f"recipe.{field} is {count}; it lies in 1 .. {len(order)} here")
+        raise UsageError(f"recipe.{field} is {count}; it must be between 1 and {len(order)} here")
     return order[:count]

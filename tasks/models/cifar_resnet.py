@@ -8,24 +8,25 @@ from torch import Tensor, nn
 
 from suite.registry import register
 from tasks.models.residual import BasicBlock, Block, Bottleneck
-from tasks.models.widths import scaled
+from tasks.models.widths import check_side, scaled
 
 PLANES = (16, 32, 64)
-# Three stages, of which the second and third halve the image.
+# Three stages; the second and the third halve the image.
 SMALLEST_SIDE = 4
 
 
 class CifarResNet(nn.Module):
-    """A 3x3 convolution, stages of residual blocks, the mean over places, a linear layer.
+    """A 3x3 convolution, stages of residual blocks, global average pooling and a linear layer.
 
-    Every stage but the first halves the image. A stage begins with a projection, a strided 1x1 convolution with
-    normalisation, where channels or places change.
+    Every stage but the first halves the image. If channels or image size change, the shortcut of a stage's first block
+    is a projection: a strided 1x1 convolution with normalisation.
 
     Args:
-        block: of every stage.
-        stages: planes and blocks of each; the first convolution has the planes of the first.
-        in_channels, classes: of images and logits.
-        init: what convolutions start from: `fan_out`, N(0, 2 / (R * S * K)), or `torch`, its own random weights.
+        block: Class of the blocks.
+        stages: Planes and number of blocks of each stage; the first convolution has the planes of the first stage.
+        in_channels: Channels of an image.
+        classes: Number of classes.
+        init: Initial weights of convolutions: `fan_out`, N(0, 2 / (R * S * K)), or `torch`, those of torch's layers.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class CifarResNet(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")  # N(0, 2 / (R * S * K))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
+        """Return logits (N, classes) of images (N, C, H, W)."""
         x = self.relu(self.bn1(self.conv1(images)))
         for name in self._stages:
             x = getattr(self, name)(x)
@@ -61,7 +62,7 @@ class CifarResNet(nn.Module):
 
 
 def _stage(block: type[Block], blocks: int, channels: int, planes: int, stride: int) -> tuple[nn.Sequential, int]:
-    """A stage's blocks, and how many channels it gives."""
+    """Return the blocks of a stage, and its number of output channels."""
     made = planes * block.expansion
     downsample = None
     if stride != 1 or channels != made:
@@ -78,16 +79,16 @@ def resnet32(
     """ResNet-32 for CIFAR: 33 convolutions, three stages of five basic blocks, 0.47 million parameters at width 1.
 
     Args:
-        width: factor on every channel count, a multiple of 1/16.
-        num_classes: outputs of the linear layer.
-        input_shape: (C, H, W) of an image.
+        width: Factor of every channel count, a multiple of 1/16.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image.
 
     Raises:
-        ValueError: if `width` gives a channel count that is not a positive whole number, or images are too small.
+        ValueError: If `width` gives a channel count that is not a positive integer, or images are too small.
 
     Source: PruneTrain (SC 2019) and its code; the shortcuts are projections, as there.
     """
-    return _build("resnet32", BasicBlock, 5, width, num_classes, input_shape)
+    return _build(BasicBlock, 5, width, num_classes, input_shape)
 
 
 @register("model", "resnet50_cifar")
@@ -96,16 +97,16 @@ def resnet50_cifar(
 ) -> nn.Module:
     """PruneTrain's ResNet-50 for CIFAR: 76 convolutions, three stages of eight bottlenecks.
 
-    Arguments and errors as of `resnet32`.
+    Arguments and errors as in `resnet32`.
 
     Args:
-        width: factor on every channel count, a multiple of 1/16.
-        num_classes: outputs of the linear layer.
-        input_shape: (C, H, W) of an image.
+        width: Factor of every channel count, a multiple of 1/16.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image.
 
     Source: PruneTrain (SC 2019) and its code.
     """
-    return _build("resnet50_cifar", Bottleneck, 8, width, num_classes, input_shape)
+    return _build(Bottleneck, 8, width, num_classes, input_shape)
 
 
 @register("model", "resnet56")
@@ -114,22 +115,21 @@ def resnet56(
 ) -> nn.Module:
     """PruneTrain's ResNet-56 for CIFAR: 85 convolutions, three stages of nine bottlenecks.
 
-    The paper compares with AMC on it; its code does not have the network, only its channel counts.
+    The paper compares with AMC on this network; its code has only the channel counts.
 
     Args:
-        width: factor on every channel count, a multiple of 1/16.
-        num_classes: outputs of the linear layer.
-        input_shape: (C, H, W) of an image.
+        width: Factor of every channel count, a multiple of 1/16.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image.
 
     Source: PruneTrain (SC 2019), Table 3.
     """
-    return _build("resnet56", Bottleneck, 9, width, num_classes, input_shape)
+    return _build(Bottleneck, 9, width, num_classes, input_shape)
 
 
 def _build(
-    name: str, block: type[Block], blocks: int, width: float, num_classes: int, input_shape: tuple[int, int, int]
+    block: type[Block], blocks: int, width: float, num_classes: int, input_shape: tuple[int, int, int]
 ) -> nn.Module:
-    if min(input_shape[1:]) < SMALLEST_SIDE:
-        raise ValueError(f"{name}: images are {input_shape[1]}x{input_shape[2]}; the smallest are 4x4")
-    stages = [(scaled(name, planes, width, PLANES[0]), blocks) for planes in PLANES]
+    check_side(input_shape, SMALLEST_SIDE)
+    stages = [(scaled(planes, width, PLANES[0]), blocks) for planes in PLANES]
     return CifarResNet(block, stages, input_shape[0], num_classes)

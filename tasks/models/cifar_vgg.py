@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from suite.registry import register
-from tasks.models.widths import scaled
+from tasks.models.widths import check_side, scaled
 
-# Output channels; a pooling that halves the image stands between the parts.
+# Output channels; between the parts, a pooling layer halves the image.
 VGG11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 VGG13 = ((64, 64), (128, 128), (256, 256), (512, 512), (512, 512))
 SMALLEST_SIDE = 32
@@ -25,17 +25,17 @@ class CifarVGG(nn.Module):
         self.classifier = nn.Linear(parts[-1][-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
+        """Return logits (N, classes) of images (N, C, H, W)."""
         return self.classifier(self.pool(self.features(images)).flatten(1))
 
 
 def convolutions(parts: Sequence[Sequence[int]], in_channels: int, last: nn.Module) -> nn.Sequential:
-    """3x3 convolutions without bias, each with normalisation and ReLU, and a pooling behind each part.
+    """Return 3x3 convolutions without bias, each with normalisation and ReLU, and pooling after each part.
 
     Args:
-        parts: output channels.
-        in_channels: of an image.
-        last: the pooling behind the last part; the others take the maximum of 2x2.
+        parts: Output channels of the convolutions of each part.
+        in_channels: Channels of an image.
+        last: Pooling layer after the last part; after the others it is the maximum of 2x2.
     """
     layers: list[nn.Module] = []
     channels = in_channels
@@ -59,16 +59,16 @@ def vgg11(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, 
     """PruneTrain's VGG-11 for CIFAR: eight convolutions and one linear layer, 9.2 million parameters at width 1.
 
     Args:
-        width: factor on every channel count, a multiple of 1/64.
-        num_classes: outputs of the linear layer.
-        input_shape: (C, H, W) of an image, 32x32 or larger.
+        width: Factor of every channel count, a multiple of 1/64.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image, 32x32 or larger.
 
     Raises:
-        ValueError: if `width` gives a channel count that is not a positive whole number, or images are too small.
+        ValueError: If `width` gives a channel count that is not a positive integer, or images are too small.
 
     Source: PruneTrain (SC 2019) and its code.
     """
-    return _build("vgg11", VGG11, width, num_classes, input_shape)
+    return _build(VGG11, width, num_classes, input_shape)
 
 
 @register("model", "vgg13")
@@ -76,23 +76,21 @@ def vgg13(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, 
     """PruneTrain's VGG-13 for CIFAR: ten convolutions and one linear layer, 9.4 million parameters at width 1.
 
     Args:
-        width: factor on every channel count, a multiple of 1/64.
-        num_classes: outputs of the linear layer.
-        input_shape: (C, H, W) of an image, 32x32 or larger.
+        width: Factor of every channel count, a multiple of 1/64.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image, 32x32 or larger.
 
     Source: PruneTrain (SC 2019) and its code.
     """
-    return _build("vgg13", VGG13, width, num_classes, input_shape)
+    return _build(VGG13, width, num_classes, input_shape)
 
 
 def _build(
-    name: str,
     parts: tuple[tuple[int, ...], ...],
     width: float,
     num_classes: int,
     input_shape: tuple[int, int, int],
 ) -> nn.Module:
-    if min(input_shape[1:]) < SMALLEST_SIDE:
-        raise ValueError(f"{name}: images are {input_shape[1]}x{input_shape[2]}; the smallest are 32x32")
-    channels = [[scaled(name, made, width, parts[0][0]) for made in part] for part in parts]
+    check_side(input_shape, SMALLEST_SIDE)
+    channels = [[scaled(made, width, parts[0][0]) for made in part] for part in parts]
     return CifarVGG(channels, input_shape[0], num_classes)

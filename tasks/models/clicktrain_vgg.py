@@ -1,4 +1,4 @@
-"""ClickTrain's VGG networks for CIFAR: PruneTrain's convolutions, a mean at their end, and three linear layers."""
+"""ClickTrain's VGG networks for CIFAR: PruneTrain's convolutions, average pooling, and three linear layers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from torch import Tensor, nn
 
 from suite.registry import register
 from tasks.models.cifar_vgg import SMALLEST_SIDE, VGG11, VGG13, convolutions
-from tasks.models.widths import scaled
+from tasks.models.widths import check_side, scaled
 
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 HIDDEN = 512  # features of the linear layers at width 1
-FIRST_SCALE = 0.5  # what normalisation multiplies by at first
+FIRST_SCALE = 0.5  # initial weight of the normalisation layers
 LINEAR_DEVIATION = 0.01
 
 
 class ClickTrainVGG(nn.Module):
-    """3x3 convolutions, each with normalisation and ReLU; five poolings, the last a mean; dropout and linear layers."""
+    """3x3 convolutions, each with normalisation and ReLU; five poolings, the last an average; linear layers."""
 
     def __init__(self, parts: list[list[int]], hidden: int, in_channels: int, classes: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class ClickTrainVGG(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
+        """Return logits (N, classes) of images (N, C, H, W)."""
         return self.classifier(self.pool(self.features(images)).flatten(1))
 
 
@@ -49,16 +49,16 @@ def vgg11_click(
     """ClickTrain's VGG-11 for CIFAR: eight convolutions and three linear layers, 9.75 million parameters at width 1.
 
     Args:
-        width: factor on every channel count, a multiple of 1/64.
-        num_classes: outputs of the last linear layer.
-        input_shape: (C, H, W) of an image, 32x32 or larger.
+        width: Factor of every channel count, a multiple of 1/64.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image, 32x32 or larger.
 
     Raises:
-        ValueError: if `width` gives a channel count that is not a positive whole number, or images are too small.
+        ValueError: If `width` gives a channel count that is not a positive integer, or images are too small.
 
     Source: ClickTrain (Zhang et al., ICS 2021), its code.
     """
-    return _build("vgg11_click", VGG11, width, num_classes, input_shape)
+    return _build(VGG11, width, num_classes, input_shape)
 
 
 @register("model", "vgg13_click")
@@ -68,13 +68,13 @@ def vgg13_click(
     """ClickTrain's VGG-13 for CIFAR: ten convolutions and three linear layers, 9.94 million parameters at width 1.
 
     Args:
-        width: factor on every channel count, a multiple of 1/64.
-        num_classes: outputs of the last linear layer.
-        input_shape: (C, H, W) of an image, 32x32 or larger.
+        width: Factor of every channel count, a multiple of 1/64.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image, 32x32 or larger.
 
     Source: ClickTrain (Zhang et al., ICS 2021), its code.
     """
-    return _build("vgg13_click", VGG13, width, num_classes, input_shape)
+    return _build(VGG13, width, num_classes, input_shape)
 
 
 @register("model", "vgg16_click")
@@ -84,23 +84,21 @@ def vgg16_click(
     """ClickTrain's VGG-16 for CIFAR: thirteen convolutions and three linear layers, 15.3 million parameters at width 1.
 
     Args:
-        width: factor on every channel count, a multiple of 1/64.
-        num_classes: outputs of the last linear layer.
-        input_shape: (C, H, W) of an image, 32x32 or larger.
+        width: Factor of every channel count, a multiple of 1/64.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image, 32x32 or larger.
 
     Source: ClickTrain (Zhang et al., ICS 2021), its code.
     """
-    return _build("vgg16_click", VGG16, width, num_classes, input_shape)
+    return _build(VGG16, width, num_classes, input_shape)
 
 
 def _build(
-    name: str,
     parts: tuple[tuple[int, ...], ...],
     width: float,
     num_classes: int,
     input_shape: tuple[int, int, int],
 ) -> nn.Module:
-    if min(input_shape[1:]) < SMALLEST_SIDE:
-        raise ValueError(f"{name}: images are {input_shape[1]}x{input_shape[2]}; the smallest are 32x32")
-    channels = [[scaled(name, made, width, parts[0][0]) for made in part] for part in parts]
-    return ClickTrainVGG(channels, scaled(name, HIDDEN, width, parts[0][0]), input_shape[0], num_classes)
+    check_side(input_shape, SMALLEST_SIDE)
+    channels = [[scaled(made, width, parts[0][0]) for made in part] for part in parts]
+    return ClickTrainVGG(channels, scaled(HIDDEN, width, parts[0][0]), input_shape[0], num_classes)

@@ -1,7 +1,7 @@
-"""torchvision's ResNets for ImageNet, of blocks whose branch may be taken out.
+"""torchvision's ResNets for ImageNet, with blocks whose branch can be removed.
 
-Parameters, function and initialisation are torchvision's; in names `branch.` stands before a block's convolutions and
-normalisations.
+Weights, function and initialisation are those of torchvision. In names, `branch.` precedes a block's convolutions and
+normalisation layers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ def resnet18(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3,
     """torchvision's ResNet-18: basic blocks, 11.7 million parameters with 1,000 classes.
 
     Args:
-        num_classes: outputs of the linear layer.
-        input_shape: (C, H, W) of an image with three channels.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image with three channels.
     """
-    return _build("resnet18", BasicBlock, [2, 2, 2, 2], num_classes, input_shape)
+    return _build(BasicBlock, [2, 2, 2, 2], num_classes, input_shape)
 
 
 @register("model", "resnet34")
@@ -28,10 +28,10 @@ def resnet34(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3,
     """torchvision's ResNet-34: basic blocks, 21.8 million parameters with 1,000 classes.
 
     Args:
-        num_classes: outputs of the linear layer.
-        input_shape: (C, H, W) of an image with three channels.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image with three channels.
     """
-    return _build("resnet34", BasicBlock, [3, 4, 6, 3], num_classes, input_shape)
+    return _build(BasicBlock, [3, 4, 6, 3], num_classes, input_shape)
 
 
 @register("model", "resnet50")
@@ -39,10 +39,10 @@ def resnet50(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3,
     """torchvision's ResNet-50: bottlenecks, 25.6 million parameters with 1,000 classes.
 
     Args:
-        num_classes: outputs of the linear layer.
-        input_shape: (C, H, W) of an image with three channels.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image with three channels.
     """
-    return _build("resnet50", Bottleneck, [3, 4, 6, 3], num_classes, input_shape)
+    return _build(Bottleneck, [3, 4, 6, 3], num_classes, input_shape)
 
 
 @register("model", "resnet101")
@@ -50,17 +50,15 @@ def resnet101(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3
     """torchvision's ResNet-101: bottlenecks, 44.5 million parameters with 1,000 classes.
 
     Args:
-        num_classes: outputs of the linear layer.
-        input_shape: (C, H, W) of an image with three channels.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image with three channels.
     """
-    return _build("resnet101", Bottleneck, [3, 4, 23, 3], num_classes, input_shape)
+    return _build(Bottleneck, [3, 4, 23, 3], num_classes, input_shape)
 
 
-def _build(
-    name: str, block: type[Block], blocks: list[int], num_classes: int, input_shape: tuple[int, int, int]
-) -> nn.Module:
+def _build(block: type[Block], blocks: list[int], num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
     from torchvision.models.resnet import ResNet
 
     if input_shape[0] != 3:
-        raise ValueError(f"{name}: images have {input_shape[0]} channels; it takes 3")
+        raise ValueError(f"images have {input_shape[0]} channels; the model needs 3")
     return ResNet(block, blocks, num_classes=num_classes)  # type: ignore[arg-type]

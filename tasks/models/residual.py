@@ -1,4 +1,4 @@
-"""Residual blocks whose branch may be taken out of the network: what they add is a child of its own."""
+"""Residual blocks whose branch is one child module, so that it can be removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Residual(nn.Module):
     """`x + branch(x)`, with no activation after the sum.
 
     Class attributes:
-        residual_branch: the child that may be taken out of the network; the constant that it emits stays.
+        residual_branch: Name of the child that can be removed; the constant that it emits is kept.
     """
 
     residual_branch: ClassVar[str] = "branch"
@@ -22,16 +22,16 @@ class Residual(nn.Module):
         self.branch = branch
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the branch's output to its input; both are (N, C, H, W)."""
+        """Return the sum of the input (N, C, H, W) and the branch's output."""
         return x + self.branch(x)
 
 
 class Block(nn.Module):
-    """`relu(branch(x) + shortcut)`, the shortcut being x or `downsample(x)`; the names are torchvision's.
+    """`relu(branch(x) + shortcut)`, where the shortcut is x or `downsample(x)`; names are those of torchvision.
 
     Class attributes:
-        expansion: channels of the output for each of `planes`.
-        residual_branch: as in `Residual`.
+        expansion: Ratio of output channels to `planes`.
+        residual_branch: Name of the child that can be removed.
     """
 
     expansion: ClassVar[int] = 1
@@ -44,13 +44,13 @@ class Block(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, expansion * planes, P, Q)."""
+        """Map (N, C, H, W) to (N, expansion * planes, P, Q)."""
         shortcut = x if self.downsample is None else self.downsample(x)
         return self.relu(shortcut + self.branch(x))
 
 
 class BasicBlock(Block):
-    """Two 3x3 convolutions; takes of the arguments of torchvision's block those that it uses."""
+    """Two 3x3 convolutions; other arguments of torchvision's block are ignored."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class BasicBlock(Block):
         *others: Any,
         **named: Any,
     ) -> None:
-        # torchvision's ResNet hands on groups, width, dilation and normalisation too, which are its defaults here.
+        # torchvision's ResNet also passes groups, width, dilation and normalisation, which have their defaults here.
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         layers["conv1"] = nn.Conv2d(inplanes, planes, 3, stride, 1, bias=False)
         layers["bn1"] = nn.BatchNorm2d(planes)
@@ -72,7 +72,7 @@ class BasicBlock(Block):
 
 
 class Bottleneck(Block):
-    """1x1, 3x3 (which has the stride) and 1x1 convolutions; arguments as of `BasicBlock`."""
+    """1x1, 3x3 (with the stride) and 1x1 convolutions; arguments as in `BasicBlock`."""
 
     expansion: ClassVar[int] = 4
 

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from suite.registry import register
 from tasks.models.residual import Residual
-from tasks.models.widths import scaled
+from tasks.models.widths import check_side, scaled
 
 # Output channels at width 1, in the order in which the layers run.
 PREP, DOWN, EXPAND, REDUCE = 128, 256, 512, 256
 LOGIT_SCALE = 0.2
-# An 11x11 image is 6x6 after the strided convolution and 3x3 after the pooling: the least that the unpadded 3x3 takes.
+# An 11x11 image is 6x6 after the strided convolution and 3x3 after the pooling, the smallest input of the unpadded 3x3.
 SMALLEST_SIDE = 11
 
 
@@ -33,7 +33,7 @@ class ResNet9(nn.Module):
         self.classifier = nn.Linear(reduce, num_classes, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, num_classes) of images (N, C, H, W)."""
+        """Return logits (N, num_classes) of images (N, C, H, W)."""
         x = self.residual1(self.down(self.prep(images)))
         x = self.residual2(self.pool(self.expand(x)))
         x = self.global_pool(self.reduce(x)).flatten(1)
@@ -44,22 +44,21 @@ class ResNet9(nn.Module):
 def resnet9(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Module:
     """ResNet-9 of the SDGP paper: eight convolutions, two residual blocks, 9.1 million parameters at width 1.
 
-    Weights start as torch's own layers draw them. The SDGP repository's do not: it replaces all but the first
-    convolution by its own class, which redraws them uniformly within sqrt(6 / fan_in), 2.45 times as wide.
+    Weights have the initialisation of torch's layers. The SDGP repository differs: it replaces all convolutions but the
+    first by its own class, which draws them uniformly within sqrt(6 / fan_in), 2.45 times as wide.
 
     Args:
-        width: factor on every channel count; 0.25 gives 32, 64, 128 and 64 channels.
-        num_classes: outputs of the linear layer.
-        input_shape: (C, H, W) of an image; any size from 11x11 works, since the last pooling is adaptive.
+        width: Factor of every channel count; 0.25 gives 32, 64, 128 and 64 channels.
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image; any size from 11x11 works, since the last pooling is adaptive.
 
     Raises:
-        ValueError: if `width` gives a channel count that is not a positive whole number, or images are too small.
+        ValueError: If `width` gives a channel count that is not a positive integer, or images are too small.
 
     Source: SDGP (ICPR 2022, arXiv 2202.00774), the CIFAR-10 network of its repository.
     """
-    if min(input_shape[1:]) < SMALLEST_SIDE:
-        raise ValueError(f"resnet9: images are {input_shape[1]}x{input_shape[2]}; the smallest are 11x11")
-    prep, down, expand, reduce = (scaled("resnet9", channels, width, PREP) for channels in (PREP, DOWN, EXPAND, REDUCE))
+    check_side(input_shape, SMALLEST_SIDE)
+    prep, down, expand, reduce = (scaled(channels, width, PREP) for channels in (PREP, DOWN, EXPAND, REDUCE))
     return ResNet9(prep, down, expand, reduce, in_channels=input_shape[0], num_classes=num_classes)
 
 

@@ -1,23 +1,35 @@
-"""Channel counts of a network that is made wider or narrower by a factor."""
+"""Checks that the models share: channel counts of scaled networks, and sizes of images."""
 
 from __future__ import annotations
 
 
-def scaled(model: str, channels: int, width: float, narrowest: int) -> int:
-    """`channels` times `width`.
+def scaled(channels: int, width: float, narrowest: int) -> int:
+    """Return `channels` times `width`.
 
     Args:
-        model: its name, for the message.
-        channels: at width 1.
-        width: the factor.
-        narrowest: the network's smallest channel count at width 1, whose fractions give whole counts everywhere.
+        channels: Number of channels at width 1.
+        width: Factor.
+        narrowest: Smallest channel count of the network at width 1; multiples of its inverse give integers everywhere.
 
     Raises:
-        ValueError: if that is no positive whole number.
+        ValueError: If the product is not a positive integer.
     """
     found = channels * width
     if not (found >= 1 and float(found).is_integer()):
-        raise ValueError(
-            f"{model}: width {width} makes {found} of {channels} channels; use a multiple of 1/{narrowest}"
-        )
+        raise ValueError(f"width {width} turns {channels} channels into {found}; use a multiple of 1/{narrowest}")
     return int(found)
+
+
+def check_side(input_shape: tuple[int, int, int], smallest: int) -> None:
+    """Check the size of images.
+
+    Args:
+        input_shape: Shape (C, H, W) of an image.
+        smallest: Smallest height and width for which every layer has an output.
+
+    Raises:
+        ValueError: If an image is smaller.
+    """
+    if min(input_shape[1:]) < smallest:
+        height, width = input_shape[1:]
+        raise ValueError(f"images are {height}x{width}; the smallest are {smallest}x{smallest}")

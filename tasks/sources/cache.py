@@ -1,4 +1,4 @@
-"""Decode a data set once: later trials find the decoded images beside it, verified by their checksum."""
+"""Cache of decoded images: a data set is decoded once, and later trials read the result, verified by a checksum."""
 
 from __future__ import annotations
 
@@ -15,47 +15,52 @@ from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded, read_
 logger = logging.getLogger(__name__)
 
 FOLDER = ".pdt-cache"
-# Part of every fingerprint: a change of how images are decoded or kept makes the older files stale.
+# Part of every fingerprint: increase it when decoding or storage changes, and older files become stale.
 FORMAT = "1"
 
 
 class Source(Protocol):
-    """A copy of a data set as it lies on disk.
+    """A copy of a data set on disk.
 
     Attributes:
-        kind: how a result names the copy: `original`, `jpeg`, ...
-        path: the folder or archive.
+        kind: Kind of the copy in results, for example `original` or `jpeg`.
+        path: Folder or archive.
     """
 
     kind: str
     path: Path
 
     def fingerprint(self) -> str:
-        """A hash of the files' names, sizes and times of change: equal only if nothing was touched."""
+        """Return a hash of the files' names, sizes and modification times."""
 
     def decode(self) -> DecodedImages:
-        """Read all the images.
+        """Decode all images.
 
         Raises:
-            suite.errors.UsageError: one line that names the file that cannot be used.
+            suite.errors.UsageError: If a file cannot be used; one line that names it.
         """
 
 
 class Cached(NamedTuple):
-    """A file of decoded images, verified, and their checksum."""
+    """A verified file of decoded images, and their checksum."""
 
     path: Path
     checksum: str
 
 
 def decode_once(task: str, source: Source, data_root: Path) -> Cached:
-    """The decoded images of `source`, from the cache if it holds them and the source is unchanged.
+    """Decode a source, unless the cache contains its images and the source is unchanged.
 
-    The cache lies in the data root, or, where that cannot be written, under `~/.cache/pdt-data`. It has one file for
-    each source, which is replaced when the source changes.
+    The cache is in the data root, or in `~/.cache/pdt-data` if the data root is not writable. It has one file per
+    source, which is replaced when the source changes.
+
+    Args:
+        task: Name of the task.
+        source: Copy of the data set.
+        data_root: Folder of data sets.
 
     Raises:
-        UsageError: if the source cannot be decoded, or the result be written.
+        UsageError: If the source cannot be decoded, or the result cannot be written.
     """
     place = hashlib.sha256(str(source.path.resolve()).encode()).hexdigest()[:8]
     name = f"{task}-{source.kind}-{place}.npz"
@@ -72,15 +77,15 @@ def decode_once(task: str, source: Source, data_root: Path) -> Cached:
     try:
         checksum = save_decoded(path, data, fingerprint)
     except OSError as error:
-        raise UsageError(f"{path}: cannot keep the decoded images: {error.strerror or error}") from error
-    logger.info("kept the decoded images of %s in %s", source.path, path)
+        raise UsageError(f"{path}: cannot store the decoded images: {error.strerror or error}") from error
+    logger.info("stored the decoded images of %s in %s", source.path, path)
     return Cached(path, checksum)
 
 
 def _valid(path: Path, fingerprint: str) -> str | None:
     try:
         if read_fingerprint(path) != fingerprint:
-            logger.warning("%s was decoded from other files than lie there now; decoding again", path)
+            logger.warning("the files from which %s was decoded have changed; decoding again", path)
             return None
         return load_decoded(path)[1]
     except FileNotFoundError:
@@ -101,6 +106,6 @@ def _writable(folders: list[Path]) -> Path:
             reasons.append(f"{folder}: {error.strerror or error}")
             continue
         if reasons:
-            logger.warning("decoded images go to %s: the data root cannot be written (%s)", folder, reasons[0])
+            logger.warning("decoded images are stored in %s: the data root is not writable (%s)", folder, reasons[0])
         return folder
-    raise UsageError(f"no folder for decoded images can be written: {'; '.join(reasons)}")
+    raise UsageError(f"no folder for decoded images is writable: {'; '.join(reasons)}")

@@ -1,6 +1,6 @@
-"""The sample of CIFAR-10 that the package carries: JPEG files, one after the other, in one small file.
+"""The sample of CIFAR-10 in the package: concatenated JPEG files.
 
-`tools/draw_cifar10_sample.py` draws it; `tasks/data/cifar10_sample.md` says where it comes from.
+`tools/draw_cifar10_sample.py` creates it; `tasks/data/cifar10_sample.md` describes its origin.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from suite.errors import MissingData
 from tasks.images.decoded import DecodedImages
 
 NAME = "cifar10_sample.npz"
-# Of the JPEG bytes and labels, printed by the tool that draws the sample.
+# Of the JPEG files and labels, as printed by the tool that creates the sample.
 SHA256 = "d872802330930d630bb8bebb9a6ddff412c3518279f8e7f14f2e9ca5c88c6856"
 
 
 class SampleFile:
-    """The arrays of the sample file, verified.
+    """The verified arrays of the sample file.
 
     Attributes:
-        jpeg: (B,) uint8, the bytes of all JPEG files, training images first.
-        lengths: (N,) int64, bytes of each file.
+        jpeg: (B,) uint8, bytes of all JPEG files, training images first.
+        lengths: (N,) int64, number of bytes of each file.
         labels: (N,) int64.
-        num_train: how many of the N images are training images.
+        num_train: Number of training images among the N images.
     """
 
     def __init__(self, content: bytes | None = None) -> None:
         """Read the sample.
 
         Args:
-            content: of a sample file; `None`: the one in the package.
+            content: Content of a sample file; `None` for the one in the package.
 
         Raises:
-            MissingData: if it is not the sample that was drawn.
+            MissingData: If the checksum is wrong.
         """
         if content is None:
             content = importlib.resources.files("tasks").joinpath("data", NAME).read_bytes()
@@ -49,13 +49,13 @@ class SampleFile:
                 self.lengths: NDArray[np.int64] = file["lengths"].astype(np.int64)
                 self.labels: NDArray[np.int64] = file["labels"].astype(np.int64)
                 self.num_train = int(file["num_train"])
-        except Exception as error:  # zipfile, zlib and numpy each have their own words for a damaged file
+        except Exception as error:  # zipfile, zlib and numpy raise different exceptions for damaged files
             raise MissingData(f"tasks/data/{NAME}: {type(error).__name__}: {error}") from error
         if sample_checksum(self.jpeg, self.lengths, self.labels, self.num_train) != SHA256:
-            raise MissingData(f"tasks/data/{NAME}: not the sample that was drawn; install the package again")
+            raise MissingData(f"tasks/data/{NAME}: the file has changed; install the package again")
 
     def decode(self) -> DecodedImages:
-        """Decode all the images, in about half a second."""
+        """Decode all images; takes about half a second."""
         from PIL import Image
 
         ends = np.cumsum(self.lengths)
@@ -74,9 +74,9 @@ def decoded_sample() -> DecodedImages:
 
 
 def sample_checksum(jpeg: NDArray[np.uint8], lengths: NDArray[Any], labels: NDArray[Any], num_train: int) -> str:
-    """SHA-256, in hex, of the JPEG bytes, then lengths and labels as little-endian int64, then `num_train` in decimal.
+    """Return the SHA-256, in hex, of JPEG bytes, lengths, labels (little-endian int64) and `num_train` (decimal).
 
-    It covers the files and not their pixels: another version of the decoder may round a pixel otherwise.
+    It covers the files and not their pixels, which another version of the decoder may round differently.
     """
     digest = hashlib.sha256(np.ascontiguousarray(jpeg).data)
     for array in (lengths, labels):

@@ -1,4 +1,4 @@
-"""CIFAR as its authors publish it: pickled batches, in a folder or still in the archive that holds it."""
+"""CIFAR as its authors publish it: pickled batches in an archive, or in the folder that it unpacks to."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from suite.errors import UsageError
 from tasks.images.decoded import DecodedImages
 from tasks.sources.progress import progress
 
-# What reading a compressed archive that is cut short or altered may raise.
+# Exceptions of reading a truncated or altered archive.
 DAMAGE = (OSError, tarfile.TarError, EOFError, zlib.error, struct.error, ValueError, OverflowError)
-MOST_BYTES = 1 << 28  # of a batch; those of CIFAR-100 have 150 MB
+MAX_BYTES = 1 << 28  # of a batch; a batch of CIFAR-100 has 150 MB
 
 
 @dataclass(frozen=True)
 class PublishedArchive:
-    """What is known of a published archive.
+    """Description of a published archive.
 
     Attributes:
-        url: the authors' own address.
-        filename, md5: of the archive.
-        folder: that the archive unpacks to.
-        train, test: name and MD5 of each batch.
-        label_key: of a batch's dictionary.
+        url: Address of the authors.
+        filename, md5: Name and MD5 of the archive.
+        folder: Folder that the archive unpacks to.
+        train, test: Name and MD5 of each batch.
+        label_key: Key of the labels in a batch.
     """
 
     url: str
@@ -47,7 +47,7 @@ class PublishedArchive:
 
     @classmethod
     def of_torchvision(cls, dataset: Any, label_key: str = "labels") -> PublishedArchive:
-        """What `torchvision.datasets.CIFAR10` or `CIFAR100` says of its archive."""
+        """Return the description in `torchvision.datasets.CIFAR10` or `CIFAR100`."""
         return cls(
             url=dataset.url,
             filename=dataset.filename,
@@ -60,11 +60,11 @@ class PublishedArchive:
 
 
 class CifarArchive:
-    """An archive or its unpacked folder; a `tasks.sources.cache.Source` whose images are the original ones.
+    """An archive or its unpacked folder; a `tasks.sources.cache.Source` with the original images.
 
     Attributes:
         kind: `original`.
-        path: the unpacked folder, or the archive.
+        path: Unpacked folder or archive.
     """
 
     kind = "original"
@@ -73,7 +73,7 @@ class CifarArchive:
         self.path, self._published = path, published
 
     def fingerprint(self) -> str:
-        """A hash of the sizes and times of change of the archive or of its batches."""
+        """Return a hash of the sizes and modification times of the archive or of its batches."""
         digest = hashlib.sha256()
         batches = [self.path / name for name, _ in self._published.train + self._published.test]
         for path in batches if self.path.is_dir() else [self.path]:
@@ -81,10 +81,10 @@ class CifarArchive:
                 found = path.stat()
             except OSError as error:
                 raise self._unusable(path.name, error.strerror or str(error)) from error
-            if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may never end
+            if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may never return
                 raise self._unusable(path.name, "it is not a regular file")
-            if path != self.path and found.st_size > MOST_BYTES:
-                raise self._unusable(path.name, f"it has more than {MOST_BYTES:,} bytes")
+            if path != self.path and found.st_size > MAX_BYTES:
+                raise self._unusable(path.name, f"it has more than {MAX_BYTES:,} bytes")
             digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
@@ -92,7 +92,7 @@ class CifarArchive:
         """Read all batches, each verified by its MD5 before it is unpickled.
 
         Raises:
-            UsageError: if a batch is missing or not the published one.
+            UsageError: If a batch is missing or differs from the published one.
         """
         count = len(self._published.train) + len(self._published.test)
         with progress(f"reading {self.path}", count) as advance:
@@ -120,7 +120,7 @@ class CifarArchive:
             found = hashlib.md5(content, usedforsecurity=False).hexdigest()
             if found != md5:
                 raise self._unusable(name, f"its MD5 is {found}, not the published {md5}")
-            # Unpickling runs what the file says, so it comes after the check.
+            # Unpickling can run code, so it comes after the check.
             batch = pickle.loads(content, encoding="latin1")
             images.append(np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
             labels.append(np.asarray(batch[self._published.label_key], dtype=np.int64))
@@ -128,15 +128,15 @@ class CifarArchive:
         return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
 
     def _unusable(self, name: str, reason: str) -> UsageError:
-        # tarfile's own words may have line breaks.
+        # messages of tarfile may contain line breaks.
         reason = " ".join(reason.split())
         return UsageError(
-            f"{self.path}: {name} cannot be used: {reason}; delete {self.path.name} to have it fetched again"
+            f"{self.path}: {name} cannot be used: {reason}; delete {self.path.name}, and it is downloaded again"
         )
 
 
 def find_archive(data_root: Path, published: PublishedArchive) -> CifarArchive | None:
-    """The unpacked folder in the data root, or else the archive, or else `None`."""
+    """Return the unpacked folder in the data root, or the archive, or `None`."""
     for name in (published.folder, published.filename):
         if (data_root / name).exists():
             return CifarArchive(data_root / name, published)
@@ -145,8 +145,8 @@ def find_archive(data_root: Path, published: PublishedArchive) -> CifarArchive |
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:
     member = archive.getmember(name)
-    if not member.isreg() or member.size > MOST_BYTES:  # a link may lead to itself
-        raise KeyError(f"{name} is no file of a possible size")
+    if not member.isreg() or member.size > MAX_BYTES:  # a link may point to itself
+        raise KeyError(f"{name} is not a regular file of a plausible size")
     file = archive.extractfile(member)
     assert file is not None, "a regular member has content"
     return file.read()

@@ -1,4 +1,4 @@
-"""Fetch a published file from the first of several hosts that gives it, whole and unaltered."""
+"""Download of a published file from the first of several hosts that delivers it unaltered."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tasks.sources.progress import progress
 
 logger = logging.getLogger(__name__)
 
-# All hosts together answer, or fail to, within about 20 s.
+# With three hosts, all attempts to connect take at most about 20 s.
 CONNECT_SECONDS = 6.0
-# A transfer that stands still this long has failed.
+# A transfer without data for this long has failed.
 STALL_SECONDS = 20.0
-# A host that is slower than this is left for the next one, if there is one; judged after the first seconds.
+# A host that is slower than this is skipped if there is another one; the speed is measured over the first seconds.
 SLOW_BYTES_PER_SECOND = 300_000
 JUDGED_AFTER_SECONDS = 15.0
 CHUNK_BYTES = 1 << 18
 
 
 class DownloadFailed(Exception):
-    """No host gave the file; the text has each host's reason."""
+    """No host delivered the file; the message has the reason of each host."""
 
 
 class _TooSlow(Exception):
@@ -38,19 +38,19 @@ class _TooSlow(Exception):
 
 
 def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
-    """Write the file at one of `urls` to `destination`.
+    """Download the file at one of `urls` to `destination`.
 
-    The hosts are tried in order. One that is very slow is given up for the next, and taken after all if no other gives
-    the file. Until it is whole and verified the file has a temporary name, and it vanishes if that never happens.
+    The hosts are tried in order. A very slow host is skipped, and used if no other host delivers the file. The file has
+    a temporary name until it is complete and verified; it is removed if the download fails.
 
     Args:
-        urls: addresses of the same file.
-        md5: of the file, in hex; another file is not accepted.
-        destination: its folder is made if need be.
+        urls: Addresses of the same file.
+        md5: MD5 of the file, in hex; other files are refused.
+        destination: Path of the file; its folder is created if necessary.
 
     Raises:
-        DownloadFailed: if no address gives the file; nothing is left behind.
-        OSError: if the folder cannot be written.
+        DownloadFailed: If no address delivers the file; nothing is left behind.
+        OSError: If the folder is not writable.
     """
     folder_is_new = not destination.parent.exists()
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
             reasons.append(str(error))
             logger.warning("%s", reasons[-1])
     if folder_is_new:
-        # Another process may have put something there by now.
+        # Another process may have written a file to it in the meantime.
         with contextlib.suppress(OSError):
             destination.parent.rmdir()
     raise DownloadFailed("; ".join(reasons))
@@ -90,13 +90,13 @@ def _fetch_from(url: str, md5: str, destination: Path, *, may_be_slow: bool) -> 
 
 
 def _transfer(url: str, file: IO[bytes], may_be_slow: bool) -> str:
-    """Write what `url` sends to `file`, and return its MD5."""
+    """Write the content of `url` to `file`, and return its MD5."""
     digest = hashlib.md5(usedforsecurity=False)
     with _connected(url) as response:
         length = response.headers.get("Content-Length")
         with progress(f"fetching {url}", int(length) if length else None) as advance:
             began, received = time.monotonic(), 0
-            # read1 gives what has arrived; read would wait for a whole chunk of a host that trickles.
+            # read1 returns the data that has arrived; read would wait for a whole chunk.
             while chunk := response.read1(CHUNK_BYTES):
                 file.write(chunk)
                 digest.update(chunk)
@@ -109,13 +109,13 @@ def _transfer(url: str, file: IO[bytes], may_be_slow: bool) -> str:
 
 
 def _connected(url: str) -> Any:
-    """Open `url`, in a thread of its own, because no timeout reaches the look-up of a host's name."""
+    """Open `url` in a thread, because the lookup of a host's name has no timeout."""
     outcome: queue.Queue[Any] = queue.Queue()
 
     def connect() -> None:
         try:
             outcome.put(urllib.request.urlopen(url, timeout=STALL_SECONDS))
-        except Exception as error:  # raised again by the caller's thread
+        except Exception as error:  # the thread of the caller raises it
             outcome.put(error)
 
     threading.Thread(target=connect, daemon=True).start()

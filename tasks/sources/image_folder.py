@@ -22,12 +22,18 @@ SPLITS = ("train", "test")
 JPEG = (".jpg", ".jpeg")
 SUFFIXES = (*JPEG, ".png")
 CHUNK = 256
-MOST_BYTES = 1 << 24  # of an image of a few pixels, with whatever else its file holds
+MAX_BYTES = 1 << 24  # of a small image, with metadata
 
 
 @dataclass(frozen=True)
 class ImageFile:
-    """One image as its folder lists it; `stamp` is its size in bytes and its time of change in nanoseconds."""
+    """An image file.
+
+    Attributes:
+        path: Path.
+        label: Class.
+        stamp: Size in bytes, and modification time in nanoseconds.
+    """
 
     path: str
     label: int
@@ -38,21 +44,21 @@ class ImageFolder:
     """A data set as a folder of image files; a `tasks.sources.cache.Source`.
 
     Attributes:
-        kind: `jpeg` if any image is one, else `png`.
-        path: the folder that holds `train` and `test`.
-        files: of each split, ordered by class and then by name.
+        kind: `jpeg` if any image is a JPEG file, otherwise `png`.
+        path: Folder with the subfolders `train` and `test`.
+        files: Files of each split, ordered by class and then by name.
     """
 
     def __init__(self, path: Path, classes: tuple[str, ...], side: int) -> None:
         """List the folder.
 
         Args:
-            path: the folder that holds `train` and `test`.
-            classes: names of the classes' folders; a class's place here is its label.
-            side: height and width of every image in pixels.
+            path: Folder with the subfolders `train` and `test`.
+            classes: Names of the classes' folders, in the order of the labels.
+            side: Height and width of every image in pixels.
 
         Raises:
-            UsageError: if a class is missing, empty or unreadable, or an unknown one is there.
+            UsageError: If the folder of a class is missing, empty or unreadable, or there is a folder of another name.
         """
         self.path, self._side = path, side
         self.files = {split: _listed(path / split, classes) for split in SPLITS}
@@ -60,7 +66,7 @@ class ImageFolder:
         self.kind = "jpeg" if any(file.path.lower().endswith(JPEG) for file in every) else "png"
 
     def fingerprint(self) -> str:
-        """A hash of every file's name, size and time of change."""
+        """Return a hash of every file's name, size and modification time."""
         digest = hashlib.sha256()
         for split, files in self.files.items():
             for file in files:
@@ -73,11 +79,11 @@ class ImageFolder:
         """Decode all images with as many threads as there are processors.
 
         Raises:
-            UsageError: if a file is no image, or has another size.
+            UsageError: If a file is not an image, or the image has another size.
         """
         decoded = {}
         total = sum(len(files) for files in self.files.values())
-        # Threads, not processes: the decoder lets go of the interpreter, and it does not matter how the program began.
+        # Threads suffice because the decoder releases the interpreter lock.
         with (
             progress(f"decoding {total:,} images of {self.path}", total) as advance,
             ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -91,7 +97,7 @@ class ImageFolder:
                     for job in jobs:
                         advance(job.result())
                 except BaseException:
-                    # After an unreadable image, or Ctrl-C, nothing more is decoded.
+                    # Stop decoding after an unreadable image or Ctrl-C.
                     pool.shutdown(cancel_futures=True)
                     raise
                 decoded[split] = images, np.array([file.label for file in files], dtype=np.int64)
@@ -106,18 +112,18 @@ def _listed(folder: Path, classes: tuple[str, ...]) -> list[ImageFile]:
             raise UsageError(f"{folder}: no folder for class {', '.join(missing)}; it needs one for each class")
         unknown = sorted(present.difference(classes))
         if unknown:
-            raise UsageError(f"{folder}: '{unknown[0]}' is none of the classes {', '.join(classes)}")
+            raise UsageError(f"{folder}: '{unknown[0]}' is not one of the classes {', '.join(classes)}")
         files = []
         for label, name in enumerate(classes):
             found = [entry for entry in os.scandir(folder / name) if entry.name.lower().endswith(SUFFIXES)]
             if not found:
-                raise UsageError(f"{folder / name}: no image; files end in {', '.join(SUFFIXES)}")
+                raise UsageError(f"{folder / name}: contains no image; names of images end in {', '.join(SUFFIXES)}")
             for entry in sorted(found, key=lambda entry: entry.name):
                 found_stat = entry.stat()
                 if not stat.S_ISREG(found_stat.st_mode):
                     raise UsageError(f"{entry.path}: is not a regular file")
-                if found_stat.st_size > MOST_BYTES:
-                    raise UsageError(f"{entry.path}: is larger than {MOST_BYTES:,} bytes, which no such image is")
+                if found_stat.st_size > MAX_BYTES:
+                    raise UsageError(f"{entry.path}: is larger than {MAX_BYTES:,} bytes, the limit for an image")
                 files.append(ImageFile(entry.path, label, (found_stat.st_size, found_stat.st_mtime_ns)))
         return files
     except OSError as error:
@@ -135,11 +141,11 @@ def _decoded(path: str, side: int) -> NDArray[np.uint8]:
     from PIL import Image
 
     try:
-        # PNG and JPEG alone, as the names say; and the size is looked at before a pixel is decoded.
+        # Only PNG and JPEG are accepted, and the size is checked before a pixel is decoded.
         with Image.open(path, formats=("PNG", "JPEG")) as image:
             if image.size != (side, side):
                 raise UsageError(f"{path}: the image is {image.width}x{image.height}, not {side}x{side}")
             return np.asarray(image.convert("RGB"))
-    # Pillow reports damage by these, depending on the format and the place of the damage.
+    # Exceptions of Pillow for damaged files, depending on the format and the position of the damage.
     except (OSError, SyntaxError, ValueError, zlib.error, struct.error, Image.DecompressionBombError) as error:
         raise UsageError(f"{path}: cannot be read as an image: {error}") from error

@@ -1,4 +1,4 @@
-"""Progress of a long preparation: a bar on a terminal, else a line at the start and one at the end."""
+"""Progress of a long preparation: a bar on a terminal, otherwise a line at the start and one at the end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show on stderr how far a piece of work has come.
+    """Show the progress of a piece of work on stderr.
 
     Args:
-        description: what is done: "decoding 60,000 images of /data/cifar10".
-        total: number of parts; `None` where it is not known.
+        description: Description of the work: "decoding 60,000 images of /data/cifar10".
+        total: Number of parts; `None` if it is unknown.
 
     Yields:
-        A function to call with the number of parts done since its last call; any thread may call it.
+        A function that is called with the number of parts completed since its last call, from any thread.
     """
     if sys.stderr.isatty():
         from rich.console import Console

@@ -125,14 +125,14 @@ def test_empty_class_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) 
     image_folder(tmp_path / "cifar10", "png")
     for path in (tmp_path / "cifar10" / "train" / "ship").iterdir():
         path.unlink()
-    with pytest.raises(UsageError, match="ship: no image"):
+    with pytest.raises(UsageError, match="ship: contains no image"):
         task.prepare(tmp_path, "quick")
 
 
 def test_unknown_class_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
     image_folder(tmp_path / "cifar10", "png")
     (tmp_path / "cifar10" / "train" / "boat").mkdir()
-    with pytest.raises(UsageError, match="'boat' is none of the classes"):
+    with pytest.raises(UsageError, match="'boat' is not one of the classes"):
         task.prepare(tmp_path, "quick")
 
 

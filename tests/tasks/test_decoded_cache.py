@@ -129,7 +129,7 @@ def test_a_full_disk_is_one_line(task: CIFAR10, root: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(UsageError, match="cannot keep the decoded images: No space left on device"):
+    with pytest.raises(UsageError, match="cannot store the decoded images: No space left on device"):
         task.prepare(root, "quick")
     assert list((root / ".pdt-cache").iterdir()) == []
 
@@ -149,7 +149,7 @@ def test_root_that_cannot_be_written_uses_the_users_cache(
     with caplog.at_level(logging.WARNING):
         copy = task.prepare(root, "quick")
     assert Path(copy.path).parent == Path.home() / ".cache" / "pdt-data" / ".pdt-cache"
-    assert "cannot be written" in caplog.text
+    assert "is not writable" in caplog.text
     assert task.prepare(root, "quick") == copy
     assert len(decodings) == 1
 
