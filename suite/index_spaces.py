@@ -23,8 +23,8 @@ class Slice:
     """Where the channels of an index space are along one axis of one tensor. Other spaces may share the axis.
 
     Attributes:
-        tensor: name of the parameter or buffer.
-        axis: axis of that tensor.
+        tensor: Name of the parameter or buffer.
+        axis: Axis of that tensor.
         entries: (channels, entries per channel) int64, on the CPU. A channel has several entries in a linear layer
             behind a flattening, and where it is a whole group of a grouped convolution.
     """
@@ -57,7 +57,7 @@ class LayerWeight(NamedTuple):
     """The weight of a layer that has the channels of an index space along one axis.
 
     Attributes:
-        layer: name of the layer.
+        layer: Name of the layer.
         weight: (K, C / groups, R, S) or (K, C).
         axis: 0 for output channels, 1 for input channels.
         entries: (channels, entries per channel) int64, on the CPU: positions along the axis.
@@ -74,15 +74,15 @@ class IndexSpace:
     """Channels that occur in several tensors at once.
 
     Attributes:
-        name: name of the first layer that produced the channels when the model was built; it never changes.
-        original: the index that each channel had when the model was built, ascending.
-        producers: names of the layers whose outputs are these channels.
-        consumers: names of the layers whose inputs are these channels and whose weights have an axis for them. Grouped
+        name: Name of the first layer that produced the channels when the model was built; it never changes.
+        original: The index that each channel had when the model was built, ascending.
+        producers: Names of the layers whose outputs are these channels.
+        consumers: Names of the layers whose inputs are these channels and whose weights have an axis for them. Grouped
             convolutions are producers only: their groups are removed as a whole.
-        slices: all places in tensors that are cut together with the channels.
-        counts: every number of a module that counts the channels, as (module, attribute, count per channel).
-        frozen_because: the reason why no channel may be removed; empty if channels may be removed.
-        may_be_empty: whether the last channel may be removed too, because the space is inside a removable branch.
+        slices: All places in tensors that are cut together with the channels.
+        counts: Every number of a module that counts the channels, as (module, attribute, count per channel).
+        frozen_because: The reason why no channel may be removed; empty if channels may be removed.
+        may_be_empty: Whether the last channel may be removed too, because the space is inside a removable branch.
             Every other space keeps at least one channel.
     """
 
@@ -111,10 +111,10 @@ class Branch:
     """A residual branch that can be removed: a chain of layers whose output is only ever added to something.
 
     Attributes:
-        name: name of the branch's module.
-        layers: its convolution and linear layers, in the order in which they run.
-        spaces: the index spaces between them. If one of them is empty, the output does not depend on the input.
-        outputs: the index spaces that its output belongs to.
+        name: Name of the branch's module.
+        layers: Its convolution and linear layers, in the order in which they run.
+        spaces: The index spaces between them. If one of them is empty, the output does not depend on the input.
+        outputs: The index spaces that its output belongs to.
         input_size: (H, W) of the input of its first layer; empty for a linear layer.
     """
 
@@ -129,14 +129,14 @@ class IndexSpaces(Mapping[str, IndexSpace]):
     """The index spaces of one model by name, in the order in which the model produces them.
 
     Attributes:
-        removable_branches: residual branches that can be removed, by name.
-        fixed_branches: residual branches that cannot be removed, with the reason, by name.
-        not_followed: operations of the model's graph that are not understood, each with the reason why it freezes
+        removable_branches: Residual branches that can be removed, by name.
+        fixed_branches: Residual branches that cannot be removed, with the reason, by name.
+        not_followed: Operations of the model's graph that are not understood, each with the reason why it freezes
             channels.
-        grouped: names of the grouped convolutions, including depthwise ones.
-        model_input: name of the space of the model's input, or `None` if the model could not be traced.
-        model_outputs: names of the spaces of the model's outputs.
-        positions: number of positions (P * Q) of each layer's output for one image; 1 for a linear layer.
+        grouped: Names of the grouped convolutions, including depthwise ones.
+        model_input: Name of the space of the model's input, or `None` if the model could not be traced.
+        model_outputs: Names of the spaces of the model's outputs.
+        positions: Number of positions (P * Q) of each layer's output for one image; 1 for a linear layer.
         input_sizes: (H, W) of each layer's input; empty for a linear layer.
     """
 
@@ -178,8 +178,8 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         Weights of grouped convolutions are left out, since they mix the channels of a group.
 
         Args:
-            space: a space of this model, or one that `split_by_gating` returned.
-            layers: the layers to look at, by name, for example `ctx.layers`.
+            space: A space of this model, or one that `split_by_gating` returned.
+            layers: The layers to look at, by name, for example `ctx.layers`.
         """
         found = []
         for part in space.slices:
@@ -206,8 +206,8 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         """Return the reason why the layers of a space cannot be gated, or an empty string if they can.
 
         Args:
-            space: a space of this model.
-            layers: the space's producers and consumers by name, for example `ctx.layers`.
+            space: A space of this model.
+            layers: The space's producers and consumers by name, for example `ctx.layers`.
         """
         if space.frozen:
             return space.frozen_because
@@ -251,9 +251,9 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         """Move the layers of a space to new spaces, and freeze the rest of it.
 
         Args:
-            name: name of the space.
-            parts: the new spaces, with slices and counts of the old one and possibly more.
-            reason: the reason why channels of the rest may not be removed any more.
+            name: Name of the space.
+            parts: The new spaces, with slices and counts of the old one and possibly more.
+            reason: The reason why channels of the rest may not be removed any more.
         """
         space = self[name]
         moved = {(one.tensor, one.axis) for part in parts for one in part.slices}
@@ -268,8 +268,8 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         """Remove a branch's spaces and layers, and its tensors from other spaces, after the branch was removed.
 
         Args:
-            branch: one of `removable_branches`.
-            constant: name of the buffer with the constant that the branch still adds; it joins the branch's output
+            branch: One of `removable_branches`.
+            constant: Name of the buffer with the constant that the branch still adds; it joins the branch's output
                 spaces.
         """
         inside = branch.name + "."

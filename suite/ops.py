@@ -22,9 +22,9 @@ def apply(model: nn.Module, method: Method, **context: Any) -> Hooks:
     """Plan the layers of a model by a method, for a training loop of your own.
 
     Args:
-        model: the bare model, on its device; its layers are converted in place.
-        method: an instance of the method, with its parameters.
-        context: arguments of `suite.training.hooks.Hooks`, which become `Method`'s context: `input_shape`,
+        model: The bare model, on its device; its layers are converted in place.
+        method: An instance of the method, with its parameters.
+        context: Arguments of `suite.training.hooks.Hooks`, which become `Method`'s context: `input_shape`,
             `num_classes`, `epochs` and `batch_size` are required, `seed` and others are optional.
 
     Returns:

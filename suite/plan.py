@@ -39,12 +39,12 @@ class Site:
     """The layer, operand and step for which a transform is called.
 
     Attributes:
-        name: name of the layer in the bare model.
-        operand: the transform of the plan that is called.
-        step: number of optimizer steps attempted since the trial began.
+        name: Name of the layer in the bare model.
+        operand: The transform of the plan that is called.
+        step: Number of optimizer steps attempted since the trial began.
         slot: `rank * micro_batches + micro_batch`; two ranks are equivalent to one rank with two micro-batches.
-        seed: seed of the trial.
-        keys: source of the random keys while the step is captured in a CUDA graph; otherwise `None`.
+        seed: Seed of the trial.
+        keys: Source of the random keys while the step is captured in a CUDA graph; otherwise `None`.
     """
 
     name: str
@@ -107,8 +107,8 @@ class Geometry:
 
     Attributes:
         kind: `conv` or `linear`. A linear layer uses none of the other fields; its operands are matrices.
-        stride, padding, dilation: of the convolution, (rows, columns).
-        groups: number of groups of the convolution.
+        stride, padding, dilation: Of the convolution, (rows, columns).
+        groups: Number of groups of the convolution.
     """
 
     kind: str
@@ -154,7 +154,7 @@ class OpPlan:
         grad_shared: dO -> dO (or `Compact`), for the data gradient, the weight gradient and the bias gradient.
         grad_dgrad: dO -> dO, for the data gradient only.
         grad_wgrad: dO -> dO, for the weight gradient only; the bias gradient does not use it.
-        backend: implementation of the three products; `None` for torch.
+        backend: Implementation of the three products; `None` for torch.
 
     `grad_shared` runs first; `grad_dgrad` and `grad_wgrad` receive its result. A transform returns a new tensor of
     the same shape, or its argument unchanged. It must not write into its argument, which other layers may share. A
@@ -196,10 +196,10 @@ class Layer(nn.Module):
     """A layer that follows a plan. Every instance is also an `nn.Conv2d` or an `nn.Linear`.
 
     Attributes:
-        name: name of the layer in the bare model.
+        name: Name of the layer in the bare model.
         weight: (K, C / groups, R, S) or (K, C).
         bias: (K,), or `None`.
-        op_plan: the plan that the layer follows; set by the hooks from what `Method.plan` returns.
+        op_plan: The plan that the layer follows; set by the hooks from what `Method.plan` returns.
     """
 
     name: str

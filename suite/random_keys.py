@@ -20,9 +20,9 @@ class KeyBuffer:
     """A buffer on the device with the key of every layer, operand and slot that draws in a captured step.
 
     Args:
-        capacity: maximum number of entries.
-        seed: seed of the trial.
-        device: device on which the kernels read the keys.
+        capacity: Maximum number of entries.
+        seed: Seed of the trial.
+        device: Device on which the kernels read the keys.
     """
 
     def __init__(self, capacity: int, seed: int, device: torch.device) -> None:

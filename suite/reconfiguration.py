@@ -15,15 +15,15 @@ class ReconfigPlan:
     """A decision to change the network. Plain data: it is saved as JSON in the checkpoint and replayed from there.
 
     Attributes:
-        kept: for each index space that shrinks, the *original* indices of the remaining channels
+        kept: For each index space that shrinks, the *original* indices of the remaining channels
             (`IndexSpace.original`), ascending.
-        removed_branches: names of the residual branches to remove. Each leaves the constant that its last
+        removed_branches: Names of the residual branches to remove. Each leaves the constant that its last
             normalisation still emits, so that the model's outputs do not change.
-        gated: names of the index spaces whose layers are cut individually from now on (gating). `kept` may name the
+        gated: Names of the index spaces whose layers are cut individually from now on (gating). `kept` may name the
             spaces that gating creates, `LAYER:in` and `LAYER:out`.
-        batch_size: the global batch size from now on; `None` leaves it unchanged.
-        lr_scale: factor on the recipe's learning rate, absolute; `None` leaves it unchanged.
-        restart: clear the optimizer state, and start schedule and epochs again.
+        batch_size: The global batch size from now on; `None` leaves it unchanged.
+        lr_scale: Factor on the recipe's learning rate, absolute; `None` leaves it unchanged.
+        restart: Clear the optimizer state, and start schedule and epochs again.
     """
 
     kept: Mapping[str, list[int]] = field(default_factory=dict)
@@ -52,8 +52,8 @@ class IndexMap:
     """What a reconfiguration did to the tensors of a model, by name. A method cuts its own tensors with it.
 
     Args:
-        kept: for each parameter or buffer that was cut, the remaining positions by axis.
-        removed: names of the modules that were removed.
+        kept: For each parameter or buffer that was cut, the remaining positions by axis.
+        removed: Names of the modules that were removed.
     """
 
     def __init__(self, kept: Mapping[str, Mapping[int, Tensor]], removed: frozenset[str]) -> None:

@@ -46,13 +46,13 @@ class Product:
     """An operation that multiplies, outside of every convolution and linear layer.
 
     Attributes:
-        op: name of the operation in torch's dispatcher.
-        module: name of the innermost module whose forward was running; empty for the model itself.
-        macs: multiply-adds of the whole batch; `None` if torch has no formula.
-        attention: whether it is one of the two products of scaled dot-product attention (queries by keys, weights by
+        op: Name of the operation in torch's dispatcher.
+        module: Name of the innermost module whose forward was running; empty for the model itself.
+        macs: Multiply-adds of the whole batch; `None` if torch has no formula.
+        attention: Whether it is one of the two products of scaled dot-product attention (queries by keys, weights by
             values), or both in one operation.
-        shapes: shapes of the operands.
-        has_grad: whether an operand needs a gradient.
+        shapes: Shapes of the operands.
+        has_grad: Whether an operand needs a gradient.
     """
 
     op: str
@@ -69,10 +69,10 @@ class ForwardPass:
     Torch's fast paths, which run several modules as one operation with the same result, are disabled meanwhile.
 
     Attributes:
-        called: names of the modules whose forward was called.
-        readers: for each convolution and linear layer whose weight was read outside of its own forward, the names of
+        called: Names of the modules whose forward was called.
+        readers: For each convolution and linear layer whose weight was read outside of its own forward, the names of
             the modules that were running.
-        products: the operations that multiplied outside of every convolution and linear layer, in order.
+        products: The operations that multiplied outside of every convolution and linear layer, in order.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -184,9 +184,9 @@ class Survey:
     """How a model uses its layers, in training and in evaluation.
 
     Attributes:
-        called: names of the modules whose forward is called in training or in evaluation.
-        readers: as in `ForwardPass`, of both.
-        shapes: shapes of each layer's input and output for two images.
+        called: Names of the modules whose forward is called in training or in evaluation.
+        readers: As in `ForwardPass`, of both.
+        shapes: Shapes of each layer's input and output for two images.
     """
 
     called: frozenset[str]
@@ -220,12 +220,12 @@ def run_blank(
     """Run blank images through a model and record the forward pass.
 
     Args:
-        model: the model; its mode, buffers and random states are restored afterwards. In training mode planned layers
+        model: The model; its mode, buffers and random states are restored afterwards. In training mode planned layers
             meter what they execute; pass a copy if that matters.
         input_shape: (C, H, W).
-        images: number of images.
-        training: whether the model runs in training mode.
-        on_layer: as for `hooked_layers`.
+        images: Number of images.
+        training: Whether the model runs in training mode.
+        on_layer: As for `hooked_layers`.
     """
     watch = ForwardPass(model)
     with hooked_layers(model, on_layer), probing(model), torch.enable_grad(), watch.watching():

@@ -114,8 +114,8 @@ def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[
     the output projection of `nn.MultiheadAttention` is never called.
 
     Args:
-        model: the bare model, converted or not.
-        called: names of the modules whose forward is called; others cannot be planned. `None`: all are called.
+        model: The bare model, converted or not.
+        called: Names of the modules whose forward is called; others cannot be planned. `None`: all are called.
 
     Returns:
         The layers, and the reasons of the others, both by name and in the model's order.
@@ -149,9 +149,9 @@ def convert(
     The layer objects, their parameters and the names in the state dict stay the same.
 
     Args:
-        model: the bare model.
-        step_state: the state that the layers share; a new one if `None`.
-        called: names of the modules whose forward is called, as for `plannable`.
+        model: The bare model.
+        step_state: The state that the layers share; a new one if `None`.
+        called: Names of the modules whose forward is called, as for `plannable`.
 
     Returns:
         The planned layers by name, in the model's order.

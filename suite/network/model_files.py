@@ -95,12 +95,12 @@ def save_model(
     """Write a final model: its tensors, and its architecture as plain data.
 
     Args:
-        path: path of `model.pt`.
-        model: the bare model, with empty plans.
-        name: the model and its parameters as on the command line, for example `resnet9[width=0.25]`.
-        num_classes: number of classes that it was built for.
+        path: Path of `model.pt`.
+        model: The bare model, with empty plans.
+        name: The model and its parameters as on the command line, for example `resnet9[width=0.25]`.
+        num_classes: Number of classes that it was built for.
         input_shape: (C, H, W) that it was built for.
-        reconfigurations: the plans that were carried out on it, in order; they are replayed when it is loaded.
+        reconfigurations: The plans that were carried out on it, in order; they are replayed when it is loaded.
     """
     architecture = {
         "format": MODEL_FORMAT,
@@ -117,7 +117,7 @@ def load_model(path: str | Path) -> nn.Module:
     """Open a trial's final model without the trial: build it, replay its reconfigurations, and load its tensors.
 
     Args:
-        path: path of a `model.pt`. For a model of a plugin, call `suite.registry.load_plugin` first.
+        path: Path of a `model.pt`. For a model of a plugin, call `suite.registry.load_plugin` first.
 
     Returns:
         The model on the CPU, in evaluation mode, with torch's own layers.

@@ -19,10 +19,10 @@ class StepState:
     """The step that is running: one object that all planned layers of a model share, also those of its copies.
 
     Attributes:
-        seed: seed of the trial.
-        step: number of optimizer steps attempted since the trial began.
+        seed: Seed of the trial.
+        step: Number of optimizer steps attempted since the trial began.
         slot: `rank * micro_batches + micro_batch`.
-        keys: source of the random keys while a step is captured in a CUDA graph; otherwise `None`.
+        keys: Source of the random keys while a step is captured in a CUDA graph; otherwise `None`.
     """
 
     seed: int = 0
@@ -92,11 +92,11 @@ class PlannedLayer(Layer):
     """What `PlannedConv2d` and `PlannedLinear` have in common; `convert` sets the attributes.
 
     Attributes:
-        step_state: the step that is running.
-        meter: share of the multiply-adds that the layer's products executed.
-        planned, masked: whether the plan is not empty, and whether it has a `weight_forward`. A compiled graph depends
+        step_state: The step that is running.
+        meter: Share of the multiply-adds that the layer's products executed.
+        planned, masked: Whether the plan is not empty, and whether it has a `weight_forward`. A compiled graph depends
             on nothing else of a plan.
-        handle: number by which a compiled graph finds the layer.
+        handle: Number by which a compiled graph finds the layer.
     """
 
     step_state: StepState

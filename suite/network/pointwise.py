@@ -37,8 +37,8 @@ def spread(sampled: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
     Args:
         sampled: (N, C, P, Q).
         size: (H, W).
-        stride: stride of the convolution.
-        padding: padding of the convolution.
+        stride: Stride of the convolution.
+        padding: Padding of the convolution.
     """
     function = _Spread if torch.compiler.is_compiling() else _SpreadForward
     whole: Tensor = function.apply(sampled, tuple(size), tuple(stride), tuple(padding))

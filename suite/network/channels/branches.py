@@ -45,9 +45,9 @@ def register_branches(model: nn.Module, spaces: IndexSpaces, shapes: LayerShapes
     only ever added to a tensor of the same shape.
 
     Args:
-        model: the bare model.
-        spaces: its index spaces, which are changed.
-        shapes: shapes of each layer's input and output, in the order in which the layers run.
+        model: The bare model.
+        spaces: Its index spaces, which are changed.
+        shapes: Shapes of each layer's input and output, in the order in which the layers run.
     """
     for name, module in model.named_modules():
         child = getattr(type(module), "residual_branch", None)
@@ -103,10 +103,10 @@ def _leaves_a_constant(model: nn.Module, name: str, layers: Sequence[str], given
     constants are zero.
 
     Args:
-        model: the model, in any mode; it is not changed.
-        name: name of the branch.
-        layers: its convolution and linear layers, in order.
-        given: shape of the branch's input.
+        model: The model, in any mode; it is not changed.
+        name: Name of the branch.
+        layers: Its convolution and linear layers, in order.
+        given: Shape of the branch's input.
     """
     with probing(model), torch.no_grad():
         torch.manual_seed(0)

@@ -25,8 +25,8 @@ def add_gates(model: nn.Module, space: IndexSpace) -> None:
     """Give the layers of a space gates that let every channel through.
 
     Args:
-        model: the model of the layers, which get the buffers `gather_index` and `scatter_index`, (channels,) int64.
-        space: the space before `IndexSpaces.replace_by_parts`.
+        model: The model of the layers, which get the buffers `gather_index` and `scatter_index`, (channels,) int64.
+        space: The space before `IndexSpaces.replace_by_parts`.
     """
     for name in space.consumers:
         layer = model.get_submodule(name)

@@ -68,15 +68,15 @@ class ChannelLabels(fx.Interpreter):
     and adds its constraints to those of the first.
 
     Attributes:
-        count: number of channels labelled so far.
-        united: pairs of labels whose channels are the same, entry by entry.
-        uses: all tensor axes and numbers of modules that have entries for channels.
-        producers, consumers: name of a layer, and the label of its output or input.
-        reasons: why the channels of a label are frozen.
-        grouped: names of the grouped convolutions.
-        not_followed: reasons of all operations that are not understood.
-        model_input: label of the model's input.
-        model_outputs: labels of the model's outputs.
+        count: Number of channels labelled so far.
+        united: Pairs of labels whose channels are the same, entry by entry.
+        uses: All tensor axes and numbers of modules that have entries for channels.
+        producers, consumers: Name of a layer, and the label of its output or input.
+        reasons: Why the channels of a label are frozen.
+        grouped: Names of the grouped convolutions.
+        not_followed: Reasons of all operations that are not understood.
+        model_input: Label of the model's input.
+        model_outputs: Labels of the model's outputs.
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph) -> None:

@@ -35,8 +35,8 @@ def recording_reads(model: nn.Module, types: Collection[type[nn.Module]]) -> Ite
     """Record every read of an attribute in `READ` while a model is traced and the forwards of its layers do not run.
 
     Args:
-        model: the model whose modules are watched.
-        types: exact classes of the modules to watch.
+        model: The model whose modules are watched.
+        types: Exact classes of the modules to watch.
 
     Yields:
         (module, attribute) of each read, in order; complete when the context ends.
@@ -84,9 +84,9 @@ class ChannelNumbers:
         """Record which channels a node depends on whose value is not a tensor but a number or a shape, for example.
 
         Args:
-            node: node of the graph.
-            labels: the label of each node that is a tensor.
-            values: the value of each node.
+            node: Node of the graph.
+            labels: The label of each node that is a tensor.
+            values: The value of each node.
         """
         counted = self.among(node.all_input_nodes)
         counted += [labels[source] for source in node.all_input_nodes if source in labels]

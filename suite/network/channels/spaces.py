@@ -37,7 +37,7 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
     dead.
 
     Args:
-        model: the bare model; its mode, weights and statistics are not changed.
+        model: The bare model; its mode, weights and statistics are not changed.
         input_shape: (C, H, W).
     """
     with probing(model), torch.no_grad():

@@ -38,13 +38,13 @@ def apply_plan(
     newly built model, including the constants of removed branches (whose values are in the state dict).
 
     Args:
-        model: the bare model.
-        plan: original indices of the remaining channels, by space, and the branches to remove. The spaces inside a
+        model: The bare model.
+        plan: Original indices of the remaining channels, by space, and the branches to remove. The spaces inside a
             removed branch need not be named.
-        spaces: the model's index spaces, which are updated.
-        optimizer: state tensors with the shape of a parameter are sliced with it; removed parameters are removed from
+        spaces: The model's index spaces, which are updated.
+        optimizer: State tensors with the shape of a parameter are sliced with it; removed parameters are removed from
             its parameter groups.
-        extra: other models with the same tensor names, for instance an average of the weights.
+        extra: Other models with the same tensor names, for instance an average of the weights.
 
     Returns:
         The change of every tensor, by name.
