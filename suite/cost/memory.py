@@ -1,4 +1,4 @@
-"""Peak memory of a training step: the allocator's maximum on CUDA, counted bytes of tensors on the CPU."""
+"""Memory of a training step: the allocator's maximum on CUDA, the counted bytes of tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.network.forward_pass import first_parameter
 
 
 class SavedTensors:
-    """Counts the bytes that autograd keeps for backward, each storage once, without parameters and buffers."""
+    """Counts the bytes that autograd keeps for the backward: each storage once, without parameters and buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.bytes = 0
@@ -24,10 +24,10 @@ class SavedTensors:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count what is saved inside."""
+        """Count the tensors that are saved inside."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             yield
-        # Held so that no storage is freed and its address counted as another's; no longer needed now.
+        # Until here the tensors were kept alive, so that no other storage could get the address of one of them.
         self._held.clear()
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -41,33 +41,33 @@ class SavedTensors:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes that forward and backward of a training step take: what they take for any batch, and what an image adds."""
+    """Bytes that forward and backward of a training step take: a constant part, and a part per image."""
 
     constant: float
     each_image: float
 
     def of(self, images: int) -> float:
-        """Bytes for so many images at once."""
+        """Return the bytes for this number of images at once."""
         return self.constant + self.each_image * images
 
 
 def measure_step(model: nn.Module, input_shape: tuple[int, int, int], dtype: torch.dtype, images: int) -> StepMemory:
-    """Measure what a training step of a model takes beside parameters, gradients and optimizer state, by running it.
+    """Measure the memory of a training step, apart from parameters, gradients and optimizer state, by running it.
 
-    Two batches tell what an image adds: autocast's copies of the weights, for one, are kept once for any batch. On the
-    CPU what autograd keeps for backward is counted, as for a trial's peak memory. On CUDA the allocator's maximum over
-    forward and backward is read, and reset by that.
+    Two batch sizes are measured, since some tensors (autocast's copies of the weights) are kept once for any batch. On
+    the CPU, the tensors that autograd keeps for the backward are counted, as for a trial's peak memory. On CUDA, the
+    allocator's maximum over forward and backward is read and reset.
 
     Args:
-        model: a copy, for its statistics and gradients change; in the memory format in which it is trained.
-        input_shape: (C, H, W).
-        dtype: `torch.float32`, or the type of autocast.
-        images: about how many a step has; the CPU, on which all is counted exactly, takes fewer.
+        model: A copy of the model in its memory format of training; its statistics and gradients change.
+        input_shape: (C, H, W) of one image.
+        dtype: `torch.float32`, or the autocast type.
+        images: Approximate number of images in a step. The CPU uses fewer, because its count is exact.
     """
     model.train()
     if first_parameter(model).device.type == "cuda":
         few, many = max(1, images // 2), max(2, images)
-        _peak(model, few, input_shape, dtype)  # finds libraries cold
+        _peak(model, few, input_shape, dtype)  # lets libraries allocate their memory
         less, more = (_peak(model, count, input_shape, dtype) for count in (few, many))
     else:
         few, many = COUNTED_IMAGES, 2 * COUNTED_IMAGES
@@ -98,7 +98,7 @@ def _peak(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtyp
 
 
 def _loss(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """A loss of blank images, by the steps of training."""
+    """Return the loss of blank images, computed as in training."""
     device = first_parameter(model).device
     blank = torch.zeros(images, *input_shape, device=device).contiguous(memory_format=torch.channels_last)
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
@@ -107,7 +107,7 @@ def _loss(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtyp
 
 
 def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of parameters, buffers, gradients and optimizer state."""
+    """Return the bytes of parameters, buffers, gradients and optimizer state."""
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     tensors += [

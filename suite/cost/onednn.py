@@ -1,7 +1,7 @@
-"""oneDNN, the library behind torch's convolutions on the CPU: its version, its instruction set, and what it ran.
+"""oneDNN, the library behind torch's convolutions on the CPU: its version, instruction set and implementations.
 
-oneDNN says which implementation it takes in its verbose output alone, which goes to the process's standard output.
-`listening` turns that output on for a moment and reads it.
+oneDNN reports which implementation it uses only in its verbose output, on the standard output of the process.
+`listening` switches that output on for a moment and reads it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import torch
 NOT_RECORDED = "not recorded"
 _HEADER = re.compile(r"^(?:one)?dnnl?_verbose,(?:v\d+,)?info,(?P<fact>.*)$", re.MULTILINE)
 _EXECUTED = re.compile(r"^(?:one)?dnnl?_verbose,(?:v\d+,)?(?:primitive,)?exec(?:ute)?,cpu,(?P<what>.*)$", re.MULTILINE)
-_isa = ""  # as oneDNN said it, once a process
+_isa = ""  # oneDNN reports it once per process
 
 
 class Heard:
-    """What oneDNN said while it was listened to.
+    """Verbose output of oneDNN that was read by `listening`.
 
     Attributes:
-        text: its lines; `None` where it could not be listened to, and `reason` says why.
+        text: Lines of the output; `None` if it could not be read.
+        reason: Why it could not be read; empty otherwise.
     """
 
     def __init__(self) -> None:
@@ -34,12 +35,12 @@ class Heard:
         self.reason = ""
 
     def implementations(self) -> list[tuple[str, str]]:
-        """(primitive, implementation) of everything that multiplied, in order, without changes of layout."""
+        """Return (primitive, implementation) of all products in order, without changes of layout."""
         found = [match["what"].split(",")[:2] for match in _EXECUTED.finditer(self.text or "")]
         return [(kind, name) for kind, name in found if kind != "reorder"]
 
     def summary(self) -> str:
-        """The implementations that multiplied, without repetitions; `torch` where oneDNN was not called."""
+        """Return the implementations without repetitions; `torch` if oneDNN was not called."""
         if self.text is None:
             return NOT_RECORDED
         return " ".join(dict.fromkeys(name for _, name in self.implementations())) or "torch"
@@ -47,7 +48,7 @@ class Heard:
 
 @contextmanager
 def listening() -> Iterator[Heard]:
-    """Collect oneDNN's verbose output of what runs inside. The standard output of the process is away meanwhile."""
+    """Collect oneDNN's verbose output of what runs inside, by redirecting the standard output of the process."""
     global _isa
     heard = Heard()
     try:
@@ -76,28 +77,28 @@ def listening() -> Iterator[Heard]:
 
 
 def is_reference(implementation: str) -> bool:
-    """Whether one of the implementations of a `Heard.summary` is a reference: plain loops, many times slower."""
+    """Whether a `Heard.summary` contains a reference implementation: plain loops, many times slower than others."""
     return any(name.startswith("ref") for name in implementation.split())
 
 
 def version() -> str:
-    """oneDNN's version and commit, as torch was built with it."""
+    """Return version and commit of the oneDNN that torch was built with."""
     found = re.search(r"MKL-DNN v(\S+) \(Git Hash (\w+)\)", torch.__config__.show())
     return f"{found[1]} ({found[2][:12]})" if found else NOT_RECORDED
 
 
 def instruction_set() -> str:
-    """The widest instruction set that oneDNN uses in this process, in its own words.
+    """Return the widest instruction set that oneDNN uses in this process, as oneDNN names it.
 
-    oneDNN says it once a process, at the first thing that it does while it is verbose; a small convolution makes it.
+    oneDNN reports it once per process, with its first verbose output; if necessary, a small convolution is run for it.
     """
     if not _isa and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         with torch.no_grad(), listening():
-            # Large enough that torch hands it to oneDNN with any number of threads.
+            # Large enough that torch calls oneDNN for it with any number of threads.
             torch.nn.functional.conv2d(torch.zeros(16, 16, 16, 16), torch.zeros(16, 16, 3, 3))
     return _isa or NOT_RECORDED
 
 
 def facts() -> dict[str, str]:
-    """Version and instruction set, for the record."""
+    """Return version and instruction set, for the record."""
     return {"onednn": version(), "onednn_isa": instruction_set()}

@@ -1,4 +1,4 @@
-"""The processes that train one model together, as `torch.distributed` has them; a process alone is one rank of one."""
+"""Ranks: the processes of `torch.distributed` that train one model together. A single process is one rank of one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from suite.errors import UsageError
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's rank in the default process group, and how many there are.
+    """Rank of this process in the default process group, and the number of ranks.
 
-    All methods but `of_this_process` are collective: every rank has to call them, in the same order.
+    All methods except `of_this_process` are collective: every rank must call them, in the same order.
     """
 
     rank: int = 0
@@ -26,13 +26,13 @@ class Ranks:
 
     @classmethod
     def of_this_process(cls) -> Ranks:
-        """Those of the default process group; one rank where `torch.distributed` has not been initialised."""
+        """Return rank and size of the default process group; one rank if `torch.distributed` is not initialised."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size())
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of the ranks' tensors, detached; the argument itself where there is one rank."""
+        """Return the sum of the ranks' tensors, detached; with one rank, the argument."""
         if self.size == 1:
             return tensor
         total = tensor.detach().clone()
@@ -40,12 +40,12 @@ class Ranks:
         return total
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean of the ranks' tensors, detached; the argument itself where there is one rank."""
+        """Return the mean of the ranks' tensors, detached; with one rank, the argument."""
         return tensor if self.size == 1 else self.all_reduce(tensor) / self.size
 
     @torch.no_grad()
     def share(self, model: nn.Module) -> None:
-        """Give all ranks the first one's parameters and buffers, as wrapping in DistributedDataParallel does later."""
+        """Copy parameters and buffers of rank 0 to all ranks, as DistributedDataParallel does."""
         if self.size == 1:
             return
         for tensor in (*model.parameters(), *model.buffers()):
@@ -54,14 +54,14 @@ class Ranks:
             tensor.copy_(sent)
 
     def agree(self, what: str, value: Any) -> None:
-        """Compare a value that all ranks must have in common.
+        """Check that all ranks have the same value.
 
         Args:
-            what: the value in words, as the subject of the message.
-            value: anything that can be pickled and compared.
+            what: Name of the value, as the subject of the error message.
+            value: A value that can be pickled and compared.
 
         Raises:
-            UsageError: on every rank, if one has another value.
+            UsageError: on every rank, if one has a different value.
         """
         if self.size == 1:
             return
@@ -77,21 +77,21 @@ class Ranks:
 class WrapperGuard:
     """Refuses the forward of a DistributedDataParallel that wrapped the model before its shapes changed.
 
-    Its buckets have the old shapes, and its hooks are those of parameters that autograd knows no longer: gradients of
-    what was cut would stay the rank's own, without an error.
+    The buckets of such a wrapper have the old shapes, and its hooks belong to replaced parameters: without an error,
+    the gradients of parameters that were cut would not be summed over the ranks.
 
     Args:
-        model: the bare model.
+        model: The bare model.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._seen: weakref.ref[nn.Module] | None = None
         self._stale: weakref.ref[nn.Module] | None = None
-        # A function, which copies of the model share; a bound method would be copied with its object.
+        # Copies of the model share a function, but would copy a bound method together with its object.
         model.register_forward_pre_hook(lambda module, inputs: self._look())
 
     def shapes_changed(self) -> None:
-        """The wrapper that ran last is void from now on."""
+        """Refuse the wrapper that ran last from now on."""
         self._stale = self._seen
 
     def _look(self) -> None:

@@ -5,12 +5,13 @@ import dataclasses
 import gc
 import logging
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from planned_layers import LAYERS, gradients, identity, planned_copy
-from small_methods import METHODS, Nothing, RandomChannels, Replans, Shrinks, WeightMask
+from small_methods import METHODS, Decays, Nothing, RandomChannels, Replans, Shrinks, SkipsOdd, WeightMask
 from small_training import RECIPE, SHAPE, Checkpoints, SmallBatches, small_net, small_trainer
 from test_trainer import trained
 from torch import nn
@@ -43,8 +44,16 @@ def warnings_of_ours(caplog):
     return [record.message for record in caplog.records if record.name.startswith("suite")]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("method", [method for method in METHODS if method is not WeightMask])
+FAST_HALF = (RandomChannels, Decays, Shrinks)  # a plan, a term, and another network under a loss scale
+CASES = [
+    pytest.param(method, dtype, marks=pytest.mark.slow if dtype == torch.float16 and method not in FAST_HALF else ())
+    for method in METHODS
+    if method is not WeightMask
+    for dtype in (torch.float32, torch.float16)
+]
+
+
+@pytest.mark.parametrize(("method", "dtype"), CASES)
 def test_compiled_training_is_eager_training_bit_for_bit(method, dtype, caplog):
     recipe = dataclasses.replace(RECIPE, micro_batches=2, clip_norm=1.0)
     eager, expected, _ = fitted(method, recipe, dtype=dtype)
@@ -58,6 +67,8 @@ def test_compiled_training_is_eager_training_bit_for_bit(method, dtype, caplog):
         assert torch.equal(compiled.model.state_dict()[name], tensor), name
     assert compiled.ledger.to_csv(3) == eager.ledger.to_csv(3)
     assert not warnings_of_ours(caplog)
+    if method not in (Shrinks, Replans, SkipsOdd):  # the others have no state that a graph could depend on
+        return
     resumed = small_trainer(method(), recipe, dtype=dtype, compile_backend="aot_eager")
     resumed.load_state_dict(states[0])
     resumed.fit()
@@ -225,20 +236,19 @@ def test_preparation_changes_nothing_that_is_trained(method):
 
 
 def test_compilation_is_in_a_time_of_its_own(monkeypatch):
-    prepare = CompiledStep.prepare
+    """Only a preparation takes time here, by a clock that nothing else advances."""
+    now = [0.0]
 
     def slow(self, images, labels):
-        prepare(self, images, labels)
-        torch.randn(600, 600) @ torch.randn(600, 600)
-        import time
+        now[0] += 1.0
+        self._prepared.add(self._depends_on(images, labels))
 
-        time.sleep(0.7)
-
+    monkeypatch.setattr("suite.cost.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(CompiledStep, "prepare", slow)
     for method, times in ((Nothing, 1), (Shrinks, 3), (Replans, 2)):
         trainer, records, _ = fitted(method, COMPILED)
-        assert trainer.clock.seconds["compile"] > 0.7 * times, method
-        assert trainer.clock.training < 0.7, method
+        assert trainer.clock.seconds["compile"] == times, method
+        assert trainer.clock.training == 0, method
         assert records
 
 
@@ -264,8 +274,13 @@ def test_a_model_that_is_no_single_graph_is_an_error():
         fitted(Nothing, COMPILED, model=nn.Sequential(Breaks(), *small_net()))
 
 
+def one_layer():
+    """A network that compiles fast."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+
+
 def test_more_graphs_than_torch_compiles_is_an_error_and_no_eager_step():
-    trainer = small_trainer(Nothing(), COMPILED, compile_backend="aot_eager")
+    trainer = small_trainer(Nothing(), COMPILED, model=one_layer(), compile_backend="aot_eager")
     images, labels = next(iter(SmallBatches(64, seed=1).epoch(0, 16)))
 
     def prepare_many():
@@ -282,7 +297,7 @@ def test_any_number_of_reconfigurations_is_compiled():
             return ReconfigPlan(batch_size=4 * (ctx.epochs_done + 1))
 
     recipe = dataclasses.replace(COMPILED, epochs=11, batch_size=4)
-    _, records, _ = fitted(Grows, recipe)
+    _, records, _ = fitted(Grows, recipe, model=one_layer())
     assert [record["batch_size"] for record in records] == [4 * epoch for epoch in range(1, 12)]
 
 

@@ -12,6 +12,7 @@ from small_methods import (
     RandomChannels,
     Replans,
     Shrinks,
+    SkipsOdd,
 )
 from small_training import RECIPE, small_trainer
 from taped_graph import install
@@ -40,8 +41,10 @@ def fitted(method, recipe, **options):
     return trainer, [trained(record) for record in records]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("method", REPLAYED)
+CASES = [(method, torch.float32) for method in REPLAYED] + [(HashedChannels, torch.float16), (SkipsOdd, torch.float16)]
+
+
+@pytest.mark.parametrize(("method", "dtype"), CASES)
 def test_replayed_steps_are_eager_ones_bit_for_bit(taped, method, dtype):
     whole = dataclasses.replace(RECIPE, micro_batches=2, clip_norm=1.0)
     eager, expected = fitted(method, whole, dtype=dtype)

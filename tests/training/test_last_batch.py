@@ -95,7 +95,7 @@ def test_a_replayed_training_runs_its_last_batches_eagerly_bit_for_bit(monkeypat
         assert replayed.step._graph.replays == 12  # the whole batches of three epochs, captured once
 
 
-@pytest.mark.parametrize("method", [RandomChannels, Shrinks])
+@pytest.mark.parametrize("method", [pytest.param(RandomChannels, marks=pytest.mark.slow), Shrinks])
 def test_a_compiled_training_compiles_each_size_once_and_ahead(method, caplog):
     torch._dynamo.reset()
     recipe = dataclasses.replace(EVERY, micro_batches=4)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from small_methods import METHODS, Decays, Nothing
+from small_methods import METHODS, Decays, Nothing, Replans, Shrinks
 from small_training import RECIPE, Checkpoints, small_net, small_trainer
 from test_trainer import without_times
 from torch import nn
@@ -28,7 +28,10 @@ def test_float16_trains_and_resumes_bit_exactly_with_its_scale(method):
     whole.fit()
     assert records[-1]["train_loss"] < records[0]["train_loss"]
     assert len({record["loss_scale"] for record in records}) > 1
+    changes_later = method in (Shrinks, Replans)  # the others are in the same state after every epoch
     for done, state in enumerate(states, start=1):
+        if not changes_later and done != 3:
+            continue
         again = []
         resumed = half(method(), FIVE, on_epoch=again.append)
         resumed.load_state_dict(state)

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from small_methods import METHODS, Decays, Nothing, RandomChannels, Shrinks, WeightMask
+from small_methods import METHODS, Decays, Nothing, RandomChannels, Replans, Shrinks, WeightMask
 from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_trainer
 from torch import nn
 
@@ -33,7 +33,10 @@ def test_every_operand_and_hook_trains_and_resumes_bit_exactly(method, dtype):
     whole.fit()
     assert records[-1]["train_loss"] < records[0]["train_loss"]
     assert [record["epoch"] for record in records] == [1, 2, 3, 4, 5]
+    changes_later = method in (Shrinks, Replans)  # the others are in the same state after every epoch
     for done, state in enumerate(states, start=1):
+        if not changes_later and done not in ((1, 5) if dtype == torch.float32 else (3,)):
+            continue
         again = []
         resumed = small_trainer(method(), FIVE, dtype=dtype, on_epoch=again.append)
         resumed.load_state_dict(state)

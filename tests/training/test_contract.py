@@ -1,0 +1,143 @@
+"""What the contract refuses when a class is defined, what asks for new plans, and where a failed check points to."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+import torch
+from annotated_types import Ge
+from small_training import small_trainer
+
+from suite import registry
+from suite.method import Method, OpPlan
+from suite.training.conformance import Broken, Subject, check
+from suite.training.conformance.check import place_of
+from suite.training.conformance.contracts import leaves_the_rest_alone
+
+REFUSED = {
+    "ratio without a type": ({"ratio": 0.5}, {}, r"Wrong\.ratio has no type annotation.*'ratio: float = 0\.5'"),
+    "private state": ({"_masks": None}, {"_masks": int}, r"Wrong\._masks is annotated.*private.*self\._masks"),
+    "state of a type that cannot be typed": ({"masks": None}, {"masks": dict | None}, r"value of type dict \| None"),
+    "a tensor": ({}, {"mask": torch.Tensor}, r"Wrong\.mask is annotated.*Tensor"),
+    "a tuple of dicts": ({"sizes": ()}, {"sizes": tuple[dict[str, int], ...]}, r"Wrong\.sizes"),
+}
+ALLOWED = {
+    "parameters": (
+        {"a": 1, "b": None, "c": "x", "d": (1.0,), "e": 2},
+        {"a": int, "b": float | None, "c": Literal["x"], "d": tuple[float, ...], "e": Annotated[int, Ge(1)]},
+    ),
+    "constants": ({"table": {}, "replayable": True}, {"table": ClassVar[dict[str, Any]]}),
+    "members": ({"hook": lambda self: 1, "size": property(lambda self: 2), "Part": type("Part", (), {})}, {}),
+    "private constants": ({"_cache": None}, {}),
+    "types that are defined later": ({"later": None}, {"later": "Undefined"}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_attribute_that_is_silently_no_parameter_or_silently_one_is_refused(case):
+    values, annotations, message = REFUSED[case]
+    with pytest.raises(TypeError, match=message):
+        type("Wrong", (Method,), {**values, "__annotations__": annotations})
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_parameters_constants_and_members_are_accepted(case):
+    values, annotations = ALLOWED[case]
+    assert type("Right", (Method,), {**values, "__annotations__": annotations})
+
+
+def test_layers_are_planned_at_the_end_of_the_step_or_epoch_that_asks_for_it():
+    planned = []
+
+    class Asks(Method):
+        def plan(self, name, layer):
+            if name == "0":
+                planned.append((self.ctx.step, self.ctx.epochs_done))
+
+        def setup(self, ctx):
+            self.ctx = ctx
+            ctx.replan()  # every layer is planned after `setup` anyway
+
+        def before_optimizer_step(self, ctx):
+            if ctx.step in (1, 2):
+                ctx.replan()
+
+        def on_epoch_end(self, ctx):
+            if ctx.epochs_done == 2:
+                ctx.replan()
+
+    trainer = small_trainer(Asks())
+    trainer.fit()
+    assert planned == [(0, 0), (2, 0), (3, 0), (8, 2)]
+    assert trainer.hooks.plans_made == 4
+
+
+def halve(grad, site):
+    return grad / 2
+
+
+class Transform:
+    def __call__(self, grad, site):
+        return grad
+
+
+class Places(Method):
+    def density(self, name, ctx):
+        return super().density(name, ctx)
+
+
+def test_a_place_is_the_line_of_the_function_or_of_the_class():
+    for found, line in (
+        (place_of(halve, Places), halve.__code__.co_firstlineno),
+        (place_of(Transform(), Places), Transform.__call__.__code__.co_firstlineno),
+        (place_of(Places.density, Places), Places.density.__code__.co_firstlineno),
+    ):
+        assert found.startswith(f"{__file__}:{line}, in ")
+    assert place_of(Places.plan, Places).startswith(__file__)  # inherited: the class
+    assert place_of(Places.plan, Places).endswith(", class Places")
+
+
+PLUGIN = """
+from suite.method import Method
+from suite.registry import register
+
+
+@register("method", "raises_in_setup")
+class Raises(Method):
+    def setup(self, ctx):
+        self.widths = {name: layer.widht for name, layer in ctx.layers.items()}
+"""
+
+
+def test_an_error_is_shown_once_with_its_line(tmp_path, capsys, monkeypatch):
+    from suite.command.cli import main
+
+    for table in ("_objects", "_plugin_entries", "_plugin_sources"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    path = tmp_path / "raises.py"
+    path.write_text(PLUGIN)
+    model = "resnet9[width=0.0625]"
+    assert main(["check", "raises_in_setup", "--plugin", str(path), "--task", "digits", "--model", model]) == 1
+    out = capsys.readouterr().out
+    assert out.count("has no attribute 'widht'") == 1
+    assert out.count(f"{path}:9, in ") == 1
+    assert out.count("not checked, because of the same error as in trains") == 8  # all but `replays`
+
+
+def test_a_method_may_mask_weights_before_the_first_step_but_not_scale_them(monkeypatch):
+    def method(change):
+        def setup(self, ctx):
+            for layer in ctx.layers.values():
+                change(layer.weight.data)
+
+        return type("Changes", (Method,), {"setup": setup, "plan": lambda self, name, layer: OpPlan()})
+
+    monkeypatch.setitem(registry._objects, ("method", "changes"), method(lambda weight: weight[0].zero_()))
+    assert "set to zero" in leaves_the_rest_alone(Subject("changes"))
+    monkeypatch.setitem(registry._objects, ("method", "changes"), method(lambda weight: weight[0].mul_(0.5)))
+    with pytest.raises(Broken, match="changed before the first step"):
+        leaves_the_rest_alone(Subject("changes"))
+
+
+def test_the_check_refuses_an_unknown_task_before_it_trains():
+    with pytest.raises(Exception, match="no task is called 'nowhere'"):
+        check("dense", task="nowhere")
