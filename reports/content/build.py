@@ -16,7 +16,7 @@ from reports.content.tables import group_tables
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
 from reports.data.groups import BASELINE, TrialGroup, group_trials, label
 from reports.data.method_rows import method_rows, repeated_seeds
-from reports.data.records import Records
+from reports.data.records import Records, Trial
 from reports.data.trial_files import clean
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
@@ -56,7 +56,7 @@ def build(records: Records, earlier_figures: Collection[str] = ()) -> Report:
     )
 
 
-def _summary(records: Records, unassigned: Sequence) -> str:
+def _summary(records: Records, unassigned: Sequence[Trial]) -> str:
     total, done = len(records.trials), sum(trial.done for trial in records.trials)
     counts = f"{total} trials, {done} done" + (f", {total - done} not done" if done < total else "")
     summary = f"{counts}. Numbers from {records.source}."

@@ -18,9 +18,9 @@ from suite.errors import UsageError
 from suite.runs.folder import packed
 
 
-def report_of(made: Path, folder: Path, seed: int) -> str:
+def report_of(unreported: Path, folder: Path, seed: int) -> str:
     """Edit a copy and write its report. Return the line for the user if there is no report; other errors are raised."""
-    shutil.copytree(made, folder)
+    shutil.copytree(unreported, folder)
     done = damage(folder, seed)
     try:
         written = write_report(folder)
@@ -36,8 +36,8 @@ def report_of(made: Path, folder: Path, seed: int) -> str:
 
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("part", range(4))
-def test_random_edits_of_any_file_leave_a_report_or_one_line(made: Path, tmp_path: Path, part: int) -> None:
-    lines = [report_of(made, tmp_path / str(seed), seed) for seed in range(15 * part, 15 * (part + 1))]
+def test_random_edits_of_any_file_leave_a_report_or_one_line(unreported: Path, tmp_path: Path, part: int) -> None:
+    lines = [report_of(unreported, tmp_path / str(seed), seed) for seed in range(15 * part, 15 * (part + 1))]
     # Only an unreadable table prevents a report.
     assert all("results.csv" in line and "\n" not in line for line in lines if line)
     assert sum(map(bool, lines)) < len(lines) / 3
@@ -45,9 +45,9 @@ def test_random_edits_of_any_file_leave_a_report_or_one_line(made: Path, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
-def test_random_edits_with_figures(made: Path, tmp_path: Path, part: int) -> None:
+def test_random_edits_with_figures(unreported: Path, tmp_path: Path, part: int) -> None:
     for seed in range(10_000 + 25 * part, 10_000 + 25 * (part + 1)):
-        report_of(made, tmp_path / str(seed), seed)
+        report_of(unreported, tmp_path / str(seed), seed)
 
 
 def edit(path: Path, change: Any) -> None:
@@ -138,10 +138,10 @@ def test_a_damaged_line_of_epochs_is_named_and_left_out(suite: Any, line: str, w
 
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_file_that_is_not_what_its_record_says_is_named(made: Path, tmp_path: Path, compressed: bool) -> None:
+def test_a_file_that_is_not_what_its_record_says_is_named(unreported: Path, tmp_path: Path, compressed: bool) -> None:
     """The file can be read and drawn; only its checksum shows that it belongs to another trial."""
     folder = tmp_path / "out"
-    shutil.copytree(made, folder)
+    shutil.copytree(unreported, folder)
     trial = next(path for path in sorted((folder / "trials").iterdir()) if (path / "epochs.jsonl").is_file())
     content = (trial / "epochs.jsonl").read_bytes()
     facts = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -1,4 +1,4 @@
-"""A suite's folder, made up: the files a run leaves, with numbers that are plausible and known."""
+"""Synthetic folders of a suite: the files that a run writes, with known and plausible numbers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Suite:
     def add(
         self, method: str, seed: int, *, accuracy: float | None, time: float | None, **changed: Any
     ) -> dict[str, Any]:
-        """A trial of `method`. `accuracy` in percent; `changed` overrides columns, `None` empties one."""
+        """Add a trial. `accuracy` is in percent; `changed` overrides columns, and `None` leaves one empty."""
         variant = changed.pop("variant", VARIANTS.get(method, ""))
         recipe = {**RECIPE, **changed.pop("recipe", {})}
         parameters = dict(part.split("=", 1) for part in variant.split(",") if "=" in part)
@@ -154,7 +154,7 @@ class Suite:
     def add_all(
         self, methods: tuple[str, ...] = ("dense", "sdgp", "prunetrain"), seeds: int = 3, **changed: Any
     ) -> None:
-        """The trials of some methods with their known accuracies and times."""
+        """Add trials of some methods with their known accuracies and times."""
         for method in methods:
             for seed in range(seeds):
                 self.add(method, seed, accuracy=ACCURACIES[method][seed], time=TIMES[method][seed], **changed)
@@ -162,13 +162,13 @@ class Suite:
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Suite:
-    """An empty suite's folder."""
+    """Return an empty suite."""
     return Suite(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def full_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three methods by three seeds, one method of one seed, two trials that went wrong; with its report."""
+    """Return a folder with its report: three methods with three seeds, one with one seed, and two failed trials."""
     from reports import write_report
 
     suite = make_full(tmp_path_factory.mktemp("full"))
@@ -177,13 +177,13 @@ def full_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder behind `full_folder`, to be copied and not written to."""
-    return make_full(tmp_path_factory.mktemp("made")).folder
+def unreported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the same folder as `full_folder` without its report. Copy it; do not write to it."""
+    return make_full(tmp_path_factory.mktemp("unreported")).folder
 
 
 def make_full(folder: Path) -> Suite:
-    """The suite behind `full_folder`, its report not written."""
+    """Write the suite of `full_folder` without its report."""
     suite = Suite(folder)
     suite.add_all()
     suite.add("oneshot", 0, accuracy=65.5, time=380.0, peak_memory_bytes=None, train_flops_executed=1.62e12)
@@ -198,14 +198,14 @@ def make_full(folder: Path) -> Suite:
 
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports are built without drawing, which takes seconds and is not what every test asks about."""
+    """Build reports without figures, which take seconds to draw."""
     monkeypatch.setattr("reports.content.build.tradeoff_figures", lambda rows, slug: ([], []))
     monkeypatch.setattr("reports.content.build.curve_figures", lambda rows, slug: ([], []))
 
 
 @pytest.fixture
 def suites(tmp_path: Path) -> Callable[[str], Suite]:
-    """Several empty suites' folders, by name."""
+    """Return a function that makes an empty suite with a name."""
 
     def make(name: str) -> Suite:
         (tmp_path / name).mkdir()
@@ -216,7 +216,7 @@ def suites(tmp_path: Path) -> Callable[[str], Suite]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures that were rendered, whichever module drew them."""
+    """Return the list of figures that are rendered, from any module."""
     figures: list[Any] = []
 
     def render(figure: Any, *texts: str) -> tuple[str, str]:
