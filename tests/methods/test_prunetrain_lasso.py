@@ -1,0 +1,163 @@
+"""The lasso of PruneTrain: penalty, gradient, coefficient and proximal update, against loops written by hand."""
+
+import math
+
+import pytest
+import torch
+from small_prunetrain import SHAPE, start, train
+from torch import nn
+
+from methods.prunetrain import PruneTrain
+from methods.shared.lasso import (
+    LassoLayer,
+    arithmetic,
+    channel_peaks,
+    lasso_layers,
+    penalty,
+    soft_threshold,
+    soft_threshold_arithmetic,
+)
+from suite.network.channels.spaces import find_index_spaces
+from tasks.models.resnet9 import resnet9
+
+
+def naive_penalty(model, by_size=False):
+    """The penalty by its definition, group by group."""
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    total = 0.0
+    for index, (_, layer) in enumerate(layers):
+        weight = layer.weight
+        groups = [weight[k] for k in range(weight.shape[0])] if index < len(layers) - 1 else []
+        groups += [weight[:, c] for c in range(weight.shape[1])] if index > 0 else []
+        for group in groups:
+            factor = math.sqrt(group.numel()) if by_size else 1.0
+            total = total + factor * torch.sqrt((group * group).sum() + 1e-8)
+    return total
+
+
+# The penalty
+
+
+@pytest.mark.parametrize("by_size", [False, True])
+def test_prunetrain_2_penalty_is_that_of_a_naive_loop(by_size):
+    model = resnet9(width=1 / 16).double()
+    spaces = find_index_spaces(model, SHAPE)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    ours, naive = penalty(lasso_layers(layers, spaces).values(), by_size), naive_penalty(model, by_size)
+    torch.testing.assert_close(ours, naive, rtol=1e-12, atol=0)
+    parameters = [layer.weight for layer in layers.values()]
+    for got, wanted in zip(torch.autograd.grad(ours, parameters), torch.autograd.grad(naive, parameters), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_prunetrain_2_image_channels_and_classes_contribute_nothing():
+    model = resnet9(width=1 / 16)
+    spaces = find_index_spaces(model, SHAPE)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    found = lasso_layers(layers, spaces)
+    assert (found["prep.conv"].outputs, found["prep.conv"].inputs) == (True, False)
+    assert (found["classifier"].outputs, found["classifier"].inputs) == (False, True)
+    assert all(layer.outputs and layer.inputs for layer in list(found.values())[1:-1])
+    # 8 groups of the first layer, 16 of the last, and both groupings of seven convolutions between them
+    for layer in layers.values():
+        layer.weight.data.zero_()
+    channels = 8 + (8 + 16) + 2 * (16 + 16) + (16 + 32) + 2 * (32 + 32) + (32 + 16) + 16
+    assert penalty(found.values()).item() == pytest.approx(channels * 1e-4, rel=1e-5)
+
+
+def test_depthwise_convolutions_are_not_penalised():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 2, 4), nn.Flatten())
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)}
+    assert list(lasso_layers(layers, find_index_spaces(model, (3, 8, 8)))) == ["0", "2"]
+
+
+def test_hidden_linear_layers_have_both_groupings():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    found = lasso_layers(layers, find_index_spaces(model, (3, 2, 2)))
+    assert [(layer.outputs, layer.inputs) for layer in found.values()] == [(True, False), (True, True), (False, True)]
+
+
+@pytest.mark.parametrize("update", ["subgradient", "proximal"])
+@pytest.mark.parametrize("coefficient", ["global", "size"])
+def test_prunetrain_1_the_first_step_fixes_the_coefficient(update, coefficient):
+    model, method, hooks, optimizer = start(ratio=0.25, update=update, coefficient=coefficient)
+    total = naive_penalty(model, coefficient == "size").item()
+    task_loss, term = train(hooks, optimizer, 1)
+    fixed = method.state_dict()["penalty_coefficient"]
+    assert fixed * total / (task_loss + fixed * total) == pytest.approx(0.25, abs=1e-6)
+    if update == "subgradient":
+        assert term / (task_loss + term) == pytest.approx(0.25, abs=1e-6)
+    else:
+        assert term is None
+    train(hooks, optimizer, 3, seed=1)
+    hooks.end_epoch()
+    train(hooks, optimizer, 1, seed=4)
+    assert method.state_dict()["penalty_coefficient"] == fixed
+    resumed = PruneTrain()
+    resumed.load_state_dict(method.state_dict())
+    assert resumed.state_dict() == method.state_dict()
+
+
+def test_the_penalty_multiplies_the_gradient_that_comes_in():
+    _, _, hooks, _ = start()
+    layers = list(lasso_layers(hooks.ctx.layers, hooks.ctx.spaces).values())
+    (once,) = torch.autograd.grad(penalty(layers), layers[0].weight)
+    (thrice,) = torch.autograd.grad(3 * penalty(layers), layers[0].weight)
+    torch.testing.assert_close(thrice, 3 * once)
+    assert once.abs().max() > 0
+
+
+def test_a_first_step_that_is_not_finite_fixes_nothing():
+    _, method, hooks, _ = start()
+    assert hooks.regularization(torch.tensor(math.nan)) is None
+    assert method.state_dict()["penalty_coefficient"] is None
+    assert hooks.regularization(torch.tensor(1.0)) is not None
+    assert method.state_dict()["penalty_coefficient"] > 0
+
+
+def test_soft_threshold_shrinks_norms_and_zeroes_what_is_less():
+    weight = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    soft_threshold(LassoLayer(weight, outputs=True, inputs=False), 1.0)
+    torch.testing.assert_close(weight, torch.tensor([[2.4, 3.2], [0.0, 0.0], [0.0, 0.0]]))
+    soft_threshold(LassoLayer(weight, outputs=False, inputs=True), 2.8)
+    torch.testing.assert_close(weight, torch.tensor([[0.0, 0.4], [0.0, 0.0], [0.0, 0.0]]))
+    weight = torch.tensor([[3.0, 4.0]])  # a row of two: sqrt(2) times the step
+    soft_threshold(LassoLayer(weight, outputs=True, inputs=False), 2.5 / math.sqrt(2), by_size=True)
+    torch.testing.assert_close(weight, torch.tensor([[1.5, 2.0]]))
+
+
+def test_proximal_update_shrinks_by_learning_rate_times_coefficient():
+    model, method, hooks, optimizer = start(update="proximal")
+    train(hooks, optimizer, 1)
+    fixed = method.state_dict()["penalty_coefficient"]
+    for group in optimizer.param_groups:
+        group["lr"] = 2.0
+    before = model.prep.conv.weight.detach().clone()
+    method.after_optimizer_step(hooks.ctx)
+    shrunk = before.flatten(1).norm(dim=1) - model.prep.conv.weight.detach().flatten(1).norm(dim=1)
+    torch.testing.assert_close(shrunk, torch.full_like(shrunk, 2.0 * fixed), rtol=1e-3, atol=0)
+
+
+# The decision
+
+
+def test_channel_peaks_of_both_axes():
+    weight = torch.tensor([[1.0, -5.0, 0.5, 0.0], [-2.0, 3.0, 0.25, 0.0]])
+    assert channel_peaks(weight, 0, torch.tensor([[0], [1]])).tolist() == [5.0, 3.0]
+    assert channel_peaks(weight, 1, torch.arange(4)[:, None]).tolist() == [2.0, 5.0, 0.5, 0.0]
+    assert channel_peaks(weight, 1, torch.tensor([[0, 1], [2, 3]])).tolist() == [5.0, 0.5]
+    assert channel_peaks(weight, 1, torch.tensor([[2], [1]])).tolist() == [0.5, 5.0]  # part of an axis, in any order
+
+
+def test_overhead_counts_the_lasso():
+    assert arithmetic(LassoLayer(torch.zeros(4, 2, 3, 3), True, True)) == 4 * 72 + 2 * 2 * 8 + 3 * 6
+    assert arithmetic(LassoLayer(torch.zeros(4, 2), False, True)) == 4 * 8 + 2 * 8 + 3 * 2
+    assert soft_threshold_arithmetic(LassoLayer(torch.zeros(4, 2, 3, 3), True, True)) == 3 * 2 * 72 + 4 * 6
+    assert soft_threshold_arithmetic(LassoLayer(torch.zeros(4, 2), False, True)) == 3 * 8 + 4 * 2
+    _, method, hooks, _ = start()
+    assert (
+        method.overhead("prep.conv", 1, hooks.ctx)
+        == method.overhead("prep.conv", 64, hooks.ctx)
+        == 4 * 8 * 27 + 2 * 8 * 3 + 3 * 8
+    )
