@@ -1,8 +1,8 @@
 """Loss and gradients of one training step as a CUDA graph, which is captured once and replayed in every step.
 
-A replay runs no Python. Before each replay, the batch and the random keys (`suite.random_keys`) are written into the
-tensors that the graph reads. The optimizer is not part of the graph, so the learning rate and the hooks around it work
-as in eager training. The operations and their order are the same as in eager training.
+A replay runs no Python. Before each replay, the batch and the random keys (`suite.network.random_keys`) are written
+into the tensors that the graph reads. The optimizer is not part of the graph, so the learning rate and the hooks around
+it work as in eager training. The operations and their order are the same as in eager training.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from suite.cost.memory import SavedTensors
 from suite.network.planned_layer import ExecutedMeter
-from suite.random_keys import KeyBuffer
+from suite.network.random_keys import KeyBuffer
 from suite.recipe import Recipe
 from suite.training.hooks import Hooks
 from suite.training.steps import CompiledStep, EagerStep, Outcome, undisturbed

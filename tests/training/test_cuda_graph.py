@@ -20,8 +20,8 @@ from test_trainer import trained
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.errors import UsageError
+from suite.network.random_keys import KeyBuffer
 from suite.plan import random_key
-from suite.random_keys import KeyBuffer
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec
 from suite.training.execution import check_execution

@@ -19,8 +19,8 @@ from small_training import CLASSES, SHAPE, Checkpoints, SmallBatches, small_net
 from test_trainer import FIVE, without_times
 
 from suite.method import EMPTY_PLAN, OpPlan
+from suite.network.random_keys import KeyBuffer
 from suite.plan import random_key
-from suite.random_keys import KeyBuffer
 from suite.task import Splits
 from suite.training.trainer import Trainer
 
