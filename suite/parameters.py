@@ -326,6 +326,8 @@ def check_attributes(cls: type, base: type) -> None:
             continue
         if found is ClassVar or typing.get_origin(found) is ClassVar:
             continue
+        if callable(getattr(base, name, None)):
+            raise TypeError(f"{cls.__name__}.{name} is a parameter that would replace the hook {name}(); rename it")
         if name.startswith("_") or not _can_be_set(found):
             shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
             why = (

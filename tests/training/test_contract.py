@@ -18,6 +18,11 @@ REFUSED = {
     "private state": ({"_masks": None}, {"_masks": int}, r"Wrong\._masks is annotated.*private.*self\._masks"),
     "state of a type that cannot be typed": ({"masks": None}, {"masks": dict | None}, r"value of type dict \| None"),
     "a tensor": ({}, {"mask": torch.Tensor}, r"Wrong\.mask is annotated.*Tensor"),
+    "a parameter named like a hook": (
+        {"begin": 0.1},
+        {"begin": float},
+        r"Wrong\.begin .*would replace the hook begin\(\)",
+    ),
     "a tuple of dicts": ({"sizes": ()}, {"sizes": tuple[dict[str, int], ...]}, r"Wrong\.sizes"),
 }
 ALLOWED = {
