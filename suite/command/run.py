@@ -156,7 +156,7 @@ def run_trials(
             if warning := competition(provenance["busy_cores"], available_cores()):
                 log.warning("%s", warning)
         else:
-            log.info("all %d trials are done, in %s", len(trials), folder)
+            log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
         forget = {trial.trial_id for trial, _ in chosen} if options.only == "all" else set()
         if forget:
             write_results(store, none_runs=True, forget=forget)  # the trials were deleted, and so are their rows

@@ -1,6 +1,6 @@
-"""Which device and number format a trial computes with, and how it runs its steps, from what was typed.
+"""Device and number format of trials, and the load of the machine.
 
-`read_device` and `read_dtype` look at the text alone; `resolve_device` and `resolve_dtype` at the machine, with torch.
+`read_device` and `read_dtype` check typed text; `resolve_device` and `resolve_dtype` ask the machine and import torch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def read_dtype(text: str) -> str:
 
 
 def resolve_device(text: str) -> tuple[str, int | None]:
-    """The kind of device, `cpu` or `cuda`, and the index of the GPU.
+    """Return the kind of device, `cpu` or `cuda`, and the index of the GPU.
 
     Raises:
-        UsageError: if a GPU is asked for that torch does not see.
+        UsageError: torch does not see the requested GPU.
     """
     import torch
 
@@ -44,7 +44,7 @@ def resolve_device(text: str) -> tuple[str, int | None]:
         return "cpu", None
     if not torch.cuda.is_available():
         reason = "sees no CUDA GPU" if torch.version.cuda else "is built without CUDA"
-        raise UsageError(f"--device {text}: torch {torch.__version__} {reason}; type --device cpu")
+        raise UsageError(f"--device {text}: torch {torch.__version__} {reason}; use --device cpu")
     count = torch.cuda.device_count()
     if int(index or 0) >= count:
         raise UsageError(f"--device {text}: this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
@@ -52,13 +52,13 @@ def resolve_device(text: str) -> tuple[str, int | None]:
 
 
 def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
-    """A number format. `auto` is bfloat16 where the device has arithmetic for it, not where it is emulated.
+    """Return a number format. `auto` is bfloat16 if the hardware supports it natively, otherwise float32.
 
     Raises:
-        UsageError: for float16 on a CPU; it is offered on CUDA alone.
+        UsageError: float16 was requested for a CPU.
     """
     if read_dtype(text) == "float16" and kind != "cuda":
-        raise UsageError("--dtype float16: is for CUDA devices; on the CPU type bfloat16, float32 or auto")
+        raise UsageError("--dtype float16 needs a CUDA device; on the CPU use bfloat16, float32 or auto")
     if text != "auto":
         return text
     if kind == "cuda":
@@ -98,7 +98,10 @@ def competition(load: float, cores: int) -> str:
     """
     if load < 0.5 * cores:
         return ""
-    return f"{load:.1f} of {cores} cores are at work before the first trial: other programs compete; trust no time"
+    return (
+        f"{load:.1f} of {cores} cores are busy before the first trial: other programs are running; "
+        "do not rely on measured times"
+    )
 
 
 def use_threads_of_environment() -> None:

@@ -1,4 +1,4 @@
-"""What to run: a `SuiteSpec` as asked for, the `TrialSpec`s it means, and the hash that names each of them."""
+"""Specifications: a `SuiteSpec` for a command, the `TrialSpec`s that it expands to, and their hashes."""
 
 from __future__ import annotations
 
@@ -19,33 +19,36 @@ PRESETS = ("smoke", "quick", "paper")
 LARGEST_SEED = 2**31 - 1
 MOST_SEEDS = 10_000
 
-# What determines a trial's result. A field that is not here may differ between two runs of one trial.
+# The fields that determine a trial's result. Other fields may differ between two runs of the same trial.
 _HASHED = ("method", "parameters", "method_version", "task", "preset", "recipe", "seed", "device", "dtype", "processes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSpec:
-    """One trial, with nothing left to be decided.
+    """Everything that defines one trial.
 
     Attributes:
-        method, parameters, method_version: the method's name, the values of all its parameters, and `Method.version`.
-        variant: the parameters that were typed, `k=v` joined by commas; for readers alone.
-        task: its name.
-        model: as one types it, without what is default anyway: `resnet9[width=0.25]`.
-        model_parameters: the values of all the model's parameters, the defaults too.
-        preset: part of the hash, since hooks may read it.
-        recipe: `Recipe.fields`, after overrides.
-        recipe_source: the paper that the recipe is of, and what was changed in it; empty for the suite's own.
-        seed: of weights, order and augmentation.
-        device: the kind, `cpu` or `cuda`. device_index: which GPU, not hashed.
+        method: Name of the method.
+        parameters: Values of all parameters of the method.
+        method_version: `Method.version`.
+        variant: Typed parameters of the method, `k=v` joined by commas; not hashed.
+        task: Name of the task.
+        model: Model with the parameters that differ from the defaults: `resnet9[width=0.25]`.
+        model_parameters: Values of all parameters of the model.
+        preset: Name of the preset; hashed, since methods may read it.
+        recipe: `Recipe.fields` after overrides.
+        recipe_source: Paper of the recipe and changes to it; empty for the suite's own recipes.
+        seed: Seed of initial weights, batch order and augmentation.
+        device: `cpu` or `cuda`.
+        device_index: Index of the GPU; not hashed.
         dtype: `float32`, `bfloat16` or `float16`.
-        data_copy: the fields of `suite.task.DataCopy`: kind, checksum, path, note. The checksum alone is hashed.
-        processes: of the trial, data-parallel.
-        plugins: absolute paths of plugin files to load first; not hashed.
-        depends_on: the trials that have to be done before, by method as typed: their trial ids.
-        files: by parameter that names a file, the SHA-256 of its content; hashed in place of the path.
-        defined_by: the files outside the project that define the trial's method, task and model, by these kinds
-            (`suite.runs.plugin_files`): path, SHA-256, and the same of modules next to it; the checksums are hashed.
+        data_copy: Fields of `suite.task.DataCopy`: kind, checksum, path, note. Only the checksum is hashed.
+        processes: Number of data-parallel processes.
+        plugins: Absolute paths of plugin files to load first; not hashed.
+        depends_on: Ids of the trials that must be done first, by the text with which the method names them.
+        files: SHA-256 of each file that a parameter names, by parameter; hashed in place of the path.
+        defined_by: Files outside the project that define the method, task and model, by kind
+            (`suite.runs.plugin_files`): path, and SHA-256 of the file and of modules next to it; checksums are hashed.
     """
 
     method: str
@@ -71,7 +74,7 @@ class TrialSpec:
 
     @property
     def hash(self) -> str:
-        """SHA-256, in hex, of the canonical JSON of what determines the result."""
+        """SHA-256, in hex, of the canonical JSON of the fields that determine the result."""
         determines = {name: getattr(self, name) for name in _HASHED}
         determines["model"] = {"name": self.model.partition("[")[0], "parameters": self.model_parameters}
         determines["data"] = self.data_copy["checksum"]
@@ -87,39 +90,39 @@ class TrialSpec:
     def trial_id(self) -> str:
         """`<method>-<task>-<model>-s<seed>-<first 8 of the hash>`, the name of the trial's folder."""
         model = re.sub(r"[^A-Za-z0-9._-]+", "-", self.model.replace("=", "")).strip("-")
-        # 255 bytes is all that a file system takes; the hash keeps shortened names apart.
+        # File names have at most 255 bytes; the hash distinguishes shortened names.
         return f"{self.method}-{self.task}-{model[:80]}-s{self.seed}-{self.hash[:8]}"
 
     @property
     def label(self) -> str:
-        """The method as typed: `sdgp[n=2,m=4]`."""
+        """The method with its typed parameters: `sdgp[n=2,m=4]`."""
         return f"{self.method}[{self.variant}]" if self.variant else self.method
 
     def check_files(self) -> None:
-        """See that the files which parameters name, and those of plugins, are those that the trial is named for.
+        """Check that the files named by parameters and the plugins have not changed since the trial was planned.
 
         Raises:
-            UsageError: for the first that is gone, or has another content.
+            UsageError: A file is missing or has changed.
         """
         check_defining_files(self.defined_by, method=self.method, task=self.task, model=self.model.partition("[")[0])
         for name, digest in self.files.items():
             if checksum(Path(self.parameters[name]), name) != digest:
-                raise UsageError(f"{name}: {self.parameters[name]} is another file than when this trial was planned")
+                raise UsageError(f"{name}: {self.parameters[name]} has changed since this trial was planned")
 
     def make_recipe(self) -> Recipe:
-        """The recipe as an object."""
+        """Return the recipe as an object."""
         return Recipe(**_without_lists(self.recipe))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` of it equals this spec. The hash is added for readers."""
+        """Return plain data from which `from_json` restores this spec. The hash is added for readers."""
         return {**dataclasses.asdict(self), "plugins": list(self.plugins), "hash": self.hash}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrialSpec:
-        """Read what `to_json` gave.
+        """Restore a spec from the data of `to_json`.
 
         Raises:
-            ValueError: if it is no such data, or does not have the hash that it says.
+            ValueError: The data is not a spec, or its hash does not match.
         """
         try:
             fields = {name: value for name, value in data.items() if name != "hash"}
@@ -136,17 +139,17 @@ class TrialSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteSpec:
-    """A command after its device, format, preset and seeds were decided; methods and models still as typed.
+    """A command with its device, number format, preset and seeds chosen; methods and models are still text.
 
     Attributes:
-        methods, tasks, models: comma lists as typed; an empty `models` means each task's own.
+        methods, tasks, models: Comma lists as typed. If `models` is empty, each task uses its default model.
         preset: `smoke`, `quick` or `paper`.
-        recipe: which paper's, by its name in `Task.paper_recipes`; empty: the preset's.
-        seeds: of the trials.
-        overrides: fields of the recipe, already of their types.
-        device, device_index, dtype: as in `TrialSpec`.
-        data_root: where data sets lie, absolute.
-        plugins: absolute paths.
+        recipe: Name of a paper's recipe in `Task.paper_recipes`; empty for the preset's recipe.
+        seeds: Seeds of the trials.
+        overrides: Fields of the recipe with values of their types.
+        device, device_index, dtype: As in `TrialSpec`.
+        data_root: Absolute path of the folder of data sets.
+        plugins: Absolute paths of plugin files.
     """
 
     methods: str
@@ -163,15 +166,15 @@ class SuiteSpec:
     recipe: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for `suite.json`."""
+        """Return plain data for `suite.json`."""
         return {**dataclasses.asdict(self), "seeds": list(self.seeds), "plugins": list(self.plugins)}
 
 
 def checksum(path: Path, name: str) -> str:
-    """The SHA-256, in hex, of a file that the parameter `name` names.
+    """Return the SHA-256, in hex, of the file that the parameter `name` names.
 
     Raises:
-        UsageError: if it cannot be read.
+        UsageError: The file cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -181,37 +184,37 @@ def checksum(path: Path, name: str) -> str:
 
 
 def suite_hash(trials: Iterable[TrialSpec]) -> str:
-    """A hash over the trials' hashes, whatever their order."""
+    """Return a hash of the trials' hashes that does not depend on their order."""
     return hashlib.sha256("\n".join(sorted(trial.hash for trial in trials)).encode()).hexdigest()
 
 
 def read_preset(text: str) -> str:
     """Check the name of a preset."""
     if text not in PRESETS:
-        raise UsageError(f"--preset '{text}': no preset is called so{nearest(text, PRESETS)}")
+        raise UsageError(f"--preset '{text}': there is no such preset{nearest(text, PRESETS)}")
     return text
 
 
 def read_seeds(text: str) -> tuple[int, ...]:
-    """`3` is a count: the seeds 0, 1, 2. `0,1,7` is a list; so is `7,`: the seed 7 alone.
+    """Read a count (`3` means the seeds 0, 1, 2) or a list (`0,1,7`, or `7,` for one seed).
 
     Raises:
-        UsageError: if it is neither, the count is 0, or a seed comes twice.
+        UsageError: The text is neither, the count is 0, or a seed occurs twice.
     """
-    hint = "type a count (3), a list (0,1,7), or one seed with a comma (7,)"
+    hint = "use a count (3), a list (0,1,7), or one seed with a comma (7,)"
     if not re.fullmatch(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*,?\s*", text):
         raise UsageError(f"--seeds '{text}': {hint}")
     parts = [part.strip().lstrip("0") or "0" for part in text.split(",") if part.strip()]
     too_long = any(len(part) > len(str(LARGEST_SEED)) for part in parts)  # Python converts no more than 4,300 digits
     if "," not in text:
         if too_long or not 1 <= int(text) <= MOST_SEEDS:
-            raise UsageError(f"--seeds {text}: a count is from 1 to {MOST_SEEDS}; {hint}")
+            raise UsageError(f"--seeds {text}: the count must be from 1 to {MOST_SEEDS}; {hint}")
         return tuple(range(int(text)))
     if too_long or max(map(int, parts)) > LARGEST_SEED:
         raise UsageError(f"--seeds '{text}': the largest seed is {LARGEST_SEED}")
     seeds = tuple(map(int, parts))
     if len(set(seeds)) < len(seeds):
-        raise UsageError(f"--seeds '{text}': a seed comes twice")
+        raise UsageError(f"--seeds '{text}': a seed occurs twice")
     return seeds
 
 

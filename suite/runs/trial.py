@@ -1,7 +1,7 @@
-"""One trial, in its own process: `python -m suite.runs.trial FOLDER`, from `trial.json` to `model.pt` and a result.
+"""One trial in its own process, `python -m suite.runs.trial FOLDER`: from `trial.json` to `model.pt` and a result.
 
-A trial ends with a status in `trial.json` whatever happens in it; one that is killed is given its status by the engine.
-It goes on from `checkpoint.pt` where there is one.
+A trial always ends with a status in `trial.json`; if it is killed, the engine writes the status. It resumes from
+`checkpoint.pt` if that file exists.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ log = logging.getLogger("pdt.trial")
 
 
 def main() -> int:
-    """Run the trial whose folder is the first argument; 0 if it is done, 1 if it ended otherwise."""
+    """Run the trial whose folder is the first argument. Return 0 if it is done, otherwise 1."""
     watch_parent()  # before torch starts threads
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     folder = Path(sys.argv[1])
-    # Imported late: the line above must run first.
+    # Imported here, because the lines above must run first.
     from suite.errors import in_words
     from suite.runs.folder.records import write_record
     from suite.runs.spec import TrialSpec
@@ -39,13 +39,13 @@ def main() -> int:
     status, message = "done", ""
     try:
         Trial(spec, folder).run(result, provenance)
-    except Exception as error:  # every failure becomes a status; the traceback is in log.txt
+    except Exception as error:  # every failure becomes a status; log.txt has the traceback
         with contextlib.suppress(OSError):  # the log is on the disk that may be full
             traceback.print_exc()
         status, message = _failure(error)
     try:
         write_record(folder, spec, status, message, result=result, provenance=provenance)
-    except OSError as error:  # the engine takes the log's last line for the reason
+    except OSError as error:  # the engine reports the last line of the log
         with contextlib.suppress(OSError):
             print(in_words(error), flush=True)
         return 1
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 class Trial:
-    """Builds what a spec names, trains it, and keeps the trial's files."""
+    """Builds the task, model and method of a spec, trains, and writes the trial's files."""
 
     def __init__(self, spec: Any, folder: Path) -> None:
         self.spec, self.folder = spec, folder
@@ -65,7 +65,7 @@ class Trial:
         self.provenance: dict[str, Any] = {}
 
     def run(self, result: dict[str, Any], provenance: dict[str, Any]) -> None:
-        """Train to the end and fill in result and provenance; what was found out before a failure stays in them."""
+        """Train to the end and fill in `result` and `provenance`, which keep their content if the training fails."""
         import torch
 
         import kernels
@@ -136,17 +136,17 @@ class Trial:
         )
 
     def _fallbacks(self, trainer: Any) -> list[str] | str:
-        """Products that a reference implementation of oneDNN computes in the last network; each is a warning too."""
+        """Return the products of the final network that oneDNN computes with slow reference code, and warn of each."""
         found: list[str] | str = trainer.products.fallbacks()
         for product in found if isinstance(found, list) else []:
-            log.warning("oneDNN has no fast implementation for %s: trust no time as that of a tuned kernel", product)
+            log.warning("oneDNN has no fast implementation of %s: the times do not represent a tuned kernel", product)
         return found or "none"
 
     def _others(self) -> dict[str, Any]:
-        """What became of the trials that this one depends on, by the method as it names them.
+        """Return the results of the trials that this one depends on, by the text with which the method names them.
 
         Raises:
-            UsageError: if one of them has no final model.
+            UsageError: One of them is not done or damaged.
         """
         from suite.errors import UsageError
         from suite.method import OtherTrial
@@ -159,9 +159,9 @@ class Trial:
             record = read_record(folder) or {}
             flops = (record.get("result") or {}).get("inference_flops")
             if flops is None or record["status"] != "done":
-                raise UsageError(f"{trial_id}, on which this trial depends, is not done")
+                raise UsageError(f"this trial depends on {trial_id}, which is not done")
             if reason := damage(folder, record):
-                raise UsageError(f"{trial_id}, on which this trial depends, is damaged: {reason}")
+                raise UsageError(f"this trial depends on {trial_id}, which is damaged: {reason}")
             model_file = folder / "model.pt"
             found[text] = OtherTrial(tuple(model_files.read_reconfigurations(model_file)), flops, model_file)
         return found
@@ -184,11 +184,11 @@ class Trial:
         if not path.is_file():
             records.unlink(missing_ok=True)
             return 0
-        hint = f"delete {path} to train from the beginning"
+        hint = f"delete {path} to start from the beginning"
         try:
             state = model_files.load(path, trainer.device)
             if state.get("trial", self.spec.hash) != self.spec.hash:
-                raise ValueError("checkpoint.pt is another trial's")
+                raise ValueError("checkpoint.pt belongs to another trial")
             earlier, done = state["provenance"], state["trainer"]["hooks"]["epochs_done"]
             before = comparable(earlier)
             attempt = {**{name: earlier[name] for name in ("time_utc", "busy_cores")}, "until_epoch": done}
@@ -206,12 +206,12 @@ class Trial:
             provenance["pruning"] = kernels.backends_in_use()
         now = comparable(provenance)
         notes = [
-            f"{name} was {before.get(name)} until epoch {done} and then {now.get(name)}"
+            f"{name} was {before.get(name)} until epoch {done}, then {now.get(name)}"
             for name in {**before, **now}
             if before.get(name) != now.get(name)
         ]
         for note in notes:
-            log.warning("resumed elsewhere: %s; results may differ in bits, times are not comparable", note)
+            log.warning("resumed in another environment: %s; bits may differ, and times are not comparable", note)
         provenance["attempts"] = [*earlier.get("attempts", []), attempt]
         if notes := [*earlier.get("resumed_elsewhere", []), *notes]:
             provenance["resumed_elsewhere"] = notes
@@ -241,12 +241,12 @@ class Trial:
 
     @property
     def _peak_rss(self) -> int:
-        """Bytes; the largest of all attempts."""
+        """Largest resident memory of all attempts, in bytes."""
         unit = 1 if sys.platform == "darwin" else 1024
         return max(self.earlier_rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
     def _result(self, trainer: Any) -> dict[str, Any]:
-        """The columns of `results.csv` that the trial alone knows, and `layers.csv`. Not measured: absent."""
+        """Write `layers.csv` and return the measured and counted columns of `results.csv` that have a value."""
         from suite import files
         from suite.cost.timing import images_per_second
 
@@ -268,7 +268,7 @@ class Trial:
         }
         if trainer.clock.training:
             result["samples_per_s"] = progress.samples / trainer.clock.training
-        if progress.finished:  # accuracy and inference describe the model in model.pt, or nothing
+        if progress.finished:  # accuracy and inference always describe the model in model.pt
             record = progress.last_record
             parameters = list(trainer.model.parameters())
             result |= {
@@ -286,7 +286,7 @@ class Trial:
 
 
 def comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a provenance decides bits and times: a resumed trial should find it unchanged."""
+    """Return the part of a provenance that affects bits and times and should not change when a trial resumes."""
     return {
         "hardware": provenance["hardware_id"],
         "number of threads": provenance["hardware"]["threads"],
@@ -297,7 +297,7 @@ def comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _failure(error: Exception) -> tuple[str, str]:
-    """The status and the one line that an exception ends a trial with."""
+    """Return the status and the one-line message for an exception that ended a trial."""
     import torch
 
     from suite.training.trainer import Diverged
@@ -305,7 +305,7 @@ def _failure(error: Exception) -> tuple[str, str]:
     text = (str(error).splitlines() or [""])[0]
     if isinstance(error, Diverged):
         return "diverged", text
-    # torch says that the CPU's memory is full by a RuntimeError of its allocator.
+    # torch reports that the CPU's memory is full with a RuntimeError of its allocator.
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in text:
         return "oom", text
     from suite.errors import UsageError, in_words

@@ -15,7 +15,7 @@ NAMES = [
     (["--task", "cifar11"], "did you mean 'cifar10'"),
     (["--model", "resnt9"], "did you mean 'resnet9'"),
     (["--seeds", "x"], "--seeds 'x'"),
-    (["--seeds", "0,0"], "comes twice"),
+    (["--seeds", "0,0"], "occurs twice"),
     (["--epochs", "-1"], "--epochs is '-1'; allowed: an integer from 1 to 100,000"),
     (["--epochs", "two"], "an integer"),
     (["--batch-size", "0"], "--batch-size is '0'; allowed: an integer of at least 1"),
@@ -29,7 +29,7 @@ NAMES = [
     (["--set", "recipe.epoch=3"], "did you mean 'epochs'"),
     (["--set", "recipe.epochs"], "expected recipe.key=value"),
     (["--epochs", "3", "--set", "recipe.epochs=4"], "given twice"),
-    (["--preset", "fast"], "--preset 'fast': no preset is called so; known: paper, quick, smoke"),
+    (["--preset", "fast"], "--preset 'fast': there is no such preset; known: paper, quick, smoke"),
     (["--device", "gpu"], "--device 'gpu'"),
     (["--dtype", "float61"], "did you mean 'float16'"),
     (["--set", "recipe.execution=graph"], "allowed: eager, compile, cuda_graph"),
@@ -78,7 +78,7 @@ WRONG = [
     (good("--out", "toy.py"), "is a file"),
     (good("--out", "."), "no suite.json"),
     (good("--methods", "toy_method[n=5]"), "toy_method[n=5]: n is 5; the largest is 4"),
-    (good("--device", "cpu", "--dtype", "float16"), "on the CPU type bfloat16, float32 or auto"),
+    (good("--device", "cpu", "--dtype", "float16"), "on the CPU use bfloat16, float32 or auto"),
     (good("--device", "cpu", "--set", "recipe.execution=cuda_graph"), "needs a CUDA device, not 'cpu'"),
 ]
 
@@ -151,7 +151,7 @@ def test_a_config_gives_what_is_not_typed(folder, monkeypatch):
         (["--batch-size", "13"], "task toy_task: a batch of 13 is more than the 12 images"),
         (["--set", "recipe.split_seed=-1"], "recipe.split_seed is '-1'"),
         (["--set", "recipe.nesterov=true", "--set", "recipe.momentum=0"], "recipe.nesterov needs"),
-        (["--device", "cuda"], "type --device cpu"),
+        (["--device", "cuda"], "use --device cpu"),
         (["--task", "toy_task,missing_task"], "toys are sold out"),
     ],
 )

@@ -105,8 +105,8 @@ def test_a_trial_whose_other_failed_is_skipped(suite, folder, capsys):
     }
     (skipped,) = (record for record in records if record["status"] == "skipped")
     (other,) = skipped["spec"]["depends_on"].values()
-    assert skipped["message"] == f"{other}, on which it depends, is not done"
-    assert f"skipped: {other}" in capsys.readouterr().out
+    assert skipped["message"] == f"it depends on {other}, which is not done"
+    assert f"skipped: it depends on {other}" in capsys.readouterr().out
     assert starts(folder / "out") == [1, 1, 1]
     began = {path.parent.name: path.stat().st_mtime_ns for path in (folder / "out").glob("trials/*/starts")}
     for record in records:

@@ -191,7 +191,7 @@ def test_every_end_has_its_status_and_stops_no_other(child, tmp_path):
     assert ends == [
         ("error", "RuntimeError: no luck today"),
         ("error", "killed by signal 9"),
-        ("error", "exit status 3, and nothing in log.txt"),
+        ("error", "exit status 3; log.txt is empty"),
         ("diverged", "the loss is nan"),
         ("done", ""),
         ("done", ""),
@@ -346,7 +346,7 @@ def test_a_folder_that_is_removed_during_the_run_ends_that_trial_alone(child, tm
     shown = Removes()
     engine = LocalEngine(1, None, lambda folder: [sys.executable, str(child), str(folder)])
     engine.run(list(zip(trials, folders, strict=True)), shown)
-    reason = "its folder or its trial.json was removed while it ran"
+    reason = "its folder or trial.json was removed while it ran"
     assert [item[1:] for item in shown.told if item[0] == "ended"] == [
         ("sleep", "error", reason),
         ("done", "done", ""),

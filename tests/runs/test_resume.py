@@ -257,7 +257,7 @@ def test_damaged_files_of_an_attempt_give_one_line_that_says_what_to_do(damage, 
     shutil.copytree(trial(killed, "sdgp"), folder)
     damage(folder)
     spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text())["spec"])
-    with pytest.raises(UsageError, match=r"cannot be resumed .*checkpoint\.pt to train from the beginning"):
+    with pytest.raises(UsageError, match=r"cannot be resumed .*checkpoint\.pt to start from the beginning"):
         Trial(spec, folder).run({}, {})
 
 

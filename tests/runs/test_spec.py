@@ -188,7 +188,7 @@ def test_presets_devices_and_types(tmp_path):
     assert resolve_device("cpu") == ("cpu", None)
     assert resolve_dtype("float32", "cpu") == "float32"
     assert resolve_dtype("float16", "cuda") == "float16"
-    with pytest.raises(UsageError, match="--dtype float16: is for CUDA devices; on the CPU type bfloat16"):
+    with pytest.raises(UsageError, match="--dtype float16 needs a CUDA device; on the CPU use bfloat16"):
         resolve_dtype("float16", "cpu")
     assert resolve_dtype("auto", "cpu") in ("float32", "bfloat16")
     assert available_cores() >= 1
@@ -200,7 +200,7 @@ def test_presets_devices_and_types(tmp_path):
 
 def test_a_busy_machine_is_named():
     assert competition(0.9, 2) == ""
-    assert "trust no time" in competition(5.5, 2)
+    assert "do not rely on measured times" in competition(5.5, 2)
 
 
 def test_a_gpu_that_is_not_there(monkeypatch):

@@ -45,7 +45,7 @@ def test_a_file_that_changed_since_is_refused(file):
     trial = planned(file)
     trial.check_files()
     file.write_bytes(b"weightz")
-    with pytest.raises(UsageError, match=r"from_trained: .*one\.pt is another file than when this trial was planned"):
+    with pytest.raises(UsageError, match=r"from_trained: .*one\.pt has changed since this trial was planned"):
         trial.check_files()
     file.unlink()
     with pytest.raises(UsageError, match=r"from_trained is '.*one\.pt': No such file"):
@@ -70,7 +70,7 @@ def test_a_trial_does_not_start_from_another_content(tmp_path):
     folder = tmp_path / trial.trial_id
     folder.mkdir()
     path.write_bytes(b"weightz")
-    with pytest.raises(UsageError, match="is another file than when this trial was planned"):
+    with pytest.raises(UsageError, match="has changed since this trial was planned"):
         Trial(trial, folder).run({}, {})
 
 

@@ -1,4 +1,4 @@
-"""A call in a process of its own, which takes its memory with it when it ends."""
+"""Calls in a forked process, whose memory is freed when it ends."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Result = TypeVar("Result")
 
 
 def forked(call: Callable[[], Result]) -> Result:
-    """Return what `call` returns, computed in a forked process.
+    """Return the result of `call`, computed in a forked process.
 
-    torch alone takes hundreds of megabytes, and the command that waits for its trials has no use for it. Where torch is
-    there already, or this process cannot be forked safely (it has threads, or is not on Linux), `call` is called here.
+    torch takes hundreds of megabytes, which the command that waits for its trials does not need. If torch is already
+    imported, or this process cannot be forked safely (it has threads, or is not on Linux), `call` is called directly.
 
     Args:
-        call: returns what can be pickled.
+        call: Function whose result can be pickled.
 
     Raises:
-        UsageError: if `call` raised it.
-        SystemExit: if it raised anything else; the traceback is printed.
+        UsageError: `call` raised it.
+        SystemExit: `call` raised another exception, whose traceback was printed.
     """
     if sys.platform != "linux" or "torch" in sys.modules or threading.active_count() > 1:
         return call()
@@ -39,7 +39,7 @@ def forked(call: Callable[[], Result]) -> Result:
     child = os.fork()
     if child == 0:
         os.close(reader)
-        if not die_with(parent):  # the call may take long: to fetch a data set, for instance
+        if not die_with(parent):  # the call may take long, for example to fetch a data set
             os._exit(1)
         _answer(call, writer)
     os.close(writer)
@@ -64,7 +64,7 @@ def forked(call: Callable[[], Result]) -> Result:
 
 
 def _answer(call: Callable[[], object], writer: int) -> None:
-    """Call, write the pickled result, and end this process."""
+    """Call the function, write its pickled result, and end this process."""
     status = 1
     try:
         result: object

@@ -27,10 +27,10 @@ from suite.runs.progress import EpochReader, ProgressFile, ProgressListener
 from suite.runs.spec import TrialSpec
 
 POLL_INTERVAL = 0.1
-LAST_BYTES = 4096  # of the log, in which its last line is looked for
+LAST_BYTES = 4096  # of the log, searched for its last line
 
-# glibc gives each allocation above 128 KiB (growing to at most 32 MiB) a mapping of its own and takes it back when it
-# is freed. Activations are larger, so that every step would pay for fresh, zeroed pages.
+# glibc maps each allocation above 128 KiB (later up to 32 MiB) separately and unmaps it when it is freed. Activations
+# are larger, so every step would otherwise pay for new zeroed pages.
 MALLOC: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
     "MALLOC_TRIM_THRESHOLD_": str(2**33),
@@ -39,7 +39,7 @@ MALLOC: Final = {
 
 
 def trial_command(folder: Path) -> list[str]:
-    """How a trial is started. `-P` keeps the user's folder, which may hold a `tasks.py`, out of the import path."""
+    """Return the command that runs a trial; `-P` keeps modules in the user's folder off the import path."""
     return [sys.executable, "-P", "-m", "suite.runs.trial", str(folder)]
 
 
@@ -61,9 +61,9 @@ class LocalEngine:
     """Trials as processes of this machine.
 
     Args:
-        jobs: trials at a time; each gets its share of the cores.
-        timeout: seconds after which a trial is killed.
-        command: makes the command line that runs the trial of a folder.
+        jobs: Number of trials that run at the same time and share the cores.
+        timeout: Seconds after which a trial is killed; `None` for no limit.
+        command: Returns the command line that runs the trial of a folder.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class LocalEngine:
         self.jobs, self.timeout, self.command = jobs, timeout, command or trial_command
 
     def run(self, trials: Sequence[tuple[TrialSpec, Path]], progress: ProgressListener) -> None:
-        """Run trials until each has ended; how each did stands in its `trial.json`. One that fails stops no other.
+        """Run trials until each has ended and has its status in `trial.json`. A failed trial does not stop the others.
 
-        That holds for files too: a trial whose folder is removed while it runs, or whose record finds no space on the
-        disk, ends with an error, and the others go on.
+        The same holds for errors of files: a trial whose folder is removed while it runs, or whose record does not fit
+        on the disk, ends with an error, and the others continue.
 
-        The thread that calls this must outlive the trials: Linux kills a process when the thread that started it ends.
+        The calling thread must outlive the trials: Linux kills a process when the thread that started it ends.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, when every process is killed; the same command later goes on from there.
+            KeyboardInterrupt: After Ctrl-C, when all processes have been killed. The same command continues later.
         """
         waiting, running = deque(trials), list[_Running]()
         try:
@@ -88,7 +88,7 @@ class LocalEngine:
                 while len(running) < self.jobs and (ready := _next_ready(waiting, running)):
                     waiting.remove(ready)
                     if missing := _not_done(*ready):
-                        _end(*ready, "skipped", f"{missing}, on which it depends, is not done", progress)
+                        _end(*ready, "skipped", f"it depends on {missing}, which is not done", progress)
                         continue
                     try:
                         running.append(self._start(*ready))
@@ -106,11 +106,11 @@ class LocalEngine:
                         self._finish(item, timed_out and not ended, progress)
                         running.remove(item)
         finally:
-            # Ctrl-C, or an error in this process: nothing may be left behind that computes.
+            # After Ctrl-C or an error in this process, no trial may keep running.
             for item in running:
                 _kill(item.process)
                 if _status(item.folder) == RUNNING:
-                    _record(item.trial, item.folder, "error", "interrupted; the same command goes on with it")
+                    _record(item.trial, item.folder, "error", "interrupted; the same command continues it")
 
     def _start(self, trial: TrialSpec, folder: Path) -> _Running:
         files.make_folder(folder)
@@ -122,7 +122,7 @@ class LocalEngine:
             log.flush()
             process = subprocess.Popen(
                 self.command(folder),
-                stdin=subprocess.PIPE,  # nothing is ever written: see suite.runs.engines.lifeline
+                stdin=subprocess.PIPE,  # never written to: see suite.runs.engines.lifeline
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -134,24 +134,24 @@ class LocalEngine:
         status = _kill(item.process)
         record = read_record(item.folder)
         if record is None or _status(item.folder) == RUNNING:
-            # The trial could not say how it ended.
+            # The trial did not record how it ended.
             if record is None:
-                reason = "its folder or its trial.json was removed while it ran"
+                reason = "its folder or trial.json was removed while it ran"
             elif timed_out:
                 reason = f"killed after {self.timeout:g} s (--timeout)"
             elif status < 0:
                 reason = f"killed by signal {-status}"
             else:
-                reason = _last_line(item.folder / "log.txt") or f"exit status {status}, and nothing in log.txt"
+                reason = _last_line(item.folder / "log.txt") or f"exit status {status}; log.txt is empty"
             timeout = timed_out and record is not None
             record = _record(item.trial, item.folder, "timeout" if timeout else "error", reason)
-        with contextlib.suppress(OSError):  # it is for the progress bar alone
+        with contextlib.suppress(OSError):  # only the progress bar uses this file
             (item.folder / ProgressFile.NAME).unlink(missing_ok=True)
         progress.ended(item.trial, record, item.seconds)
 
 
 def _record(trial: TrialSpec, folder: Path, status: str, message: str) -> dict[str, Any]:
-    """Write how a trial ended, and return it; where it cannot be written, the message says that too."""
+    """Write the record of how a trial ended, and return it. If writing fails, the message says so."""
     try:
         files.make_folder(folder)
         write_record(folder, trial, status, message)
@@ -168,13 +168,13 @@ def _end(trial: TrialSpec, folder: Path, status: str, message: str, progress: Pr
 
 
 def _next_ready(waiting: deque[tuple[TrialSpec, Path]], running: Sequence[_Running]) -> tuple[TrialSpec, Path] | None:
-    """The first trial that depends on none that is still to run or runs."""
+    """Return the first trial whose dependencies have all ended; `None` if there is none."""
     ahead = {folder.name for _, folder in waiting} | {item.folder.name for item in running}
     return next((item for item in waiting if not ahead & set(item[0].depends_on.values())), None)
 
 
 def _not_done(trial: TrialSpec, folder: Path) -> str:
-    """The first trial that another one depends on and that is not done; empty if all are."""
+    """Return the id of the first dependency that is not done; empty if all are done."""
     for other in trial.depends_on.values():
         record = read_record(folder.parent / other)
         if record is None or record["status"] != "done" or damage(folder.parent / other, record):
@@ -183,10 +183,10 @@ def _not_done(trial: TrialSpec, folder: Path) -> str:
 
 
 def environment(jobs: int) -> dict[str, str]:
-    """The environment of a trial when `jobs` of them share this machine. What the user has set stays."""
+    """Return the environment of a trial when `jobs` of them share the machine. The user's variables take precedence."""
     threads = max(1, available_cores() // jobs)
     defaults = {**MALLOC, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    # Where this package is not installed, the trial finds it, methods and tasks where this process found them.
+    # If the package is not installed, trials import it from where this process did.
     root = str(Path(__file__).resolve().parents[3])
     installed = root in {
         str(Path(folder).resolve()) for folder in (*site.getsitepackages(), site.getusersitepackages())
@@ -201,17 +201,17 @@ def environment(jobs: int) -> dict[str, str]:
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     if hasattr(os, "waitid"):
-        # Seen, but not yet reaped: its process group's number cannot be given to another group before `_kill`.
+        # Not reaped yet, so that the number of its process group is not reused before `_kill`.
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return process.poll() is not None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> int:
-    """Kill whatever is left of a trial's process group; the exit status of its first process."""
+    """Kill the rest of a trial's process group and return the exit status of its first process."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        # None is left; macOS says "not permitted" of a group in which only the dead are left.
+        # The group is empty; macOS reports "not permitted" if it only holds zombies.
         process.kill()
     status = process.wait()
     if process.stdin is not None:
@@ -228,13 +228,13 @@ def _show(item: _Running, progress: ProgressListener) -> None:
 
 
 def _status(folder: Path) -> str:
-    """What stands in `trial.json`; a trial that damaged its own record has not said how it ended."""
+    """Return the status in `trial.json`; a missing or damaged record counts as running."""
     record = read_record(folder)
     return RUNNING if record is None or "spec" not in record else str(record["status"])
 
 
 def _last_line(log: Path) -> str:
-    """The last line of a log that says something, cut to a length that fits a table."""
+    """Return the last non-empty line of a log, shortened for tables."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - LAST_BYTES))

@@ -1,4 +1,4 @@
-"""A function in a process of its own, with the allocator and the threads that trials have: for times beside theirs.
+"""Call a function in a separate process with the allocator and threads of a trial, to compare its times with theirs.
 
 python -m suite.runs.engines.subprocess_call MODULE:FUNCTION < arguments.json
 """
@@ -17,7 +17,13 @@ from suite.runs.engines.local import environment
 
 
 class SubprocessResult(NamedTuple):
-    """What a function returned; `where`, hardware and threads as one line; and cores that other programs kept busy."""
+    """Result of `call_in_subprocess`.
+
+    Attributes:
+        value: The function's result.
+        where: Hardware and threads, in one line.
+        busy_cores: Number of cores that other programs used.
+    """
 
     value: Any
     where: str
@@ -27,16 +33,16 @@ class SubprocessResult(NamedTuple):
 def call_in_subprocess(
     function: str, arguments: Mapping[str, Any], device: str, plugins: tuple[str, ...] = ()
 ) -> SubprocessResult:
-    """Run a function in a new process and wait for it.
+    """Call a function in a new process and wait for its result.
 
     Args:
-        function: `module:name`; its arguments and what it returns are plain data.
-        arguments: by name; `device` is added.
+        function: `module:name`. Its arguments and result must be plain data.
+        arguments: Arguments by name; `device` is added.
         device: `cpu`, `cuda` or `cuda:N`.
-        plugins: files to load before.
+        plugins: Plugin files to load first.
 
     Raises:
-        RuntimeError: if it fails; the message has its last line.
+        RuntimeError: The function failed; the message has the last line of its output.
     """
     asked = {"arguments": {**arguments, "device": device}, "plugins": plugins}
     done = subprocess.run(
@@ -44,7 +50,7 @@ def call_in_subprocess(
         input=json.dumps(asked),
         capture_output=True,
         text=True,
-        env={name: value for name, value in environment(1).items() if name != PARENT},  # it has no lifeline
+        env={name: value for name, value in environment(1).items() if name != PARENT},  # this process has no lifeline
     )
     if done.returncode:
         raise RuntimeError(f"{function} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
@@ -52,7 +58,7 @@ def call_in_subprocess(
 
 
 def main() -> None:
-    """Call the function that the command names and print what it returned, as the last line."""
+    """Call the function that the command line names and print its result as the last line."""
     from suite import registry
     from suite.runs.devices import use_threads_of_environment
     from suite.runs.provenance import collect
