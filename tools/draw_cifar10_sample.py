@@ -1,9 +1,9 @@
-"""Draw the sample of CIFAR-10 that the package carries, `tasks/data/cifar10_sample.npz`, and the page beside it.
+"""Create the sample of CIFAR-10 in the package, `tasks/data/cifar10_sample.npz`, and its description.
 
     python tools/draw_cifar10_sample.py ~/.cache/pdt-data/cifar10
 
-The source is a folder of JPEG files, `SOURCE/{train,test}/CLASS/*.jpg`. The files are taken over byte for byte.
-After a new draw the checksum that is printed goes into `tasks/sources/cifar10_sample.py`.
+The source is a folder of JPEG files, `SOURCE/{train,test}/CLASS/*.jpg`, which are copied byte for byte. After drawing a
+new sample, write the printed checksum into `tasks/sources/cifar10_sample.py`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from the 50,000 and 10,000 of the data set.
 
 - Origin: CIFAR-10, Alex Krizhevsky, *Learning Multiple Layers of Features from Tiny Images*, 2009,
   <https://www.cs.toronto.edu/~kriz/cifar.html>.
-- Copy: re-encoded as JPEG, quality 75, chroma halved in both directions (4:2:0). The images are therefore not the
-  published ones, and an accuracy on them is never comparable with a published one.
+- Copy: re-encoded as JPEG, quality 75, chroma subsampled 4:2:0. The images therefore differ from the published ones,
+  and accuracies on them must not be compared with published accuracies.
 - Drawn by `tools/draw_cifar10_sample.py` with seed {seed}: a balanced random choice among each split's files; in the
-  file they stand in the order of the classes and, within a class, of their names.
-- Contents, a NumPy archive without pickled objects: `jpeg` (the files' bytes, one after the other, training images
-  first), `lengths` (bytes of each file), `labels` (0 .. 9 for {classes}), `num_train`.
+  file they are ordered by class and, within a class, by name.
+- Contents, a NumPy archive without pickled objects: `jpeg` (concatenated JPEG files, training images first),
+  `lengths` (number of bytes of each file), `labels` (0 .. 9 for {classes}), `num_train`.
 - SHA-256 over `jpeg`, `lengths` and `labels` (both as little-endian int64) and `num_train` (in decimal):
   `{checksum}`. It is verified whenever the sample is read.
 - Use: `--preset smoke`, which shows that everything runs. With so few images, results say nothing about methods.
@@ -42,11 +42,11 @@ from the 50,000 and 10,000 of the data set.
 
 
 def main() -> int:
-    """Draw, write, and print the checksum."""
+    """Draw the images, write the files, and print the checksum."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("source", type=Path, help="folder with train/CLASS/*.jpg and test/CLASS/*.jpg")
-    parser.add_argument("--train", type=int, default=2000, help="training images to draw")
-    parser.add_argument("--test", type=int, default=1000, help="test images to draw")
+    parser.add_argument("--train", type=int, default=2000, help="number of training images")
+    parser.add_argument("--test", type=int, default=1000, help="number of test images")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "tasks" / "data")
     arguments = parser.parse_args()
