@@ -242,24 +242,48 @@ def _save(path: Path, content: dict[str, Any]) -> None:
 
 def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="search_products", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--through", choices=("torch", "suite"), default="torch", help="torch's layers, or the suite's")
-    parser.add_argument("--isa", default="", help="a value for ONEDNN_MAX_CPU_ISA, for example AVX2 or AVX512_CORE")
-    parser.add_argument("--guard", action="store_true", help="end each large allocation at a closed page")
-    parser.add_argument(
-        "--pairs", type=int, default=3, help="output channel counts for each input channel count; 0: all"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.products.search_products", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the channels that are drawn and of the operands")
-    parser.add_argument("--minutes", type=float, default=1e6, help="examine no new case after so long")
-    parser.add_argument("--json", type=Path, help="where to write what was found")
-    parser.add_argument("--sides", type=int, nargs=2, default=SIDES, help="smallest and largest side of the images")
-    parser.add_argument("--quick", action="store_true", help="1x1 and 3x3, strides 1 and 2, one count of outputs each")
+    parser.add_argument(
+        "--through",
+        choices=("torch", "suite"),
+        default="torch",
+        help="search layers of torch or of the suite (%(default)s)",
+    )
+    parser.add_argument(
+        "--isa", default="", help="value of ONEDNN_MAX_CPU_ISA, for example AVX2 or AVX512_CORE (default: not set)"
+    )
+    parser.add_argument(
+        "--guard", action="store_true", help="end each large allocation at an inaccessible page (default: off)"
+    )
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=3,
+        help="number of output channel counts for each input channel count; 0 for all (%(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the channel counts and of the operands (%(default)s)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=1e6, help="start no new case after this many minutes (%(default)s)"
+    )
+    parser.add_argument("--json", type=Path, help="file for the results (default: none)")
+    parser.add_argument(
+        "--sides", type=int, nargs=2, default=SIDES, help="smallest and largest side of the images (%(default)s)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="only kernels 1 and 3, strides 1 and 2, --pairs 1 (default: off)"
+    )
     for name, known in (
         *(("kernels", KERNELS), ("strides", STRIDES), ("groups", GROUPINGS)),
         *(("layouts", LAYOUTS), ("dtypes", DTYPES), ("threads", THREADS)),
     ):
         kind = type(known[0])
-        parser.add_argument(f"--{name}", type=kind, nargs="+", choices=known, default=known, help="only these")
+        parser.add_argument(
+            f"--{name}", type=kind, nargs="+", choices=known, default=known, help="search only these (%(default)s)"
+        )
     options = parser.parse_args(arguments)
     if options.quick:
         options.pairs = 1

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from benchmarks.interleaved import Ratio, interleaved_ratio, ratio_of, run_as_a_trial_does
 from benchmarks.partial_results import Kept, OtherRunError, kept
-from benchmarks.steps.bench_step import Setting, random_splits, trainer_steps
+from benchmarks.steps.training_steps import Setting, random_splits, trainer_steps
 from benchmarks.stopwatch import Watch, watch_of
 from kernels.cuda import library as cuda
 from kernels.sparse_conv.dispatch import available, sparse_convolution
@@ -275,16 +275,18 @@ def measure_steps(pairs: int, found: Kept) -> None:
 
 def main() -> None:
     """Measure and print; optionally leave the numbers as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.steps.bench_patterns", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (all)")
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N (cpu)")
-    parser.add_argument("--pairs", type=int, default=30, help="interleaved pairs of each comparison (30)")
-    parser.add_argument("--json", type=Path, help="where to leave the numbers")
+    parser.add_argument("--pairs", type=int, default=30, help="number of interleaved pairs per comparison (30)")
+    parser.add_argument("--json", type=Path, help="file for the results; an existing file is continued")
     chosen = parser.parse_args()
     if unknown := [part for part in chosen.parts if part not in PARTS]:
         parser.error(f"'{unknown[0]}': known: {', '.join(PARTS)}")
     if chosen.pairs < 2:
-        parser.error(f"--pairs {chosen.pairs}: an interval takes at least 2")
+        parser.error(f"--pairs {chosen.pairs}: an interval needs at least 2")
     try:
         kind, index = resolve_device(chosen.device)
     except UsageError as error:

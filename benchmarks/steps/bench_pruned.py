@@ -28,19 +28,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from benchmarks.interleaved import interleaved_ratio, run_as_a_trial_does
 from benchmarks.partial_results import OtherRunError, kept
-from benchmarks.steps.bench_step import CLASSES, SHAPE, Setting, device_clock, random_splits, trainer_steps
+from benchmarks.steps.cut_networks import by_prunetrain, cut, final_plan, smaller
+from benchmarks.steps.training_steps import SHAPE, Setting, device_clock, random_splits, trainer_steps
 from methods.prunetrain import PruneTrain
 from suite.choices import build_model
 from suite.cost.flops import count_model
 from suite.errors import UsageError
-from suite.index_spaces import IndexSpaces
-from suite.method import Context, Method, ReconfigPlan
+from suite.method import ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
 from suite.network.model_files import load, read_reconfigurations
@@ -54,7 +53,6 @@ ROUNDINGS = (1, 8, 16)
 LASSO_MODELS = ("resnet32", "resnet50_cifar", "vgg11")
 SURGERY_MODELS = ("resnet18", "resnet34", "resnet50", "resnet101")
 DEAD, SHARED = 0.4, 0.85  # channels under the first are dead; the share of what the layers of a node have in common
-SPREAD = 0.5  # the largest share of a space that is left over the smallest, by how far each differs from the mean
 BATCH, STEPS = 128, 2
 CPU = torch.device("cpu")
 # By the beginning of an operation's name in a profile; the first that fits.
@@ -77,60 +75,6 @@ KINDS = {
     "optimizer and gradients' norm": ("Optimizer", "aten::_foreach", "aten::linalg_vector_norm", "aten::_fused"),
     "copies and casts": ("aten::copy_", "aten::to", "aten::clone", "aten::contiguous", "aten::index", "aten::zero"),
 }
-
-
-class Cut(Method):
-    """Dense training of a network that is cut before it begins; for these measurements alone."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.plans: Sequence[ReconfigPlan] = ()
-
-    def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
-        return self.plans
-
-
-def cut(plans: Sequence[ReconfigPlan]) -> Cut:
-    method = Cut()
-    method.plans = [ReconfigPlan(one.kept, one.removed_branches, one.gated) for one in plans]
-    return method
-
-
-def final_plan(model: nn.Module, share: float, round_to: int) -> ReconfigPlan:
-    """A plan that leaves about a share of a network's inference FLOPs, unequally over its spaces of channels.
-
-    Args:
-        model: as it was built.
-        share: of the inference FLOPs.
-        round_to: channel counts are rounded up to multiples of this, as PruneTrain does it.
-    """
-    spaces = find_index_spaces(model, SHAPE)
-    free = [space for space in spaces.values() if not space.frozen]
-    factors = np.random.default_rng(0).uniform(1 - SPREAD, 1 + SPREAD, len(free))
-
-    def plan(level: float) -> ReconfigPlan:
-        kept = {}
-        for space, factor in zip(free, factors, strict=True):
-            count = max(1, round(min(1.0, level * factor) * space.size))
-            kept[space.name] = space.original[: min(space.size, -(-count // round_to) * round_to)]
-        return ReconfigPlan(kept=kept)
-
-    whole = count_model(model, SHAPE)["inference_flops"]
-    low, high = 0.0, 1.0 / (1 - SPREAD)
-    for _ in range(20):
-        middle = (low + high) / 2
-        fits = count_model(smaller(model, [plan(middle)]), SHAPE)["inference_flops"] <= share * whole
-        low, high = (middle, high) if fits else (low, middle)
-    return plan(low)
-
-
-def smaller(model: nn.Module, plans: Sequence[ReconfigPlan]) -> nn.Module:
-    """A copy of a network with plans carried out on it."""
-    copied = copy.deepcopy(model)
-    spaces = find_index_spaces(copied, SHAPE)
-    for plan in plans:
-        apply_plan(copied, plan, spaces, None)
-    return copied
 
 
 def setting_of(model: str, dtype: torch.dtype, device: torch.device = CPU) -> Setting:
@@ -275,20 +219,6 @@ def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
         }
 
 
-def by_prunetrain(model: nn.Module, spaces: IndexSpaces, gating: bool) -> ReconfigPlan:
-    """What PruneTrain cuts out of a network as it stands."""
-    from suite.training.hooks import Hooks
-
-    copied = copy.deepcopy(model)
-    method = PruneTrain(interval=1, gating=gating)
-    hooks = Hooks(copied, method, input_shape=SHAPE, num_classes=CLASSES, epochs=1, batch_size=BATCH)
-    plan = hooks.close_epoch()
-    assert plan is not None
-    if gating:
-        assert plan.gated, [spaces.why_not_gated(space, dict(model.named_modules())) for space in spaces.values()]
-    return plan
-
-
 def trials_plans(path: Path) -> tuple[str, list[ReconfigPlan]]:
     """The network of a trial's final model, and all that was cut out of it."""
     return str(load(path)["architecture"]["model"]), read_reconfigurations(path)
@@ -296,18 +226,20 @@ def trials_plans(path: Path) -> tuple[str, list[ReconfigPlan]]:
 
 def main() -> None:
     """Measure and print; optionally leave the numbers as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.steps.bench_pruned", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (all)")
-    parser.add_argument("--pairs", type=int, default=30, help="interleaved pairs of each comparison (30)")
+    parser.add_argument("--pairs", type=int, default=30, help="number of interleaved pairs per comparison (30)")
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N (cpu)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: as trials have it")
-    parser.add_argument("--model-file", type=Path, help="a trial's model.pt, whose network `steps` takes")
-    parser.add_argument("--json", type=Path, help="where to leave the numbers")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: as in trials (auto)")
+    parser.add_argument("--model-file", type=Path, help="model.pt of a trial, whose network `steps` measures")
+    parser.add_argument("--json", type=Path, help="file for the results; an existing file is continued")
     chosen = parser.parse_args()
     if unknown := [part for part in chosen.parts if part not in PARTS]:
         parser.error(f"'{unknown[0]}': known: {', '.join(PARTS)}")
     if chosen.pairs < 2:
-        parser.error(f"--pairs {chosen.pairs}: an interval takes at least 2")
+        parser.error(f"--pairs {chosen.pairs}: an interval needs at least 2")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         kind, index = resolve_device(read_device(chosen.device))

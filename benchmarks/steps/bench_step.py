@@ -23,7 +23,6 @@ import copy
 import dataclasses
 import os
 import platform
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,88 +33,22 @@ from torch import Tensor, nn
 import kernels
 from benchmarks.interleaved import interleaved_ratio, run_as_a_trial_does
 from benchmarks.partial_results import OtherRunError, kept
+from benchmarks.steps.training_steps import SHAPE, Setting, device_clock, random_splits, trainer_steps
 from suite import registry
-from suite.choices import build_method, build_model
+from suite.choices import build_method
 from suite.cost.flops import count_layers
 from suite.errors import UsageError
-from suite.method import Method, OpPlan
+from suite.method import OpPlan
 from suite.ops import convert
-from suite.recipe import Recipe
 from suite.runs.devices import DTYPES, read_device, resolve_device, resolve_dtype
-from suite.task import Splits
 from suite.training.execution import check_execution
-from suite.training.trainer import Trainer
 
 OP_BATCH = 512
-SHAPE, CLASSES = (3, 32, 32), 10
 EXECUTIONS = ("eager", "compile", "cuda_graph")
 METHODS = (
     *(("sdgp", {"mode": mode}, f"sdgp 2:4 {mode}") for mode in ("rescaled", "magnitude", "random")),
     ("prunetrain", {}, "prunetrain (nothing removed)"),
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What all steps of a run share; `steps` are in one measurement."""
-
-    model: str
-    recipe: Recipe
-    preset: str
-    device: torch.device
-    dtype: torch.dtype
-    steps: int
-    splits: Splits
-
-    def new_model(self) -> nn.Module:
-        """The same weights each time."""
-        torch.manual_seed(0)
-        model = build_model(self.model, SHAPE, CLASSES).to(self.device)
-        return model.to(memory_format=torch.channels_last)
-
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
-
-
-def random_splits(recipe: Recipe, steps: int, device: torch.device) -> Splits:
-    """As many random images as one measurement takes, behind the task's own pipeline."""
-    from tasks.cifar import NORMALIZATION
-    from tasks.images.augmentation import Augmentation
-    from tasks.pipeline import DeviceBatches
-
-    count = steps * recipe.batch_size
-    batches = DeviceBatches(
-        torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8),
-        torch.arange(count) % CLASSES,
-        normalization=NORMALIZATION,
-        device=device,
-        training=True,
-        augmentation=Augmentation(recipe.flip, recipe.translate, recipe.cutout, recipe.crop_padding),
-    )
-    return Splits(batches, batches)
-
-
-def trainer_steps(setting: Setting, execution: str = "eager", method: Method | None = None) -> Callable[[], None]:
-    """A function that does the steps of one measurement by the trainer, with everything that belongs to them."""
-    trainer = Trainer(
-        setting.new_model(),
-        method or build_method("dense", {}),
-        dataclasses.replace(setting.recipe, execution=execution),
-        setting.splits,
-        input_shape=SHAPE,
-        num_classes=CLASSES,
-        seed=0,
-        device=setting.device,
-        dtype=setting.dtype,
-        task="cifar10",
-        preset=setting.preset,
-    )
-
-    def run() -> None:
-        trainer.train_epoch()
-        trainer.ctx.batch_index = 0  # the same epoch again and again
-
-    return run
 
 
 def steps_by_hand(setting: Setting) -> Callable[[], None]:
@@ -184,25 +117,6 @@ def convolutions(net: nn.Module) -> dict[str, tuple[nn.Conv2d, int]]:
     return found
 
 
-def device_clock(device: torch.device) -> Callable[[], float]:
-    """Seconds by the device's own clock, after all that was asked of it is done; the current one, if it is a GPU."""
-    if device.type != "cuda":
-        return time.perf_counter
-    last, total = torch.cuda.Event(enable_timing=True), 0.0
-    last.record()
-
-    def now() -> float:
-        nonlocal last, total
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        event.synchronize()
-        total += last.elapsed_time(event) / 1e3  # milliseconds, from one event to the next: a long sum would be coarse
-        last = event
-        return total
-
-    return now
-
-
 def read_executions(text: str, device: torch.device) -> list[str]:
     """A comma list; `all` are those that the device can have."""
     if text == "":
@@ -239,15 +153,17 @@ def read_setting(chosen: argparse.Namespace) -> Setting:
 
 def main() -> None:
     """Measure and print; optionally leave the numbers as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=30, help="interleaved pairs of each comparison (30)")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps.bench_step", description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=30, help="number of interleaved pairs per comparison (30)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: float16 on CUDA, else as trials have it")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="auto: float16 on CUDA, otherwise as in trials (auto)"
+    )
     parser.add_argument("--execution", default="", help=f"comma list of {', '.join(EXECUTIONS)}, or all")
-    parser.add_argument("--json", type=Path, help="where to leave the numbers")
+    parser.add_argument("--json", type=Path, help="file for the results; an existing file is continued")
     chosen = parser.parse_args()
     if chosen.pairs < 2:
-        parser.error(f"--pairs {chosen.pairs}: an interval takes at least 2")
+        parser.error(f"--pairs {chosen.pairs}: an interval needs at least 2")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         setting = read_setting(chosen)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.steps import bench_pruned
+from benchmarks.steps.training_steps import SHAPE
 from suite.choices import build_model
 from suite.cost.flops import count_model
 from suite.network.channels.spaces import find_index_spaces
@@ -29,12 +30,12 @@ def setting(monkeypatch):
 
 @pytest.mark.parametrize("round_to", [1, 8])
 def test_a_plan_leaves_the_share_that_was_asked_for_in_rounded_channels(round_to):
-    model = build_model("vgg11[width=0.5]", bench_pruned.SHAPE, 10)
+    model = build_model("vgg11[width=0.5]", SHAPE, 10)
     plan = bench_pruned.final_plan(model, 0.35, round_to)
     smaller = bench_pruned.smaller(model, [plan])
-    left, whole = (count_model(one, bench_pruned.SHAPE)["inference_flops"] for one in (smaller, model))
+    left, whole = (count_model(one, SHAPE)["inference_flops"] for one in (smaller, model))
     assert 0.3 < left / whole <= 0.35
-    sizes = {name: space.size for name, space in find_index_spaces(model, bench_pruned.SHAPE).items()}
+    sizes = {name: space.size for name, space in find_index_spaces(model, SHAPE).items()}
     assert all(len(kept) % round_to == 0 or len(kept) == sizes[name] for name, kept in plan.kept.items())
     shares = [len(kept) / sizes[name] for name, kept in plan.kept.items()]
     assert max(shares) > 1.2 * min(shares)  # not one share for all
@@ -72,7 +73,7 @@ def test_the_penalty_is_in_the_measured_step(setting):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [(["stepz"], "'stepz': known: steps, lasso, surgery, gating"), (["--pairs", "1"], "an interval takes at least 2")],
+    [(["stepz"], "'stepz': known: steps, lasso, surgery, gating"), (["--pairs", "1"], "an interval needs at least 2")],
 )
 def test_what_is_wrong_is_one_line(monkeypatch, capsys, arguments, expected):
     monkeypatch.setattr(sys, "argv", ["bench_pruned.py", *arguments])

@@ -20,7 +20,7 @@ def test_too_few_pairs_for_an_interval_are_refused_in_one_line(pairs, monkeypatc
         bench_step.main()
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.endswith(f"error: --pairs {pairs}: an interval takes at least 2\n")
+    assert captured.err.endswith(f"error: --pairs {pairs}: an interval needs at least 2\n")
 
 
 def test_events_are_of_the_device_that_was_typed(monkeypatch):

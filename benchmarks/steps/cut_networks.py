@@ -1,0 +1,86 @@
+"""Networks with removed channels: by a plan for a share of the FLOPs, and by PruneTrain."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+from torch import nn
+
+from benchmarks.steps.training_steps import CLASSES, SHAPE
+from methods.prunetrain import PruneTrain
+from suite.cost.flops import count_model
+from suite.index_spaces import IndexSpaces
+from suite.method import Context, Method, ReconfigPlan
+from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
+from suite.training.hooks import Hooks
+
+SPREAD = 0.5  # the largest share of a space that is left over the smallest, by how far each differs from the mean
+
+
+class Cut(Method):
+    """Dense training of a network that is cut before it begins; for these measurements alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.plans: Sequence[ReconfigPlan] = ()
+
+    def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
+        return self.plans
+
+
+def cut(plans: Sequence[ReconfigPlan]) -> Cut:
+    method = Cut()
+    method.plans = [ReconfigPlan(one.kept, one.removed_branches, one.gated) for one in plans]
+    return method
+
+
+def final_plan(model: nn.Module, share: float, round_to: int) -> ReconfigPlan:
+    """A plan that leaves about a share of a network's inference FLOPs, unequally over its spaces of channels.
+
+    Args:
+        model: as it was built.
+        share: of the inference FLOPs.
+        round_to: channel counts are rounded up to multiples of this, as PruneTrain does it.
+    """
+    spaces = find_index_spaces(model, SHAPE)
+    free = [space for space in spaces.values() if not space.frozen]
+    factors = np.random.default_rng(0).uniform(1 - SPREAD, 1 + SPREAD, len(free))
+
+    def plan(level: float) -> ReconfigPlan:
+        kept = {}
+        for space, factor in zip(free, factors, strict=True):
+            count = max(1, round(min(1.0, level * factor) * space.size))
+            kept[space.name] = space.original[: min(space.size, -(-count // round_to) * round_to)]
+        return ReconfigPlan(kept=kept)
+
+    whole = count_model(model, SHAPE)["inference_flops"]
+    low, high = 0.0, 1.0 / (1 - SPREAD)
+    for _ in range(20):
+        middle = (low + high) / 2
+        fits = count_model(smaller(model, [plan(middle)]), SHAPE)["inference_flops"] <= share * whole
+        low, high = (middle, high) if fits else (low, middle)
+    return plan(low)
+
+
+def smaller(model: nn.Module, plans: Sequence[ReconfigPlan]) -> nn.Module:
+    """A copy of a network with plans carried out on it."""
+    copied = copy.deepcopy(model)
+    spaces = find_index_spaces(copied, SHAPE)
+    for plan in plans:
+        apply_plan(copied, plan, spaces, None)
+    return copied
+
+
+def by_prunetrain(model: nn.Module, spaces: IndexSpaces, gating: bool) -> ReconfigPlan:
+    """What PruneTrain cuts out of a network as it stands."""
+    copied = copy.deepcopy(model)
+    method = PruneTrain(interval=1, gating=gating)
+    hooks = Hooks(copied, method, input_shape=SHAPE, num_classes=CLASSES, epochs=1, batch_size=1)
+    plan = hooks.close_epoch()
+    assert plan is not None
+    if gating:
+        assert plan.gated, [spaces.why_not_gated(space, dict(model.named_modules())) for space in spaces.values()]
+    return plan
