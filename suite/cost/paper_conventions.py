@@ -1,8 +1,7 @@
-"""Costs as papers count them, where this suite counts otherwise: for figures that stand beside theirs, and no others.
+"""Costs as papers count them, only for comparisons with figures of these papers.
 
-The suite's own convention is `suite.cost.flops`'s. FLOPs counts of papers differ by up to a factor of two; a
-percentage of
-one convention says nothing of another.
+The suite's own convention is that of `suite.cost.flops`. FLOPs in papers differ by up to a factor of two, so that
+percentages by different conventions cannot be compared.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from suite.cost.flops import PRODUCTS, LayerCost
 
 # Rows and columns that PruneTrain's code adds to a convolution's input before it counts the data gradient, by kernel.
 PRUNETRAIN_PADDING = {1: 0, 3: 2, 7: 3}
-NORM_PASSES, ELEMENT_BYTES = 8, 2  # three of the forward and five of the backward, in 16 bits
-GRADIENT_BYTES = 4  # of a weight, where gradients are summed over devices
+NORM_PASSES, ELEMENT_BYTES = 8, 2  # three in the forward and five in the backward, in 16 bits
+GRADIENT_BYTES = 4  # per weight, when gradients are summed over devices
 
 
 def prunetrain(costs: Iterable[LayerCost]) -> dict[str, float]:
-    """Costs of one image as PruneTrain's code counts them.
+    """Return the costs of one image as PruneTrain's code counts them.
 
-    The data gradient is charged at the padded resolution of the layer's *input*, also that of the first layer, which
-    nobody needs; strided convolutions are overcharged by that. Normalisation is assumed behind every convolution.
+    The data gradient is counted at the padded resolution of the layer's *input*, which is too much for strided
+    convolutions, and also for the first layer, which needs none. Every convolution counts as normalised.
 
     Returns:
-        `inference_flops` (two a multiply-add, convolution and linear layers), `train_flops`, `norm_traffic_bytes` of a
-        training step, and `weights`, with one more for each output channel of a convolution.
+        `inference_flops` (two per multiply-add, for convolution and linear layers), `train_flops`,
+        `norm_traffic_bytes` of a training step, and `weights` (with one more per output channel of a convolution).
 
     Source: PruneTrain (Lym et al., SC 2019), its code's cost model.
     """
@@ -35,7 +34,7 @@ def prunetrain(costs: Iterable[LayerCost]) -> dict[str, float]:
     for cost in costs:
         inference += 2 * cost.macs
         weights += cost.params
-        if cost.kind == "attention":  # which its code does not know; as this suite counts it
+        if cost.kind == "attention":  # which PruneTrain's code does not contain; counted as in this suite
             training += sum(cost.flops(product) for product in PRODUCTS)
             continue
         if cost.kind == "linear":
@@ -60,11 +59,12 @@ CONVENTIONS: dict[str, Callable[[Iterable[LayerCost]], dict[str, float]]] = {"pr
 
 @dataclass(frozen=True)
 class Interval:
-    """What trained between two reconfigurations.
+    """Training between two reconfigurations.
 
     Attributes:
-        steps, samples: of the interval.
-        layers: those that there were.
+        steps: Number of steps.
+        samples: Number of images.
+        layers: Layers of the model in this interval.
     """
 
     steps: int
@@ -73,7 +73,7 @@ class Interval:
 
 
 def read_intervals(rows: Iterable[Mapping[str, Any]]) -> list[Interval]:
-    """The intervals of a trial, in order, from the rows of its `layers.csv`."""
+    """Return the intervals of a trial in order, from the rows of its `layers.csv`."""
     found: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault(int(row["interval"]), []).append(row)
@@ -109,16 +109,16 @@ def _pair(text: str) -> tuple[int, int]:
 
 
 def prunetrain_training(intervals: Iterable[Interval], processes: int = 2) -> dict[str, float]:
-    """Costs of a whole training as PruneTrain's paper models them.
+    """Return the costs of a training as PruneTrain's paper models them.
 
     Args:
-        intervals: of the trial.
-        processes: devices that the batch is split over, for the communication. Ratios of two trainings do not depend
+        intervals: Intervals of the trial.
+        processes: Number of devices that share the batch, for the communication. Ratios of two trainings do not depend
             on it.
 
     Returns:
-        `train_flops`; `norm_traffic_bytes`, what normalisation reads and writes; and `allreduce_bytes`, what each
-        device sends, by a ring, of the gradients of all steps.
+        `train_flops`; `norm_traffic_bytes`, which normalisation reads and writes; and `allreduce_bytes`, which each
+        device sends in a ring to sum the gradients of all steps.
 
     Source: PruneTrain, Sec. 5.2 and Fig. 11; its code's cost model.
     """
@@ -132,5 +132,5 @@ def prunetrain_training(intervals: Iterable[Interval], processes: int = 2) -> di
 
 
 def ring_allreduce_bytes(weights: float, processes: int) -> float:
-    """Bytes that each of some devices sends to sum the gradients of so many weights once around a ring."""
+    """Return the bytes that each device sends to sum the gradients of this number of weights in a ring, once."""
     return 2 * (processes - 1) / processes * GRADIENT_BYTES * weights

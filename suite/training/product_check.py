@@ -1,8 +1,8 @@
-"""Whether a library multiplies right: the products of each layer against float64, on a few images.
+"""Compare the products of each layer with float64, on a few images.
 
-A library's fast convolutions have been wrong for single geometries, silently. So the products of each layer are
-computed for the geometry that it has, by what computes them in training, from operands that are drawn; and again by
-torch's plain loops in float64. The same runs tell which of oneDNN's implementations a layer gets.
+Fast convolutions of a library have been wrong for single geometries, without an error. So the products of each layer
+are computed from random operands by the backend that computes them in training, and again by torch's plain loops in
+float64. The same runs show which of oneDNN's implementations a layer uses.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from suite.plan import Backend, Geometry
 log = logging.getLogger(__name__)
 
 IMAGES = 4
-IMAGES_POINTWISE = 16  # torch hands a 1x1 convolution of fewer images to oneDNN only where there are several threads
-FEWEST_IMAGES, MACS = 2, 4e8  # fewer images where a product of so many multiply-adds is reached; the check stays cheap
+IMAGES_POINTWISE = 16  # torch calls oneDNN for a 1x1 convolution of fewer images only if there are several threads
+FEWEST_IMAGES, MACS = 2, 4e8  # fewer images if a product exceeds this number of multiply-adds, to keep the check cheap
 ROWS = 256  # of a linear layer's operands, at most
-# The largest error of an element over the root mean square of the product. Rounding stays far below; a product that
-# was seen to be wrong was wrong by 0.8 and more.
+# Limits on the largest error of an element, relative to the root mean square of the product. Rounding errors are far
+# smaller; the wrong products that were found had errors of 0.8 and more.
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 NAMES = {"forward": "output", "dgrad": "data gradient", "wgrad": "weight gradient", "bias": "bias gradient"}
 
 
 class WrongProduct(Exception):
-    """A layer's product differs from float64 by more than rounding; the text names layer, geometry and library."""
+    """A layer's product differs from float64 by more than rounding. The message names layer, geometry and library."""
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """What the products of a layer depend on."""
+    """Everything that the products of a layer depend on."""
 
     geometry: Geometry
     shape: tuple[int, ...]  # of the weight
@@ -69,16 +69,16 @@ class _Problem:
 
 
 class ProductCheck:
-    """Checks the layers of one training, each again when its geometry or its backend is another.
+    """Checks the layers of one training, each again when its geometry or its backend changes.
 
     Args:
-        dtype: `torch.float32`, or the type of autocast.
-        device: of the model.
+        dtype: `torch.float32`, or the autocast type.
+        device: Device of the model.
 
     Attributes:
-        implementations: by layer and product (`forward`, `dgrad`, `wgrad`), what oneDNN ran: names of its
-            implementations, or `torch` where torch called no oneDNN. On the CPU alone.
-        unheard: why oneDNN could not be listened to; empty where it could.
+        implementations: Names of oneDNN's implementations by layer and product (`forward`, `dgrad`, `wgrad`); `torch`
+            if torch did not call oneDNN. Only on the CPU.
+        unheard: Why oneDNN's output could not be read; empty otherwise.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -86,18 +86,20 @@ class ProductCheck:
         self.implementations: dict[str, dict[str, str]] = {}
         self.unheard = ""
         self._checked: dict[str, _Problem] = {}
-        self._right: dict[_Problem, dict[str, str]] = {}  # problems of torch's own products, which layers share
+        self._right: dict[
+            _Problem, dict[str, str]
+        ] = {}  # problems of torch's own products, which several layers can share
 
     def check(self, layers: Mapping[str, nn.Module], costs: Mapping[str, LayerCost]) -> int:
-        """Check the layers that are new or changed; the random state of torch stays as it is.
+        """Check the layers that are new or changed. The random state of torch does not change.
 
         Args:
-            layers: planned layers by name.
-            costs: what `suite.cost.flops.count_layers` says of them; a layer that is not there is never run, and
-            skipped.
+            layers: Planned layers by name.
+            costs: Their costs by name (`suite.cost.flops.count_layers`). A layer without costs never runs and is
+                skipped.
 
         Returns:
-            How many layers were new or changed.
+            Number of layers that were new or changed.
 
         Raises:
             WrongProduct: for the first product that is wrong.
@@ -121,13 +123,13 @@ class ProductCheck:
             del self._checked[name]
             self.implementations.pop(name, None)
         if changed and self.device.type == "cuda":
-            torch.cuda.empty_cache()  # so that the memory of these products is in no peak of the training
+            torch.cuda.empty_cache()  # so that these products do not count as memory of the training
         return changed
 
     def fallbacks(self) -> list[str] | str:
-        """The products that a reference implementation of oneDNN computes, as `layer product: implementation`.
+        """Return the products that a reference implementation of oneDNN computes, as `layer product: implementation`.
 
-        Text in place of a list where that cannot be known.
+        If oneDNN's output could not be read, a text says so instead.
         """
         if self.unheard:
             return f"{onednn.NOT_RECORDED}: {self.unheard}"
@@ -149,7 +151,7 @@ class ProductCheck:
         return _Problem(layer.geometry, shape, size, with_bias, backend.name, self.dtype)
 
     def _examine(self, name: str, layer: PlannedLayer, backend: Backend, problem: _Problem) -> dict[str, str]:
-        """Compare all products of a layer; which implementation computed each, empty on a GPU."""
+        """Compare all products of a layer, and return the implementation of each; empty on a GPU."""
         used = None if backend is TORCH else layer.forward_weight(layer.weight.detach())
         activation, weight, grad = _operands(problem, used, self.device)
         geometry, implementations = problem.geometry, {}
@@ -175,7 +177,7 @@ class ProductCheck:
                 continue
             right = wanted[product]
             if product == "wgrad" and used is not None:
-                # A backend may leave out the gradients of weights that are 0.
+                # A backend may skip the gradients of zero weights.
                 right = torch.where((weight == 0) & (value == 0), 0.0, right)
             error, limit = _error(value, right), _limit(self.dtype, self.device)
             if not error <= limit:
@@ -188,7 +190,7 @@ class ProductCheck:
 
 
 def _operands(problem: _Problem, used: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """A, W and dO of a problem: normal numbers, W with the zeros of `used`; in the type and layout of training."""
+    """Return A, W and dO in dtype and layout of the training: normal random numbers, and in W the zeros of `used`."""
     generator = torch.Generator().manual_seed(0)
     geometry, shape = problem.geometry, problem.shape
     (rows, columns), channels = problem.input, shape[1] * problem.geometry.groups
@@ -213,7 +215,7 @@ def _operands(problem: _Problem, used: Tensor | None, device: torch.device) -> t
 
 
 def _reference(activation: Tensor, weight: Tensor, grad: Tensor, geometry: Geometry) -> dict[str, Tensor]:
-    """The products in float64, which no library but torch itself computes on the CPU."""
+    """Return the products in float64, which torch itself computes on the CPU, without another library."""
     if geometry.kind == "linear":
         return {
             "forward": activation @ weight.t(),
@@ -230,7 +232,7 @@ def _reference(activation: Tensor, weight: Tensor, grad: Tensor, geometry: Geome
 
 
 def _error(value: Tensor, right: Tensor) -> float:
-    """The largest error over the root mean square of what is right; infinite where a value is not finite."""
+    """Return the largest error relative to the root mean square of `right`; infinite if a value is not finite."""
     if not right.numel():
         return 0.0
     scale = right.square().mean().sqrt().item() or 1.0
@@ -239,7 +241,7 @@ def _error(value: Tensor, right: Tensor) -> float:
 
 
 def _limit(dtype: torch.dtype, device: torch.device) -> float:
-    """What rounding may explain; float32 products may be computed in fewer bits where torch allows that."""
+    """Return the largest error by rounding; float32 products may have fewer bits if torch allows that."""
     if dtype == torch.float32:
         if torch.get_float32_matmul_precision() != "highest":
             return LIMITS[torch.bfloat16]
