@@ -101,6 +101,7 @@ def test_a_place_is_the_line_of_the_function_or_of_the_class():
     assert place_of(Places.plan, Places).endswith(", class Places")
 
 
+METHOD = ("method", "raises_in_setup")
 PLUGIN = """
 from suite.method import Method
 from suite.registry import register
@@ -116,10 +117,11 @@ class Raises(Method):
 def test_an_error_is_shown_once_with_its_line(tmp_path, capsys, monkeypatch):
     from suite.command.cli import main
 
-    for table in ("_objects", "_plugin_entries", "_plugin_sources"):
-        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
     path = tmp_path / "raises.py"
     path.write_text(PLUGIN)
+    for table, key in (("_objects", METHOD), ("_plugin_entries", METHOD), ("_plugin_sources", str(path))):
+        monkeypatch.setitem(getattr(registry, table), key, None)  # so that it is forgotten after the test
+        del getattr(registry, table)[key]
     model = "resnet9[width=0.0625]"
     assert main(["check", "raises_in_setup", "--plugin", str(path), "--task", "digits", "--model", model]) == 1
     out = capsys.readouterr().out
