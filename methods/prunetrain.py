@@ -70,7 +70,7 @@ class PruneTrain(GroupLasso):
             )
 
     def cuts_now(self, ctx: Context) -> bool:
-        """Return whether `interval` divides the number of finished epochs; the last epoch is no exception."""
+        """Return whether `interval` divides the number of finished epochs; this includes the last epoch."""
         return ctx.epochs_done % self.interval == 0
 
     def reconfigure(self, ctx: Context) -> ReconfigPlan | None:

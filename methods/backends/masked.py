@@ -99,7 +99,7 @@ class MaskedBackends:
             self.chosen[name] = found[key].name if key in found else MASKED
 
     def plan(self, name: str, layer: nn.Module, kept: Callable[[Tensor], Tensor]) -> OpPlan | None:
-        """Return the plan of a masked layer, `None` where torch multiplies.
+        """Return the plan of a masked layer; `None` if torch computes its products.
 
         Args:
             name: Name of the layer.

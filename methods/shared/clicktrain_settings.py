@@ -140,7 +140,7 @@ def check_ratios(ratios: str, compression: float | None, allocation: str) -> Non
     """
     find("", "", ratios)
     if compression is not None and ratios not in ("published", "solved"):
-        raise ValueError(f"ratios={ratios} has a compression of its own; compression needs ratios=solved")
+        raise ValueError(f"ratios={ratios} has a fixed compression; compression needs ratios=solved")
     if allocation != "uniform" and compression is None and ratios != "solved":
         raise ValueError(f"allocation={allocation} divides solved shares; give compression or ratios=solved")
 

@@ -1,4 +1,4 @@
-"""Trains resnet32 by PruneTrain with every shortcut cut to some channels; for a process that a crash may end.
+"""Train resnet32 by PruneTrain with few channels in every shortcut; run as a separate process, which may crash.
 
 python cut_shortcuts.py COUNT... DTYPE
 

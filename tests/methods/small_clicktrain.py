@@ -1,4 +1,4 @@
-"""Short trainings by ClickTrain, and the networks that it was published with."""
+"""Short trainings by ClickTrain, and its published networks."""
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ def network(name, task="cifar10"):
 
 
 class Run:
-    """A short training: four epochs of three steps; warm-up, lasso, and two epochs masked."""
+    """A short training of four epochs with three steps each: warm-up, lasso, and two masked epochs."""
 
     def __init__(self, method, model=None, task="", network="", momentum=0.9, seed=0):
         torch.manual_seed(seed)

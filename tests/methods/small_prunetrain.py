@@ -1,4 +1,4 @@
-"""Short trainings by PruneTrain, and channels that are made dead by hand."""
+"""Short trainings by PruneTrain, and functions that make channels dead."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ SHAPE, CLASSES, BATCH = (3, 16, 16), 10, 16
 
 
 def start(train_images=0, **parameters):
-    """A narrow ResNet-9 with hooks of PruneTrain, and its optimizer."""
+    """Return a narrow ResNet-9 with the hooks of PruneTrain, and its optimizer."""
     torch.manual_seed(0)
     model = resnet9(width=1 / 16)
     method = PruneTrain(**{"interval": 1, "threshold": 1e-2} | parameters)
@@ -29,7 +29,7 @@ def batch(seed):
 
 
 def train(hooks, optimizer, steps, seed=0):
-    """Train for some steps; returns task loss and regulariser of the first."""
+    """Train for some steps; return the task loss and the regulariser of the first step."""
     first = None
     for index in range(steps):
         images, labels = batch(seed + index)
@@ -43,7 +43,7 @@ def train(hooks, optimizer, steps, seed=0):
 
 
 def kill(model, spaces, name, index, value=0.0, spare=()):
-    """Set a channel's weights to a value in every producer and consumer that is not spared."""
+    """Set a channel's weights to a value in every producer and consumer except those in `spare`."""
     layers = {name: layer for name, layer in model.named_modules() if name not in spare}
     for _, weight, axis, entries in spaces.weights(spaces[name], layers):
         if weight.ndim > 1:  # not a normalisation's

@@ -1,4 +1,4 @@
-"""The choice of the fastest way to compute: the margin, the file that keeps it, damage to it, and the lock."""
+"""The choice of the fastest implementation: the margin, the stored file, damaged files, and the lock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def times(monkeypatch: pytest.MonkeyPatch, by_name: dict[str, list[float]]) -> list[str]:
-    """Give each candidate these seconds in turn; returns the names in the order of the samples."""
+    """Give each candidate these seconds in turn; return the names in the order of the samples."""
     asked: list[str] = []
     steps = {name: (lambda: None) for name in by_name}
 
@@ -143,7 +143,7 @@ def test_a_choice_is_kept_for_the_question_and_the_machine_alone(monkeypatch, fo
         lambda text: json.dumps(["other"]),
         lambda text: "[" * 100_000,
         lambda text: b"\xff\xfe" * 10,
-        lambda text: signed(text, chosen="nobody"),
+        lambda text: signed(text, chosen="unknown"),
         lambda text: signed(text, timings={}),
         lambda text: signed(text, format=0),
         lambda text: signed(text, question={"what": "another"}),
@@ -165,7 +165,7 @@ def test_a_damaged_file_is_measured_again(monkeypatch, folder, caplog, damage):
 
 
 def signed(text: str, **changed: object) -> str:
-    """The file with other content and the right checksum for it."""
+    """Return the file with changed content and the correct checksum."""
     content = {**json.loads(text), **changed}
     del content["checksum"]
     return json.dumps({**content, "checksum": autotune._checksum(content)})

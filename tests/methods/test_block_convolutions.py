@@ -1,4 +1,4 @@
-"""Convolutions of filters that keep one 2x2 block each, beside torch's on the same masked weights."""
+"""Convolutions of filters that keep one 2x2 block each, compared with torch's on the same masked weights."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from suite.ops import TORCH
 
 
 def a_case(corners, channels, seed, layout=torch.channels_last, gone=0.3):
-    """Kept places and weights of filters with these blocks."""
+    """Return mask and weights of filters with these blocks."""
     generator = torch.Generator().manual_seed(seed)
     kept = torch.zeros(len(corners), channels, 3, 3, dtype=torch.bool)
     for number, corner in enumerate(corners):

@@ -14,7 +14,7 @@ from tasks.models.clicktrain_vgg import vgg11_click
 
 @pytest.fixture(autouse=True)
 def choices(monkeypatch, tmp_path):
-    """A folder of kept choices of the test's own."""
+    """A folder of stored choices for one test."""
     monkeypatch.setenv("PDT_CHOICES", str(tmp_path / "choices"))
     return tmp_path / "choices"
 
@@ -30,7 +30,7 @@ def skipping():
 
 
 def train_alike(masked, run):
-    """Train both into the masked stage and see that they end alike; the layers and weights of the second, by name."""
+    """Train both into the masked stage and compare them; return name, layer and weight for each layer of the second."""
     masked.epochs(3)
     run.epochs(3)
     for name, weight in masked.weights().items():
@@ -100,7 +100,7 @@ def test_a_trial_does_not_go_on_without_the_kernels_that_it_took(skipping, monke
 
 
 def test_the_warm_up_is_dense_training_with_dropout_too(skipping):
-    """Dropout draws from torch's own generator, which nothing that is measured may touch."""
+    """Dropout draws from torch's generator, which a measurement must not use."""
 
     def states(method):
         torch.manual_seed(0)
@@ -161,7 +161,7 @@ def test_1x1_convolutions_are_never_blocks_and_other_pools_have_none(skipping):
 
 
 def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
-    """Patterns of the method's own pool, a micro-batch, the padded size, and each share of kernels apart."""
+    """Measurements use the method's pool, a micro-batch, the padded size, and each share of kernels separately."""
     asked = {}
 
     def fastest(names, prepare, layer, geometry, images, size, dtype, structure, hardware_id):
@@ -234,7 +234,7 @@ def test_blocks_say_what_they_need(given, message):
 
 
 def test_trials_of_different_seeds_ask_the_same_and_compute_alike(skipping, choices, monkeypatch):
-    """The clock is made to prefer another backend at every look, as noise would; only the first trial looks at it."""
+    """The clock prefers another backend at every reading, as noise would; only the first trial reads it."""
     from methods.backends import autotune
 
     clock = iter(range(10**6))

@@ -1,4 +1,4 @@
-"""ClickTrain's published settings: what their lists compress and save, and whom they fit."""
+"""ClickTrain's published settings: the compression and savings of their lists, and the networks that they fit."""
 
 import math
 
@@ -35,7 +35,7 @@ CLAIMED = {
 
 
 def shares_of(text):
-    """Network, shape, and the share of each layer's weights that a published list leaves."""
+    """Return network, image shape, and the share of each layer's weights that remains with a published list."""
     task, name, _ = text.rsplit("-", 2)
     model, layers, shape = network(name, task)
     shares = {}
@@ -150,7 +150,7 @@ def test_a_list_of_another_network_is_refused(ratios, name, message):
         ({"warmup": 0.9, "hard_prune": 0.2}, "warmup is 0.9; it must not be greater than hard_prune, 0.2"),
         (
             {"ratios": "cifar10-vgg11_click-1", "compression": 9.0},
-            "has a compression of its own; compression needs ratios=solved",
+            "has a fixed compression; compression needs ratios=solved",
         ),
         ({"allocation": "erdos_renyi"}, "divides solved shares; give compression or ratios=solved"),
         ({"allocation": "equal"}, "allocation is 'equal'; allowed: uniform, erdos_renyi"),

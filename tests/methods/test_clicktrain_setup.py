@@ -15,7 +15,7 @@ from tasks.models.resnet9 import resnet9
 
 
 def plain(groups=1, frozen=False):
-    """A network of three convolutions of four channels."""
+    """Return a network of three convolutions with four channels."""
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, groups=groups), nn.Conv2d(4, 4, 3, padding=1),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10),
@@ -25,7 +25,7 @@ def plain(groups=1, frozen=False):
 
 
 class Branching(nn.Module):
-    """Whose path depends on values, so that nothing follows it; and which has a layer that is never used."""
+    """A network with an unused layer, and with a path that depends on values, so that it cannot be traced."""
 
     def __init__(self, *, follows):
         super().__init__()

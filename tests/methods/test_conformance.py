@@ -1,4 +1,4 @@
-"""Every registered method keeps every contract; a new one is held to them by being registered."""
+"""Every registered method keeps every contract; new methods are checked once they are registered."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ def test_contract(name, index, contract):
 
 
 def broken(**members):
-    """A registered method with one fault."""
+    """Return a method with one fault."""
     return type("Faulty", (Method,), {"__annotations__": {}, **members})
 
 
@@ -66,14 +66,14 @@ def zero_in_place(grad, site):
 
 
 class Boasts(TorchBackend):
-    """A backend that says it multiplied twice what there is."""
+    """A backend that states twice the executed multiply-adds."""
 
     def executed(self, product, grad, weight, geometry):
         return 2.0
 
 
 class Halves(TorchBackend):
-    """A backend whose weight gradient is half of what it should be."""
+    """A backend whose weight gradient is half of the correct one."""
 
     def wgrad(self, *operands):
         grad, bias = super().wgrad(*operands)
@@ -143,7 +143,7 @@ def drop_half(grad, site):
 
 
 class Late(Method):
-    """Masks from the third epoch on, and states that it did so from the second."""
+    """Masks weights from the third epoch on, but states the density from the second."""
 
     def setup(self, ctx):
         self.masked = False

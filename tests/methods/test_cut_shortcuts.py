@@ -13,7 +13,7 @@ LIMITS = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
 def train(counts, dtype, threads, isa):
-    """In a process of its own, which oneDNN may crash; `isa` bounds the instructions that it may use."""
+    """Train in a separate process, because oneDNN may crash; `isa` limits the instruction set."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     # Threads that wait do not spin: with fewer free cores than threads that takes several times as long.
     settings = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}

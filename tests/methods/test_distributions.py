@@ -1,4 +1,4 @@
-"""How a share of all weights is divided among layers."""
+"""The division of the remaining weights among layers."""
 
 import math
 from itertools import pairwise

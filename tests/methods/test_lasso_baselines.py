@@ -1,4 +1,4 @@
-"""PruneTrain's baselines with the same lasso: cut at the end, or once."""
+"""PruneTrain's baselines with the same lasso, which remove channels once: at the end, or before."""
 
 import math
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ SHAPE = (3, 16, 16)
 
 
 def epochs_with_a_cut(method, epochs=4):
-    """After which epochs something is cut when a channel dies in each."""
+    """Return the epochs after which channels are removed if one dies in each epoch."""
     torch.manual_seed(0)
     model = resnet9(width=1 / 16)
     hooks = apply(model, method, input_shape=SHAPE, num_classes=10, epochs=epochs, batch_size=4)
@@ -58,7 +58,7 @@ def test_a_share_that_is_none_is_refused(at):
 
 
 def trained(tmp_path, width=1 / 16):
-    """A `model.pt` of a network with other weights than a new one's."""
+    """A `model.pt` of a network whose weights differ from new ones."""
     torch.manual_seed(7)
     model = resnet9(width=width)
     path = tmp_path / "model.pt"

@@ -1,4 +1,4 @@
-"""The backends of masked weights on a GPU, beside torch's dense products of the same weights."""
+"""The backends of masked weights on a GPU, compared with torch's dense products of the same weights."""
 
 import pytest
 import torch

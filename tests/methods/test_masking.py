@@ -8,7 +8,8 @@ import torch
 
 from methods.shared import schedules, structures
 from suite import registry
-from suite.training.conformance import Subject, density_is_true
+from suite.training.conformance import Subject
+from suite.training.conformance.contracts import density_is_true
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

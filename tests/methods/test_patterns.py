@@ -1,4 +1,4 @@
-"""Patterns of 3x3 kernels and their lasso, on cases worked out by hand."""
+"""Patterns of 3x3 kernels and their lasso, on cases computed by hand."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def test_every_pattern_keeps_four_weights_and_no_two_are_equal():
 
 
 def test_patterns_are_those_of_the_published_code():
-    """Row by row, as its source has them; the first four are the blocks of two by two."""
+    """They are written row by row, as in its source; the first four are the 2x2 blocks."""
     assert [picture(pattern) for pattern in generic_pool(12)] == [
         "000 011 011", "000 110 110", "011 011 000", "110 110 000",
         "000 001 111", "000 111 010", "010 011 010", "010 110 010",
@@ -146,7 +146,7 @@ def test_the_penalty_leaves_its_arguments_alone():
 
 
 def test_a_dynamic_pool_finds_the_patterns_that_kernels_have():
-    """Kernels that live on four patterns around the centre: no other pool keeps all of their saliency."""
+    """If kernels have four patterns around the centre, no other pool keeps all of their saliency."""
     pool = generic_pool(8)[[1, 4, 5, 7]]
     assert picture(pool[1]) == "000 001 111"  # without the centre
     pool[1] = torch.tensor([mark == "1" for mark in "000010111"])

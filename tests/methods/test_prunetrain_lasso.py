@@ -1,4 +1,4 @@
-"""The lasso of PruneTrain: penalty, gradient, coefficient and proximal update, against loops written by hand."""
+"""The lasso of PruneTrain: penalty, gradient, coefficient and proximal update, compared with explicit loops."""
 
 import math
 
@@ -22,7 +22,7 @@ from tasks.models.resnet9 import resnet9
 
 
 def naive_penalty(model, by_size=False):
-    """The penalty by its definition, group by group."""
+    """Return the penalty by its definition, group by group."""
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
     total = 0.0
     for index, (_, layer) in enumerate(layers):

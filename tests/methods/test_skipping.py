@@ -1,4 +1,4 @@
-"""The backend that skips weights: its bias, and what it keeps of an output gradient."""
+"""The backend that skips masked weights: its bias, and how long it keeps an output gradient."""
 
 import pytest
 import torch
