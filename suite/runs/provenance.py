@@ -1,4 +1,4 @@
-"""Where a number comes from: hardware, software, settings and source, without names of hosts or people."""
+"""Provenance of results: hardware, software, settings and source, without names of hosts or users."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_the_folder_itself_may_be_a_link_to_a_folder(tmp_path):
     with store.lock():
         assert (tmp_path / "disk" / ".lock").is_file()
     link(tmp_path / "to-nothing", tmp_path / "nothing")
-    with pytest.raises(UsageError, match="leads to nothing"):
+    with pytest.raises(UsageError, match="is a symbolic link to nothing"):
         Store(tmp_path / "to-nothing").check()
 
 

@@ -156,7 +156,7 @@ def test_a_message_that_is_no_text_and_a_folder_in_the_table_s_place(store, caps
     (store.folder / "results.csv").unlink()
     (store.folder / "results.csv").mkdir()
     assert cli.main(["report", str(store.folder)]) == 2
-    assert "results.csv: is a folder" in capsys.readouterr().err
+    assert "results.csv must be a file" in capsys.readouterr().err
 
 
 def test_report_needs_something_to_report(tmp_path, capsys):

@@ -114,7 +114,7 @@ def test_folders_that_are_not_ours(tmp_path):
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / ".lock").write_text("1")
     before = sorted(tmp_path.rglob("*"))
-    for name, expected in (("file", "is a file"), ("file/below", "is a file"), ("full", r"holds 'thesis.tex'")):
+    for name, expected in (("file", "is a file"), ("file/below", "is a file"), ("full", r"contains 'thesis.tex'")):
         with pytest.raises(UsageError, match=expected):
             Store(tmp_path / name).check()
     for name in ("empty", "killed", "absent/below"):
@@ -258,14 +258,14 @@ def test_a_folder_in_which_only_half_of_suite_json_was_written_may_be_used(tmp_p
     (tmp_path / part("suite.json")).write_text("half")
     Store(tmp_path).check()
     (tmp_path / ".film.mp4.abcd.part").write_text("somebody else's")
-    with pytest.raises(UsageError, match=r"holds '\.film\.mp4\.abcd\.part' and no"):
+    with pytest.raises(UsageError, match=r"contains '\.film\.mp4\.abcd\.part' but no"):
         Store(tmp_path).check()
 
 
 def test_a_folder_of_suites_names_one_of_them(tmp_path):
     (tmp_path / "cifar10-01234567").mkdir()
     (tmp_path / "cifar10-01234567" / "suite.json").write_text("{}")
-    with pytest.raises(UsageError, match="or a suite's own, such as cifar10-01234567 in it"):
+    with pytest.raises(UsageError, match="choose an empty folder or a suite, such as cifar10-01234567"):
         Store(tmp_path).check()
 
 

@@ -1,4 +1,4 @@
-"""Files of a trial that may be compressed: `epochs.jsonl`, or `epochs.jsonl.gz` in a folder that is kept or shared."""
+"""Files of a trial that may be compressed: `epochs.jsonl`, or `epochs.jsonl.gz` in an exported folder."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ SUFFIX = ".gz"
 
 
 def held(path: Path) -> Path | None:
-    """Where the content of `path` is: in `path` itself, else in its compressed form; `None` where neither exists."""
+    """Return `path` or its compressed form, whichever exists; `None` if neither does."""
     for candidate in (path, path.with_name(path.name + SUFFIX)):
         try:
             if candidate.is_file():
                 return candidate
-        except (OSError, ValueError):  # a name that no file can have: too long, or with a null byte
+        except (OSError, ValueError):  # the name is too long or has a null byte
             return None
     return None
 
 
 def read(path: Path) -> bytes:
-    """The content of a file that `held` found.
+    """Return the decompressed content of a file that `held` found.
 
     Raises:
-        OSError: if it cannot be read; a compressed file that is damaged or cut off is such an error too.
+        OSError: The file cannot be read, or its compression is damaged.
     """
     if path.suffix != SUFFIX:
         return path.read_bytes()
@@ -39,22 +39,21 @@ def read(path: Path) -> bytes:
 
 
 def pack(content: bytes) -> bytes:
-    """The compressed form, the same bytes for the same content: it holds neither a time nor a name."""
+    """Return the compressed form, which depends on nothing but the content."""
     return gzip.compress(content, 9, mtime=0)
 
 
 def altered(folder: Path, record: Mapping[str, Any]) -> list[str]:
-    """Those of a finished trial's files that a report is made from, and that are not what they were.
+    """Find files of a finished trial that were changed after it ended, among those that a report reads.
 
-    Files that are missing are not among them: suites are kept and shared without their models, and with the others
-    compressed.
+    Missing files do not count: exported suites have no models and compressed files.
 
     Args:
-        folder: the trial's.
-        record: the content of its `trial.json`, whatever that holds.
+        folder: Folder of the trial.
+        record: Content of its `trial.json`, which need not be valid.
 
     Returns:
-        For each file its name and what is wrong with it.
+        One line per changed file.
     """
     facts = record.get("files")
     if record.get("status") != "done" or not isinstance(facts, Mapping):
@@ -64,7 +63,7 @@ def altered(folder: Path, record: Mapping[str, Any]) -> list[str]:
         path, expected = held(folder / name), facts.get(name)
         if path is None or not isinstance(expected, Mapping):
             continue
-        with contextlib.suppress(OSError):  # who reads the file says that it cannot be read
+        with contextlib.suppress(OSError):  # reported by the reader of the file
             if hashlib.sha256(read(path)).hexdigest() != expected.get("sha256"):
                 found.append(f"{name} does not have the checksum in trial.json")
     return found

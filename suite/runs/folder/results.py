@@ -1,4 +1,4 @@
-"""The table of results: a row a trial, from the trials' records and, of trials that are not there, from the table."""
+"""The results table: one row per trial, from the trials' records or, without those, from the existing table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from suite.runs.spec import TrialSpec
 
 
 def row(folder: Path, record: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """One trial's row. What its spec says is taken from there; a result cannot contradict it.
+    """Return the row of one trial. Values of its spec take precedence over its result.
 
     Args:
-        folder: the trial's.
-        record: what `read_record` gave.
-        earlier: the trial's row of the table as it is. Of a damaged record it keeps the numbers, which exist nowhere
-            else any more; the status says that they do not count.
+        folder: Folder of the trial.
+        record: Result of `read_record`.
+        earlier: Row of the trial in the existing table. If the record is damaged, its numbers are kept; the status
+            says that they do not count.
     """
     outcome = {"trial_id": folder.name, "status": record["status"], "message": str(record.get("message", ""))}
     if record["status"] == RUNNING:
@@ -35,12 +35,12 @@ def row(folder: Path, record: Mapping[str, Any], earlier: Mapping[str, Any] | No
         found = {**dict.fromkeys(COLUMNS), **others, **values, **outcome}
         if wrong:
             found |= {"status": "error", "message": f"damaged record: {wrong}"}
-    # A folder's name may be no UTF-8, which no file could then hold.
+    # The name of a folder may not be UTF-8.
     return {column: _encodable(value) if isinstance(value, str) else value for column, value in found.items()}
 
 
 def _values(record: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The columns that spec, provenance and result of a record give, and what is wrong with the first wrong one."""
+    """Return the columns from a record's spec, provenance and result, and the first error in them."""
     spec = TrialSpec.from_json(record["spec"])
     provenance = record.get("provenance", {})
     hardware, software = (_mapping(provenance.get(name)) for name in ("hardware", "software"))
@@ -80,13 +80,13 @@ def _encodable(text: str) -> str:
 def rows(
     store: Store, none_runs: bool = False, earlier: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of all trials of the folder that ended, by trial id; one that runs now has none yet.
+    """Return the rows of all trials that have ended.
 
     Args:
-        store: the folder.
-        none_runs: the caller holds the folder's lock and runs nothing: what says that it runs was left by a killed
-            command.
-        earlier: the table as it is, by trial id; see `row`.
+        store: The folder.
+        none_runs: Whether the caller has locked the folder and runs no trial. Trials whose record says `running` were
+            then left by a killed command.
+        earlier: Rows of the existing table by trial id; see `row`.
     """
     busy = not none_runs and store.is_locked()
     found = []
@@ -98,14 +98,14 @@ def rows(
 
 
 def read_table(folder: Path) -> dict[str, dict[str, Any]]:
-    """The rows of `results.csv` by trial id, as text and `None` where they are empty; no rows without that file.
+    """Return the rows of `results.csv` by trial id, as text, with `None` for empty cells; empty without the file.
 
     Raises:
-        UsageError: if the file cannot be read as a table of results. Rewriting it would lose what it holds.
+        UsageError: The file is not a results table. Rewriting it would lose its content.
     """
     path = folder / "results.csv"
     if path.is_dir():
-        raise UsageError(f"{path}: is a folder, and the table of results is to be there; move it away")
+        raise UsageError(f"{path} must be a file; move it away")
     if not path.is_file():
         return {}
     try:
@@ -126,22 +126,21 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def write_results(store: Store, none_runs: bool = False, forget: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Bring `results.csv` and `results.parquet` up to date, each atomically. What was not measured is empty.
+    """Update `results.csv` and `results.parquet`, each atomically. Cells without a value are empty.
 
-    A row that the table has and the folder has no trial of stays as it is: suites are kept and shared without their
-    trials. A trial that is there replaces its row. Columns that this version does not know stay while they hold
-    something.
+    A trial in the folder replaces its row. Rows without a trial are kept as they are, since suites are shared without
+    their trials. Unknown columns are kept while they have values.
 
     Args:
-        store: the folder.
-        none_runs: see `rows`.
-        forget: trials whose rows go unless the folder has the trial: those that `--only all` begins again.
+        store: The folder.
+        none_runs: See `rows`.
+        forget: Ids of trials whose rows are removed unless the folder has the trial; `--only all` repeats them.
 
     Returns:
-        The rows of the trials that the folder holds.
+        The rows of the trials in the folder.
 
     Raises:
-        UsageError: if there is a `results.csv` that cannot be read.
+        UsageError: There is a `results.csv` that cannot be read.
     """
     import pyarrow as pa
     import pyarrow.parquet as parquet

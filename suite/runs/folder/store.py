@@ -1,15 +1,14 @@
-"""A suite's folder: its lock, atomic records, and which trials are still to be done.
+"""A suite's folder: its lock, its records, and which trials have to be run.
 
-    OUT/.lock                       held by the command that works in the folder
-    OUT/suite.json                  the latest command's spec, line and provenance; `commands` lists all of them
-    OUT/trials/<trial-id>/...       a folder a trial
-    OUT/results.csv, .parquet       a row a trial (`suite.runs.folder.results`)
+    OUT/.lock                       locked by the command that works in the folder
+    OUT/suite.json                  spec, command line and provenance of the latest command; `commands` lists all
+    OUT/trials/<trial-id>/...       one folder per trial
+    OUT/results.csv, .parquet       one row per trial (`suite.runs.folder.results`)
 
-A folder collects trials: another command with the same `--out` adds its own and leaves the others, so that a seed or a
-method can be added to what is there. A trial's folder is named by its hash, so nothing is ever confused.
+A folder collects trials: another command with the same `--out` adds its trials and keeps the others, so that seeds and
+methods can be added later. The name of a trial's folder ends with the hash of its settings.
 
-`OUT` itself may be a symbolic link to a folder, on a larger disk perhaps; in it, links in place of what the suite
-writes are refused.
+`OUT` may be a symbolic link to a folder. Symbolic links in place of files and folders in it are refused.
 """
 
 from __future__ import annotations
@@ -49,37 +48,36 @@ class Store:
         self.folder = folder
 
     def check(self) -> None:
-        """Check that the folder may be used; writes nothing.
+        """Check that the folder can be used, without writing anything.
 
         Raises:
-            UsageError: if it is a file, cannot be made, or holds something that is not a suite's, or a symbolic link in
-                place of what is.
+            UsageError: The folder is a file, cannot be created, or contains foreign files or symbolic links.
         """
         for path in (self.folder, *self.folder.parents):
             if path.is_symlink() and not path.exists():
-                raise UsageError(f"--out {self.folder}: {path} is a symbolic link that leads to nothing")
+                raise UsageError(f"--out {self.folder}: {path} is a symbolic link to nothing")
             if path.exists() and not path.is_dir():
                 raise UsageError(f"--out {self.folder}: {path} is a file, not a folder")
             if path.is_dir():
                 if not os.access(path, os.W_OK | os.X_OK):
-                    raise UsageError(f"--out {self.folder}: {path} may not be written to")
+                    raise UsageError(f"--out {self.folder}: {path} is not writable")
                 break
-        # A command that was killed before it wrote suite.json leaves only its lock, and perhaps half of that file.
+        # A command that was killed before it wrote suite.json leaves only its lock and perhaps a part of that file.
         ours = {self.folder / ".lock", *files.parts(self.folder, "suite.json")}
         held = set(self.folder.glob("*")) - ours
         names = sorted(path.name for path in held)
         if names and "suite.json" not in names:
             inside = sorted(path.parent.name for path in self.folder.glob("*/suite.json"))
             hint = (
-                f"name an empty folder, or a suite's own, such as {inside[0]} in it"
+                f"choose an empty folder or a suite, such as {inside[0]} in this folder"
                 if inside
-                else "name an empty folder"
+                else "choose an empty folder"
             )
-            raise UsageError(f"--out {self.folder}: holds '{names[0]}' and no suite.json; {hint}")
+            raise UsageError(f"--out {self.folder}: contains '{names[0]}' but no suite.json; {hint}")
         self._check_places()
 
     def _check_places(self) -> None:
-        """See that what the suite writes into the folder is not there as something else: found now, not after hours."""
+        """Check that no file or folder of the suite is replaced by something else, before hours of trials."""
         for name in (*FOLDERS, *WRITTEN):
             path = self.folder / name
             files.refuse_link(path)
@@ -124,9 +122,9 @@ class Store:
         return self.folder / ".lock"
 
     def _remove_parts(self) -> None:
-        """Remove what killed processes left half-written; a user's own folders may lie in this one, and are left alone.
+        """Remove the half-written files of killed processes. Folders that are not the suite's are left alone.
 
-        No trial of a locked folder runs, but `report` may write.
+        No trial of this folder runs now, but `report` may be writing.
         """
         for folder in (self.folder, self.folder / "figures", self.folder / "reproduce", *self.trial_folders()):
             if folder == self.folder or not folder.is_symlink():
@@ -137,7 +135,7 @@ class Store:
         return f"process {text}" if text.isascii() and text.isdigit() else "another process"
 
     def add_command(self, spec: SuiteSpec, command_line: str, provenance: Mapping[str, Any]) -> None:
-        """Write `suite.json`: this command first, and all that the folder has seen under `commands`."""
+        """Write `suite.json`: this command first, and every command so far under `commands`."""
         path = self.folder / "suite.json"
         commands: list[Any] = []
         if path.is_file():
@@ -147,8 +145,8 @@ class Store:
                     raise ValueError("its commands are not a list of objects")
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 reason = f"it has no {error}" if isinstance(error, KeyError) else error
-                raise UsageError(f"{path} is damaged: {reason}; move it away to go on") from error
-        # For readers alone, so that the home folder, which holds the user's name, need not be in it.
+                raise UsageError(f"{path} is damaged: {reason}; move it away to continue") from error
+        # This file is only for readers: the home folder, which contains the user's name, is replaced by ~.
         plain = spec.to_json()
         plain |= {"data_root": without_home(plain["data_root"]), "plugins": [without_home(p) for p in plain["plugins"]]}
         entry = {"command_line": command_line, "spec": plain, "time_utc": provenance.get("time_utc", "")}
@@ -156,22 +154,22 @@ class Store:
         write_json(path, {**content, "commands": [*commands, entry]})
 
     def trial_folder(self, trial_id: str) -> Path:
-        """Where a trial's files lie."""
+        """Return the folder of a trial."""
         return self.folder / "trials" / trial_id
 
     def trial_folders(self) -> list[Path]:
-        """The folders of all trials that were ever started, by name."""
+        """Return the folders of all trials that were ever started, by name."""
         return sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
 
     def status(self, trial_id: str) -> str:
-        """One of `ENDED`, or `""` for a trial that was never started.
+        """Return one of `ENDED`, or `""` for a trial that was never started.
 
-        Call it with the lock held: a trial that still says `running` then lost its process, and counts as an error.
+        Call it with the lock held. A trial whose record says `running` then has no process and counts as an error.
         """
         return self._state(trial_id)[0]
 
     def _state(self, trial_id: str) -> tuple[str, str]:
-        """The status, and why a trial that was done, or a record, does not count."""
+        """Return the status, and the reason why a finished trial or a record does not count."""
         folder = self.trial_folder(trial_id)
         record = read_record(folder)
         if record is None:
