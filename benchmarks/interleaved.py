@@ -1,4 +1,4 @@
-"""Times of two things against each other, measured in alternation: what a neighbour's load does hits both."""
+"""Ratios of two times, measured in alternation so that other load on the machine affects both."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Ratio:
     """Ratio of two times over interleaved pairs.
 
     Attributes:
-        least: the quotient of the two least times.
-        median: of the pairs' quotients; `low` and `high` are its 95 % interval (percentile bootstrap).
-        first_s, second_s: the median times.
+        least: Quotient of the two minimal times.
+        median: Median of the quotients of the pairs; `low` and `high` are its 95 % interval (percentile bootstrap).
+        first_s, second_s: Median times in seconds.
     """
 
     least: float
@@ -39,7 +39,7 @@ class Ratio:
 def interleaved_ratio(
     first: Callable[[], object], second: Callable[[], object], pairs: int, now: Callable[[], float] = time.perf_counter
 ) -> Ratio:
-    """The time of `first` over that of `second`; each runs once before, unmeasured. The order alternates."""
+    """Measure the time of `first` over that of `second`; each runs once before, unmeasured. The order alternates."""
     times = np.empty((pairs, 2))
     for function in (first, second):
         function()
@@ -52,10 +52,10 @@ def interleaved_ratio(
 
 
 def ratio_of(first: ArrayLike, second: ArrayLike) -> Ratio:
-    """The ratio of times that were measured in pairs, at least two.
+    """Return the ratio of times that were measured in at least two pairs.
 
     Args:
-        first, second: seconds, (pairs,); equal places were measured beside each other.
+        first, second: Seconds, (pairs,); entries with the same index were measured together.
     """
     first, second = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     ratios = first / second
@@ -67,11 +67,11 @@ def ratio_of(first: ArrayLike, second: ArrayLike) -> Ratio:
     )
 
 
-def run_as_a_trial_does(before: Callable[[], object] = lambda: None) -> None:
-    """Start this program again in the environment that the engine gives a trial: allocator settings and threads.
+def restart_in_trial_environment(before: Callable[[], object] = lambda: None) -> None:
+    """Restart this program in the environment of a trial, with its allocator settings and threads.
 
     Args:
-        before: called where it does start again, just before.
+        before: Called just before a restart.
     """
     wanted = environment(1)
     if any(os.environ.get(name) != value for name, value in wanted.items() if name != "PYTHONPATH"):

@@ -1,7 +1,7 @@
-"""Numbers of a run in a JSON file that is whole after each of them, so that a run which is cut off loses none.
+"""Results of a run in a JSON file that is complete after each of them, so that an interrupted run loses none.
 
-The same command goes on with the first number that the file lacks. Where PDT_RESULTS and PDT_ARCHIVE are set, as
-`on_gpu.sh` does, the folder that the first names is packed into the file that the second names at the same time.
+The same command continues with the first result that the file lacks. If PDT_RESULTS and PDT_ARCHIVE are set, as
+`on_gpu.sh` does, the folder PDT_RESULTS is packed into the file PDT_ARCHIVE at the same time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from benchmarks.evidence.pack import pack
 
 
 class OtherRunError(Exception):
-    """The file holds numbers that must not be put together with those of this run; the message is one line."""
+    """The file holds results that must not be mixed with those of this run; the message is one line."""
 
 
-class Kept(dict[str, Any]):
-    """Numbers by name, written whenever one is added; `part` gives some of them a dictionary of their own."""
+class PartialResults(dict[str, Any]):
+    """Results by name, written to the file whenever one is added; `part` returns a nested dictionary."""
 
     def __init__(self, write: Callable[[], object]) -> None:
         super().__init__()
@@ -30,26 +30,26 @@ class Kept(dict[str, Any]):
         super().__setitem__(name, value)
         self._write()
 
-    def part(self, name: str) -> Kept:
-        """The numbers kept under a name of their own; none, if there are none yet."""
-        inner = Kept(self._write)
+    def part(self, name: str) -> PartialResults:
+        """Return the results under a name; empty if there are none yet."""
+        inner = PartialResults(self._write)
         dict.update(inner, self.get(name, {}))
         dict.__setitem__(self, name, inner)
         return inner
 
 
-def kept(path: Path | None, facts: Mapping[str, Any], key: str) -> Kept:
-    """What a file holds of this run already; what is added to it goes into the file.
+def kept(path: Path | None, facts: Mapping[str, Any], key: str) -> PartialResults:
+    """Load the results that a file already holds of this run; added results are written to the file.
 
     Args:
-        path: of the file; `None` keeps the numbers in memory alone.
-        facts: what numbers of one run have in common: written before them, and compared with those of the file.
-        key: under which the numbers are in the file.
+        path: Path of the file; `None` keeps the results only in memory.
+        facts: Facts about the run, which are written to the file and compared with those in it.
+        key: Key of the results in the file.
 
     Raises:
-        OtherRunError: if the file is of another run, or is no such file.
+        OtherRunError: If the file holds another run or has another format.
     """
-    found = Kept(lambda: path and write(path, {**facts, key: found}))
+    found = PartialResults(lambda: path and write(path, {**facts, key: found}))
     if path is not None and path.exists():
         before = read(path, key)
         numbers = before.pop(key)
@@ -59,25 +59,25 @@ def kept(path: Path | None, facts: Mapping[str, Any], key: str) -> Kept:
 
 
 def read(path: Path, key: str) -> dict[str, Any]:
-    """The content of a file, which has numbers under the key.
+    """Return the content of a file with results under the key.
 
     Raises:
-        OtherRunError: if it is no such file.
+        OtherRunError: If the file has another format.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise OtherRunError(f"{path} cannot be gone on with: {error}; name another file") from error
+        raise OtherRunError(f"{path} cannot be continued: {error}; name another file") from error
     if not isinstance(content, dict) or not isinstance(content.get(key), dict | list):
-        raise OtherRunError(f"{path} cannot be gone on with: it has no '{key}'; name another file")
+        raise OtherRunError(f"{path} cannot be continued: it has no '{key}'; name another file")
     return content
 
 
 def compare(path: Path, before: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """See that a file is of this run.
+    """Check that a file holds this run.
 
     Raises:
-        OtherRunError: with the first fact that differs.
+        OtherRunError: If a fact differs; the message names the first.
     """
     for name in sorted({*before, *facts}):
         if before.get(name) != facts.get(name):
@@ -88,7 +88,7 @@ def compare(path: Path, before: Mapping[str, Any], facts: Mapping[str, Any]) -> 
 
 
 def write(path: Path, content: Any) -> None:
-    """Replace a JSON file, and the archive of all results where there is one."""
+    """Replace a JSON file, and the archive of all results if there is one."""
     made = path.with_name(f".{path.name}.part")
     with made.open("w", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=2) + "\n")

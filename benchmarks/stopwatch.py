@@ -1,4 +1,4 @@
-"""Times of single calls on a device, copies to hold them against, and the clock that pytest-benchmark reads.
+"""Times of single calls on a device, copies to compare them with, and the clock that pytest-benchmark reads.
 
 On CUDA a call is timed by device events, with other memory read into the L2 cache before it: what is written there
 instead would have to be written back to memory in the time of the call. The device is kept waiting until the

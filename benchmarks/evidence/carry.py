@@ -1,9 +1,9 @@
-"""Puts beside the checkout what a rented machine needs that is in no checkout, for `benchmarks/evidence/on_gpu.sh`.
+"""Write the files that `benchmarks/evidence/on_gpu.sh` needs in addition to a checkout, into the checkout.
 
     python -m benchmarks.evidence.carry [--data-root FOLDER]
 
-Writes `.commit.json`, the commit of this checkout, and `data/cifar10.tar.gz`, the images of the data root (its folder
-`cifar10`, or the published archive as it is). git ignores both. The second is not made again where it is there.
+The files are `.commit.json`, the commit of this checkout, and `data/cifar10.tar.gz`, the images of the data root (its
+folder `cifar10`, or the published archive unchanged). git ignores both. An existing archive is not written again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hold the ratios that the texts quote to what was measured last; with `--write`, correct the texts.
+"""Check the ratios that the documentation quotes against the last measurement; with `--write`, correct them.
 
     python -m benchmarks.evidence.quoted_ratios [--write] [FILE]
 

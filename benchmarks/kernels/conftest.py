@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.interleaved import run_as_a_trial_does
+from benchmarks.interleaved import restart_in_trial_environment
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -12,7 +12,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     # Without a trial's allocator settings, page faults of large results cost more than the pruning. A new process image
     # would inherit the files into which pytest diverts what is printed.
     capture = pluginmanager.getplugin("capturemanager")
-    run_as_a_trial_does(before=lambda: capture.stop_global_capturing() if capture else None)
+    restart_in_trial_environment(before=lambda: capture.stop_global_capturing() if capture else None)
 
     from benchmarks.kernels import options as kernel_options
 

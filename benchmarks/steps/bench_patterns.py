@@ -30,8 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.interleaved import Ratio, interleaved_ratio, ratio_of, run_as_a_trial_does
-from benchmarks.partial_results import Kept, OtherRunError, kept
+from benchmarks.interleaved import Ratio, interleaved_ratio, ratio_of, restart_in_trial_environment
+from benchmarks.partial_results import OtherRunError, PartialResults, kept
 from benchmarks.steps.training_steps import Setting, random_splits, trainer_steps
 from benchmarks.stopwatch import Watch, watch_of
 from kernels.cuda import library as cuda
@@ -183,14 +183,14 @@ def alternating(first: Product, second: Product, pairs: int, watch: Watch) -> Ra
     return ratio_of(ours, theirs)
 
 
-def measure_layers(pairs: int, found: Kept, device: torch.device = CPU) -> None:
+def measure_layers(pairs: int, found: PartialResults, device: torch.device = CPU) -> None:
     """Every shape and product; then all of them together, each as often as it occurs."""
     for name, (dtype, tf32) in COMPARED[device.type].items():
         print(f"-- {name}")
         compare_layers(pairs, found if device.type == "cpu" else found.part(name), device, dtype, tf32)
 
 
-def compare_layers(pairs: int, found: Kept, device: torch.device, dtype: torch.dtype, tf32: bool) -> None:
+def compare_layers(pairs: int, found: PartialResults, device: torch.device, dtype: torch.dtype, tf32: bool) -> None:
     """All shapes in one type."""
     watch = watch_of(device)
     for shape, count in pruned_shapes().items():
@@ -220,7 +220,7 @@ def compare_layers(pairs: int, found: Kept, device: torch.device, dtype: torch.d
     found[NETWORK] = {"ours_s": ours, "dense_s": dense, "times_as_fast": dense / ours}
 
 
-def measure_conversion(pairs: int, found: Kept) -> None:
+def measure_conversion(pairs: int, found: PartialResults) -> None:
     """The compact form against torch's generic one, for every shape."""
     for shape in pruned_shapes():
         if str(shape) in found:
@@ -239,7 +239,7 @@ def conversions(shape: Shape, pairs: int) -> tuple[Ratio, Ratio]:
     return interleaved_ratio(theirs, known, pairs), interleaved_ratio(theirs, anew, pairs)
 
 
-def measure_steps(pairs: int, found: Kept) -> None:
+def measure_steps(pairs: int, found: PartialResults) -> None:
     """Steps of the trainer: masked from the first on, under the lasso from the first on, and dense."""
     recipe = Recipe(epochs=190, batch_size=BATCH, learning_rate=0.01, schedule="step", weight_decay=5e-4, translate=4)
 
@@ -322,7 +322,7 @@ def measure_on_cuda(parser: argparse.ArgumentParser, chosen: argparse.Namespace,
     measure_layers(chosen.pairs, kept_numbers(parser, chosen.json, facts).part("layers"), device)
 
 
-def kept_numbers(parser: argparse.ArgumentParser, path: Path | None, facts: dict[str, Any]) -> Kept:
+def kept_numbers(parser: argparse.ArgumentParser, path: Path | None, facts: dict[str, Any]) -> PartialResults:
     """The numbers that the file has of this run."""
     try:
         return kept(path, {"torch": torch.__version__, "machine": platform.machine(), **facts}, "found")
@@ -331,5 +331,5 @@ def kept_numbers(parser: argparse.ArgumentParser, path: Path | None, facts: dict
 
 
 if __name__ == "__main__":
-    run_as_a_trial_does()
+    restart_in_trial_environment()
     main()

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.interleaved import interleaved_ratio, run_as_a_trial_does
+from benchmarks.interleaved import interleaved_ratio, restart_in_trial_environment
 from benchmarks.partial_results import OtherRunError, kept
 from benchmarks.steps.cut_networks import by_prunetrain, cut, final_plan, smaller
 from benchmarks.steps.training_steps import SHAPE, Setting, device_clock, random_splits, trainer_steps
@@ -278,5 +278,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_as_a_trial_does()
+    restart_in_trial_environment()
     main()

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
-from benchmarks.interleaved import interleaved_ratio, run_as_a_trial_does
+from benchmarks.interleaved import interleaved_ratio, restart_in_trial_environment
 from benchmarks.partial_results import OtherRunError, kept
 from benchmarks.steps.training_steps import SHAPE, Setting, device_clock, random_splits, trainer_steps
 from suite import registry
@@ -219,5 +219,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_as_a_trial_does()
+    restart_in_trial_environment()
     main()

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from benchmarks.evidence.pack import LEFT_OUT, LIMIT_BYTES, pack
-from benchmarks.partial_results import Kept, OtherRunError, kept
+from benchmarks.partial_results import OtherRunError, PartialResults, kept
 
 FACTS = {"torch": "2.11", "pairs": 30}
 
@@ -42,14 +42,14 @@ def test_numbers_of_another_run_are_refused_and_stay(tmp_path):
         kept(path, FACTS, "found")
     for damaged in ("{", "[]", '{"ratios": 3}'):
         path.write_text(damaged)
-        with pytest.raises(OtherRunError, match="cannot be gone on with"):
+        with pytest.raises(OtherRunError, match="cannot be continued"):
             kept(path, FACTS, "ratios")
         assert path.read_text() == damaged
 
 
 def test_without_a_file_numbers_are_in_memory_alone():
     found = kept(None, FACTS, "ratios")
-    assert isinstance(found, Kept)
+    assert isinstance(found, PartialResults)
     found.part("layers")["a"] = 1
     assert found == {"layers": {"a": 1}}
 
