@@ -305,4 +305,4 @@ def canonical_json(data: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{value!r} is no plain data")
+    raise TypeError(f"{value!r} is not plain data")

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written atomically."""
 
 import os
 import stat
@@ -9,7 +9,7 @@ from suite import files
 
 
 def part(digit):
-    """A name under which a file `x` is written before it takes its place."""
+    """Return a temporary name under which a file `x` is written."""
     return f".x.{16 * digit}.part"
 
 

@@ -1,4 +1,4 @@
-"""Parameters that name files: their content names the trial, and a trial does not start from another content."""
+"""Parameters that name files: the content is part of the trial's id, and a trial refuses other content."""
 
 import json
 

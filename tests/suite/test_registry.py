@@ -1,4 +1,4 @@
-"""Names are found without running their files; plugins fail in one line."""
+"""Registered names are found without running files; faulty plugins give one line."""
 
 import subprocess
 import sys

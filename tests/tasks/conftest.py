@@ -19,7 +19,7 @@ from tasks.cifar10 import CIFAR10
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The tensors are small, and processors may be shared: more threads would only wait for each other."""
+    """Tensors are small and processors may be shared, so that more threads would only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -28,13 +28,13 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test writes to the user's own cache."""
+    """Tests do not write to the user's cache."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every address is out of reach, as on a machine without a network."""
+    """Every connection fails, as on a machine without a network."""
 
     def refuse(*_: object, **__: object) -> None:
         raise urllib.error.URLError("no network in tests")
@@ -67,7 +67,7 @@ REAL_DATA = Path(os.environ.get("PDT_DATA", "~/.cache/pdt-data")).expanduser()
 
 @pytest.fixture
 def real_data() -> Path:
-    """The data root of this machine, if the unpacked JPEG copy lies there."""
+    """The data root of this machine, if it contains the unpacked JPEG copy."""
     if not (REAL_DATA / "cifar10" / "train" / "airplane").is_dir():
         pytest.skip(f"{REAL_DATA} has no cifar10/train: unpack shared/data there, or set PDT_DATA")
     return REAL_DATA

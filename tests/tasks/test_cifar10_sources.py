@@ -1,4 +1,4 @@
-"""Where CIFAR-10 is found, and what is said of a copy that cannot be used."""
+"""Search for CIFAR-10 in a data root, and messages about copies that cannot be used."""
 
 from __future__ import annotations
 

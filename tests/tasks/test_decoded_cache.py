@@ -144,7 +144,7 @@ def test_an_unreadable_image_leaves_no_cache(task: CIFAR10, root: Path) -> None:
 def test_root_that_cannot_be_written_uses_the_users_cache(
     task: CIFAR10, root: Path, decodings: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    # A file in the place of the folder stands for a read-only disk: the tests may run as root, whom no mode stops.
+    # A file with the name of the folder acts as a read-only disk: tests may run as root, who can write anywhere.
     (root / ".pdt-cache").write_text("")
     with caplog.at_level(logging.WARNING):
         copy = task.prepare(root, "quick")
