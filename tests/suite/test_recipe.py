@@ -76,14 +76,14 @@ def test_a_papers_recipe_is_chosen_by_name_and_named_in_the_trial(tmp_path, monk
     assert {trial.recipe_source for trial in plan(suite)} == {"Ours (2020)"}
     (line,) = recipe_lines(plan(suite))
     assert line == (
-        "digits: every method trains by the recipe of Ours (2020); the paper of prunetrain has another, which "
-        "--recipe prunetrain chooses for all"
+        "digits: every method uses the recipe of Ours (2020); the paper of prunetrain has another one "
+        "(--recipe prunetrain selects it for all methods)"
     )
     chosen = dataclasses.replace(suite, recipe="prunetrain", overrides={"epochs": 3, "batch_size": 32})
     trials = plan(chosen)
     assert {trial.recipe_source for trial in trials} == {"PruneTrain (2019); changed: epochs=3"}
     assert {trial.recipe["drop_last"] for trial in trials} == {False}
-    assert recipe_lines(trials) == ["digits: every method trains by the recipe of PruneTrain (2019); changed: epochs=3"]
+    assert recipe_lines(trials) == ["digits: every method uses the recipe of PruneTrain (2019); changed: epochs=3"]
     assert not {trial.hash for trial in trials} & {trial.hash for trial in plan(suite)}
     with pytest.raises(UsageError, match=r"--recipe 'prunetrian': task digits has no such recipe; did you mean"):
         plan(dataclasses.replace(suite, recipe="prunetrian"))
