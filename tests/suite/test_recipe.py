@@ -87,6 +87,6 @@ def test_a_papers_recipe_is_chosen_by_name_and_named_in_the_trial(tmp_path, monk
     assert not {trial.hash for trial in trials} & {trial.hash for trial in plan(suite)}
     with pytest.raises(UsageError, match=r"--recipe 'prunetrian': task digits has no such recipe; did you mean"):
         plan(dataclasses.replace(suite, recipe="prunetrian"))
-    with pytest.raises(UsageError, match="preset quick has a recipe of its own; add --preset paper"):
+    with pytest.raises(UsageError, match="preset quick has its own recipe; add --preset paper"):
         plan(dataclasses.replace(suite, recipe="prunetrain", preset="quick"))
     assert {trial.recipe_source for trial in plan(dataclasses.replace(suite, preset="quick"))} == {""}
