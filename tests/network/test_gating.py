@@ -215,6 +215,7 @@ def test_gates_keep_the_memory_format():
     assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in seen)
 
 
+@pytest.mark.slow
 def test_a_gated_net_computes_the_same_compiled():
     torch._dynamo.reset()
     model, spaces, images = trained("basic")

@@ -73,7 +73,7 @@ def hooks(method, optimizer):
 @pytest.mark.parametrize("name", [name for name, reason in OTHERS.items() if reason])
 def test_an_optimizer_whose_state_cannot_be_cut_is_refused_at_setup(name):
     make = getattr(torch.optim, name)
-    line = f"Shrinks reconfigures the network, and the state of {name} cannot be cut with it: {OTHERS[name]}; take SGD"
+    line = f"Shrinks reconfigures the network, and the state of {name} cannot be cut with it: {OTHERS[name]}; use "
     with pytest.raises(UsageError, match=line):
         hooks(Shrinks(), make)
     hooks(Nothing(), make)
