@@ -107,7 +107,7 @@ def test_stages_have_to_ascend():
 
 
 def test_kernels_of_1x1_convolutions_go_whole_and_what_is_not_listed_stays():
-    model, layers, _ = network("resnet50_wide[width=0.125]")
+    model, layers, _ = network("resnet50_wide[width=0.0625]")
     run = Run(ClickTrain(mixup=0.0), model, task="cifar10", network="resnet50_wide")
     assert (run.method.choose_epoch, run.method.hard_prune_epoch) == (1, 3)  # 61 and 141 of 190
     run.epochs(4)
