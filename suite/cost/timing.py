@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-WARM_UP, REPETITIONS = 2, 5
+WARM_UP = 2  # untimed repetitions of calls that are compared
+FEWEST_PASSES, MOST_PASSES = 3, 5  # of the inference of the final model
 
 
 def synchronize(device: torch.device) -> None:
@@ -29,13 +30,22 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
 
 @torch.no_grad()
 def images_per_second(trainer: Any) -> float:
-    """Return the inference speed of the final model: the median over a few forward passes of one evaluation batch.
+    """Return the inference speed of the final model: the median over forward passes of one evaluation batch.
 
-    The forward uses the trial's autocast type and memory format; reading and moving images is not included.
+    There are three to five timed passes: five, unless three take more than a second together. One pass is enough to
+    warm up, since the model has just been evaluated on batches of this shape. The forward uses the trial's autocast
+    type and memory format; reading and moving images is not included.
     """
     images, _ = next(iter(trainer.splits.test.epoch(0, trainer.recipe.eval_batch_size)))
     trainer.model.eval()
-    (seconds,) = interleaved_seconds([lambda: trainer.evaluation.predict(images)], REPETITIONS, trainer.device)
+
+    def predict() -> object:
+        return trainer.evaluation.predict(images)
+
+    seconds_of(predict, trainer.device)
+    seconds: list[float] = []
+    while len(seconds) < FEWEST_PASSES or (len(seconds) < MOST_PASSES and sum(seconds) < 1.0):
+        seconds.append(seconds_of(predict, trainer.device))
     return len(images) / statistics.median(seconds)
 
 

@@ -156,7 +156,7 @@ SCHEMA: tuple[Column, ...] = (
         "images/s",
         "measured",
         "Inference throughput",
-        "Of the final model: median of five forward passes of one evaluation batch.",
+        "Of the final model: median of three to five forward passes of one evaluation batch.",
     ),
     Column(
         "train_flops_dense",
