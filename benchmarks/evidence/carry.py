@@ -20,13 +20,15 @@ from suite.runs.provenance import COMMIT_FILE, git_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz")
-LIMIT_BYTES = 64 * 2**20  # of all that travels to such a machine
+LIMIT_BYTES = 64 * 2**20  # limit for everything that is copied to such a machine
 
 
 def main() -> int:
-    """Write both, and say how much travels."""
+    """Write both files and print their size and that of the checkout."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", type=Path, default=os.environ.get("PDT_DATA"), help="of CIFAR-10 (PDT_DATA)")
+    parser.add_argument(
+        "--data-root", type=Path, default=os.environ.get("PDT_DATA"), help="data root with CIFAR-10 (PDT_DATA)"
+    )
     chosen = parser.parse_args()
     facts = git_facts(ROOT)
     if not facts:
@@ -36,10 +38,10 @@ def main() -> int:
     carried = ROOT / "data" / "cifar10.tar.gz"
     if not carried.exists():
         if chosen.data_root is None:
-            parser.error("no data root: name one by --data-root or PDT_DATA")
+            parser.error("no data root: set --data-root or PDT_DATA")
         found = next((chosen.data_root / name for name in NAMES if (chosen.data_root / name).exists()), None)
         if found is None:
-            parser.error(f"--data-root {chosen.data_root}: holds none of {', '.join(NAMES)}")
+            parser.error(f"--data-root {chosen.data_root} has none of {', '.join(NAMES)}")
         carried.parent.mkdir(exist_ok=True)
         made = carried.with_name(f".{carried.name}.part")
         with tarfile.open(made, "w:gz") as tar:
@@ -50,7 +52,7 @@ def main() -> int:
     whole = sum(sizes) + carried.stat().st_size
     print(f"data/cifar10.tar.gz: {carried.stat().st_size / 2**20:.1f} MiB; with the checkout {whole / 2**20:.1f} MiB")
     if whole > LIMIT_BYTES:
-        print(f"carry: error: more than {LIMIT_BYTES / 2**20:.0f} MiB", file=sys.stderr)
+        print(f"carry: error: the files exceed {LIMIT_BYTES / 2**20:.0f} MiB", file=sys.stderr)
         return 1
     return 0
 

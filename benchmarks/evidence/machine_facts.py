@@ -1,6 +1,6 @@
 """Facts about the machine that `on_gpu.sh` runs on.
 
-python -m benchmarks.evidence.machine_facts --line         print the commit and what is missing of modules and tools
+python -m benchmarks.evidence.machine_facts --line         print the commit and the missing modules and tools
 python -m benchmarks.evidence.machine_facts --tool NAME    print the path of a CUDA tool, or its name if it is not found
 python -m benchmarks.evidence.machine_facts FILE           write GPU, driver, versions and commit as JSON
 
@@ -25,13 +25,13 @@ CUDA_TOOLS = Path("/usr/local/cuda/bin")
 
 
 def missing() -> list[str]:
-    """The modules and tools that are not there, by looking for them and no more."""
+    """Return the modules and tools that are not installed, without importing or running them."""
     modules = [name for name in MODULES if importlib.util.find_spec(name) is None]
     return modules + [name for name in TOOLS if tool(name) is None]
 
 
 def commit() -> str:
-    """The first 12 digits of the commit, with `-changed` where there are uncommitted changes; or `unknown`."""
+    """Return the first 12 digits of the commit, with `-changed` if there are uncommitted changes; or `unknown`."""
     from suite.runs.provenance import ROOT, _git
 
     found = _git(ROOT)
@@ -39,12 +39,12 @@ def commit() -> str:
 
 
 def tool(name: str) -> str | None:
-    """Where a tool of the CUDA toolkit is: on the PATH, or where the toolkit is installed by default."""
+    """Return the path of a tool of the CUDA toolkit, from PATH or the toolkit's default folder."""
     return shutil.which(name) or shutil.which(name, path=str(CUDA_TOOLS))
 
 
 def version(name: str) -> str:
-    """The line of `--version` that has a number of a release; empty where the tool is not there."""
+    """Return the line of `--version` that has the release; empty if the tool is not installed."""
     found = tool(name)
     if found is None:
         return ""
@@ -54,7 +54,7 @@ def version(name: str) -> str:
 
 
 def main() -> int:
-    """Do one of them."""
+    """Run the form that the command line names."""
     match sys.argv[1:]:
         case ["--line"]:
             print(commit(), *missing())
@@ -64,12 +64,12 @@ def main() -> int:
             return 0
         case [name] if not name.startswith("-"):
             return write(Path(name))
-    print("machine_facts: error: expected --line, --tool NAME, or a file to write", file=sys.stderr)
+    print("machine_facts: error: expected --line, --tool NAME, or an output file", file=sys.stderr)
     return 2
 
 
 def write(path: Path) -> int:
-    """Write what is known of the machine; exit status 2 where torch is missing, or sees no GPU."""
+    """Write the facts about the machine; return 2 if torch is missing or finds no GPU, otherwise 0."""
     if "torch" in missing():
         print(f"machine_facts: error: {sys.executable} has no torch", file=sys.stderr)
         return 2
@@ -78,7 +78,7 @@ def write(path: Path) -> int:
     from suite.runs.provenance import collect
 
     if not torch.cuda.is_available():
-        print(f"machine_facts: error: torch {torch.__version__} sees no CUDA GPU", file=sys.stderr)
+        print(f"machine_facts: error: torch {torch.__version__} finds no CUDA GPU", file=sys.stderr)
         return 2
     facts = {**collect("cuda"), "missing": missing(), "tools": {name: version(name) for name in TOOLS}}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""What the main job has to show, from its committed table: a line a bar, and whether report.md says the same numbers.
+"""Check the requirements ("bars") on the committed results of the main job, one line each.
 
     python -m benchmarks.evidence.main_job_bars results/cpu-zen4-2cores/main-job
 
-Exit status 1 if a bar is missed, or the report's table disagrees with `results.csv`.
+The exit status is 1 if a bar is missed, or if the table in `report.md` disagrees with `results.csv`.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ LEAST_INFERENCE_SAVED = 0.20
 
 
 def read(folder: Path) -> pd.DataFrame:
-    """The trials that are done, with the method as typed in the column `label`."""
+    """Return the trials with status done, with the method and its parameters in the column `label`."""
     trials = pd.read_csv(folder / "results.csv").query("status == 'done'")
     variant = trials["variant"].fillna("").map(lambda text: f"[{text}]" if text else "")
     return trials.assign(label=trials["method"] + variant)
 
 
 def bars(trials: pd.DataFrame) -> Iterator[tuple[str, bool]]:
-    """Each bar as a line with its figure, and whether it holds."""
+    """Yield each bar as a line with its value, and whether it is met."""
     longest = trials["wall_time_s"].max()
-    yield f"longest trial {longest:.0f} s, of at most {LONGEST_TRIAL_S} s", longest < LONGEST_TRIAL_S
+    yield f"longest trial {longest:.0f} s, at most {LONGEST_TRIAL_S} s allowed", longest < LONGEST_TRIAL_S
     seeds = trials.groupby("label")["seed"].nunique()
     yield f"seeds {', '.join(f'{label} {count}' for label, count in seeds.items())}", bool((seeds >= 3).all())
     accuracy = trials.groupby("label")["test_accuracy"].mean()
     dense = accuracy["dense"]
-    yield f"dense {dense:.4f}, of at least {LEAST_DENSE_ACCURACY}", dense >= LEAST_DENSE_ACCURACY
+    yield f"dense {dense:.4f}, at least {LEAST_DENSE_ACCURACY} required", dense >= LEAST_DENSE_ACCURACY
     for label, most in MOST_POINTS_BELOW.items():
         below = 100 * (dense - accuracy[label])
-        yield f"{label} {accuracy[label]:.4f}, {below:.2f} points below dense, of at most {most}", below <= most
+        yield f"{label} {accuracy[label]:.4f}, {below:.2f} points below dense, at most {most} allowed", below <= most
     pruned = trials[trials["label"] == "prunetrain"]
     saved = 1 - (pruned["inference_flops"] / pruned["inference_flops_dense"]).mean()
-    line = f"prunetrain removes {100 * saved:.1f} % of inference FLOPs, of at least {100 * LEAST_INFERENCE_SAVED:.0f} %"
+    least = f"at least {100 * LEAST_INFERENCE_SAVED:.0f} % required"
+    line = f"prunetrain removes {100 * saved:.1f} % of inference FLOPs, {least}"
     yield line, saved >= LEAST_INFERENCE_SAVED
 
 
 def disagreements(folder: Path, trials: pd.DataFrame) -> Iterator[str]:
-    """Methods whose mean accuracy in the report's first table is not that of `results.csv`, to the digits written."""
+    """Yield a line for each method whose mean accuracy in the report's first table differs from `results.csv`."""
     rows = re.findall(
         r"^\| `([^`]+)`[^|]*\| [^|]+\| (-?[\d.]+)", (folder / "report.md").read_text("utf-8"), re.MULTILINE
     )
@@ -62,9 +63,9 @@ def disagreements(folder: Path, trials: pd.DataFrame) -> Iterator[str]:
 
 
 def main() -> int:
-    """Read the command line and print the lines."""
+    """Print a line per bar and per disagreement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="holds results.csv and report.md of the main job")
+    parser.add_argument("folder", type=Path, help="folder with results.csv and report.md of the main job")
     folder = parser.parse_args().folder
     trials = read(folder)
     holds = True

@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, on a machine that is rented for minutes and may be gone at any moment:
+# Run everything that needs a GPU, on a rented machine that may be switched off at any moment:
 #     benchmarks/evidence/on_gpu.sh OUT [PART ...]
-# All results are packed into OUT/on_gpu.tar.gz (below 16 MB): after every case of a benchmark, after every part, and
-# every few seconds meanwhile. Parts, in order of worth (default: all):
-#     bars            pruning kernels on one large tensor, against a copy: the bars (benchmarks/kernels/bars.py)
-#     steps           whole training steps, eager; each convolution with a plan against torch's
+# All results are packed into OUT/on_gpu.tar.gz (below 16 MB) after every part, and every few seconds during a part.
+# Parts, the most important first (default: all):
+#     bars            pruning kernels on one large tensor, compared with a copy (benchmarks/kernels/bars.py)
+#     steps           complete training steps, eager; each convolution with a plan compared with torch's
 #     steps-graph     the same steps as CUDA graphs
-#     check           every way of pruning against the oracle
-#     tests, tests-suite      the tests marked `gpu`, of kernels and of the rest
-#     steps-compile   the same steps by torch.compile
-#     patterns        convolutions that skip masked weights against cuDNN's, in fp32, TF32 and bf16
+#     check           every way of pruning compared with the reference
+#     tests, tests-suite      tests marked `gpu`: those of the kernels, and all others
+#     steps-compile   the same steps with torch.compile
+#     patterns        convolutions that skip masked weights compared with cuDNN's, in fp32, TF32 and bf16
 #     layers          pruning kernels on the layers of ResNet-9, -18 and -50
-#     large           the other n:m on the large tensor, and torch.compile of the oracle
-#     pruned          steps of networks that PruneTrain cut, the penalty's cost, union and gates
-#     memcheck, racecheck     compute-sanitizer over `check` and over convolutions that skip weights
-#     smoke, quick, table1, prunetrain, clicktrain     suites: the main job's presets, the columns and group sizes of
-#                     SDGP's Table I, PruneTrain's ResNet-50 for 20 epochs, ClickTrain's VGG-11 by each backend
-# A part takes at most PDT_PART_SECONDS (480), all of them together PDT_TOTAL_SECONDS (570). The same command goes on
-# where it was cut off: with the first case, trial or part that is not there. Results of a commit are in
-# runs/gpu-COMMIT; where that folder is gone, they are unpacked from data/on_gpu.tar.gz, an archive that was brought
-# back and is carried along again. Archives have no networks (model.pt), without which a trial does not count as done: of a
-# suite that was cut off, all trials run again on another machine. Carried along are, since such a machine has no network and no .git, the folder data and
-# the file .commit.json, which `python -m benchmarks.evidence.carry` makes. Exit status: 0 all done, 1 some part is not, 2 wrong
-# usage or no GPU.
+#     large           the other n:m on the large tensor, and torch.compile of the reference
+#     pruned          steps of networks cut by PruneTrain, the cost of the penalty, union and gating
+#     memcheck, racecheck     compute-sanitizer on `check` and on convolutions that skip weights
+#     smoke, quick, table1, prunetrain, clicktrain     suites: the main job with two presets, the columns and group
+#                     sizes of SDGP's Table I, PruneTrain's ResNet-50 for 20 epochs, ClickTrain's VGG-11 with each backend
+# A part takes at most PDT_PART_SECONDS (480), all parts together PDT_TOTAL_SECONDS (570). After an interruption, the same
+# command continues with the first case, trial or part that is missing. The results of a commit are in runs/gpu-COMMIT; if
+# that folder does not exist, they are unpacked from data/on_gpu.tar.gz, the archive of an earlier machine. Archives have
+# no trained networks (model.pt), without which a trial is not finished: on another machine, all trials of an interrupted
+# suite run again. Such a machine has no network access and no .git, so the folder data and the file .commit.json must be
+# copied to it; `python -m benchmarks.evidence.carry` creates them. Exit status: 0 if all parts are done, 1 if some are
+# not, 2 for wrong usage or without a GPU.
 set -uo pipefail
 
 parts=(bars steps steps-graph check tests tests-suite steps-compile patterns layers large pruned memcheck racecheck
@@ -41,7 +41,7 @@ chosen=("$@")
 (($#)) || chosen=("${parts[@]}")
 part_seconds=${PDT_PART_SECONDS:-480}
 total_seconds=${PDT_TOTAL_SECONDS:-570}
-least_seconds=20 # a part that has less is not begun
+least_seconds=20 # a part with less time left is not started
 
 cd "$(dirname "$0")/../.." || exit 2
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
@@ -51,13 +51,13 @@ read -r commit missing <<<"$facts"
 results=$PWD/runs/gpu-$commit
 archive=$out/on_gpu.tar.gz
 if [[ ! -d $results && -f data/on_gpu.tar.gz ]]; then
-  # Aside first: files that are cut short, by a damaged archive or a kill, would be taken for results.
+  # Unpack into a temporary folder, so that truncated files of a damaged archive are never used as results.
   rm -rf runs/.unpacked
   mkdir runs/.unpacked || exit 2
   if ! timeout 60 tar -xzf data/on_gpu.tar.gz -C runs/.unpacked 2>/dev/null; then
-    echo "data/on_gpu.tar.gz is damaged and is not used; all parts begin"
+    echo "data/on_gpu.tar.gz is damaged and is ignored; all parts start from the beginning"
   elif ! mv "runs/.unpacked/gpu-$commit" "$results" 2>/dev/null; then
-    echo "data/on_gpu.tar.gz is not of commit $commit and is not used; all parts begin"
+    echo "data/on_gpu.tar.gz is not of commit $commit and is ignored; all parts start from the beginning"
   fi
   rm -rf runs/.unpacked
 fi
@@ -65,7 +65,7 @@ mkdir -p "$results/done" || exit 2
 export PDT_RESULTS=$results PDT_ARCHIVE=$archive
 pack() { timeout 60 python3 -m benchmarks.evidence.pack "$results" "$archive" || echo "== the results could not be packed"; }
 
-[[ -z $missing ]] || echo "missing: $missing; parts that need them are left out"
+[[ -z $missing ]] || echo "missing: $missing; parts that need them are skipped"
 [[ -f $results/machine.json ]] || python3 -m benchmarks.evidence.machine_facts "$results/machine.json" || exit 2
 if [[ -z ${PDT_DATA:-} ]]; then
   export PDT_DATA=$PWD/runs/data
@@ -79,37 +79,37 @@ if [[ -z ${PDT_DATA:-} ]]; then
     fi
   fi
 fi
-[[ -d $PDT_DATA ]] || echo "no images: neither PDT_DATA nor a whole data/cifar10.tar.gz is there; suites will fail"
+[[ -d $PDT_DATA ]] || echo "no images: neither PDT_DATA nor an intact data/cifar10.tar.gz exists; suites will fail"
 pack
 packer() { while sleep "${PDT_PACK_SECONDS:-15}" && kill -0 $$; do pack; done; }
 packer >/dev/null 2>&1 &
 trap "kill $! 2>/dev/null" EXIT
 
 not_done=()
-# run PART MODULES COMMAND...: unless it is done, a module is missing, or the time is over.
+# run PART MODULES COMMAND...: run a part unless it is done, a module is missing, or no time is left.
 run() {
   local name=$1 module status seconds=$((total_seconds - SECONDS))
   local modules=$2
   shift 2
   if [[ -e $results/done/$name ]]; then
-    echo "== $name: done before"
+    echo "== $name: already done"
     return
   fi
   for module in $modules; do
     if [[ " $missing " == *" $module "* ]]; then
-      echo "== $name: left out, $module is missing"
+      echo "== $name: skipped, $module is missing"
       not_done+=("$name")
       return
     fi
   done
   if ((seconds < least_seconds)); then
-    echo "== $name: not begun, the time is over"
+    echo "== $name: not started, no time is left"
     not_done+=("$name")
     return
   fi
   ((seconds <= part_seconds)) || seconds=$part_seconds
   echo "== $name: $*"
-  # Into a file and not a pipe: what a part leaves running would keep a pipe open.
+  # Write to a file, not to a pipe: processes that a part leaves running would keep a pipe open.
   timeout -k 5 "$seconds" "$@" >>"$results/$name.txt" 2>&1 </dev/null
   status=$?
   tail -n 20 "$results/$name.txt"
@@ -118,7 +118,7 @@ run() {
   else
     not_done+=("$name")
     if ((status == 124 || status == 137)); then
-      echo "== $name: stopped after $seconds s; the same command goes on"
+      echo "== $name: stopped after $seconds s; the same command continues"
     else
       echo "== $name: FAILED (exit status $status)"
     fi
@@ -128,7 +128,7 @@ run() {
 
 pytest=(python3 -m pytest -rs -p no:cacheprovider)
 threads=(env OMP_NUM_THREADS=8) # the tests' references are computed on the CPU
-# kernels PART OPTION...: some of the kernel benchmarks, and the tables of all that there are.
+# kernels PART OPTION...: run some kernel benchmarks, and write the tables of all existing results.
 kernels() {
   local name=$1 file found=()
   shift
@@ -140,16 +140,16 @@ kernels() {
 steps() {
   run "$1" "" python3 -m benchmarks.steps.bench_step --device cuda --execution "$2" --json "$results/bench_step.json"
 }
-# suite PART OPTION...: a suite of trials; one that was cut off goes on.
+# suite PART OPTION...: run a suite of trials, or continue one that was interrupted.
 suite() {
   local name=$1
   shift
-  run "$name" "torchvision scipy pandas matplotlib seaborn pyarrow jinja2 rich sklearn psutil" \
+  run "$name" "torchvision scipy matplotlib pyarrow jinja2 rich psutil" \
     python3 run_suite.py "$@" --device cuda --out "$results/$name"
 }
 taps=("${pytest[@]}" tests/kernels/test_cuda_sparse_conv.py -m gpu -k small)
 sanitizer() {
-  # Without torch's caching allocator each tensor is an allocation of its own, whose end the tool knows.
+  # Without torch's caching allocator each tensor is a separate allocation, whose bounds the tool can check.
   local tool=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$(python3 -m benchmarks.evidence.machine_facts --tool compute-sanitizer)"
     --error-exitcode 9 --tool "$1")
   run "$1" "compute-sanitizer cupy" "${tool[@]}" python3 -m benchmarks.kernels.check_kernels --device cuda --few

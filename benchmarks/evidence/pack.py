@@ -1,10 +1,10 @@
-"""Packs a folder of results into one archive, which is whole at every moment.
+"""Pack a folder of results into one archive, which is replaced atomically.
 
     python -m benchmarks.evidence.pack FOLDER ARCHIVE.tar.gz
 
-Networks are left out, and so are the largest files where the archive would grow beyond what can be brought back from
-a rented machine; LEFT_OUT.txt in the archive names them. Several processes may pack the same folder: one after the
-other, so that a later archive never lacks what an earlier one had.
+Trained networks are omitted. If the archive would exceed the size that can be copied back from a rented machine, the
+largest files are omitted too; LEFT_OUT.txt in the archive names them. Processes that pack the same folder wait for each
+other, so that a later archive never lacks a file of an earlier one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import sys
 import tarfile
 from pathlib import Path
 
-LIMIT_BYTES = 15 * 2**20  # of the 16 MiB that one file may have
+LIMIT_BYTES = 15 * 2**20  # below 16 MiB, the limit for one file
 LEFT_OUT = "LEFT_OUT.txt"
-NEVER = (".pt", ".part")  # nor names that begin with a dot
+NEVER = (".pt", ".part")  # files that begin with a dot are omitted too
 
 
 def pack(folder: Path, archive: Path, limit: int = LIMIT_BYTES) -> list[str]:
-    """Packs what is in the folder now.
+    """Pack the current files of a folder.
 
     Returns:
-        The names that were left out for their size.
+        Names of the files that were omitted because of their size.
 
     Raises:
-        OSError: the archive cannot be written; the one before stays.
+        OSError: If the archive cannot be written; the previous archive is not changed.
     """
     archive.parent.mkdir(parents=True, exist_ok=True)
     made = archive.with_name(f".{archive.name}.part")
@@ -50,13 +50,13 @@ def pack(folder: Path, archive: Path, limit: int = LIMIT_BYTES) -> list[str]:
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    """Every file as it is now: read first, because one that grows meanwhile would not have its announced length."""
+    """Read every file before packing, because a file that grows while it is packed would not match its length."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink() and not path.name.startswith(".") and path.suffix not in NEVER:
             try:
                 found[path.relative_to(folder).as_posix()] = path.read_bytes()
-            except FileNotFoundError:  # a temporary file that has got its name by now, or was removed
+            except FileNotFoundError:  # a temporary file that was renamed or removed meanwhile
                 continue
     return found
 
@@ -73,7 +73,7 @@ def _write(made: Path, top: str, files: dict[str, bytes]) -> None:
 
 
 def main() -> int:
-    """Pack, and say what was left out."""
+    """Pack the folder and print the files that were omitted."""
     if len(sys.argv) != 3:
         print("pack: error: expected FOLDER and ARCHIVE.tar.gz", file=sys.stderr)
         return 2
@@ -83,7 +83,7 @@ def main() -> int:
         return 2
     left_out = pack(folder, archive)
     if left_out:
-        print(f"pack: {archive} is full; left out: {', '.join(left_out)}")
+        print(f"pack: {archive} has reached its size limit; omitted: {', '.join(left_out)}")
     return 0
 
 

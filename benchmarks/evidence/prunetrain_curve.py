@@ -1,10 +1,10 @@
-"""The curve of accuracy against what PruneTrain leaves, from a suite's folder: a table, and the figure.
+"""Write the table and the figure of accuracy against PruneTrain's remaining FLOPs, from the folder of a suite.
 
     python run_suite.py --methods "$(python -m benchmarks.evidence.prunetrain_curve --methods)" --task cifar10 \\
         --model resnet32 --preset quick --seeds 0, --jobs 2 --out DIR
     python -m benchmarks.evidence.prunetrain_curve DIR -o results/NAME
 
-leaves NAME.csv and NAME.svg. Times are left out: trials ran beside each other.
+The last command writes NAME.csv and NAME.svg. Times are omitted, because two trials ran at the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pandas as pd
 from reports.data.records import Trial, read
 from reports.figures.panels import Line, Panel, curves_figure
 
-# Of the penalty in the loss, for each update; a proximal step shrinks a group by less where it is far from zero.
+# Penalty ratios per kind of update; a proximal step shrinks groups that are far from zero less.
 RATIOS = {"subgradient": 0.3, "proximal": 0.81}
 THRESHOLDS = (0.03, 0.05, 0.07, 0.09, 0.12)
 PARAMETERS = ("ratio", "threshold", "update")
@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 def methods() -> str:
-    """The list of methods that make the curve, as one types it."""
+    """Return the value of `--methods` for the trials of the curve."""
     proximal = {"subgradient": "", "proximal": ",update=proximal"}
     return ",".join(
         ["dense"]
@@ -42,7 +42,7 @@ def methods() -> str:
 
 
 def table_of(trials: list[Trial]) -> pd.DataFrame:
-    """A row a trial that is done: its settings, accuracy and FLOPs, and the commit that it was trained at."""
+    """Return one row per finished trial: settings, accuracy, FLOPs, and the commit of the code."""
     rows: list[dict[str, Any]] = []
     for trial in trials:
         if trial.done:
@@ -58,7 +58,7 @@ def table_of(trials: list[Trial]) -> pd.DataFrame:
 
 
 def figure_of(table: pd.DataFrame) -> str:
-    """Accuracy over both kinds of FLOPs, as SVG."""
+    """Draw accuracy over both kinds of FLOPs, and return the SVG."""
     panels = []
     for title, cost, whole in (
         ("Inference", "inference_flops", "inference_flops_dense"),
@@ -79,11 +79,11 @@ def figure_of(table: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the table and the figure, or print the list of methods."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="of the suite")
-    parser.add_argument("-o", "--out", type=Path, metavar="NAME", help="of the files, without ending")
-    parser.add_argument("--methods", action="store_true", help="print the list of methods, and nothing else")
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="folder of the suite")
+    parser.add_argument("-o", "--out", type=Path, metavar="NAME", help="path of the files, without suffix")
+    parser.add_argument("--methods", action="store_true", help="only print the list of methods")
     chosen = parser.parse_args()
     if chosen.methods:
         print(methods())
@@ -91,7 +91,7 @@ def main() -> None:
     if not (chosen.folder and chosen.out):
         parser.error("DIR and -o NAME, or --methods")
     if not (chosen.folder / "trials").is_dir():
-        parser.error(f"{chosen.folder} is no folder of a suite")
+        parser.error(f"{chosen.folder} is not the folder of a suite")
     table = table_of(list(read(chosen.folder).trials))
     table.to_csv(chosen.out.with_suffix(".csv"), index=False, lineterminator="\n")
     chosen.out.with_suffix(".svg").write_text(figure_of(table), encoding="utf-8")

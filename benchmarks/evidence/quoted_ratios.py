@@ -2,9 +2,10 @@
 
     python -m benchmarks.evidence.quoted_ratios [--write] [FILE]
 
-A ratio is quoted by its name in `bench_step.json`, its median and its 95 % interval, eager where the name says nothing
-else: `sdgp 2:4 rescaled / dense` 1.052 [1.045, 1.060]. The number of "interleaved pairs" is held to the file too.
-Exit status: 0 all as measured (or written so), 1 something is not, 2 a name that the file does not have.
+A ratio is quoted by its name in `bench_step.json`, its median and its 95 % interval, for example
+`sdgp 2:4 rescaled / dense` 1.052 [1.045, 1.060]; a name without an execution means eager. The number of "interleaved
+pairs" is checked too. The exit status is 0 if all quotes are as measured (or were corrected), 1 if some are not, and 2
+for a name that the file does not have.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ PAIRS = re.compile(r"\d+(?=\s+interleaved\s+pairs)")
 
 
 def corrected(text: str, measured: dict) -> str:
-    """The text with every quoted ratio as it was measured; line breaks stay where they are.
+    """Return the text with every quoted ratio as measured; line breaks are not changed.
 
     Args:
-        measured: content of a `bench_step.json`.
+        measured: Content of a `bench_step.json`.
 
     Raises:
-        ValueError: for a ratio without a name, or with a name that was not measured.
+        ValueError: If a ratio has no name, or a name that was not measured.
     """
     ratios = {name.removeprefix("eager: "): ratio for name, ratio in measured["ratios"].items()}
 
     def as_measured(found: re.Match[str]) -> str:
         name = found["name"] and " ".join(found["name"].split())
         if name is None:
-            raise ValueError(f"{found['figure']} is quoted without the name of what was measured")
+            raise ValueError(f"{found['figure']} is quoted without the name of a measurement")
         if name not in ratios:
             raise ValueError(f"'{name}' is quoted and was not measured; known: {', '.join(ratios)}")
         numbers = iter(f"{ratios[name][key]:.3f}" for key in ("median", "low", "high"))
@@ -48,9 +49,11 @@ def corrected(text: str, measured: dict) -> str:
 
 
 def main() -> int:
-    """Check or correct the texts; say what was changed or is to be."""
+    """Check or correct the texts, and print the files that were or must be changed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?", type=Path, default=MEASURED, help="the measured ratios (%(default)s)")
+    parser.add_argument(
+        "file", nargs="?", type=Path, default=MEASURED, help="file with the measured ratios (%(default)s)"
+    )
     parser.add_argument("--write", action="store_true", help="correct the texts")
     chosen = parser.parse_args()
     try:
@@ -58,7 +61,7 @@ def main() -> int:
     except (OSError, ValueError) as error:
         parser.error(f"{chosen.file}: {error}")
     if not isinstance(measured, dict) or not {"ratios", "pairs"} <= measured.keys():
-        parser.error(f"{chosen.file}: is no JSON of bench_step.py")
+        parser.error(f"{chosen.file}: was not written by bench_step.py")
     differs = False
     for name in TEXTS:
         path = ROOT / name
@@ -69,7 +72,7 @@ def main() -> int:
             parser.error(f"{name}: {error}")
         if text != right:
             differs = True
-            print(f"{name}: {'corrected' if chosen.write else 'quotes other numbers; --write corrects it'}")
+            print(f"{name}: {'corrected' if chosen.write else 'quotes other numbers; correct it with --write'}")
             if chosen.write:
                 path.write_text(right, encoding="utf-8")
     return 1 if differs and not chosen.write else 0

@@ -1,4 +1,4 @@
-"""What one would use instead of `kernels.prune_nm`, and the way back from what `prune_compress_24` gives."""
+"""Alternatives to `kernels.prune_nm`, and the expansion of the compressed output of `prune_compress_24`."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from kernels import PruneRule
 from kernels.prune import reference
 
 TOPK, ORACLE, COMPILED, TILE = "topk and scatter", "plain torch", "torch.compile", "torch's 2:4 tile"
-# Of torch's algorithms the one that ranks by magnitude.
+# The algorithm of torch that ranks by magnitude.
 TILE_ALGORITHM = "largest_abs_values_greedy"
 TILE_ROWS, TILE_COLUMNS = 32, 64
 
 NOTES = {
-    TOPK: "torch.topk in groups and a scatter; random: topk of random numbers; rescaling: sums and a product. Ties and "
-    "random choices fall otherwise.",
-    ORACLE: "kernels.prune.reference.prune_nm, which defines the result and runs where no kernel can be compiled.",
+    TOPK: "torch.topk in groups and a scatter; random pruning takes topk of random numbers; rescaling adds sums and a "
+    "product. Ties and random choices differ from the kernel's.",
+    ORACLE: "kernels.prune.reference.prune_nm, which defines the result and is used if no kernel can be compiled.",
     COMPILED: "torch.compile of kernels.prune.reference.prune_nm, for this shape.",
-    TILE: "torch._sparse_semi_structured_tile and _apply_dense, as torch prunes weights in training. Not the same "
-    "result: of every 4x4 tile at most two of a row and two of a column are kept, sometimes fewer, and it also writes "
-    "the compressed tensor, its transpose and masks.",
+    TILE: "torch._sparse_semi_structured_tile and _apply_dense, as torch prunes weights in training. The "
+    "result differs: every 4x4 tile keeps at most two elements per row and per column, sometimes fewer, and the kernel "
+    "also writes the compressed tensor, its transpose and masks.",
 }
 
 
 def alternatives(grad: Tensor, rule: PruneRule, *, compiled: bool) -> dict[str, Callable[[], Tensor]]:
-    """The alternatives that apply to a gradient (N, K, P, Q), channels-last, by name; none has run yet."""
+    """Return functions by name for the alternatives that apply to a channels-last gradient (N, K, P, Q)."""
     found: dict[str, Callable[[], Tensor]] = {}
     if grad.shape[1] % rule.m == 0:
         found[TOPK] = lambda: prune_by_topk(grad, rule)
     if rule.mode == "magnitude":
         found[ORACLE] = lambda: reference.prune_nm(grad, rule)
     if compiled and rule.mode == "magnitude":
-        torch._dynamo.reset()  # each case is compiled by itself: nothing is made general over shapes
+        torch._dynamo.reset()  # compile each case separately, without dynamic shapes
         function = torch.compile(reference.prune_nm, dynamic=False)
         found[COMPILED] = lambda: function(grad, rule)
     if tile_applies(grad, rule):
@@ -43,7 +43,7 @@ def alternatives(grad: Tensor, rule: PruneRule, *, compiled: bool) -> dict[str, 
 
 
 def prune_by_topk(grad: Tensor, rule: PruneRule) -> Tensor:
-    """Prunes as one emulates it in plain torch: the n largest of each group, scattered back. m divides K."""
+    """Prune in plain torch: take the n largest of each group and scatter them back. K must be a multiple of m."""
     channels_last = grad.movedim(1, -1)
     groups = channels_last.reshape(-1, rule.m)
     scores = groups.abs() if rule.mode == "magnitude" else torch.rand(groups.shape, device=grad.device)
@@ -59,13 +59,13 @@ def prune_by_topk(grad: Tensor, rule: PruneRule) -> Tensor:
 
 
 def _ratio(dense: Tensor, pruned: Tensor, scope: tuple[int, ...]) -> Tensor:
-    """Sum of magnitudes before over that after; 0 where nothing is left."""
+    """Return the sum of magnitudes before pruning over the sum after it; 0 where all elements are zero."""
     before, after = (tensor.abs().sum(scope, keepdim=True, dtype=torch.float32) for tensor in (dense, pruned))
     return torch.where(after == 0, 0.0, before / after)
 
 
 def tile_applies(grad: Tensor, rule: PruneRule) -> bool:
-    """Whether torch's 2:4 kernel takes this gradient: 2:4 by magnitude, 16 bits, CUDA, whole tiles."""
+    """Return whether torch's 2:4 kernel supports this case: 2:4 by magnitude, 16 bits, CUDA, complete tiles."""
     rows = grad.numel() // grad.shape[1]
     return (
         rule == PruneRule(2, 4, "magnitude", "none")
@@ -77,7 +77,7 @@ def tile_applies(grad: Tensor, rule: PruneRule) -> bool:
 
 
 def prune_by_tiles(grad: Tensor) -> Tensor:
-    """Prunes with the kernel by which torch makes weights 2:4 sparse; what differs stands in `NOTES`."""
+    """Prune with the kernel that torch uses for 2:4 sparse weights; `NOTES` describes the differences."""
     channels_last = grad.movedim(1, -1)
     matrix = channels_last.reshape(-1, grad.shape[1])
     masks = torch._sparse_semi_structured_tile(matrix, algorithm=TILE_ALGORITHM)[-1]
@@ -85,9 +85,9 @@ def prune_by_tiles(grad: Tensor) -> Tensor:
 
 
 def expand_24(values: Tensor, metadata: Tensor) -> Tensor:
-    """The dense gradient, (N, K, P, Q) or (rows, K), of what `kernels.prune_compress_24` returns."""
+    """Return the dense gradient, (N, K, P, Q) or (rows, K), for the output of `kernels.prune_compress_24`."""
     bits = metadata.movedim(1, -1).to(torch.int32).unsqueeze(-1) >> torch.arange(0, 16, 4, device=values.device)
-    nibbles = bits.flatten(-2) & 15  # of each group of four channels
+    nibbles = bits.flatten(-2) & 15  # one per group of four channels
     places = torch.stack((nibbles & 3, nibbles >> 2), dim=-1).to(torch.int64)
     dense = torch.zeros((*places.shape[:-1], 4), dtype=values.dtype, device=values.device)
     return dense.scatter_(-1, places, values.movedim(1, -1).reshape(places.shape)).flatten(-2).movedim(-1, 1)

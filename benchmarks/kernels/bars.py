@@ -1,4 +1,4 @@
-"""The bars that pruning kernels are held to, and which rows they apply to."""
+"""Required rates of the pruning kernels ("bars"), and the rows that each bar applies to."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from benchmarks.kernels.alternatives import TOPK
 from benchmarks.kernels.results import Row, Run
 
-LARGE_BYTES = 256e6  # on a GPU, tensors above this are judged
-CACHES = 4  # on a CPU, tensors of at least so many last-level caches
+LARGE_BYTES = 256e6  # on a GPU, bars apply to tensors above this size
+CACHES = 4  # on a CPU, bars apply to tensors of at least this many last-level caches
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A least value: `of` gives a row's value, or nothing where the row is not judged by this bar."""
+    """A required minimum; `of` returns the value of a row, or `None` if the bar does not apply to it."""
 
     name: str
     least: float
@@ -23,7 +23,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a bar says of a row: the median decides."""
+    """Result of a bar for a row, decided by the median."""
 
     bar: Bar
     value: float
@@ -66,12 +66,12 @@ def _topk_cpu(row: Row, run: Run) -> float | None:
 
 
 BARS = (
-    Bar("GPU, over 256 MB, not rescaled, m = 4, 8, 16: of a copy", 0.90, _fraction_gpu((4, 8, 16))),
-    Bar("GPU, over 256 MB, not rescaled, m = 32: of a copy", 0.75, _fraction_gpu((32,))),
-    Bar("GPU, over 256 MB, rescaled by sample_channel, m = 4 to 32: of a copy", 0.55, _fraction_gpu_rescaled),
-    Bar("CPU, beyond four last-level caches, not rescaled, m = 4, 8, 16: of a copy", 0.80, _fraction_cpu),
+    Bar("GPU, over 256 MB, not rescaled, m = 4, 8, 16: fraction of a copy", 0.90, _fraction_gpu((4, 8, 16))),
+    Bar("GPU, over 256 MB, not rescaled, m = 32: fraction of a copy", 0.75, _fraction_gpu((32,))),
+    Bar("GPU, over 256 MB, rescaled by sample_channel, m = 4 to 32: fraction of a copy", 0.55, _fraction_gpu_rescaled),
+    Bar("CPU, over four last-level caches, not rescaled, m = 4, 8, 16: fraction of a copy", 0.80, _fraction_cpu),
     Bar(
-        "CPU, beyond four last-level caches, not rescaled, m = 4, 8, 16: times as fast as topk and scatter",
+        "CPU, over four last-level caches, not rescaled, m = 4, 8, 16: speedup over topk and scatter",
         40.0,
         _topk_cpu,
     ),
@@ -79,7 +79,7 @@ BARS = (
 
 
 def verdicts(row: Row, run: Run) -> Iterator[Verdict]:
-    """What each bar that applies says of a row."""
+    """Yield the verdict of every bar that applies to a row."""
     for bar in BARS:
         value = bar.of(row, run)
         if value is not None:

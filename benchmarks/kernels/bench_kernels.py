@@ -1,14 +1,14 @@
-"""Times of the pruning kernels, against a copy of the same tensor and against what one would use instead.
+"""Times of the pruning kernels, compared with a copy of the same tensor and with alternatives.
 
     python -m pytest benchmarks/kernels/bench_kernels.py --benchmark-json FILE
     python -m benchmarks.kernels.tables FILE
 
-On a GPU where there is one. Every case is checked before it is timed: a fresh random gradient, results' memory filled
-with NaN beforehand, the whole result against `kernels.prune.reference`. A round then times the kernel and the
-fastest known
-copy of the same tensor beside each other, in alternating order, so that a neighbour's load hits both; the clock that
-pytest-benchmark reads is moved by the kernel's time alone. `extra_info` holds the rest: see `results.py`, which
-reads it. `--help` has the options under "kernel benchmarks"; `--json FILE` keeps each case as soon as it is measured.
+The benchmarks use a GPU if the machine has one. Every case is checked before it is timed: a new random gradient is
+pruned into memory that was filled with NaN, and all elements are compared with `kernels.prune.reference`. Each round
+then times the kernel and the fastest known copy of the same tensor in alternating order, so that other load on the
+machine affects both. The clock that pytest-benchmark reads advances only by the kernel's time. `extra_info` holds the
+other figures (see `results.py`). `--help` lists the options under "kernel benchmarks"; `--json FILE` saves each case as
+soon as it is measured.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from kernels.prune import reference
 
 pytestmark = pytest.mark.benchmark(timer=measured_time)
 
-SEED = 1  # of random masks
-SLOW_BUDGET_S = {"cpu": 3.0, "cuda": 1.0}  # after which an alternative is not timed again
-COPY_ROUNDS = 10  # of each way to copy, to find the fastest
-# Sums in another order: a few roundings of fp32 for each factor of ten in length; a 16-bit result is off by at most one
-# of its own, absolutely so where it is subnormal.
+SEED = 1  # seed of random masks
+SLOW_BUDGET_S = {"cpu": 3.0, "cuda": 1.0}  # no further rounds of an alternative after this time
+COPY_ROUNDS = 10  # rounds per way to copy, to find the fastest
+# (relative, absolute). Sums in another order differ by a few fp32 roundings per factor of ten in length; 16-bit results
+# differ by at most one rounding, which is absolute for subnormal numbers.
 TOLERANCES = {"float32": (2e-6, 0.0), "bfloat16": (2**-7, 0.0), "float16": (2**-10, 2**-24)}
 
 
@@ -48,18 +48,18 @@ def watch(plan: Plan) -> Watch:
 
 @pytest.fixture
 def grad(case: Case, plan: Plan) -> Tensor:
-    """A fresh random gradient, channels-last as cuDNN and oneDNN give it."""
+    """A new random gradient, channels-last as cuDNN and oneDNN return it."""
     shape, dtype = case.gradient.shape, getattr(torch, case.dtype)
     empty = torch.empty(shape, dtype=dtype, device=plan.device, memory_format=torch.channels_last)
     generator = torch.Generator(plan.device)
     seed = generator.seed()
-    print(f"gradient of seed {seed}")  # pytest shows it where the check fails
+    print(f"gradient of seed {seed}")  # pytest shows this line if the check fails
     return empty.normal_(generator=generator)
 
 
 @pytest.fixture(scope="session")
 def fastest_copies() -> dict[tuple[Any, ...], dict[str, float]]:
-    """GB/s of each way to copy, by shape and type: cases of the same tensor need not measure it again."""
+    """GB/s of each way to copy, by shape and type, so that it is measured once per tensor."""
     return {}
 
 
@@ -96,7 +96,7 @@ def test_prune_compress_24(
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """New tensors are filled with NaN, so that an element which a kernel leaves out is seen."""
+    """Fill new tensors with NaN, so that elements that a kernel does not write are detected."""
     before, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -111,13 +111,13 @@ def oracle(case: Case, grad: Tensor) -> Tensor:
 
 
 def assert_same(case: Case, pruned: Tensor, expected: Tensor) -> None:
-    """A wrong kernel is not worth timing: bit for bit, or within rounding where sums enter."""
+    """Assert that a result equals the reference: bit for bit, or within rounding if it involves sums."""
     assert pruned.shape == expected.shape
     assert pruned.dtype == expected.dtype
     if case.rule.rescale == "none":
         integer = {4: torch.int32, 2: torch.int16}[pruned.element_size()]
         same = [tensor.movedim(1, -1).contiguous().view(integer) for tensor in (pruned, expected)]
-        assert torch.equal(*same), f"{int((same[0] != same[1]).sum())} elements differ from the oracle"
+        assert torch.equal(*same), f"{int((same[0] != same[1]).sum())} elements differ from the reference"
     else:
         relative, absolute = TOLERANCES[case.dtype]
         torch.testing.assert_close(pruned, expected, rtol=relative, atol=absolute)
@@ -133,7 +133,7 @@ def measure(
     prune: Callable[[], object],
     least_bytes: int,
 ) -> None:
-    """Times the kernel through pytest-benchmark, and a copy beside it; fills `extra_info`."""
+    """Time the kernel through pytest-benchmark in alternation with a copy, and fill `extra_info`."""
     ways, copied_bytes = copies(grad), 2 * bytes_of(grad)
     key = (case.gradient.shape, case.dtype)
     if key not in fastest_copies:
@@ -177,17 +177,17 @@ def measure(
 
 
 def fraction_of_copy(copy_over_kernel: Ratio, bytes_over_copied: float) -> dict[str, float]:
-    """The kernel's bytes over its time, over the copy's bytes over its time."""
+    """Return the kernel's rate (bytes per second) as a fraction of the copy's rate."""
     return {name: bytes_over_copied * getattr(copy_over_kernel, name) for name in ("median", "low", "high", "least")}
 
 
 def rates(ways: dict[str, Callable[[], object]], moved_bytes: int, watch: Watch) -> dict[str, float]:
-    """GB/s of each way, at its median over rounds in which all take turns."""
+    """Return the GB/s of each way to copy, from median times over interleaved rounds."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(1 + COPY_ROUNDS):
         for name, function in ways.items():
             seconds = watch.time(function)
-            if turn:  # the first finds code and pages cold
+            if turn:  # the first round is a warm-up
                 times[name].append(seconds)
     return {name: moved_bytes / sorted(found)[len(found) // 2] / 1e9 for name, found in times.items()}
 
@@ -195,13 +195,15 @@ def rates(ways: dict[str, Callable[[], object]], moved_bytes: int, watch: Watch)
 def compare(
     case: Case, grad: Tensor, plan: Plan, watch: Watch, prune: Callable[[], object], expected: Tensor
 ) -> dict[str, dict[str, Any]]:
-    """How many times as long as the kernel each alternative takes, measured in alternation with it."""
+    """Return the time of each alternative relative to the kernel's, measured in alternation with it."""
     found: dict[str, dict[str, Any]] = {}
     others = alternatives.alternatives(grad, case.rule, compiled=plan.compiled)
     for name, function in others.items():
         try:
             result = function()
-        except RuntimeError as error:  # no compiler for torch.compile, or a kernel of torch's that lacks this device
+        except (
+            RuntimeError
+        ) as error:  # torch.compile has no compiler, or a kernel of torch does not support this device
             found[name] = {"failed": " ".join(str(error).split())[:300]}
             continue
         same = bool(torch.equal(result, expected))

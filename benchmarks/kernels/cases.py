@@ -1,4 +1,4 @@
-"""What `bench_kernels.py` measures: the options as typed, and the cases that they make."""
+"""Cases that `bench_kernels.py` measures, derived from its options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from suite.errors import UsageError, nearest
 from suite.runs.devices import resolve_device
 
 DTYPES = ("float32", "bfloat16", "float16")
-# Name of a mode: `mode` and `rescale` of its `PruneRule`.
+# `mode` and `rescale` of the `PruneRule` by name.
 MODES: dict[str, tuple[Mode, Scope]] = {
     "magnitude": ("magnitude", "none"),
     "random": ("random", "none"),
@@ -27,9 +27,9 @@ MODES: dict[str, tuple[Mode, Scope]] = {
     "channel": ("magnitude", "channel"),
 }
 LARGE_ON_GPU_BYTES = 256 * 2**20 + 1
-LARGE_CACHES = 4  # on the CPU: a tensor of so many last-level caches lies well beyond them
-ORACLE_SHARE = 64  # the oracle's whole numbers for a random mask take about so many times a 16-bit tensor's bytes
-# By kind of device. A CPU's defaults are cut to what two cores do in some minutes.
+LARGE_CACHES = 4  # on a CPU, a tensor of this many last-level caches does not fit into them
+ORACLE_SHARE = 64  # memory that the reference needs for a random mask, in multiples of a 16-bit tensor
+# Defaults by kind of device. Those for a CPU take some minutes on two cores.
 SHAPES = {"cpu": "resnet9[width=0.25],large", "cuda": "large,resnet9,resnet18,resnet50"}
 TYPES = {"cpu": "float32,bfloat16", "cuda": "float32,bfloat16,float16"}
 GROUPS = {"cpu": "2:4,4:8,8:16", "cuda": "1:2,2:4,4:8,8:16,16:32,2:8,2:16"}
@@ -37,7 +37,7 @@ CHOSEN_MODES: dict[str, tuple[Mode, Scope]] = {"cpu": "magnitude,random,sample_c
 ROUNDS = {"cpu": 30, "cuda": 100}
 SLOW_ROUNDS = {"cpu": 3, "cuda": 20}
 QUICK_ROUNDS, QUICK_SLOW_ROUNDS = 5, 2
-LEAST_ROUNDS = 2  # an interval needs two
+LEAST_ROUNDS = 2  # an interval needs two rounds
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that was chosen.
+    """Cases and settings of a run.
 
     Attributes:
-        device: where it runs.
-        cases: in the order in which they run: those of one tensor together.
-        rounds: interleaved measurements of kernel and copy; `slow_rounds` with each alternative, 0 for none.
-        compiled: whether `torch.compile` of the oracle is an alternative.
-        slow_modes: the modes for which alternatives are measured.
+        device: Device of the tensors.
+        cases: Cases in the order in which they run; cases of the same tensor are adjacent.
+        rounds: Number of interleaved measurements of kernel and copy.
+        slow_rounds: Number of interleaved measurements with each alternative; 0 for none.
+        compiled: Whether `torch.compile` of the reference is an alternative.
+        slow_modes: Modes for which alternatives are measured.
     """
 
     device: torch.device
@@ -82,10 +83,10 @@ class Plan:
 
 
 def read(typed: Mapping[str, Any]) -> Plan:
-    """The plan that options make; those not typed are `None`.
+    """Return the plan for the given options; an option that was not given is `None`.
 
     Raises:
-        UsageError: for the first thing that is wrong.
+        UsageError: If an option has an invalid value.
     """
     kind, index = resolve_device(typed["device"])
     device = torch.device(kind, index)
@@ -93,7 +94,7 @@ def read(typed: Mapping[str, Any]) -> Plan:
     rounds = _at_least("--rounds", typed["rounds"], QUICK_ROUNDS if quick else ROUNDS[kind], LEAST_ROUNDS)
     slow = _at_least("--slow-rounds", typed["slow_rounds"], QUICK_SLOW_ROUNDS if quick else SLOW_ROUNDS[kind], 0)
     if slow == 1:
-        raise UsageError("--slow-rounds 1: an interval needs two; 0 leaves the alternatives out")
+        raise UsageError("--slow-rounds 1: an interval needs two rounds; 0 omits the alternatives")
     batch = None if typed["batch_size"] is None else _at_least("--batch-size", typed["batch_size"], 1, 1)
     found = gradients(typed["shapes"] or SHAPES[kind], batch, large_bytes(device))
     dtypes = _names("--dtypes", typed["dtypes"] or TYPES[kind], DTYPES)
@@ -110,13 +111,13 @@ def read(typed: Mapping[str, Any]) -> Plan:
         for kernel in ("prune_nm", "prune_compress_24")
         if kernel == "prune_nm" or (kind == "cuda" and compresses(gradient, dtype, n, m))
     ]
-    # On a CPU an alternative takes as long as fifty kernels: one mode tells what there is to tell.
+    # On a CPU an alternative takes about fifty times as long as the kernel, so one mode must suffice.
     slow_modes = ("magnitude",) if kind == "cpu" else tuple(MODES)
     return Plan(device, tuple(cases), rounds, slow, bool(typed["compile"]), slow_modes)
 
 
 def large_bytes(device: torch.device) -> int:
-    """What a 16-bit tensor of `large` has at least; less than the bars ask for where memory does not suffice."""
+    """Return the minimum size of a 16-bit tensor of `large`: the bars' minimum, or less if memory is small."""
     if device.type == "cuda":
         wanted, memory = LARGE_ON_GPU_BYTES, torch.cuda.get_device_properties(device).total_memory
     else:
@@ -125,7 +126,7 @@ def large_bytes(device: torch.device) -> int:
 
 
 def compresses(gradient: Gradient, dtype: str, n: int, m: int) -> bool:
-    """Whether the CUDA kernel of `prune_compress_24` takes this case, as one of 2:4."""
+    """Return whether the CUDA kernel of `prune_compress_24` supports this case."""
     return (n, m) == (2, 4) and dtype in ("bfloat16", "float16") and gradient.shape[1] % 16 == 0
 
 

@@ -18,20 +18,20 @@ from benchmarks.kernels.results import Row, Run
 from reports.figures import svg
 from reports.figures.figure import Figure
 
-# Index of the palette, the same in every chart; 0 is black, which a copy has as the reference of all.
+# Ways of pruning in the order of the palette, the same in every chart; index 0 (black) is the copy.
 PRUNINGS = ("magnitude", "random", "rescaled by sample_channel", "rescaled by group", "rescaled by channel")
 COPY, KERNEL = "copy", "prune_nm"
 PANEL = (3.1, 3.1)
-CHARACTERS_PER_INCH = 13.5  # of the legend's font
+CHARACTERS_PER_INCH = 13.5  # in the font of the legend
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def charts(runs: Sequence[Run]) -> list[Figure]:
-    """Fraction of a copy by n:m and by size, and time against what one would use instead."""
+    """Draw the fraction of a copy's rate by n:m and by size, and the times of the alternatives."""
     pairs = [(row, run) for run in runs for row in run.rows if row.kernel == "prune_nm"]
     if not pairs:
         return []
-    # The gradient of which most cases were measured, the larger of several.
+    # Choose the gradient with the most cases; on a tie, the largest.
     counts = Counter(row.shape for row, _ in pairs)
     shape = max(counts, key=lambda found: (counts[found], math.prod(found)))
     large = [(row, run) for row, run in pairs if row.shape == shape]
@@ -42,7 +42,7 @@ def charts(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _commonest_group(rows: Sequence[Row]) -> tuple[int, int]:
-    """2:4 where it was measured, else the n:m with the most rows."""
+    """Return 2:4 if it was measured, otherwise the n:m with the most rows."""
     groups = [(row.n, row.m) for row in rows]
     return (2, 4) if (2, 4) in groups else max(groups, key=groups.count)
 
@@ -58,7 +58,7 @@ def _by_group(pairs: Sequence[tuple[Row, Run]]) -> Figure:
     def mark(axes: Axes, dtype: str) -> None:
         for row, run in pairs:
             for verdict in verdicts(row, run) if row.dtype == dtype else ():
-                if verdict.bar.least < 1:  # a fraction of a copy, not times as fast
+                if verdict.bar.least < 1:  # a bar on the fraction of a copy, not on a speedup
                     x = places[row.n, row.m]
                     ends = [x - 0.42, x + 0.42]
                     axes.plot(ends, [verdict.bar.least] * 2, color=svg.MUTED, linewidth=1, linestyle=(0, (3, 2)))
@@ -66,13 +66,13 @@ def _by_group(pairs: Sequence[tuple[Row, Run]]) -> Figure:
         axes.axhline(1, color=svg.DENSE, linewidth=0.8)
 
     title = f"Fraction of a copy's rate, {rows[0].size}"
-    caption = "Median of interleaved pairs, 95 % interval; black: a copy. Dashed: the bars."
+    caption = "Median of interleaved pairs with 95 % interval. Black: a copy. Dashed: required rates."
     return _panels("fraction-by-group", title, caption, rows, draw, mark, "Fraction of a copy (measured)")
 
 
 def _by_size(rows: Sequence[Row], run: Run) -> Figure:
     def draw(axes: Axes, own: list[Row], index: int, shift: float) -> None:
-        # Modes of one tensor stand beside each other on the logarithmic axis.
+        # Shift the modes of one tensor horizontally on the logarithmic axis, so that they do not overlap.
         _points(axes, [row.tensor_bytes / 1e6 * 10 ** (shift / 4) for row in own], own, index)
 
     def mark(axes: Axes, dtype: str) -> None:
@@ -84,8 +84,8 @@ def _by_size(rows: Sequence[Row], run: Run) -> Figure:
 
     title = f"Fraction of a copy's rate by size, {rows[0].n}:{rows[0].m}"
     caption = (
-        "A point a distinct shape, drawn beside its size where ways of pruning would cover each other; black: a copy. "
-        "Dotted: the size of the last cache before memory."
+        "One point per shape; points are shifted horizontally so that ways of pruning do not overlap. Black: a copy. "
+        "Dotted: size of the last-level cache."
     )
     return _panels("fraction-by-size", title, caption, rows, draw, mark, "Fraction of a copy (measured)")
 
@@ -109,7 +109,7 @@ def _panels(
     mark: Callable[[Axes, str], None],
     ylabel: str,
 ) -> Figure:
-    """A panel a number type, a colour a way of pruning."""
+    """Draw one panel per number type and one colour per way of pruning."""
     dtypes = [dtype for dtype in DTYPES if any(row.dtype == dtype for row in rows)]
     shown = [pruning for pruning in PRUNINGS if any(row.pruning == pruning for row in rows)]
     with svg.style():
@@ -131,7 +131,7 @@ def _panels(
 
 
 def _ranges(rows: Sequence[Row], dtypes: Sequence[str], prunings: Sequence[str]) -> Iterator[str]:
-    """The least and the largest fraction of each colour of each panel, in words."""
+    """Yield the smallest and the largest fraction per panel and colour, in words."""
     for dtype in dtypes:
         for pruning in prunings:
             own = [row.fraction.median for row in rows if (row.dtype, row.pruning) == (dtype, pruning)]
@@ -140,7 +140,7 @@ def _ranges(rows: Sequence[Row], dtypes: Sequence[str], prunings: Sequence[str])
 
 
 def _against_alternatives(rows: Sequence[Row]) -> Figure:
-    """Times of magnitude pruning: kernel, copy, and each alternative."""
+    """Draw the times of magnitude pruning by the kernel and by each alternative, and of a copy."""
     places = _places(rows)
     frame = pd.DataFrame(_times(rows), columns=["dtype", "n", "m", "method", "seconds"])
     names = [COPY, KERNEL, *dict.fromkeys(item.name for row in rows for item in row.instead if item.times_as_long)]
@@ -164,7 +164,7 @@ def _against_alternatives(rows: Sequence[Row]) -> Figure:
         told = (f"{row.dtype} {row.n}:{row.m} {row.method} {1e3 * row.seconds:.3g} ms" for row in frame.itertuples())
         alt = f"{title}. {'; '.join(told)}."
         inline, standalone = svg.render(figure, "time-against-alternatives", title, alt)
-    caption = "Medians. What each alternative does, and does differently, stands below the tables."
+    caption = "Medians. The alternatives and their differences are described below the tables."
     return Figure("time-against-alternatives", title, alt, caption, inline, standalone)
 
 
@@ -184,7 +184,7 @@ def _figure(count: int) -> tuple[matplotlib.figure.Figure, list[Axes]]:
 
 
 def _places(rows: Sequence[Row]) -> dict[tuple[int, int], int]:
-    """Where each n:m stands on the axis: by group size, then by what is kept."""
+    """Return the axis position of each n:m, sorted by group size m, then by n."""
     groups = sorted({(row.m, row.n) for row in rows})
     return {(n, m): place for place, (m, n) in enumerate(groups)}
 
@@ -197,7 +197,7 @@ def _name_groups(axes: Axes, places: dict[tuple[int, int], int]) -> None:
 
 
 def _legend(axes: Axes, names: list[tuple[str, int]]) -> None:
-    """A legend above all panels, in as many columns as stand beside each other."""
+    """Draw a legend above all panels, in as many columns as fit the width."""
     figure = axes.get_figure()
     assert isinstance(figure, matplotlib.figure.Figure)
     handles = [

@@ -1,9 +1,9 @@
-"""Every way of pruning once, on small gradients, against the oracle: short enough for compute-sanitizer to watch.
+"""Check every way of pruning against the reference on small gradients, fast enough for compute-sanitizer.
 
     compute-sanitizer --tool memcheck python -m benchmarks.kernels.check_kernels --device cuda --few
 
-The oracle runs on the CPU, so that the kernels are nearly all that runs on the GPU. Exit status 1 if a result is wrong,
-or is not of the device's compiled kernels.
+The reference runs on the CPU, so that little other than the kernels runs on the GPU. The exit status is 1 if a result
+is wrong or was not computed by the compiled kernels of the device.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from kernels.prune import reference
 from suite.errors import UsageError
 from suite.runs.devices import resolve_device
 
-# Whole groups and short last ones, whole vectors and tails, one block of threads and several, channels-last and rows.
+# Complete and partial groups, complete vectors and tails, one block of threads and several, channels-last and rows.
 SHAPES = ((3, 64, 5, 7), (2, 20, 3, 3), (1, 3, 1, 1), (70, 96), (2, 256, 9, 11))
 GROUPS = ((1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (2, 8), (3, 7))
 FEW_SHAPES, FEW_GROUPS = SHAPES[:4], ((2, 4), (8, 16), (3, 7))
-# Relative: sums in another order, and at most one rounding of a 16-bit result.
+# Relative tolerances: sums in another order, and at most one rounding of a 16-bit result.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
 def main() -> int:
-    """Read the command line, and print what was wrong and how many were checked."""
+    """Run the checks and print wrong results and the number of checks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--few", action="store_true", help="fewer shapes and n:m: for a tool that is slow")
+    parser.add_argument("--few", action="store_true", help="check fewer shapes and n:m, for slow tools (default: off)")
     chosen = parser.parse_args()
     try:
         device = torch.device(*resolve_device(chosen.device))
@@ -62,10 +62,10 @@ def main() -> int:
             tolerance = 0.0 if rule.rescale == "none" else TOLERANCES[dtype]
             if not torch.allclose(result.cpu(), expected, rtol=tolerance, atol=2**-24 if tolerance else 0):
                 wrong.append(f"{shape} {dtype} {n}:{m} {name}")
-    print("\n".join(f"WRONG  {line}" for line in wrong) or "all equal the oracle's")
+    print("\n".join(f"WRONG  {line}" for line in wrong) or "all results equal the reference")
     print(f"{checked} results on {device} by {', '.join(sorted(backends))}; {len(wrong)} wrong")
     if backends != {device.type}:
-        print(f"NOT BY THE KERNELS  {kernels.backend_report(device)}")
+        print(f"NOT COMPUTED BY THE KERNELS  {kernels.backend_report(device)}")
         return 1
     return 1 if wrong else 0
 

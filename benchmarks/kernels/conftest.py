@@ -1,4 +1,4 @@
-"""Lets the kernel benchmarks run as a trial does; their options and fixtures are in `options.py`."""
+"""Run the kernel benchmarks in the environment of a trial; their options and fixtures are in `options.py`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from benchmarks.interleaved import restart_in_trial_environment
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Starts pytest again where the environment is another, before torch is imported, and adds the options."""
-    # Without a trial's allocator settings, page faults of large results cost more than the pruning. A new process image
-    # would inherit the files into which pytest diverts what is printed.
+    """Restart pytest with the environment of a trial before torch is imported, and add the options."""
+    # Without a trial's allocator settings, page faults of large results cost more than the pruning. Stop capturing
+    # first, because the restarted process would inherit the files to which pytest redirects output.
     capture = pluginmanager.getplugin("capturemanager")
     restart_in_trial_environment(before=lambda: capture.stop_global_capturing() if capture else None)
 

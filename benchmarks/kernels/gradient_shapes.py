@@ -1,4 +1,4 @@
-"""Shapes of the gradients that SDGP prunes, read off models: outputs of convolutions whose input needs a gradient."""
+"""Shapes of the gradients that SDGP prunes: the outputs of a model's convolutions whose input needs a gradient."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from suite.errors import UsageError, nearest
 LARGE = "large"
 CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
 CIFAR_BATCH, IMAGENET_BATCH = 512, 256
-WIDEST = "resnet9"  # `large` is this network's widest gradient, at a batch that makes it large
+WIDEST = "resnet9"  # `large` is the widest gradient of this network, with a large batch
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """One shape (N, K, P, Q), and the layers whose output gradient has it, each as `network layer`."""
+    """A shape (N, K, P, Q) and the layers whose output gradient has it, each as `network layer`."""
 
     shape: tuple[int, int, int, int]
     layers: tuple[str, ...]
 
     @property
     def label(self) -> str:
-        """The layers in a few words."""
+        """Short description of the layers."""
         more = len(self.layers) - 1
         return self.layers[0] + (f" and {more} more" if more else "")
 
 
 def gradients(text: str, batch_size: int | None, large_bytes: int) -> list[Gradient]:
-    """The distinct shapes of a list of networks, in the order typed; a shape that several have stands once.
+    """Return the distinct shapes in a list of networks, in the order of the list.
 
     Args:
-        text: `large`, names of registered models, with parameters in brackets, and torchvision's, with commas between.
-        batch_size: N; `None` for 512 (32x32 images) or 256 (torchvision's networks, 224x224). `large` takes no heed.
-        large_bytes: what a 16-bit tensor of `large` has at least.
+        text: Comma-separated list of `large`, registered models with parameters in brackets, and torchvision's models.
+        batch_size: N; `None` for 512 (32x32 images) or 256 (torchvision's networks, 224x224). `large` ignores it.
+        large_bytes: Minimum size of a 16-bit tensor of `large` in bytes.
 
     Raises:
-        UsageError: for a name that is no network, or parameters that it does not have.
+        UsageError: If a name or a parameter is unknown.
     """
     found: dict[tuple[int, int, int, int], list[str]] = {}
     for request in read_list(text, "--shapes"):
@@ -85,7 +85,7 @@ def _pruned(
 
 
 def _large(least_bytes: int) -> tuple[tuple[int, int, int, int], str]:
-    """The widest gradient of `WIDEST`, at the least multiple of its usual batch that gives so many bytes in 16 bits."""
+    """Return the widest gradient of `WIDEST`, with the smallest multiple of its batch that reaches this size."""
     with torch.device("meta"):
         model = build_model(WIDEST, CIFAR, 10)
     shape, name = max(_pruned(WIDEST, model, CIFAR, 1), key=lambda row: math.prod(row[0]))

@@ -1,4 +1,4 @@
-"""Options and fixtures of the kernel benchmarks, and what their JSON says of the run: a plugin of pytest."""
+"""Pytest plugin with the options and fixtures of the kernel benchmarks and the facts in their JSON file."""
 
 from __future__ import annotations
 
@@ -33,10 +33,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--shapes",
         metavar="LIST",
-        help="large (one tensor over 256 MB on CUDA, of four last-level caches on a CPU), registered models such as "
-        f"resnet9[width=0.25], torchvision's such as resnet18 ({default(SHAPES)})",
+        help="comma list of large (one tensor over 256 MB on CUDA, or four times the last-level cache on a CPU), "
+        "registered models such as resnet9[width=0.25], and models of torchvision such as resnet18 "
+        f"({default(SHAPES)})",
     )
-    group.addoption("--batch-size", metavar="N", type=int, help="of the models' shapes (512; torchvision's: 256)")
+    group.addoption(
+        "--batch-size", metavar="N", type=int, help="batch size of the models' shapes (512; torchvision: 256)"
+    )
     group.addoption("--dtypes", metavar="LIST", help=f"number types ({default(TYPES)})")
     group.addoption("--groups", metavar="LIST", help=f"n:m ({default(GROUPS)})")
     group.addoption("--modes", metavar="LIST", help=f"{', '.join(MODES)} ({default(CHOSEN_MODES)})")
@@ -45,17 +48,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--slow-rounds",
         metavar="N",
         type=int,
-        help=f"interleaved pairs with each alternative, 0 for none ({default(SLOW_ROUNDS)})",
+        help=f"interleaved pairs of kernel and each alternative, 0 for none ({default(SLOW_ROUNDS)})",
     )
-    group.addoption("--compile", action="store_true", help="torch.compile of the oracle is an alternative too; slow")
+    group.addoption("--compile", action="store_true", help="add torch.compile of the reference as an alternative; slow")
     group.addoption(
         "--json",
         metavar="FILE",
         type=Path,
-        help="where each case is kept as soon as it is measured, in the form of --benchmark-json; the same command "
-        "goes on with the cases that are not in there",
+        help="save each case as soon as it is measured, in the format of --benchmark-json; the same command continues "
+        "with the cases that the file does not have",
     )
-    group.addoption("--quick", action="store_true", help="one shape, type and n:m, a few rounds: to see that it runs")
+    group.addoption("--quick", action="store_true", help="one shape, type and n:m with a few rounds, as a test run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,14 +66,16 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError('kernel benchmarks need pytest-benchmark: pip install -e ".[dev]"')
     for option in ("benchmark_json", "json"):
         target = config.getoption(option)
-        if target and not Path(str(target)).absolute().parent.is_dir():  # it would be found out at the end alone
+        if (
+            target and not Path(str(target)).absolute().parent.is_dir()
+        ):  # otherwise the error would appear only at the end
             raise pytest.UsageError(f"--{option.replace('_', '-')} {target}: its folder does not exist")
     names = ("device", "shapes", "batch_size", "dtypes", "groups", "modes", "rounds", "slow_rounds", "compile", "quick")
     try:
         config.stash[PLAN] = read_plan({name: config.getoption(name) for name in names})
     except UsageError as error:
         raise pytest.UsageError(" ".join(str(error).split())) from None
-    # Collected now, since it says how busy the machine is: at the end, that would be with the benchmarks themselves.
+    # Collect the provenance now: at the end, the load of the machine would include the benchmarks themselves.
     config.stash[PROVENANCE] = collect(config.stash[PLAN].device) | {
         "command_line": without_home(shlex.join(["python", *sys.orig_argv[1:]]))
     }
@@ -81,10 +86,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def measured_before(config: pytest.Config) -> list[dict[str, Any]]:
-    """The cases that the file of --json has; they were measured by the same code on the same hardware.
+    """Return the cases that the file of --json already has.
 
     Raises:
-        OtherRunError: if they were not.
+        OtherRunError: If they were measured by other code or on other hardware.
     """
     path: Path | None = config.getoption("json")
     if path is None or not path.exists():
@@ -106,26 +111,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         kernel = metafunc.function.__name__.removeprefix("test_")
         names: list[Any] = [case.name for case in metafunc.config.stash[PLAN].cases if case.kernel == kernel]
-        none = pytest.param("none", marks=pytest.mark.skip(reason=f"no chosen case is one of kernels.{kernel}"))
+        none = pytest.param("none", marks=pytest.mark.skip(reason=f"no selected case uses kernels.{kernel}"))
         metafunc.parametrize("case", names or [none], indirect=True)
 
 
 @pytest.fixture(scope="session")
 def plan(pytestconfig: pytest.Config) -> Plan:
-    """What was chosen."""
+    """Selected cases and settings."""
     return pytestconfig.stash[PLAN]
 
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest, plan: Plan) -> Case:
-    """The case of this test."""
+    """Case of the current test."""
     kernel = request.function.__name__.removeprefix("test_")
     return next(item for item in plan.cases if (item.kernel, item.name) == (kernel, request.param))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Any:
-    """Keep a case as soon as it is measured; one that fails raises here."""
+    """Save a case as soon as it is measured; a failed case raises at `yield`."""
     outcome = yield
     path: Path | None = item.config.getoption("json")
     benchmark = getattr(item, "funcargs", {}).get("benchmark")
@@ -139,7 +144,7 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    # Where all was measured before, pytest finds no test to run, and that is no failure.
+    # If all cases were measured before, pytest has no test to run, which is not an error.
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.stash[MEASURED]:
         session.exitstatus = pytest.ExitCode.OK
 
@@ -151,12 +156,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=done)
     if config.pluginmanager.hasplugin("timeout"):
         for item in items:
-            item.add_marker(pytest.mark.timeout(0))  # the project's limit is for tests
+            item.add_marker(pytest.mark.timeout(0))  # the project's time limit is meant for tests
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    machine_info.pop("node", None)  # the machine's name is nobody's business
+    machine_info.pop("node", None)  # do not record the name of the machine
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -165,7 +170,7 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: Any, output_
 
 
 def facts_of(config: pytest.Config) -> dict[str, Any]:
-    """What all cases of the run have in common."""
+    """Return the facts that all cases of the run share."""
     plan = config.stash[PLAN]
     size, known_from = cache_bytes(plan.device)
     return {

@@ -1,16 +1,16 @@
-"""Reads what `bench_kernels.py` left: pytest-benchmark's JSON, with its own key `kernel_benchmarks`.
+"""Reader of the JSON files of `bench_kernels.py`: pytest-benchmark's format with an additional key `kernel_benchmarks`.
 
-Of each benchmark's `extra_info`:
+Each benchmark has these values in `extra_info`:
 
     kernel, layer, layers, shape, dtype, n, m, mode, rescale, device, backend
-    tensor_bytes        of the gradient
-    bytes               counted: the least that must move, each element read once and each result written once
-    seconds, gb_per_s   measured: the median, and `bytes` over it
-    copy                which of `copies_gb_per_s` was fastest, and so ran beside the kernel, at `copy_gb_per_s`
-    fraction_of_copy    the kernel's rate over the copy's: `median` of the pairs with its 95 % interval `low`, `high`,
-                        and `least`, from the two least times
-    instead             by alternative: `seconds`, `same_values` as the oracle's, `pairs` measured, and `times_as_long`
-                        as the kernel (an interval, as above), or `failed` with the reason
+    tensor_bytes        size of the gradient
+    bytes               counted: minimum traffic, with each element read once and each result written once
+    seconds, gb_per_s   measured: median time, and `bytes` divided by it
+    copy                fastest of `copies_gb_per_s`; it was timed in alternation with the kernel, at `copy_gb_per_s`
+    fraction_of_copy    rate of the kernel over that of the copy: `median` over the pairs, its 95 % interval `low` and
+                        `high`, and `least`, the ratio from the two minimum times
+    instead             by alternative: `seconds`, `same_values` (equals the reference), number of `pairs`, and
+                        `times_as_long` (time over the kernel's, an interval as above); or `failed` with the reason
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any
 from suite.errors import UsageError
 from suite.runs.folder.columns import minor_version
 
-FORMAT = 1  # of `kernel_benchmarks`
+FORMAT = 1  # version of `kernel_benchmarks`
 KEY = "kernel_benchmarks"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median of pairs' quotients with its 95 % interval, and the quotient of the least times."""
+    """Median ratio of the pairs with its 95 % interval, and the ratio of the minimum times."""
 
     median: float
     low: float
@@ -41,7 +41,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Alternative:
-    """What one would use instead: its median time and how many times that of the kernel, or why it failed."""
+    """An alternative: its median time and its time relative to the kernel's, or the reason that it failed."""
 
     name: str
     seconds: float
@@ -52,7 +52,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Row:
-    """One case; see the module's docstring."""
+    """Result of one case; the docstring of the module describes the fields."""
 
     kernel: str
     layer: str
@@ -76,25 +76,25 @@ class Row:
 
     @property
     def case(self) -> tuple[Any, ...]:
-        """What may stand only once."""
+        """Key of the case, which must be unique."""
         return self.kernel, self.shape, self.dtype, self.n, self.m, self.mode, self.rescale
 
     @property
     def pruning(self) -> str:
-        """The mode in words: `magnitude`, `random`, or what is rescaled by."""
+        """Mode in words: `magnitude`, `random`, or the scope of rescaling."""
         if self.rescale == "none":
             return self.mode
         return f"rescaled by {self.rescale}" if self.mode == "magnitude" else f"{self.mode}, rescaled by {self.rescale}"
 
     @property
     def size(self) -> str:
-        """The shape as it is read."""
+        """Shape in words, for example `512×64×32×32`."""
         return "×".join(map(str, self.shape))
 
 
 @dataclass(frozen=True)
 class Run:
-    """One file: the facts of its run, and its rows."""
+    """Content of one file: facts of the run, and its rows."""
 
     path: Path
     device: str
@@ -110,24 +110,26 @@ def read(paths: Sequence[Path]) -> list[Run]:
     """Read the files of one machine.
 
     Raises:
-        UsageError: for a file that is not what `bench_kernels.py` writes, a case that stands twice, or files of
+        UsageError: If a file was not written by `bench_kernels.py`, a case occurs twice, or the files come from
             different hardware.
     """
     runs = [read_file(path) for path in paths]
     seen: dict[tuple[Any, ...], Path] = {}
     for run in runs:
         if _machine(run.provenance) != _machine(runs[0].provenance):
-            raise UsageError(f"{run.path} is of other hardware than {runs[0].path}: their times are never put together")
+            raise UsageError(
+                f"{run.path} was measured on other hardware than {runs[0].path}; their times cannot be combined"
+            )
         for row in run.rows:
             if row.case in seen:
-                where = "twice" if seen[row.case] == run.path else f"in {seen[row.case]} too"
-                raise UsageError(f"{run.path}: {row.size} {row.dtype} {row.n}:{row.m} {row.pruning} stands {where}")
+                where = "twice" if seen[row.case] == run.path else f"also in {seen[row.case]}"
+                raise UsageError(f"{run.path}: {row.size} {row.dtype} {row.n}:{row.m} {row.pruning} occurs {where}")
             seen[row.case] = run.path
     return runs
 
 
 def _machine(provenance: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What times that are put together have in common; a fact that a file does not have is `None`."""
+    """Return the facts that combined files must share; a fact that a file does not have is `None`."""
     hardware, software = provenance.get("hardware") or {}, provenance.get("software") or {}
     threads = None if hardware.get("device") == "cuda" else hardware.get("threads")
     return provenance["hardware_id"], threads, minor_version(str(software.get("torch") or ""))
@@ -137,23 +139,23 @@ def read_file(path: Path) -> Run:
     """Read one file.
 
     Raises:
-        UsageError: with the path and the first thing that is wrong.
+        UsageError: If the file is invalid; the message has the path and the first error.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except ValueError as error:
-        raise UsageError(f"{path}: is not JSON: {error}") from error
+        raise UsageError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), list):
-        raise UsageError(f"{path}: is not of pytest-benchmark: it has no list 'benchmarks'")
+        raise UsageError(f"{path} is not a file of pytest-benchmark: it has no list 'benchmarks'")
     facts = content.get(KEY)
     if not isinstance(facts, dict):
-        raise UsageError(f"{path}: is of pytest-benchmark, but not of benchmarks/kernels/bench_kernels.py: no '{KEY}'")
+        raise UsageError(f"{path} was not written by benchmarks/kernels/bench_kernels.py: it has no '{KEY}'")
     if facts.get("format") != FORMAT:
-        raise UsageError(f"{path}: is of format {facts.get('format')}; this program reads format {FORMAT}")
+        raise UsageError(f"{path} has format {facts.get('format')}; this program reads format {FORMAT}")
     if not content["benchmarks"]:
-        raise UsageError(f"{path}: holds no benchmark: none was chosen, or none passed its check")
+        raise UsageError(f"{path} has no benchmarks: none was selected, or none passed its check")
     rows = tuple(_row(item, f"{path}: benchmark {number}") for number, item in enumerate(content["benchmarks"], 1))
     provenance = _get(facts, "provenance", dict, f"{path}: {KEY}")
     _get(provenance, "hardware_id", str, f"{path}: provenance")
@@ -177,7 +179,7 @@ def _row(item: Any, where: str) -> Row:
     rates = {key: _positive(found, key, where) for key in ("seconds", "gb_per_s", "copy_gb_per_s")}
     shape = _get(found, "shape", list, where)
     if not shape or not all(isinstance(size, int) for size in shape):
-        raise UsageError(f"{where}: 'shape' is {shape!r}; expected whole numbers")
+        raise UsageError(f"{where}: 'shape' is {shape!r}; expected integers")
     copies = _get(found, "copies_gb_per_s", dict, where)
     instead = _get({"instead": {}, **found}, "instead", dict, where)
     return Row(
@@ -222,5 +224,5 @@ def _get(content: Any, key: str, kind: type | tuple[type, ...], where: str) -> A
         raise UsageError(f"{where}: has no '{key}'")
     value = content[key]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UsageError(f"{where}: '{key}' is {value!r}, which is of the wrong type")
+        raise UsageError(f"{where}: '{key}' is {value!r}, which has the wrong type")
     return value

@@ -1,9 +1,10 @@
-"""Tables and charts of the kernel benchmarks, from the JSON that they left.
+"""Write tables and charts of the kernel benchmarks from their JSON files.
 
     python -m benchmarks.kernels.tables FILE.json [FILE.json ...] [-o FOLDER]
 
-Writes `kernels.md` and `figures/kernels-*.svg` into FOLDER (default: where the first file lies), and prints the bars.
-Exit status: 0, also where a bar is missed; 2 for a file that is not of `bench_kernels.py`.
+The program writes `kernels.md` and `figures/kernels-*.svg` into FOLDER (default: the folder of the first file), and
+prints whether the required rates ("bars") are met. The exit status is 0 even if a bar is missed, and 2 for a file that
+was not written by `bench_kernels.py`.
 """
 
 from __future__ import annotations
@@ -24,28 +25,26 @@ from suite.command.options import Parser
 from suite.errors import UsageError
 
 NAME = "kernels.md"
-_INTERVAL = (
-    "Median of interleaved pairs with its 95 % bootstrap interval; beside it the quotient of the two least times."
-)
-_BYTES = "The least that must move: each element read once, each result written once."
+_INTERVAL = "Median of interleaved pairs with its 95 % bootstrap interval; then the ratio of the two minimum times."
+_BYTES = "Minimum traffic: each element is read once and each result is written once."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line asks for."""
+    """Read the files of the command line, and write the tables and charts."""
     parser = Parser(prog="python -m benchmarks.kernels.tables", description=__doc__)
-    parser.add_argument("files", metavar="FILE.json", nargs="+", help="what --benchmark-json left")
-    parser.add_argument("-o", "--out", metavar="FOLDER", help="where to write (default: beside the first file)")
+    parser.add_argument("files", metavar="FILE.json", nargs="+", help="file written by --benchmark-json or --json")
+    parser.add_argument("-o", "--out", metavar="FOLDER", help="output folder (default: the folder of the first file)")
     try:
         chosen = parser.read(list(sys.argv[1:] if arguments is None else arguments))
         paths = [Path(name) for name in chosen.files]
         folder = Path(chosen.out) if chosen.out else paths[0].parent
         if folder.exists() and not folder.is_dir():
-            raise UsageError(f"-o {folder}: is a file, not a folder")
+            raise UsageError(f"-o {folder} is a file, not a folder")
         runs = read(paths)
     except UsageError as error:
         print("kernel_tables: error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
-    # All of it is made before anything is written.
+    # Create all content before any file is written.
     figures = charts(runs)
     text = markdown(runs, figures)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def markdown(runs: Sequence[Run], figures: Sequence[Figure]) -> str:
-    """The whole page."""
+    """Return the page as Markdown."""
     rows = [row for run in runs for row in run.rows]
     parts = ["# Pruning kernels", *_facts(runs), "## Bars", table(_bar_table(runs))]
     if figures:
@@ -71,18 +70,18 @@ def markdown(runs: Sequence[Run], figures: Sequence[Figure]) -> str:
     parts += ["## Copies", table(_copy_table(rows))]
     used = dict.fromkeys(item.name for row in rows for item in row.instead)
     if used:
-        parts.append("## Instead of the kernel")
+        parts.append("## Alternatives to the kernel")
         parts.append("\n".join(f"- {escape(name)}: {escape(NOTES.get(name, ''))}" for name in used))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def bar_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """A line a bar that applies to some row."""
+    """Yield one line per bar that applies to at least one row."""
     for bar, found in _by_bar(runs):
         held = sum(verdict.holds for _, verdict in found)
         row, worst = min(found, key=lambda pair: pair[1].value)
         word = "holds " if held == len(found) else "MISSED"
-        yield f"{word}  {bar}: {held} of {len(found)}; least {_value(worst)}, {_named(row)}"
+        yield f"{word}  {bar}: {held} of {len(found)}; minimum {_value(worst)}, {_named(row)}"
 
 
 def _facts(runs: Sequence[Run]) -> Iterator[str]:
@@ -101,17 +100,15 @@ def _facts(runs: Sequence[Run]) -> Iterator[str]:
         git = found.get("git", {})
         changes = " with uncommitted changes" if git.get("dirty") else ""
         cores = found.get("busy_cores")
-        busy = f", {cores} cores busy as it began" if cores is not None else ""
+        busy = f", {cores} cores busy at the start" if cores is not None else ""
         commit = f"{str(git.get('commit', 'unknown'))[:12]}{changes}"
         line = f"{found.get('time_utc', '')}: {len(run.rows)} cases, {run.rounds} rounds, commit {commit}{busy}."
         yield escape(line) + (f" {code(str(found['command_line']))}" if found.get("command_line") else "")
-    cache = (
-        f"The last cache before memory: {formatting.binary_bytes(runs[0].cache_bytes)} ({runs[0].cache_known_from})."
-    )
+    cache = f"Last-level cache: {formatting.binary_bytes(runs[0].cache_bytes)} ({runs[0].cache_known_from})."
     yield escape(cache)
     yield escape(
-        "Times, GB/s, fractions and ratios are measured; bytes are counted. Every case was checked against the oracle "
-        "before it was timed."
+        "Times, GB/s, fractions and ratios are measured; bytes are counted. Every case was checked against the "
+        "reference before it was timed."
     )
     reports = dict.fromkeys(run.backend for run in runs)
     yield from map(escape, reports)
@@ -120,10 +117,10 @@ def _facts(runs: Sequence[Run]) -> Iterator[str]:
 def _bar_table(runs: Sequence[Run]) -> Table:
     columns = (
         Column("Bar", numeric=False),
-        Column("At least"),
-        Column("Rows that hold"),
-        Column("Least", kind="measured"),
-        Column("Where", numeric=False),
+        Column("Required"),
+        Column("Rows that meet it"),
+        Column("Minimum", kind="measured"),
+        Column("Case", numeric=False),
         Column("", numeric=False),
     )
     body = []
@@ -141,7 +138,7 @@ def _bar_table(runs: Sequence[Run]) -> Table:
             )
         )
     absent = [bar.name for bar in BARS if bar.name not in {name for name, _ in _by_bar(runs)}]
-    body += [(Cell(name), Cell("–"), Cell("0 of 0"), Cell("–"), Cell("no such row"), Cell("–")) for name in absent]
+    body += [(Cell(name), Cell("–"), Cell("0 of 0"), Cell("–"), Cell("no case"), Cell("–")) for name in absent]
     return Table("bars", "", columns, tuple(body))
 
 
@@ -167,9 +164,9 @@ def _case_table(runs: Sequence[Run], n: int, m: int) -> Table:
         Column("Bytes", "MB", "counted", _BYTES),
         Column("Time", "ms", "measured"),
         Column("Rate", "GB/s", "measured"),
-        Column("Of a copy", "", "measured", _INTERVAL),
-        Column("by least times", "", "measured", _INTERVAL),
-        *(Column(f"{name} takes", "× as long", "measured", _INTERVAL) for name in others),
+        Column("Fraction of a copy", "", "measured", _INTERVAL),
+        Column("By minimum times", "", "measured", _INTERVAL),
+        *(Column(f"Time of {name}", "× the kernel's", "measured", _INTERVAL) for name in others),
         Column("Bar", numeric=False),
     )
     body = tuple(_case_row(row, run, others) for row, run in pairs)
@@ -184,7 +181,7 @@ def _order(row: Row) -> tuple[object, ...]:
 
 def _case_row(row: Row, run: Run, others: Sequence[str]) -> tuple[Cell, ...]:
     interval = f"{row.fraction.median:.3f} [{row.fraction.low:.3f}, {row.fraction.high:.3f}]"
-    backend = "" if row.backend != "reference" else "Ran in plain torch: no compiled kernel took it."
+    backend = "" if row.backend != "reference" else "Computed by plain torch: no compiled kernel supports this case."
     said = [
         f"{'holds' if verdict.holds else 'MISSED'} ≥ {_number(verdict.bar.least)}" for verdict in verdicts(row, run)
     ]
@@ -210,21 +207,21 @@ def _alternative(row: Row, name: str) -> Cell:
             ratio = item.times_as_long
             if ratio is None:
                 return Cell("failed", note=item.failed)
-            note = "" if item.same_values else "Its values are not the oracle's, bit for bit: see below."
+            note = "" if item.same_values else "Its values differ from the reference; see below."
             return Cell(f"{ratio.median:.3g} [{ratio.low:.3g}, {ratio.high:.3g}], {ratio.least:.3g}", note=note)
     return Cell(formatting.DASH)
 
 
 def _copy_table(rows: Sequence[Row]) -> Table:
-    """Each tensor once: what every way to copy it reached."""
+    """Return the rates of all ways to copy each tensor."""
     tensors = {(row.shape, row.dtype): row for row in rows}
     ways = list(dict.fromkeys(name for row in rows for name in row.copies_gb_per_s))
-    fastest = "The fastest ran beside the kernels."
+    fastest = "The fastest was timed in alternation with the kernels."
     columns = (
         Column("Gradient", numeric=False),
         Column("Type", numeric=False),
         Column("Size", "MB", "counted"),
-        *(Column(name, "GB/s", "measured", "Median, read and written bytes both counted.") for name in ways),
+        *(Column(name, "GB/s", "measured", "Median; read and written bytes are both counted.") for name in ways),
         Column("Fastest", numeric=False, note=fastest),
     )
     ordered = sorted(tensors.values(), key=lambda row: (-row.tensor_bytes, row.shape, row.dtype))
@@ -249,7 +246,7 @@ def _named(row: Row) -> str:
 
 
 def _value(verdict: Verdict) -> str:
-    # Never a text that says the bar is met where it is missed.
+    # Enough decimals that a missed bar is not rounded to a met one.
     decimals = 3 if verdict.bar.least < 1 else 1
     return f"{verdict.value:.{decimals}f}"
 

@@ -1,4 +1,4 @@
-"""The cases of `search_products.py`, and the computation of one of them: only this file imports torch to multiply."""
+"""Cases of `search_products.py` and the computation of one case; torch is imported only in that computation."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 KERNELS, STRIDES = (1, 3, 5), (1, 2, 3)
 LAYOUTS, DTYPES, THREADS = ("channels-last", "contiguous"), ("float32", "bfloat16"), (1, 2)
 CHANNELS = 33
-SIDES = (7, 20)  # of the images, the smallest and the largest
+SIDES = (7, 20)  # smallest and largest side of the images
 GROUPINGS = ("1", "2", "3", "each")  # `each`: as many groups as input channels
-# The largest error of an element, over the root mean square of the product, that is rounding. A product that has a
-# wrong element is wrong by about 1.
+# Largest error of an element, relative to the root mean square of the product, that counts as rounding. A wrong element
+# has an error of about 1.
 LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One convolution, with padding of half its kernel.
+    """One convolution with padding of half its kernel size.
 
     Attributes:
-        grouping: one of `GROUPINGS`.
-        in_channels, out_channels: in all groups together.
-        side, batch: of the input, (batch, in_channels, side, side).
-        seed: of the random operands.
+        grouping: One of `GROUPINGS`.
+        in_channels, out_channels: Total over all groups.
+        side, batch: Sizes of the input, (batch, in_channels, side, side).
+        seed: Seed of the random operands.
     """
 
     kernel: int
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """What names the table's row that counts this case."""
+        """Key of the table row that counts this case."""
         return (self.kernel, self.stride, self.grouping, self.layout, self.dtype, self.threads)
 
     @property
@@ -52,15 +52,15 @@ class Case:
         return self.in_channels if self.grouping == "each" else int(self.grouping)
 
     def text(self) -> str:
-        """The case as JSON, on one line."""
+        """Return the case as one line of JSON."""
         return json.dumps(asdict(self))
 
 
 def channel_pairs(grouping: str, per_count: int, draw: random.Random) -> list[tuple[int, int]]:
-    """Channel counts (in, out) up to `CHANNELS`: each count of inputs with `per_count` counts of outputs.
+    """Return pairs (in, out) of channel counts up to `CHANNELS`, with `per_count` output counts per input count.
 
-    The counts of outputs are drawn, and are different ones; 0 takes them all. With groups one is drawn. Both counts are
-    multiples of the groups.
+    The output counts are drawn without repetition; 0 takes all of them. With groups, one is drawn. Both counts are
+    multiples of the number of groups.
     """
     if grouping != "1":
         per_count = min(per_count, 1)
@@ -85,14 +85,14 @@ def all_cases(
     seed: int,
     sides: tuple[int, int] = SIDES,
 ) -> list[list[Case]]:
-    """The cases, one list for each row of the table. The same arguments give the same cases."""
+    """Return one list of cases per row of the table. The same arguments give the same cases."""
     rows = []
     for row in itertools.product(kernels, strides, groupings, layouts, dtypes, threads):
         kernel, stride, grouping, layout, dtype, count = row
         draw = random.Random(f"{seed} {row}")
         cases = []
         for given, made in channel_pairs(grouping, per_count, draw):
-            # With fewer than 16 images and one thread torch multiplies 1x1 convolutions of stride 1 itself.
+            # For fewer than 16 images and one thread, torch computes 1x1 convolutions of stride 1 without oneDNN.
             batch = 16 if kernel == 1 else draw.choice((2, 3, 4))
             side = draw.randint(*sides)
             cases.append(Case(kernel, stride, grouping, layout, dtype, count, given, made, side, batch, seed))
@@ -101,12 +101,12 @@ def all_cases(
 
 
 def errors_of(case: Case, through_suite: bool) -> dict[str, float]:
-    """The errors of the four products of a case against float64, by name: the largest over the root mean square.
+    """Return the largest error of each product against float64, relative to the product's root mean square.
 
     Args:
-        case: which convolution.
-        through_suite: multiply as a layer of the suite does, once with an empty plan and once with another; else as
-            torch's own layer does.
+        case: The convolution.
+        through_suite: Whether to use a layer of the suite, once without and once with a transform; otherwise torch's
+            own layer is used.
     """
     import torch
     from torch import nn
@@ -134,7 +134,7 @@ def errors_of(case: Case, through_suite: bool) -> dict[str, float]:
     with torch.no_grad():
         for parameter, given in zip(wide.parameters(), layer.parameters(), strict=True):
             parameter.copy_(given)
-    # `contiguous` alone may return the strides of channels-last, which are the same where a size is 1.
+    # The reference is a new layer with torch's default layout, since `contiguous` may keep channels-last strides.
     wanted = _products(wide, images.double(), grad.double())
     worst: dict[str, float] = {}
     for planned in (False, True) if through_suite else (None,):
@@ -160,7 +160,7 @@ def _products(layer: Any, images: Any, grad: Any) -> dict[str, Any]:
 
 
 def _of_suite(layer: Any, planned: bool) -> Any:
-    """The layer as one of the suite's; with an empty plan, or with one that changes nothing."""
+    """Convert the layer to one of the suite, with an empty plan or with a transform that changes nothing."""
     from suite.method import OpPlan
     from suite.ops import convert
 

@@ -1,9 +1,9 @@
-/* An allocator that makes out-of-bounds accesses visible, for search_products.py: LD_PRELOAD it.
+/* An allocator that detects out-of-bounds accesses, loaded by search_products.py with LD_PRELOAD.
  *
- * Every aligned allocation of at least MINIMUM bytes ends (but for the alignment) at a page that cannot be accessed, so
- * that a write past its end is signal 11 at once, and not damage that shows later or never. Its addresses are never
- * used again, so that an access after the release is signal 11 too. New memory is full of 0xff bytes, which is NaN in
- * float32 and bfloat16, so that a read of memory that nobody has written shows in the result.
+ * Every aligned allocation of at least MINIMUM bytes ends (up to its alignment) at an inaccessible page, so that a write
+ * past its end raises signal 11 at once. Addresses are never reused, so that an access after the release raises signal 11
+ * too. New memory is filled with 0xff bytes, which are NaN in float32 and bfloat16, so that reads of uninitialized memory
+ * show in the result.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -32,7 +32,7 @@ int posix_memalign(void **result, size_t alignment, size_t size) {
     }
     size_t rounded = (size + alignment - 1) / alignment * alignment;
     size_t data = (rounded + PAGE - 1) / PAGE * PAGE;
-    /* A page for the size, those of the data, and one that stays closed. */
+    /* One page for the size, the pages of the data, and one inaccessible page. */
     char *begin = __atomic_fetch_add(&next, data + 2 * PAGE, __ATOMIC_SEQ_CST);
     if (begin + data + 2 * PAGE > arena + RESERVED) return ENOMEM;
     if (mprotect(begin, data + PAGE, PROT_READ | PROT_WRITE)) return ENOMEM;

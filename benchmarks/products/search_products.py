@@ -2,16 +2,16 @@
 
     python -m benchmarks.products.search_products [--through suite] [--isa AVX2] [--guard] [--minutes 20] [--json FILE]
 
-Output, data gradient, weight gradient and bias gradient of each case are compared with float64: kernels 1, 3 and 5;
-strides 1 to 3; 1 to 33 input and output channels; groups; both memory layouts; float32 and bfloat16; 1 and 2 threads.
-Cases run in forked processes, some in one; where one crashes, hangs or is wrong, each of its cases runs alone. The
-table has a row a kind of convolution, with the input channels of the cases that failed; the file, which is rewritten
-as the search goes, has every failed case.
+The output, data gradient, weight gradient and bias gradient of each case are compared with float64. The cases cover
+kernels 1, 3 and 5; strides 1 to 3; 1 to 33 input and output channels; groups; both memory layouts; float32 and
+bfloat16; 1 and 2 threads. Each forked process computes several cases; if one crashes, hangs or is wrong, its cases run
+again one by one. The table has one row per kind of convolution, with the input channels of the failed cases. The file
+has every failed case and is rewritten during the search.
 
-Memory that a library overwrites often shows nowhere. With `--guard` (Linux, a C compiler) each large allocation ends
-at a page that cannot be accessed: writing past it ends the process at once.
+Writes past the end of an allocation often have no visible effect. With `--guard` (Linux with a C compiler), each large
+allocation ends at an inaccessible page, so that such a write ends the process at once.
 
-ISA limits: `--isa AVX2` lets oneDNN use no wider instructions than that (its ONEDNN_MAX_CPU_ISA).
+`--isa AVX2` limits the instructions that oneDNN uses (its ONEDNN_MAX_CPU_ISA).
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from benchmarks.products.cases import (
 )
 from benchmarks.products.worker import Worker
 
-TOGETHER = 33  # cases in one process
+TOGETHER = 33  # number of cases per process
 SECONDS_TOGETHER, SECONDS_ALONE = 120.0, 30.0
-ALONE = 3  # times that each case runs alone where a process failed and no case did alone
+ALONE = 3  # repetitions of each case alone, if a process failed but none of its cases fails alone
 SAVE_EVERY = 5.0  # seconds
 
 
 def outcome(case: Case, errors: dict[str, float]) -> str:
-    """Empty where all products are right; else which is wrong, and by how much."""
+    """Return the wrong products with their errors; empty if all are right."""
     wrong = {name: error for name, error in errors.items() if not error <= LIMITS[case.dtype]}
     return ", ".join(f"{name} wrong by {error:.2g}" for name, error in wrong.items())
 
 
 def examine(worker: Worker, cases: Sequence[Case]) -> list[tuple[Case, str, dict[str, float]]]:
-    """Each case with its outcome, empty where it is right, and its errors."""
+    """Compute cases; return each with its outcome (empty if it is right) and its errors."""
     errors, ended = worker.run(cases, SECONDS_TOGETHER)
     if not ended:
         found = [(case, outcome(case, error), error) for case, error in zip(cases, errors, strict=True)]
@@ -69,7 +69,7 @@ def examine(worker: Worker, cases: Sequence[Case]) -> list[tuple[Case, str, dict
         alone = [_alone(worker, case, times) for case in cases]
         if any(text for _, text, _ in alone):
             return alone
-    if ended == "hung":  # every case came to its end by itself: this machine is busy
+    if ended == "hung":  # every case finished alone, so the machine was busy
         return alone
     together = ended or "wrong"
     return [(case, f"{together} with others, not alone", error) for case, _, error in alone]
@@ -86,7 +86,7 @@ def _alone(worker: Worker, case: Case, times: int) -> tuple[Case, str, dict[str,
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`1-7, 9` of 1, 2, ..., 7 and 9."""
+    """Return integers as ranges, for example `1-7, 9`."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and number == parts[-1][1] + 1:
@@ -97,7 +97,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def table(rows: dict[tuple[Any, ...], dict[str, Any]]) -> str:
-    """A line a row; kinds of which no case failed in any layout and with any number of threads are one line."""
+    """Return one line per row; rows of a kind without failures in any layout and thread count share one line."""
     kinds: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, Any]]] = {}
     for row, found in rows.items():
         kernel, stride, grouping, layout, dtype, threads = row
@@ -119,7 +119,7 @@ def table(rows: dict[tuple[Any, ...], dict[str, Any]]) -> str:
 
 
 def _line(members: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> str:
-    """What follows kernel, stride, groups and type: of rows that differ in layout and threads."""
+    """Return the rest of a line after kernel, stride, groups and type, summed over layouts and thread counts."""
     failed = [one for _, found in members for one in found["failed"]]
     layouts = " ".join(dict.fromkeys(layout for (layout, _), _ in members))
     threads = " ".join(dict.fromkeys(str(count) for (_, count), _ in members))
@@ -138,7 +138,7 @@ def guard_library(folder: Path) -> Path:
     """Compile `guard_pages.c` into a folder.
 
     Raises:
-        SystemExit: if there is no C compiler, or it fails; one line that says so.
+        SystemExit: If no C compiler is found or it fails; the message is one line.
     """
     compiler = shlex.split(os.environ.get("CC") or "cc")
     if shutil.which(compiler[0]) is None:
@@ -153,7 +153,7 @@ def guard_library(folder: Path) -> Path:
 
 
 def search(options: argparse.Namespace) -> dict[str, Any]:
-    """Examine the cases until they or the minutes are at an end; what was found, by row, and whether all of it was."""
+    """Examine all cases, or as many as the minutes allow; return the results by row and how the search ended."""
     rows = all_cases(
         options.kernels, options.strides, options.groups, options.layouts, options.dtypes, options.threads,
         options.pairs, options.seed, tuple(options.sides),
@@ -165,7 +165,7 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *_python_path()])
-        # Threads that wait for each other without taking a core: a busy machine would seem to hang.
+        # Waiting threads must not occupy a core; otherwise cases seem to hang on a busy machine.
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if options.isa:
             environment["ONEDNN_MAX_CPU_ISA"] = options.isa
@@ -189,7 +189,7 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
 
         counts |= {cases[0].row: {"cases": 0, "largest_error": 0.0, "failed": []} for cases in rows}
         parts = [cases[first : first + TOGETHER] for cases in rows for first in range(0, len(cases), TOGETHER)]
-        random.Random(options.seed).shuffle(parts)  # a search that is cut short has looked at something of everything
+        random.Random(options.seed).shuffle(parts)  # a search that is stopped early covers some cases of every kind
         for part in parts:
             if time.monotonic() > until:
                 ended = f"stopped after {options.minutes:g} minutes"
@@ -221,7 +221,7 @@ def _python_path() -> list[str]:
 
 
 def _facts(environment: dict[str, str]) -> dict[str, Any]:
-    """Versions, instruction set and machine, as a process with this environment sees them."""
+    """Return versions, instruction set and machine as seen by a process with this environment."""
     code = (
         "import json, torch; from suite.runs.provenance import collect; facts = collect('cpu'); s = facts['software'];"
         "print(json.dumps({'versions': f\"torch {s['torch']}, oneDNN {s['onednn']}, {s['onednn_isa']}\","
@@ -241,7 +241,7 @@ def _save(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.products.search_products", description=(__doc__ or "").partition("\n")[0]
     )
@@ -293,7 +293,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 if no case failed, else 1."""
+    """Run the search; return 0 if no case failed, otherwise 1."""
     options = read_options(arguments)
     return 1 if any(row["failed"] for row in search(options)["rows"]) else 0
 

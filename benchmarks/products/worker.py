@@ -29,7 +29,7 @@ class Worker:
         )
 
     def run(self, cases: Sequence[Case], seconds: float) -> tuple[list[dict[str, float]], str]:
-        """The errors of the cases that were finished, in order, and how the process ended: empty, or in words."""
+        """Return the errors of the finished cases, in order, and how the process ended (empty if normally)."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps({"cases": [asdict(case) for case in cases], "seconds": seconds}), file=self._process.stdin)
@@ -47,11 +47,11 @@ class Worker:
 
 
 def work(through_suite: bool) -> None:
-    """What a worker does: lists of cases come by stdin, a line each; the answers go to stdout."""
-    # Imported once: the processes that are forked have it. None of torch's threads has started yet.
+    """Read lists of cases from stdin, one per line, and write the answers to stdout."""
+    # Import torch once for all forked processes, before any of its threads starts.
     importlib.import_module("suite.ops")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     for line in sys.stdin:
         asked = json.loads(line)
         found = forked([Case(**case) for case in asked["cases"]], asked["seconds"], through_suite)

@@ -1,19 +1,19 @@
-"""Whether convolutions that skip ClickTrain's masked weights are faster than dense ones, and what the rest of it costs.
+"""Times of convolutions that skip ClickTrain's masked weights, of weight conversion, and of training steps.
 
     python -m benchmarks.steps.bench_patterns [layers] [conversion] [steps] [--device cpu] [--pairs 30] [--json FILE]
 
-In one run, in alternation (all three where none is named; on CUDA `layers` alone):
+All parts of a run are measured in alternation. Parts (default: all; on CUDA only `layers`):
 
-    layers       forward, data gradient and weight gradient of every pruned convolution of CIFAR's resnet32_wide at the
-                 8.6x ratios, layout changes included, over torch's dense ones, channels-last or contiguous, whichever
-                 is faster; by product, by layer, and summed over the network
-    conversion   `Tensor.to_sparse_csr` over bringing a dense weight into its compact form: by the index of a mask that
-                 is known, and with the index and the lists of all products made anew
-    steps        a training step after hard pruning of vgg11_click[width=0.5], masked weights skipped or multiplied;
-                 the lasso's step over a dense one; the time of a dense step in bfloat16; and of vgg11_click too, with
-                 one pattern a filter, layers as blocks over layers multiplied with their zeros
+    layers       forward, data gradient and weight gradient of every pruned convolution of resnet32_wide at the 8.6x
+                 ratios, including layout changes, relative to torch's dense products in channels-last or contiguous
+                 layout, whichever is faster; by product, by layer, and summed over the network
+    conversion   `Tensor.to_sparse_csr` relative to packing a dense weight: with the index of a known mask, and with the
+                 index and the lists of all products rebuilt
+    steps        training steps of vgg11_click[width=0.5] after hard pruning, with masked weights skipped or multiplied;
+                 steps under the lasso relative to dense steps; dense steps in bfloat16; and, for vgg11_click too, steps
+                 with one pattern per filter computed as blocks, relative to multiplying by zeros
 
-With --json each number is in the file as soon as it is measured, and the same command goes on with those that are not.
+With --json each number is saved as soon as it is measured, and the same command continues with the missing ones.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NETWORK, RATIOS = "resnet32_wide", "cifar10-resnet32_wide-2"
 STEP_NETWORK, WIDE_NETWORK, STEP_RATIOS = "vgg11_click[width=0.5]", "vgg11_click", "cifar10-vgg11_click-2"
 SHAPE, CLASSES, BATCH, STEPS = (3, 32, 32), 10, 128, 2
 CPU = torch.device("cpu")
-# What is compared with what, on each kind of device: the type of both, and whether dense products may use TF32.
+# Comparisons by kind of device: type of both sides, and whether dense products may use TF32.
 COMPARED = {
     "cpu": {"float32": (torch.float32, False)},
     "cuda": {
@@ -70,7 +70,7 @@ LAYOUTS = (torch.channels_last, torch.contiguous_format)
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A pruned convolution: channels, side of its input, stride, and percent of the kernels that go."""
+    """A pruned convolution: channels, side of its input, stride, and percentage of removed kernels."""
 
     in_channels: int
     out_channels: int
@@ -89,7 +89,7 @@ class Shape:
         return Geometry("conv", (self.stride, self.stride), (1, 1))
 
     def kept(self) -> Tensor:
-        """A mask as ClickTrain makes it, of a random saliency."""
+        """Return the mask that ClickTrain creates for a random saliency."""
         generator = torch.Generator().manual_seed(0)
         saliency = torch.rand(self.out_channels, self.in_channels, 3, 3, generator=generator)
         pool = generic_pool(4)
@@ -98,7 +98,7 @@ class Shape:
 
 
 def pruned_shapes() -> Counter[Shape]:
-    """The pruned convolutions of the network, and how often each occurs."""
+    """Return the pruned convolutions of the network and how often each occurs."""
     model = build_model(NETWORK, SHAPE, CLASSES)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
     sizes = find_index_spaces(model, SHAPE).input_sizes
@@ -115,7 +115,7 @@ Product = Callable[[], object]
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """What the three products of a layer are made of."""
+    """Mask and operands of the three products of a layer."""
 
     kept: Tensor
     activation: Tensor
@@ -135,7 +135,7 @@ class Operands:
 
 
 def dense_products(shape: Shape, given: Operands, tf32: bool) -> list[Product]:
-    """The three products of a layer by torch, which multiplies by zeros too."""
+    """Return the three products of a layer computed by torch, including multiplications by zero."""
     activation, weight, grad, geometry = given.activation, given.weight, given.grad, shape.geometry
 
     def by(product: Product) -> Product:
@@ -153,10 +153,10 @@ def dense_products(shape: Shape, given: Operands, tf32: bool) -> list[Product]:
 
 
 def skipping_products(shape: Shape, given: Operands) -> list[Product]:
-    """The three products of a layer without the absent weights."""
+    """Return the three products of a layer computed without the masked weights."""
     activation, weight, grad, geometry = given.activation, given.weight, given.grad, shape.geometry
     taps = sparse_convolution(given.kept, geometry.stride, geometry.padding)
-    # Into blocks once for both gradients, as in training: charged to the data gradient.
+    # Both gradients share one conversion into blocks, as in training; its time counts for the data gradient.
     blocks = [taps.blocks_of_grad(grad, activation)]
 
     def data_gradient() -> None:
@@ -171,7 +171,7 @@ def skipping_products(shape: Shape, given: Operands) -> list[Product]:
 
 
 def alternating(first: Product, second: Product, pairs: int, watch: Watch) -> Ratio:
-    """The time of one product over that of the other; each runs twice before, unmeasured. The order alternates."""
+    """Return the ratio of the times of two products, in alternating order, after two warm-up runs of each."""
     for product in (first, second, first, second):
         product()
     times = []
@@ -184,18 +184,18 @@ def alternating(first: Product, second: Product, pairs: int, watch: Watch) -> Ra
 
 
 def measure_layers(pairs: int, found: PartialResults, device: torch.device = CPU) -> None:
-    """Every shape and product; then all of them together, each as often as it occurs."""
+    """Measure every shape and product in every comparison of the device."""
     for name, (dtype, tf32) in COMPARED[device.type].items():
         print(f"-- {name}")
         compare_layers(pairs, found if device.type == "cpu" else found.part(name), device, dtype, tf32)
 
 
 def compare_layers(pairs: int, found: PartialResults, device: torch.device, dtype: torch.dtype, tf32: bool) -> None:
-    """All shapes in one type."""
+    """Measure all shapes in one type, then sum them, weighted by how often each occurs."""
     watch = watch_of(device)
     for shape, count in pruned_shapes().items():
         if str(shape) in found:
-            print(f"{shape!s:42} x{count:2}  measured before")
+            print(f"{shape!s:42} x{count:2}  already measured")
             continue
         last, contiguous = (Operands.of(shape, device, dtype, layout) for layout in LAYOUTS)
         mine_each = skipping_products(shape, last)
@@ -206,7 +206,7 @@ def compare_layers(pairs: int, found: PartialResults, device: torch.device, dtyp
             whole[product] = min(with_each, key=lambda ratio: ratio.second_s)
         mine, theirs = (sum(getattr(one, side) for one in whole.values()) for side in ("first_s", "second_s"))
         print(f"{shape!s:42} x{count:2}  " + "; ".join(f"{name} {ratio}" for name, ratio in whole.items())
-              + f"; together {theirs / mine:.2f} times as fast")  # fmt: skip
+              + f"; all products: speedup {theirs / mine:.2f}")  # fmt: skip
         found[str(shape)] = {
             "count": count, "times_as_fast": theirs / mine,
             **{name: dataclasses.asdict(ratio) for name, ratio in whole.items()},
@@ -215,32 +215,32 @@ def compare_layers(pairs: int, found: PartialResults, device: torch.device, dtyp
         sum(one["count"] * one[product][side] for name, one in found.items() if name != NETWORK for product in PRODUCTS)
         for side in ("first_s", "second_s")
     )
-    print(f"all pruned convolutions of {NETWORK}: {1e3 * ours:.2f} ms against {1e3 * dense:.2f} ms, "
-          f"{dense / ours:.2f} times as fast")  # fmt: skip
+    print(f"all pruned convolutions of {NETWORK}: {1e3 * ours:.2f} ms, dense {1e3 * dense:.2f} ms, "
+          f"speedup {dense / ours:.2f}")  # fmt: skip
     found[NETWORK] = {"ours_s": ours, "dense_s": dense, "times_as_fast": dense / ours}
 
 
 def measure_conversion(pairs: int, found: PartialResults) -> None:
-    """The compact form against torch's generic one, for every shape."""
+    """Measure torch's conversion to CSR relative to packing, for every shape."""
     for shape in pruned_shapes():
         if str(shape) in found:
             continue
-        known, anew = conversions(shape, pairs)
-        print(f"{shape!s:42} to_sparse_csr / compact form: {known}; with index and lists made anew {anew}")
-        found[str(shape)] = {"known": dataclasses.asdict(known), "anew": dataclasses.asdict(anew)}
+        known, rebuilt = conversions(shape, pairs)
+        print(f"{shape!s:42} to_sparse_csr / packed form: {known}; with index and lists rebuilt {rebuilt}")
+        found[str(shape)] = {"known": dataclasses.asdict(known), "anew": dataclasses.asdict(rebuilt)}
 
 
 def conversions(shape: Shape, pairs: int) -> tuple[Ratio, Ratio]:
-    """Torch's conversion over ours, by a known index and with all that a mask asks for made anew."""
+    """Return the time of torch's conversion relative to ours, with a known index and with everything rebuilt."""
     kept, geometry = shape.kept(), shape.geometry
     weight = torch.randn(kept.shape) * kept
     layer = Layer(str(shape), weight, geometry.stride, geometry.padding, geometry.dilation, (shape.side, shape.side))
-    theirs, known, anew = ways_to_convert(layer).values()
-    return interleaved_ratio(theirs, known, pairs), interleaved_ratio(theirs, anew, pairs)
+    theirs, known, rebuilt = ways_to_convert(layer).values()
+    return interleaved_ratio(theirs, known, pairs), interleaved_ratio(theirs, rebuilt, pairs)
 
 
 def measure_steps(pairs: int, found: PartialResults) -> None:
-    """Steps of the trainer: masked from the first on, under the lasso from the first on, and dense."""
+    """Measure steps of the trainer: with masks, under the lasso (both from the first step), and dense."""
     recipe = Recipe(epochs=190, batch_size=BATCH, learning_rate=0.01, schedule="step", weight_decay=5e-4, translate=4)
 
     def steps(dtype: torch.dtype, network: str = STEP_NETWORK, **given: Any) -> Callable[[], None]:
@@ -254,7 +254,7 @@ def measure_steps(pairs: int, found: PartialResults) -> None:
             return
         ratio = interleaved_ratio(first, second, pairs)
         each = [1e3 * seconds / STEPS for seconds in (ratio.first_s, ratio.second_s)]
-        print(f"a step of {name:72} {ratio}  ({each[0]:.0f} and {each[1]:.0f} ms)")
+        print(f"step of {name:72} {ratio}  ({each[0]:.0f} and {each[1]:.0f} ms)")
         found[name] = dataclasses.asdict(ratio)
 
     single, half = torch.float32, torch.bfloat16
@@ -274,7 +274,7 @@ def measure_steps(pairs: int, found: PartialResults) -> None:
 
 
 def main() -> None:
-    """Measure and print; optionally leave the numbers as JSON."""
+    """Measure and print; optionally save the numbers as JSON."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.steps.bench_patterns", description=__doc__.splitlines()[0]
     )
@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the results; an existing file is continued")
     chosen = parser.parse_args()
     if unknown := [part for part in chosen.parts if part not in PARTS]:
-        parser.error(f"'{unknown[0]}': known: {', '.join(PARTS)}")
+        parser.error(f"unknown part '{unknown[0]}'; known: {', '.join(PARTS)}")
     if chosen.pairs < 2:
         parser.error(f"--pairs {chosen.pairs}: an interval needs at least 2")
     try:
@@ -296,11 +296,11 @@ def main() -> None:
         measure_on_cuda(parser, chosen, device)
         return
     if not available(CPU):
-        parser.error("there are no kernels that skip weights: no C++ compiler, or PDT_CPU_KERNEL=0")
+        parser.error("no kernels that skip weights: no C++ compiler is found, or PDT_CPU_KERNEL=0")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     threads = torch.get_num_threads()
     print(f"torch {torch.__version__}, {threads} threads, batch {BATCH}; load {os.getloadavg()[0]:.2f}")
-    print(f"{chosen.pairs} pairs; ratio: least, median [95 %]")
+    print(f"{chosen.pairs} pairs; ratio: from minimum times, median [95 %]")
     found = kept_numbers(parser, chosen.json, {"threads": threads, "pairs": chosen.pairs})
     measures = {"layers": measure_layers, "conversion": measure_conversion, "steps": measure_steps}
     for part in chosen.parts or PARTS:
@@ -308,22 +308,22 @@ def main() -> None:
 
 
 def measure_on_cuda(parser: argparse.ArgumentParser, chosen: argparse.Namespace, device: torch.device) -> None:
-    """The layers, in every comparison; cuDNN chooses its algorithms by their times."""
+    """Measure the layers in every comparison; cuDNN benchmarks its algorithms."""
     if other := [part for part in chosen.parts if part != "layers"]:
-        parser.error(f"'{other[0]}': on CUDA there is layers alone")
+        parser.error(f"part '{other[0]}' is not available on CUDA; available: layers")
     torch.cuda.set_device(device)
     if not available(device):
-        parser.error(f"there are no kernels that skip weights: {cuda.load().description}")
+        parser.error(f"no kernels that skip weights: {cuda.load().description}")
     torch.backends.cudnn.benchmark = True
     name = torch.cuda.get_device_name(device)
     print(f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, {name}, batch {BATCH}")
-    print(f"{chosen.pairs} pairs; ratio: least, median [95 %]")
+    print(f"{chosen.pairs} pairs; ratio: from minimum times, median [95 %]")
     facts = {"device": name, "cudnn": torch.backends.cudnn.version(), "pairs": chosen.pairs}
     measure_layers(chosen.pairs, kept_numbers(parser, chosen.json, facts).part("layers"), device)
 
 
 def kept_numbers(parser: argparse.ArgumentParser, path: Path | None, facts: dict[str, Any]) -> PartialResults:
-    """The numbers that the file has of this run."""
+    """Return the numbers of this run that the file already has."""
     try:
         return kept(path, {"torch": torch.__version__, "machine": platform.machine(), **facts}, "found")
     except OtherRunError as error:

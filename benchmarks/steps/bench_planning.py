@@ -1,16 +1,15 @@
-"""What a command costs that finds all of its trials done: seconds and memory, for a folder of many finished trials.
+"""Time and memory of a command whose trials are all finished, for a folder of many trials.
 
     python -m benchmarks.steps.bench_planning [--trials 1000] [--folder DIR]
 
-One small trial is trained; the others are copies of it under other seeds, with records of their own. Then the command
-that would train all of them runs, and prints that there is nothing to run. The figures:
+One small trial is trained; the others are copies with other seeds and separate records. Then the command that would
+train all of them runs, and prints that there is nothing to run. The figures are:
 
-- planning: seconds from the start of the command to that line; every file of every trial is read and compared with its
-  checksum in that time. Memory: the most that the command's own process held until then, which is what it holds while
-  trials train.
-- command: the same for the whole command, with its table and report.
-- largest process: the most that one of its processes held. Planning happens in a process of its own, because it imports
-  torch, and that process ends before trials start.
+- planning: seconds from the start of the command to that line. Every file of every trial is read and its checksum is
+  verified in that time. Memory: the peak of the command's own process until then, which it keeps while trials train.
+- command: the same for the complete command, with its table and report.
+- largest process: the peak memory of its largest process. Planning imports torch and therefore runs in a separate
+  process, which ends before trials start.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ OPTIONS = ("--methods", "dense", "--task", "digits", "--preset", "smoke", "--dev
 
 
 def command(folder: Path, trials: int) -> list[str]:
-    """The command line of a suite with so many seeds."""
+    """Return the command line of a suite with this number of seeds."""
     return [sys.executable, str(ROOT / "run_suite.py"), *OPTIONS, "--seeds", str(trials), "--out", str(folder)]
 
 
@@ -57,13 +56,13 @@ def make(folder: Path, trials: int) -> None:
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that a process has held, in MiB; Linux."""
+    """Return the peak memory of a process in MiB (Linux)."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
     return int(found[1]) / 1024 if found else 0.0
 
 
 def measure(folder: Path, trials: int) -> dict[str, float]:
-    """Run the command on a finished folder."""
+    """Run the command on a folder of finished trials, and return the figures."""
     began = time.perf_counter()
     process = subprocess.Popen(
         command(folder, trials), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
@@ -85,10 +84,12 @@ def measure(folder: Path, trials: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Make the folder where it is not there, run the command three times, and print the figures of each."""
+    """Create the folder if it does not exist, run the command three times, and print the figures of each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
-    parser.add_argument("--folder", type=Path, help="where the trials are, or are made (default: deleted afterwards)")
+    parser.add_argument(
+        "--folder", type=Path, help="folder of the trials, created if it does not exist (default: a temporary folder)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary) / "out"

@@ -1,18 +1,18 @@
-"""Whether PruneTrain's smaller networks are as much faster as they are smaller, and what its own work costs.
+"""Times of PruneTrain's smaller networks relative to their FLOPs, and of its own work.
 
     python -m benchmarks.steps.bench_pruned [steps] [lasso] [surgery] [gating] [--pairs 30] [--device cpu] [--json FILE]
 
-In one run each, in alternation, on random images of CIFAR-10's shape at batch 128 (all four where none is named):
+Each part is measured in alternation, on random images of CIFAR-10's shape with batch size 128. Parts (default: all):
 
-    steps     a training step of a network that was cut to the paper's final share of inference FLOPs, over a dense one;
-              channel counts rounded to 1, 8 and 16; then what the time of both goes to, by a profile
-    lasso     a step with the penalty and nothing cut, over a dense one
-    surgery   the time of one reconfiguration of ImageNet's ResNets, with momentum
-    gating    the same dead channels cut by the union and by gates: FLOPs, outputs, and a step of each
+    steps     training steps of a network that was cut to the paper's final share of inference FLOPs, relative to dense
+              steps, with channel counts rounded to 1, 8 and 16; then a profile of both
+    lasso     steps with the penalty and without cuts, relative to dense steps
+    surgery   time of one reconfiguration of ImageNet's ResNets, with momentum
+    gating    the same dead channels cut by union and by gating: FLOPs, outputs, and time of a step
 
-`steps` draws how much of each space of channels is left, around one share for all, by a fixed seed; with --model-file
-it takes what a trial's `model.pt` was left with. `surgery` is on the CPU. With --json each number is in the file as
-soon as it is measured, and the same command goes on with those that are not.
+`steps` draws the remaining share of each index space around a common share, with a fixed seed; with --model-file it
+uses the remaining channels of a trial's `model.pt`. `surgery` runs on the CPU. With --json each number is saved as soon
+as it is measured, and the same command continues with the missing ones.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from suite.recipe import Recipe
 from suite.runs.devices import DTYPES, read_device, resolve_device, resolve_dtype
 
 PARTS = ("steps", "lasso", "surgery", "gating")
-# Networks and the share of inference FLOPs that PruneTrain left of them on CIFAR-10 (Table 1).
+# Share of inference FLOPs that PruneTrain leaves on CIFAR-10, by network (Table 1).
 FINAL_SHARES = {"vgg11": 0.35, "resnet32": 0.34, "resnet50_cifar": 0.30}
 ROUNDINGS = (1, 8, 16)
 LASSO_MODELS = ("resnet32", "resnet50_cifar", "vgg11")
 SURGERY_MODELS = ("resnet18", "resnet34", "resnet50", "resnet101")
-DEAD, SHARED = 0.4, 0.85  # channels under the first are dead; the share of what the layers of a node have in common
+DEAD, SHARED = 0.4, 0.85  # threshold of dead channels; weight of the random value that layers of an index space share
 BATCH, STEPS = 128, 2
 CPU = torch.device("cpu")
-# By the beginning of an operation's name in a profile; the first that fits.
+# Kind of an operation by prefixes of its name in a profile; the first match counts.
 KINDS = {
     "linear layers": ("aten::addmm", "aten::mm", "aten::linear"),
     "convolution": (
@@ -78,13 +78,13 @@ KINDS = {
 
 
 def setting_of(model: str, dtype: torch.dtype, device: torch.device = CPU) -> Setting:
-    """Steps of a network by PruneTrain's recipe."""
+    """Return a setting with PruneTrain's recipe."""
     recipe = Recipe(epochs=182, batch_size=BATCH, learning_rate=0.1, schedule="step", weight_decay=5e-4, translate=4)
     return Setting(model, recipe, "paper", device, dtype, STEPS, random_splits(recipe, STEPS, device))
 
 
 def training_share(setting: Setting, plans: Sequence[ReconfigPlan]) -> float:
-    """FLOPs of a training step of the cut network over those of the whole one, as the ledger counts them."""
+    """Return the FLOPs of a training step of the cut network relative to the original network."""
     from suite.cost.flops import PRODUCTS, count_layers
 
     def flops(model: nn.Module) -> int:
@@ -97,13 +97,13 @@ def training_share(setting: Setting, plans: Sequence[ReconfigPlan]) -> float:
 def measure_steps(
     setting: Setting, plans: Mapping[str, Sequence[ReconfigPlan]], pairs: int, found: dict[str, Any]
 ) -> None:
-    """Steps of a network cut by each plan, over a dense one; the plan that saves most time is profiled."""
+    """Measure steps of a network cut by each plan, relative to dense steps; profile the fastest."""
     dense, now = trainer_steps(setting), device_clock(setting.device)
     medians: dict[str, float] = {}
     for label, plan in plans.items():
         name = f"{setting.model}, {label}"
         if name in found:
-            print(f"{name:34} measured before")
+            print(f"{name:34} already measured")
             medians[label] = found[name]["median"]
             continue
         share = training_share(setting, plan)
@@ -114,14 +114,14 @@ def measure_steps(
         inference = left / dense_flops
         print(
             f"{name:34} FLOPs: inference {inference:.3f}, step {share:.3f}; time {ratio}; "
-            f"saves {saved:.2f} of what its FLOPs do"
+            f"saved time / saved FLOPs {saved:.2f}"
         )
         found[name] = {**dataclasses.asdict(ratio), "inference_flops": inference, "step_flops": share, "saved": saved}
         medians[label] = ratio.median
     if f"{setting.model}, profile" in found:
         return
     best = min(medians, key=lambda label: medians[label])
-    print(f"\n{setting.model}: where the time of a step goes, milliseconds (profile of {STEPS} steps; {best})")
+    print(f"\n{setting.model}: milliseconds of a step by kind of operation (profile of {STEPS} steps; {best})")
     cut_steps = trainer_steps(setting, method=cut(plans[best]))
     before, after = (profile(steps, setting.device) for steps in (dense, cut_steps))
     for kind in sorted(before, key=lambda kind: -after.get(kind, 0.0)):
@@ -130,9 +130,9 @@ def measure_steps(
 
 
 def profile(run: Callable[[], None], device: torch.device) -> dict[str, float]:
-    """Milliseconds of a step by kind of operation: each operation's own time, without that of what it calls.
+    """Return milliseconds of a step by kind of operation, without the time of nested operations.
 
-    On a GPU that of the kernels which the operation starts.
+    On a GPU it is the time of the kernels that the operation launches.
     """
     run()
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -141,7 +141,7 @@ def profile(run: Callable[[], None], device: torch.device) -> dict[str, float]:
     with torch.profiler.profile(activities=activities) as profiler:
         run()
     own = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    on_cpu = torch.autograd.DeviceType.CPU  # a kernel has a line of its own too, which would count it twice
+    on_cpu = torch.autograd.DeviceType.CPU  # kernels have separate entries, which would count them twice
     kinds: dict[str, float] = defaultdict(float)
     for event in (one for one in profiler.key_averages() if one.device_type == on_cpu):
         fitting = (kind for kind, starts in KINDS.items() if event.key.startswith(starts))
@@ -150,7 +150,7 @@ def profile(run: Callable[[], None], device: torch.device) -> dict[str, float]:
 
 
 def measure_lasso(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
-    """A step with the penalty over one without."""
+    """Measure steps with the penalty relative to steps without it."""
     name = f"{setting.model}: prunetrain (nothing removed) / dense"
     if name in found:
         return
@@ -161,7 +161,7 @@ def measure_lasso(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
 
 
 def measure_surgery(name: str, found: dict[str, Any]) -> None:
-    """One reconfiguration that halves every space, with momentum; the least of three."""
+    """Measure one reconfiguration that halves every index space, with momentum; the minimum of three."""
     if f"surgery, {name}" in found:
         return
     shape = (3, 224, 224)
@@ -179,12 +179,12 @@ def measure_surgery(name: str, found: dict[str, Any]) -> None:
         apply_plan(model, plan, spaces, optimizer)
         seconds.append(time.perf_counter() - began)
     each = 1e9 * min(seconds) / parameters
-    print(f"{name:12} {parameters / 1e6:6.1f} million parameters  {min(seconds):.3f} s, {each:.1f} ns a parameter")
+    print(f"{name:12} {parameters / 1e6:6.1f} million parameters  {min(seconds):.3f} s, {each:.1f} ns per parameter")
     found[f"surgery, {name}"] = {"parameters": parameters, "seconds": min(seconds)}
 
 
 def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
-    """Dead channels of each layer, drawn so that those of a node mostly agree, cut by the union and by gates."""
+    """Cut random dead channels, mostly equal in layers that share an index space, by union and by gating."""
     whole = setting.new_model()
     generator = torch.Generator().manual_seed(1)
     layers = {name: layer for name, layer in whole.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
@@ -202,17 +202,17 @@ def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
         apply_plan(model, plan, spaces, None)
         outputs.append(model.eval()(images).detach())
         flops.append(count_model(model, SHAPE)["inference_flops"])
-    apart = max(((outputs[0] - other).abs().max() / outputs[0].abs().max()).item() for other in outputs[1:])
-    print(f"{setting.model}: outputs differ by at most {apart:.1e} of the largest")
+    difference = max(((outputs[0] - other).abs().max() / outputs[0].abs().max()).item() for other in outputs[1:])
+    print(f"{setting.model}: outputs differ by at most {difference:.1e} of the largest")
     extra = (flops[1] - flops[2]) / flops[0]
-    print(f"  inference FLOPs left: union {flops[1] / flops[0]:.3f}, gated {flops[2] / flops[0]:.3f}; the union costs "
-          f"{100 * extra:.1f} % of dense's more (the paper: 1 to 6 %)")  # fmt: skip
+    print(f"  inference FLOPs left: union {flops[1] / flops[0]:.3f}, gated {flops[2] / flops[0]:.3f}; the union needs "
+          f"{100 * extra:.1f} % of the dense FLOPs more (paper: 1 to 6 %)")  # fmt: skip
     dense, now = trainer_steps(setting), device_clock(setting.device)
     for label, gating in (("union", False), ("gated", True)):
         if f"{setting.model}: {label} / dense" in found:
             continue
         ratio = interleaved_ratio(trainer_steps(setting, method=cut([plans[gating]])), dense, pairs, now)
-        print(f"  {label:6} / dense, a step: {ratio}")
+        print(f"  {label:6} / dense, per step: {ratio}")
         found[f"{setting.model}: {label} / dense"] = {
             **dataclasses.asdict(ratio),
             "inference_flops": flops[1 + gating] / flops[0],
@@ -220,12 +220,12 @@ def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
 
 
 def trials_plans(path: Path) -> tuple[str, list[ReconfigPlan]]:
-    """The network of a trial's final model, and all that was cut out of it."""
+    """Return the model name and the reconfigurations of a trial's final model."""
     return str(load(path)["architecture"]["model"]), read_reconfigurations(path)
 
 
 def main() -> None:
-    """Measure and print; optionally leave the numbers as JSON."""
+    """Measure and print; optionally save the numbers as JSON."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.steps.bench_pruned", description=__doc__.splitlines()[0]
     )
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the results; an existing file is continued")
     chosen = parser.parse_args()
     if unknown := [part for part in chosen.parts if part not in PARTS]:
-        parser.error(f"'{unknown[0]}': known: {', '.join(PARTS)}")
+        parser.error(f"unknown part '{unknown[0]}'; known: {', '.join(PARTS)}")
     if chosen.pairs < 2:
         parser.error(f"--pairs {chosen.pairs}: an interval needs at least 2")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -255,7 +255,7 @@ def main() -> None:
     except OtherRunError as error:
         parser.error(str(error))
     print(f"torch {torch.__version__}, {where}, {dtype}, batch {BATCH}; load {os.getloadavg()[0]:.2f}")
-    print(f"{chosen.pairs} pairs; ratio: least, median [95 %]")
+    print(f"{chosen.pairs} pairs; ratio: from minimum times, median [95 %]")
     try:
         if "steps" in parts and chosen.model_file:
             name, plans = trials_plans(chosen.model_file)

@@ -1,19 +1,19 @@
-"""Time of whole training steps and of the planned op, each against what a user would have without the suite.
+"""Times of complete training steps and of planned layers, compared with plain torch code.
 
     python -m benchmarks.steps.bench_step [--device auto] [--execution all] [--pairs 30] [--json FILE]
 
-In one run, in alternation:
+All ratios of times are measured in one run, in alternation:
 
-    trainer / by hand   a dense step of the trainer, over a loop written by hand for the same recipe, both eager
-    EXECUTION: M / dense         a step with method M, over the unpruned dense step of the same execution
-    EXECUTION: M / eager dense   the same, over the dense step as torch runs it by itself
-    planned / torch     forward and backward of each convolution with an identity `grad_dgrad`, over `nn.Conv2d`'s
+    trainer / by hand   dense steps of the trainer, relative to a hand-written loop for the same recipe, both eager
+    EXECUTION: M / dense         steps with method M, relative to dense steps with the same execution
+    EXECUTION: M / eager dense   the same, relative to eager dense steps
+    planned / torch     forward and backward of each convolution with an identity `grad_dgrad`, relative to `nn.Conv2d`
 
-Executions are those of `recipe.execution`: on a GPU all that a method allows, on a CPU eager unless others are typed.
-Steps are those of `--preset quick` on CIFAR-10 (of `paper` on a GPU): its model, batch and arithmetic (float16 on a
-GPU), on random images of the same shape. A GPU's times are those of its own clock (events), waiting for Python too.
+Executions are those of `recipe.execution`: by default, all that a method allows on a GPU, and eager on a CPU. Steps use
+the model, batch size and arithmetic of `--preset quick` on CIFAR-10 (on a GPU: `paper` and float16), with random images
+of the same shape. Times on a GPU are measured with CUDA events and include waiting for Python.
 
-With --json each ratio is in the file as soon as it is measured, and the same command goes on with those that are not.
+With --json each ratio is saved as soon as it is measured, and the same command continues with the missing ones.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def identity(grad: Tensor, site: object) -> Tensor:
 
 
 def op_pair(layer: nn.Conv2d, side: int, setting: Setting) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Forward and backward of one layer at batch 512, planned and plain."""
+    """Return forward and backward of one layer at batch size 512, planned and plain."""
     planned = copy.deepcopy(layer)
     convert(nn.Sequential(planned))
     planned.op_plan = OpPlan(grad_dgrad=identity)
@@ -106,7 +106,7 @@ def op_pair(layer: nn.Conv2d, side: int, setting: Setting) -> tuple[Callable[[],
 
 
 def convolutions(net: nn.Module) -> dict[str, tuple[nn.Conv2d, int]]:
-    """Convolutions and the side of their input by what they are called; equal ones once."""
+    """Return the distinct convolutions with the side of their input, by description."""
     modules, found = dict(net.named_modules()), {}
     for name, cost in count_layers(net, SHAPE).items():
         layer = modules[name]
@@ -118,7 +118,7 @@ def convolutions(net: nn.Module) -> dict[str, tuple[nn.Conv2d, int]]:
 
 
 def read_executions(text: str, device: torch.device) -> list[str]:
-    """A comma list; `all` are those that the device can have."""
+    """Parse a comma list of executions; `all` means all that the device supports."""
     if text == "":
         text = "all" if device.type == "cuda" else "eager"
     names = [name for name in EXECUTIONS if name != "cuda_graph" or device.type == "cuda"]
@@ -131,11 +131,11 @@ def read_executions(text: str, device: torch.device) -> list[str]:
 
 
 def allowed(execution: str, device: torch.device, method: str) -> bool:
-    """Whether a method's steps can be executed so; says if not."""
+    """Return whether a method supports an execution; print the reason if not."""
     try:
         check_execution(execution, device.type, registry.get("method", method), method)
     except UsageError as error:
-        print(f"{execution}: {method} is left out: {error}")
+        print(f"{execution}: {method} is skipped: {error}")
         return False
     return True
 
@@ -152,7 +152,7 @@ def read_setting(chosen: argparse.Namespace) -> Setting:
 
 
 def main() -> None:
-    """Measure and print; optionally leave the numbers as JSON."""
+    """Measure and print; optionally save the numbers as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps.bench_step", description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=30, help="number of interleaved pairs per comparison (30)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
@@ -172,7 +172,7 @@ def main() -> None:
         parser.error(str(error))
     recipe, device = setting.recipe, setting.device
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # an event is recorded on the current one
+        torch.cuda.set_device(device)  # events are recorded on the current device
     now = device_clock(device)
 
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
@@ -190,11 +190,14 @@ def main() -> None:
         parser.error(str(error))
     print(kernels.backend_report(device))
     print(f"torch {torch.__version__}, {where}, {setting.dtype}, {setting.model}, batch {recipe.batch_size}")
-    print(f"load {os.getloadavg()[0]:.2f}; {chosen.pairs} pairs; ratio: least, median [95 %]; median milliseconds")
+    print(
+        f"load {os.getloadavg()[0]:.2f}; {chosen.pairs} pairs; "
+        "ratio: from minimum times, median [95 %]; median milliseconds"
+    )
 
     def compare(name: str, first: Callable[[], None], second: Callable[[], None], repeated: int = 1) -> None:
         if name in found:
-            print(f"{name:58} measured before")
+            print(f"{name:58} already measured")
             return
         ratio = interleaved_ratio(first, second, chosen.pairs, now)
         milliseconds = f"{1e3 * ratio.first_s / repeated:8.2f} / {1e3 * ratio.second_s / repeated:8.2f}"

@@ -17,11 +17,11 @@ from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
 from suite.training.hooks import Hooks
 
-SPREAD = 0.5  # the largest share of a space that is left over the smallest, by how far each differs from the mean
+SPREAD = 0.5  # relative half-width of the remaining shares of index spaces around their mean
 
 
 class Cut(Method):
-    """Dense training of a network that is cut before it begins; for these measurements alone."""
+    """Dense training of a network that is cut before training; for these measurements only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,12 +38,12 @@ def cut(plans: Sequence[ReconfigPlan]) -> Cut:
 
 
 def final_plan(model: nn.Module, share: float, round_to: int) -> ReconfigPlan:
-    """A plan that leaves about a share of a network's inference FLOPs, unequally over its spaces of channels.
+    """Return a plan that leaves about this share of the inference FLOPs, with different shares per index space.
 
     Args:
-        model: as it was built.
-        share: of the inference FLOPs.
-        round_to: channel counts are rounded up to multiples of this, as PruneTrain does it.
+        model: Model without cuts.
+        share: Remaining share of the inference FLOPs.
+        round_to: Channel counts are rounded up to multiples of this, as in PruneTrain.
     """
     spaces = find_index_spaces(model, SHAPE)
     free = [space for space in spaces.values() if not space.frozen]
@@ -66,7 +66,7 @@ def final_plan(model: nn.Module, share: float, round_to: int) -> ReconfigPlan:
 
 
 def smaller(model: nn.Module, plans: Sequence[ReconfigPlan]) -> nn.Module:
-    """A copy of a network with plans carried out on it."""
+    """Return a copy of a network with plans applied."""
     copied = copy.deepcopy(model)
     spaces = find_index_spaces(copied, SHAPE)
     for plan in plans:
@@ -75,7 +75,7 @@ def smaller(model: nn.Module, plans: Sequence[ReconfigPlan]) -> nn.Module:
 
 
 def by_prunetrain(model: nn.Module, spaces: IndexSpaces, gating: bool) -> ReconfigPlan:
-    """What PruneTrain cuts out of a network as it stands."""
+    """Return the plan of PruneTrain for a network with its present weights."""
     copied = copy.deepcopy(model)
     method = PruneTrain(interval=1, gating=gating)
     hooks = Hooks(copied, method, input_shape=SHAPE, num_classes=CLASSES, epochs=1, batch_size=1)

@@ -23,7 +23,7 @@ SHAPE, CLASSES = (3, 32, 32), 10
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What all steps of a run share; `steps` are in one measurement."""
+    """Settings that all steps of a run share; one measurement takes `steps` steps."""
 
     model: str
     recipe: Recipe
@@ -34,7 +34,7 @@ class Setting:
     splits: Splits
 
     def new_model(self) -> nn.Module:
-        """The same weights each time."""
+        """Return a new model with the same initial weights each time."""
         torch.manual_seed(0)
         model = build_model(self.model, SHAPE, CLASSES).to(self.device)
         return model.to(memory_format=torch.channels_last)
@@ -44,8 +44,7 @@ class Setting:
 
 
 def random_splits(recipe: Recipe, steps: int, device: torch.device) -> Splits:
-    """As many random images as one measurement takes, behind the task's own pipeline."""
-
+    """Return random images for one measurement, with the data pipeline of the task."""
     count = steps * recipe.batch_size
     batches = DeviceBatches(
         torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8),
@@ -59,7 +58,7 @@ def random_splits(recipe: Recipe, steps: int, device: torch.device) -> Splits:
 
 
 def trainer_steps(setting: Setting, execution: str = "eager", method: Method | None = None) -> Callable[[], None]:
-    """A function that does the steps of one measurement by the trainer, with everything that belongs to them."""
+    """Return a function that runs the steps of one measurement in the trainer."""
     trainer = Trainer(
         setting.new_model(),
         method or build_method("dense", {}),
@@ -76,13 +75,13 @@ def trainer_steps(setting: Setting, execution: str = "eager", method: Method | N
 
     def run() -> None:
         trainer.train_epoch()
-        trainer.ctx.batch_index = 0  # the same epoch again and again
+        trainer.ctx.batch_index = 0  # repeat the same epoch
 
     return run
 
 
 def device_clock(device: torch.device) -> Callable[[], float]:
-    """Seconds by the device's own clock, after all that was asked of it is done; the current one, if it is a GPU."""
+    """Return a clock of the device in seconds, which waits for all its work; a GPU must be the current device."""
     if device.type != "cuda":
         return time.perf_counter
     last, total = torch.cuda.Event(enable_timing=True), 0.0
@@ -93,7 +92,9 @@ def device_clock(device: torch.device) -> Callable[[], float]:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         event.synchronize()
-        total += last.elapsed_time(event) / 1e3  # milliseconds, from one event to the next: a long sum would be coarse
+        total += (
+            last.elapsed_time(event) / 1e3
+        )  # milliseconds between successive events: one long interval would be less precise
         last = event
         return total
 

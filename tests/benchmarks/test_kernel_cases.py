@@ -109,7 +109,7 @@ def test_quick_is_one_gradient_of_one_type():
         ({"dtypes": "bfloat"}, "did you mean 'bfloat16'"),
         ({"modes": "magnitud"}, "did you mean 'magnitude'"),
         ({"rounds": 1}, "--rounds 1: the smallest is 2"),
-        ({"slow_rounds": 1}, "--slow-rounds 1: an interval needs two"),
+        ({"slow_rounds": 1}, "--slow-rounds 1: an interval needs two rounds"),
         ({"batch_size": 0}, "--batch-size 0: the smallest is 1"),
         ({"device": "gpu"}, "--device 'gpu'"),
     ],
@@ -121,7 +121,7 @@ def test_a_wrong_option_is_named(changes, line):
 
 
 @pytest.mark.parametrize("mode", kernel_cases.MODES)
-def test_topk_and_scatter_prunes_as_the_oracle_does(mode):
+def test_topk_and_scatter_agrees_with_the_reference(mode):
     rule = PruneRule(2, 8, *kernel_cases.MODES[mode])
     grad = torch.randn(3, 24, 4, 5).contiguous(memory_format=torch.channels_last)
     found = alternatives.prune_by_topk(grad, rule)

@@ -1,4 +1,4 @@
-"""Reader, bars, table and charts of the kernel benchmarks, on results made up by hand."""
+"""Tests of the reader, bars, table and charts of the kernel benchmarks, on invented results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_row_is_read_with_its_interval(results, case):
         ({"fraction": 0.80, "n": 1, "m": 2}, []),
         ({"fraction": 0.60, "rescale": "sample_channel"}, [(0.55, True)]),
         ({"fraction": 0.60, "rescale": "group"}, []),
-        ({"fraction": 0.60, "shape": [4, 64, 8, 8]}, []),  # small: launching is what takes the time
+        ({"fraction": 0.60, "shape": [4, 64, 8, 8]}, []),  # small: most of the time is launching
         ({"fraction": 0.60, "kernel": "prune_compress_24"}, []),
         ({**CPU, "fraction": 0.81}, [(0.80, True)]),
         ({**CPU, "fraction": 0.79, "dtype": "bfloat16"}, [(0.80, False)]),
@@ -86,7 +86,7 @@ def test_the_page_has_every_case_its_bar_and_what_is_told_about_alternatives(res
     assert "MISSED ≥ 0.90 |" in text
     assert "Some GPU, driver 580.1; torch 2.11.0, cuda 13.0" in text
     printed = capsys.readouterr().out
-    assert "MISSED  GPU, over 256 MB, not rescaled, m = 4, 8, 16: of a copy: 1 of 2; least 0.870" in printed
+    assert "MISSED  GPU, over 256 MB, not rescaled, m = 4, 8, 16: fraction of a copy: 1 of 2; minimum 0.870" in printed
     assert "holds   GPU, over 256 MB, rescaled by sample_channel" in printed
 
 
@@ -102,7 +102,7 @@ def test_charts_are_drawn_and_named_in_the_page(results, case, tmp_path):
         assert f"(figures/kernels-{name}.svg)" in page
     assert "4:8" in texts["fraction-by-group"]
     assert "bfloat16 magnitude 0.40 to 0.93." in texts["fraction-by-size"]  # 2:4 alone, both sizes
-    # The copy of 268 MB there and back at 4,000 GB/s.
+    # The copy reads and writes 268 MB at 4,000 GB/s.
     assert "bfloat16 2:4 copy 0.134 ms" in texts["time-against-alternatives"]
     assert "topk and scatter 400 ms" in texts["time-against-alternatives"]
 
@@ -111,12 +111,12 @@ def test_an_alternative_with_another_result_is_marked(results, case, tmp_path):
     for same in (True, False):
         tile = {"torch's 2:4 tile": {"seconds": 0.4, "same_values": same, "times_as_long": TIMES_AS_LONG}}
         assert kernel_tables.main([str(results(case(instead=tile)))]) == 0
-        assert ("not the oracle's" in (tmp_path / "kernels.md").read_text(encoding="utf-8")) is not same
+        assert ("differ from the reference" in (tmp_path / "kernels.md").read_text(encoding="utf-8")) is not same
 
 
 def test_a_kernel_that_ran_in_plain_torch_is_marked(results, case, tmp_path):
     assert kernel_tables.main([str(results(case(backend="reference")))]) == 0
-    assert "Ran in plain torch" in (tmp_path / "kernels.md").read_text(encoding="utf-8")
+    assert "Computed by plain torch" in (tmp_path / "kernels.md").read_text(encoding="utf-8")
 
 
 def broken(change):
@@ -132,16 +132,19 @@ def broken(change):
         (broken(lambda row, all_: row.pop("seconds")), "benchmark 1: has no 'seconds'"),
         (broken(lambda row, all_: row.update(seconds=0)), "benchmark 1: 'seconds' is 0; expected a number above 0"),
         (broken(lambda row, all_: row.update(gb_per_s=float("nan"))), "'gb_per_s' is nan"),
-        (broken(lambda row, all_: row.update(n="2")), "'n' is '2', which is of the wrong type"),
-        (broken(lambda row, all_: row.update(m=True)), "'m' is True, which is of the wrong type"),
+        (broken(lambda row, all_: row.update(n="2")), "'n' is '2', which has the wrong type"),
+        (broken(lambda row, all_: row.update(m=True)), "'m' is True, which has the wrong type"),
         (broken(lambda row, all_: row.update(shape=[1, "x"])), "'shape' is [1, 'x']"),
         (broken(lambda row, all_: row["fraction_of_copy"].pop("low")), "fraction_of_copy: has no 'low'"),
         (broken(lambda row, all_: row.update(instead={"topk": 3})), "topk: has no 'seconds'"),
-        (broken(lambda row, all_: row.update(instead=[3])), "'instead' is [3], which is of the wrong type"),
-        (broken(lambda row, all_: all_.pop("kernel_benchmarks")), "but not of benchmarks/kernels/bench_kernels.py"),
-        (broken(lambda row, all_: all_.pop("benchmarks")), "is not of pytest-benchmark"),
-        (broken(lambda row, all_: all_.update(benchmarks=[])), "holds no benchmark"),
-        (broken(lambda row, all_: all_["kernel_benchmarks"].update(format=2)), "is of format 2"),
+        (broken(lambda row, all_: row.update(instead=[3])), "'instead' is [3], which has the wrong type"),
+        (
+            broken(lambda row, all_: all_.pop("kernel_benchmarks")),
+            "was not written by benchmarks/kernels/bench_kernels.py",
+        ),
+        (broken(lambda row, all_: all_.pop("benchmarks")), "is not a file of pytest-benchmark"),
+        (broken(lambda row, all_: all_.update(benchmarks=[])), "has no benchmarks"),
+        (broken(lambda row, all_: all_["kernel_benchmarks"].update(format=2)), "has format 2"),
         (broken(lambda row, all_: all_["kernel_benchmarks"]["provenance"].pop("hardware_id")), "no 'hardware_id'"),
     ],
 )
@@ -159,7 +162,7 @@ def test_a_wrong_file_gets_one_line_and_nothing_is_written(results, case, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("{", "is not JSON"), ("[]", "is not of pytest-benchmark"), (None, "No such file")]
+    ("text", "line"), [("{", "is not JSON"), ("[]", "is not a file of pytest-benchmark"), (None, "No such file")]
 )
 def test_foreign_files_get_one_line(tmp_path, capsys, text, line):
     path = tmp_path / "file.json"
@@ -176,12 +179,12 @@ def test_a_typed_mistake_is_named(capsys, results, case):
     assert "did you mean '--out'?" in capsys.readouterr().err
 
 
-def test_a_case_stands_once_and_hardware_is_never_mixed(results, case):
+def test_repeated_cases_and_mixed_hardware_are_refused(results, case):
     first = results(case())
-    with pytest.raises(UsageError, match=r"magnitude stands in .*results\.json too"):
+    with pytest.raises(UsageError, match=r"magnitude occurs also in .*results\.json"):
         read([first, results(case(), name="again.json")])
-    with pytest.raises(UsageError, match="stands twice"):
+    with pytest.raises(UsageError, match="occurs twice"):
         read([results(case(), case(), name="double.json")])
     other = results(case(m=8), name="other.json", provenance={"hardware_id": "h7654321"})
-    with pytest.raises(UsageError, match="of other hardware than"):
+    with pytest.raises(UsageError, match="measured on other hardware than"):
         read([first, other])

@@ -67,7 +67,7 @@ def test_stale_texts_are_told_and_corrected_on_request_alone(program, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"), [("{", "Expecting property name"), ("[]", "is no JSON of bench_step.py")]
+    ("content", "expected"), [("{", "Expecting property name"), ("[]", "was not written by bench_step.py")]
 )
 def test_a_file_that_is_another_is_one_line(program, tmp_path, capsys, content, expected):
     (tmp_path / "bench_step.json").write_text(content)

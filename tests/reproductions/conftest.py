@@ -7,9 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from invented_numbers import NUMBERS, by_label
 from report_fixtures import drawn, suite
 
 import reports
+from reports.data.records import read
+from reproductions import published
 from suite import files
 from suite.command import cli
 from suite.runs import trial
@@ -43,3 +46,16 @@ def reproduce():
             assert cli.main(["reproduce", *arguments, "--out", str(folder)]) == status
 
     return run
+
+
+@pytest.fixture
+def numbers(tmp_path_factory):
+    path = tmp_path_factory.mktemp("numbers") / "numbers.toml"
+    path.write_text(NUMBERS, encoding="utf-8")
+    return published.read(path)
+
+
+@pytest.fixture
+def trials(suite):
+    suite.add_all(("dense", "sdgp"))
+    return by_label(read(suite.write()))

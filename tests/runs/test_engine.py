@@ -1,139 +1,18 @@
-"""The local engine with real processes: they crash, are killed, run too long, and none outlives its parent."""
+"""Tests of the local engine with real processes, which crash, are killed or run too long; none outlives its parent."""
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import textwrap
-import time
-from pathlib import Path
 
 import pytest
+from engine_children import CHILD, ROOT, Recorder, alive, drive, group_members, pids_of, run, spec, wait_until
 
-from suite.recipe import Recipe
 from suite.runs.engines import local
 from suite.runs.engines.local import LocalEngine, environment, trial_command
 from suite.runs.folder.store import read_record, write_record
-from suite.runs.progress import (
-    Position,
-)
-from suite.runs.spec import TrialSpec
-
-ROOT = Path(__file__).resolve().parents[2]
-
-# What a trial's process does, by the first letters of its method's name.
-CHILD = textwrap.dedent(
-    """
-    import ctypes, json, os, signal, subprocess, sys, time
-    from pathlib import Path
-    from suite.runs.engines.lifeline import watch_parent
-    from suite.runs.progress import ProgressFile
-    from suite.runs.folder.store import read_record, write_record
-    from suite.runs.spec import TrialSpec
-
-    watch_parent()
-    folder = Path(sys.argv[1])
-    record = read_record(folder)
-    spec = TrialSpec.from_json(record["spec"])
-    assert record["status"] == "running"
-    assert sys.stdin.read() == ""
-    with open(folder / "starts", "a") as file:
-        file.write(f"{os.getpid()} {time.time()}\\n")
-
-    def grandchild():
-        process = subprocess.Popen(["sleep", "300"])
-        (folder / "pids").write_text(f"{os.getpid()} {process.pid}")
-
-    if spec.method == "done":
-        ProgressFile(folder).write(1, 3, 0.5)
-        with open(folder / "epochs.jsonl", "a") as file:
-            for epoch in (1, 2, 3):
-                record = {"epoch": epoch, "train_loss": 0.5, "test_accuracy": 0.25, "train_time_s": 100.0}
-                file.write(json.dumps(record) + "\\n")
-        time.sleep(0.3)
-        threads = int(os.environ["OMP_NUM_THREADS"])
-        write_record(folder, spec, "done", result={"test_accuracy": 0.75}, provenance={"threads": threads})
-    elif spec.method == "diverged":
-        write_record(folder, spec, "diverged", "the loss is nan")
-        sys.exit(1)
-    elif spec.method == "crash":
-        grandchild()
-        raise RuntimeError("no luck today")
-    elif spec.method == "silent":
-        os._exit(3)
-    elif spec.method == "killed":
-        grandchild()
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif spec.method == "done_then_killed":
-        write_record(folder, spec, "done")
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif spec.method == "sleep":
-        grandchild()
-        time.sleep(300)
-    elif spec.method == "stuck":
-        grandchild()
-        ctypes.PyDLL(None).sleep(300)  # holds the interpreter's lock: no thread of this process can run
-    """
-)
-
-# A command that runs trials and can be killed.
-DRIVER = textwrap.dedent(
-    """
-    import sys
-    from pathlib import Path
-    from suite.runs.engines.local import LocalEngine
-    from suite.runs.progress import Lines
-    from suite.runs.spec import TrialSpec
-    from suite.runs.folder.store import read_record
-    from rich.console import Console
-    import json
-
-    child, folders = sys.argv[1], [Path(folder) for folder in sys.argv[2:]]
-    trials = [(TrialSpec.from_json(json.loads((folder / "spec.json").read_text())), folder) for folder in folders]
-    engine = LocalEngine(jobs=len(trials), command=lambda folder: [sys.executable, child, str(folder)])
-    try:
-        engine.run(trials, Lines(len(trials), Console()))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    """
-)
-
-
-def spec(method, seed=0):
-    recipe = vars(Recipe(epochs=3, batch_size=4, learning_rate=0.1))
-    copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
-    return TrialSpec(
-        method=method,
-        task="digits",
-        model="resnet9",
-        preset="smoke",
-        recipe=recipe,
-        seed=seed,
-        device="cpu",
-        dtype="float32",
-        data_copy=copy,
-    )
-
-
-class Recorder:
-    """What the engine told."""
-
-    def __init__(self):
-        self.told = []
-
-    def started(self, trial):
-        self.told.append(("started", trial.method))
-
-    def position(self, trial, position):
-        self.told.append(("position", position))
-
-    def epoch(self, trial, record):
-        self.told.append(("epoch", record["epoch"]))
-
-    def ended(self, trial, record, seconds):
-        self.told.append(("ended", trial.method, record["status"], record["message"]))
+from suite.runs.progress import Position
 
 
 @pytest.fixture
@@ -141,47 +20,6 @@ def child(tmp_path):
     path = tmp_path / "child.py"
     path.write_text(CHILD)
     return path
-
-
-def run(child, tmp_path, *methods, jobs=1, timeout=None):
-    trials = [(one, tmp_path / one.trial_id) for one in (spec(method, seed) for seed, method in enumerate(methods))]
-    recorder = Recorder()
-    LocalEngine(jobs, timeout, lambda folder: [sys.executable, str(child), str(folder)]).run(trials, recorder)
-    records = [read_record(folder) for _, folder in trials]
-    return records, recorder.told, [folder for _, folder in trials]
-
-
-def alive(pid):
-    """Whether a process computes; a dead one that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def pids_of(folder):
-    wait_until(lambda: (folder / "pids").is_file() and (folder / "pids").read_text().count(" ") == 1)
-    return [int(pid) for pid in (folder / "pids").read_text().split()]
-
-
-def group_members(group):
-    """Processes of a process group; after its leader's death the guardian would be one."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[2]) == group and fields[0] not in ("Z", "X"):
-            found.append(int(path.parent.name))
-    return found
 
 
 def test_every_end_has_its_status_and_stops_no_other(child, tmp_path):
@@ -233,19 +71,6 @@ def test_a_resumed_trial_keeps_its_files_and_its_first_log(child, tmp_path):
     assert (folder / "log.txt").read_text().count("--- 2") == 2
     assert [item[1] for item in told if item[0] == "epoch"] == [item[1] for item in again if item[0] == "epoch"]
     assert not (folder / "progress.json").exists()
-
-
-def drive(tmp_path, child, *methods):
-    driver = tmp_path / "driver.py"
-    driver.write_text(DRIVER)
-    folders = []
-    for seed, method in enumerate(methods):
-        folders.append(tmp_path / spec(method, seed).trial_id)
-        folders[-1].mkdir()
-        (folders[-1] / "spec.json").write_text(json.dumps(spec(method, seed).to_json()))
-    command = [sys.executable, str(driver), str(child), *map(str, folders)]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
-    return process, folders
 
 
 def test_no_process_outlives_a_killed_parent(child, tmp_path):
