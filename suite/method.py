@@ -50,7 +50,6 @@ annotated with `ClassVar`. State (masks, scores, counters) is created in `setup`
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -60,8 +59,9 @@ from typing import Any, ClassVar, Final, Self, dataclass_transform
 import torch
 from torch import Tensor, nn
 
+from suite.class_check import check_class
 from suite.index_spaces import IndexSpaces
-from suite.parameters import check, check_attributes
+from suite.parameters import check
 from suite.plan import (
     EMPTY_PLAN,
     Backend,
@@ -216,8 +216,8 @@ class Method:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        check_attributes(cls, Method)
-        dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
+        check_class(cls, Method, Context)
+        dataclass(kw_only=True, eq=False, repr=False)(cls)
 
     def __new__(cls, **values: Any) -> Self:
         """Check the values of parameters against their declared types and bounds (`ValueError`)."""

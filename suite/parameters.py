@@ -21,7 +21,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MultipleOf
 
@@ -112,7 +112,8 @@ def _check_value(value: Any, annotation: Any, name: str) -> None:
     try:
         _validator(annotation)(value)
     except ValidationError:
-        shown = f"'{value}'" if isinstance(value, str) else show(value)
+        plain = value is None or type(value) in (bool, int, float, tuple, list)
+        shown = f"'{value}'" if isinstance(value, str) else show(value) if plain else repr(value)
         raise ValueError(f"{name} is {shown}; allowed: {allowed(annotation)}") from None
 
 
@@ -299,51 +300,9 @@ def resolve(thing: Any, *layers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: normal(values[name], known[name].annotation) for name in known if name in values}
 
 
-def check_attributes(cls: type, base: type) -> None:
-    """Refuse attributes of a new class that would silently be no parameter, or silently be one.
-
-    Args:
-        cls: The new class.
-        base: Class that defines the contract; values of the attributes that it declares may be replaced.
-
-    Raises:
-        TypeError: One line that names class and attribute, and says what to write instead.
-    """
-    annotations = inspect.get_annotations(cls)
-    for name, value in vars(cls).items():
-        is_member = isinstance(value, type) or inspect.isroutine(value) or hasattr(value, "__get__")
-        if not (name.startswith("_") or name in annotations or name in vars(base) or is_member):
-            kind = "float | None" if value is None else type(value).__name__
-            raise TypeError(
-                f"{cls.__name__}.{name} has no type annotation, so it is not a parameter; write "
-                f"'{name}: {kind} = {value!r}' for a parameter, or '{name}: ClassVar[{kind}] = ...' for a constant"
-            )
-    module = sys.modules.get(cls.__module__)
-    for name, annotation in annotations.items():
-        try:
-            found = eval(annotation, vars(module), {**vars(cls)}) if isinstance(annotation, str) else annotation
-        except NameError:  # a type that is defined later; reading the parameters reports it if it stays unknown
-            continue
-        if found is ClassVar or typing.get_origin(found) is ClassVar:
-            continue
-        if callable(getattr(base, name, None)):
-            raise TypeError(f"{cls.__name__}.{name} is a parameter that would replace the hook {name}(); rename it")
-        if name.startswith("_") or not _can_be_set(found):
-            shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-            why = (
-                "its name is private"
-                if name.startswith("_")
-                else f"the command line cannot set a value of type {shown}"
-            )
-            raise TypeError(
-                f"{cls.__name__}.{name} is annotated, which makes it a parameter, but {why}; create state in setup(), "
-                f"as self.{name} = ..., and annotate a constant as ClassVar[...]"
-            )
-
-
-def _can_be_set(annotation: Any) -> bool:
+def can_be_set(annotation: Any) -> bool:
     """Whether the command line can set a value of this type."""
     plain, _ = _type_and_bounds(annotation)
     if typing.get_origin(plain) in (typing.Union, types.UnionType, tuple):
-        return all(_can_be_set(member) for member in typing.get_args(plain) if member is not Ellipsis)
+        return all(can_be_set(member) for member in typing.get_args(plain) if member is not Ellipsis)
     return typing.get_origin(plain) is Literal or plain in (bool, int, float, str, None, types.NoneType)

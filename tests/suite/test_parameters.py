@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
 from annotated_types import Ge, Gt, Interval, MultipleOf
 from hypothesis import given
@@ -273,3 +274,8 @@ def test_a_method_is_checked_before_its_own_checks_run():
     with pytest.raises(ValueError, match=r"^n is 0; allowed: an integer of at least 1$"):
         Careless(n=0)
     assert Careless(n=3).n == 3
+
+
+def test_a_number_of_another_library_is_shown_with_its_type():
+    with pytest.raises(ValueError, match=r"^n is np\.int64\(3\); allowed: an integer"):
+        check(Toy, {"n": np.int64(3)})

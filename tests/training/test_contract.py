@@ -23,6 +23,37 @@ REFUSED = {
         {"begin": float},
         r"Wrong\.begin .*would replace the hook begin\(\)",
     ),
+    "a constant that is no parameter of a known type": (
+        {"dtype": torch.float32},
+        {},
+        r"no type annotation, so it is not a parameter; write 'dtype: ClassVar\[dtype\]",
+    ),
+    "a value in place of a hook": (
+        {"density": 0.5},
+        {},
+        r"Wrong\.density is 0\.5, which replaces the hook density\(\)",
+    ),
+    "a constant in place of a hook": ({"setup": 1}, {"setup": ClassVar[int]}, r"Wrong\.setup .*would replace the hook"),
+    "a constant of the contract as a parameter": (
+        {"version": 2},
+        {"version": int},
+        r"Wrong\.version .* write 'version =",
+    ),
+    "too few arguments": (
+        {"overhead": lambda self, name, samples: 1.0},
+        {},
+        r"overhead\(self, name, samples\) has other arguments than the hook overhead\(self, name, samples, ctx\)",
+    ),
+    "the step in place of the context": (
+        {"density": lambda self, name, step: None},
+        {},
+        r"density\(self, name, step\) gets the context as 'step'; .* use ctx\.step",
+    ),
+    "a number that asks for plans": (
+        {"on_epoch_end": lambda self, ctx: setattr(self, "seen", self.plan_version)},
+        {},
+        r"Wrong\.on_epoch_end uses plan_version, which has no effect; call ctx\.replan\(\)",
+    ),
     "a tuple of dicts": ({"sizes": ()}, {"sizes": tuple[dict[str, int], ...]}, r"Wrong\.sizes"),
 }
 ALLOWED = {
@@ -32,6 +63,11 @@ ALLOWED = {
     ),
     "constants": ({"table": {}, "replayable": True}, {"table": ClassVar[dict[str, Any]]}),
     "members": ({"hook": lambda self: 1, "size": property(lambda self: 2), "Part": type("Part", (), {})}, {}),
+    "hooks with other names or more arguments": (
+        {"plan": lambda self, layer_name, module, extra=0: None, "record": lambda self, *arguments: {}},
+        {},
+    ),
+    "a constant of the contract": ({"version": 2}, {}),
     "private constants": ({"_cache": None}, {}),
     "types that are defined later": ({"later": None}, {"later": "Undefined"}),
 }
@@ -48,6 +84,26 @@ def test_an_attribute_that_is_silently_no_parameter_or_silently_one_is_refused(c
 def test_parameters_constants_and_members_are_accepted(case):
     values, annotations = ALLOWED[case]
     assert type("Right", (Method,), {**values, "__annotations__": annotations})
+
+
+class _Values:
+    ratio: float = 0.5
+
+
+class _Members:
+    SIZES: ClassVar[tuple[int, ...]] = (1, 2)
+    masks: dict[str, torch.Tensor]  # a declaration for type checkers
+
+    def helper(self):
+        return self.SIZES
+
+
+def test_a_mixin_has_no_attribute_that_is_silently_no_parameter():
+    with pytest.raises(
+        TypeError, match=r"_Values\.ratio is not a parameter, because _Values does not derive from Method"
+    ):
+        type("Wrong", (_Values, Method), {})
+    assert type("Right", (_Members, Method), {})().helper() == (1, 2)
 
 
 def test_layers_are_planned_at_the_end_of_the_step_or_epoch_that_asks_for_it():

@@ -1,0 +1,142 @@
+"""Check the class of a method when it is defined: its parameters, its constants and the arguments of its hooks.
+
+Without these checks, an attribute could silently be no parameter or silently be one, and a hook with other arguments
+would fail in the middle of a trial.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import typing
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from suite.parameters import can_be_set
+
+
+def check_class(cls: type, base: type, context: type) -> None:
+    """Check a new class that derives from `base`.
+
+    Args:
+        cls: The new class.
+        base: Class that defines the hooks. Constants that it declares may be replaced without an annotation.
+        context: Class of the argument `ctx` of the hooks, a dataclass.
+
+    Raises:
+        TypeError: One line that names class and attribute, and says what to write instead.
+    """
+    mixins = [kind for kind in cls.__mro__[1:] if not issubclass(kind, base) and kind not in base.__mro__]
+    for kind in (cls, *mixins):
+        if kind is cls or dataclasses.is_dataclass(kind):
+            _check_values(kind, base)
+            _check_annotations(kind, base)
+        else:  # dataclasses take no fields from such a class
+            _check_mixin(kind, base)
+        for name, function in _functions(kind):
+            if "plan_version" in function.__code__.co_names:
+                raise TypeError(f"{kind.__name__}.{name} uses plan_version, which has no effect; call ctx.replan()")
+            if inspect.isroutine(vars(base).get(name)):
+                _check_arguments(kind, name, function, base, context)
+
+
+def _check_values(cls: type, base: type) -> None:
+    """Refuse values without an annotation, and values in place of hooks."""
+    annotations = inspect.get_annotations(cls)
+    for name, value in vars(cls).items():
+        if name.startswith("_") or _is_member(value):
+            continue
+        if callable(getattr(base, name, None)) and name not in annotations:
+            raise TypeError(f"{cls.__name__}.{name} is {value!r}, which replaces the hook {name}(); rename it")
+        if name not in annotations and name not in vars(base):
+            kind = "float | None" if value is None else type(value).__name__
+            parameter = f"'{name}: {kind} = {value!r}' for a parameter, or " if can_be_set(type(value)) else ""
+            raise TypeError(
+                f"{cls.__name__}.{name} has no type annotation, so it is not a parameter; write "
+                f"{parameter}'{name}: ClassVar[{kind}] = ...' for a constant"
+            )
+
+
+def _check_annotations(cls: type, base: type) -> None:
+    """Refuse annotations that would make a hook, a constant of the base class or state a parameter."""
+    for name, annotation in inspect.get_annotations(cls).items():
+        try:
+            found = _evaluated(cls, annotation)
+        except NameError:  # a type that is defined later; reading the parameters reports it if it stays unknown
+            continue
+        constant = found is ClassVar or typing.get_origin(found) is ClassVar
+        if callable(getattr(base, name, None)):
+            kind = "constant" if constant else "parameter"
+            raise TypeError(f"{cls.__name__}.{name} is a {kind} that would replace the hook {name}(); rename it")
+        if constant:
+            continue
+        if name in vars(base):
+            raise TypeError(
+                f"{cls.__name__}.{name} is annotated, which would make it a parameter, but it is a constant of "
+                f"{base.__name__}; write '{name} = ...' or annotate it as ClassVar[...]"
+            )
+        if name.startswith("_") or not can_be_set(found):
+            shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+            why = (
+                "its name is private"
+                if name.startswith("_")
+                else f"the command line cannot set a value of type {shown}"
+            )
+            raise TypeError(
+                f"{cls.__name__}.{name} is annotated, which makes it a parameter, but {why}; create state in setup(), "
+                f"as self.{name} = ..., and annotate a constant as ClassVar[...]"
+            )
+
+
+def _check_mixin(mixin: type, base: type) -> None:
+    """Refuse values in a class that does not derive from `base`, unless they are annotated as constants."""
+    annotations = inspect.get_annotations(mixin)
+    for name, value in vars(mixin).items():
+        if name.startswith("_") or _is_member(value):
+            continue
+        if "ClassVar" not in str(annotations.get(name, "")):
+            raise TypeError(
+                f"{mixin.__name__}.{name} is not a parameter, because {mixin.__name__} does not derive from "
+                f"{base.__name__}; derive it from {base.__name__}, or annotate a constant as ClassVar[...]"
+            )
+
+
+def _check_arguments(cls: type, name: str, hook: Any, base: type, context: type) -> None:
+    """Refuse a hook that cannot be called with its arguments, or that takes the context for one of its attributes."""
+    wanted = list(inspect.signature(_function(vars(base)[name])).parameters)
+    signature = inspect.signature(hook)
+    shown, arguments = ", ".join(signature.parameters), ", ".join(wanted)
+    try:
+        signature.bind(*wanted)
+    except TypeError:
+        raise TypeError(
+            f"{cls.__name__}.{name}({shown}) has other arguments than the hook {name}({arguments})"
+        ) from None
+    taken = list(signature.parameters)[wanted.index("ctx") :][:1] if "ctx" in wanted else []
+    if taken and taken[0] in {field.name for field in dataclasses.fields(context)}:
+        raise TypeError(
+            f"{cls.__name__}.{name}({shown}) gets the context as '{taken[0]}'; write {name}({arguments}) and use "
+            f"ctx.{taken[0]}"
+        )
+
+
+def _evaluated(cls: type, annotation: Any) -> Any:
+    module = sys.modules.get(cls.__module__)
+    return eval(annotation, vars(module), {**vars(cls)}) if isinstance(annotation, str) else annotation
+
+
+def _is_member(value: Any) -> bool:
+    """Whether a value is a class, a function or a descriptor."""
+    return isinstance(value, type) or inspect.isroutine(value) or hasattr(value, "__get__")
+
+
+def _function(value: Any) -> Any:
+    return value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+
+
+def _functions(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield the functions that a class defines, by name."""
+    for name, value in vars(cls).items():
+        if inspect.isfunction(_function(value)):
+            yield name, _function(value)
