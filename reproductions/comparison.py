@@ -107,10 +107,10 @@ def accuracy(quantity: str, method: str, published: str = "", baseline: str = ""
     """Return the two lines of a method's accuracy: in percent, and as difference to dense in points.
 
     Args:
-        quantity: the method's name for readers.
-        method: its label.
+        quantity: Name of the method for readers.
+        method: Label of the method.
         published: `GROUP/KEY` of its accuracy.
-        baseline: `GROUP/KEY` of dense's; dense itself has no difference.
+        baseline: `GROUP/KEY` of the accuracy of dense; dense itself has no difference.
     """
     absolute = Compared(f"accuracy, {quantity}", method, published=published)
     if method == BASELINE:
@@ -129,29 +129,29 @@ def accuracy(quantity: str, method: str, published: str = "", baseline: str = ""
 def compare(
     compared: Sequence[Compared], part: str, trials: Mapping[str, Sequence[Trial]], published: Published
 ) -> tuple[Comparison, ...]:
-    """What trials say of the quantities of one part.
+    """Compare the quantities of one part with the published numbers.
 
     Args:
-        compared: the quantities.
-        part: their part's name.
-        trials: by label; of a label that is absent nothing was run.
-        published: the papers' numbers.
+        compared: Declarations of the quantities.
+        part: Name of the part.
+        trials: Trials by label; labels without trials are absent.
+        published: Published numbers.
 
     Raises:
-        UsageError: if a published number that a declaration names does not exist.
+        UsageError: If a published number that a declaration names does not exist.
     """
     return tuple(_comparison(one, part, trials, published) for one in compared)
 
 
 def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) -> list[str]:
-    """What speaks against the trials' measured times, where a quantity is made of one: lines for the reader."""
+    """Return lines on why measured times of these trials are unreliable; empty if no quantity is a time."""
     if not any(one.column.endswith(TIMES) for one in compared):
         return []
     return [*competing_programs(trials), *unsteady_times(trials), *slow_products(trials), *resumed(trials)]
 
 
 def published_alone(group: Group) -> tuple[Comparison, ...]:
-    """A line for each value of a group that nothing of ours stands beside."""
+    """Return a line for each value of a group that is compared with no number of ours."""
     reason = group.doubt or "this suite does not reproduce it"
     return tuple(
         Comparison(
@@ -184,7 +184,7 @@ def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]],
         if one.published_baseline:
             other, baseline = published.find(one.published_baseline)
             rounding += other.rounding(_key(one.published_baseline))
-            # Both are printed with the same few decimals; binary rounding must not show as a 0.09999.
+            # Both numbers have few decimals; round, so that binary rounding does not show as 0.09999.
             theirs = round(theirs - baseline, 9)
             source += f", minus {_key(one.published_baseline)} of {other.place}"
     ours = _ours(one, trials)

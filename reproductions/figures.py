@@ -18,7 +18,7 @@ from reports.figures.figure import Figure
 from reproductions.comparison import Comparison
 
 WIDTH = 7.2
-# Of the largest magnitudes a share is drawn in the end colours: a gradient's tail would leave all else white.
+# Share of the largest magnitudes that is clipped; otherwise the tail of a gradient makes all other values white.
 _CLIPPED = 0.02
 _ZERO = "#8c959f"
 _OURS, _THEIRS = 1, 2
@@ -26,10 +26,10 @@ _HOLLOW: dict[str, Any] = {"marker": "D", "markerfacecolor": "none", "linestyle"
 
 
 def differences_figure(name: str, title: str, comparisons: Sequence[Comparison]) -> Figure | None:
-    """Differences to dense in points, a row a method that was run: the published one, and ours with its interval.
+    """Draw differences to dense in points, one row per method: the published number, and ours with its interval.
 
     Returns:
-        `None` where nothing was run.
+        The figure, or `None` if no method was run.
     """
     rows = [one for one in comparisons if one.is_difference and one.unit == "points" and isinstance(one.ours, Estimate)]
     if not rows:
@@ -56,7 +56,7 @@ def differences_figure(name: str, title: str, comparisons: Sequence[Comparison])
         _legend(figure)
         alt = f"{title}. {'; '.join(alts)}."
         inline, standalone = svg.render(figure, name, title, alt)
-    caption = "Differences to the dense network of the same setting. A point without a bar is one seed: no interval."
+    caption = "Differences to the dense network of the same setting. A single seed has no interval."
     return Figure(name, title, alt, caption, inline, standalone)
 
 
@@ -77,14 +77,14 @@ def grid_figure(
     cells: Mapping[tuple[str, str], tuple[Comparison, Comparison] | None],
     axis_names: tuple[str, str],
 ) -> Figure:
-    """Two heat maps on one colour scale, published and ours: the cell's difference to dense, and its accuracy.
+    """Draw published numbers and ours as two heat maps on one colour scale: accuracy and its difference to dense.
 
     Args:
-        name, title: of the figure.
-        rows, columns: labels of the cells' axes, the first row on top.
-        cells: for each row and column the comparisons of accuracy and of its difference to dense; `None` where the
-            combination is not possible.
-        axis_names: of the rows and of the columns.
+        name, title: Name and title of the figure.
+        rows, columns: Labels of the rows (the first on top) and columns.
+        cells: Comparisons of accuracy and of its difference to dense by row and column; `None` if the combination is
+            not possible.
+        axis_names: Names of the row axis and the column axis.
     """
     values = {
         "published": np.full((len(rows), len(columns)), np.nan),
@@ -158,7 +158,7 @@ def _written(value: str, gap: str) -> str:
 def _label_cells(axes: Axes, grid: np.ndarray, texts: Mapping[tuple[int, int], str], low: float, high: float) -> None:
     for (line, place), text in texts.items():
         value = grid[line, place]
-        # Cividis is dark below its middle; a cell without a number shows the page, whose ink follows the scheme.
+        # Cividis is dark below its middle. A cell without a number is transparent; its text must fit the page.
         ink = svg.MUTED if np.isnan(value) else "#000000" if (value - low) / (high - low) > 0.55 else "#ffffff"
         axes.text(place + 0.5, line + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink)
 
@@ -166,12 +166,12 @@ def _label_cells(axes: Axes, grid: np.ndarray, texts: Mapping[tuple[int, int], s
 def gradient_figure(
     name: str, title: str, caption: str, images: Mapping[str, np.ndarray], channels: Sequence[int]
 ) -> Figure:
-    """Gradients as images, a row a way of pruning and a column a channel, on one colour scale.
+    """Draw gradients as images on one colour scale, one row per way of pruning and one column per channel.
 
     Args:
-        name, title, caption: of the figure.
-        images: for each row's label an array (channels, height, width); the first row sets the scale.
-        channels: their numbers in the layer.
+        name, title, caption: Texts of the figure.
+        images: Array (channels, height, width) by label of the row; the first row sets the scale.
+        channels: Indices of the channels in the layer.
     """
     first = next(iter(images.values()))
     magnitudes = np.abs(first[first != 0])
@@ -198,5 +198,5 @@ def gradient_figure(
         bar.outline.set_visible(False)  # type: ignore[operator]
         alt = f"{title}. {'; '.join(alts)}."
         inline, standalone = svg.render(figure, name, title, alt)
-    note = f" Grey: exact zeros. The largest {100 * _CLIPPED:.0f} % of the dense magnitudes share the end colours."
+    note = f" Grey: exact zeros. The largest {100 * _CLIPPED:.0f} % of the dense magnitudes are clipped."
     return Figure(name, title, alt, caption + note, inline, standalone, wide=True)

@@ -14,7 +14,7 @@ from reports.figures.figure import Figure
 
 WIDTH = 8.6
 _DASHES = (0, (4, 2))
-_NARROW = 0.03  # of the longest bar: no number fits into less
+_NARROW = 0.03  # shorter parts, relative to the longest bar, have no number
 
 
 def stacked_figure(
@@ -26,14 +26,14 @@ def stacked_figure(
     kinds: Sequence[str],
     mark: tuple[float, str] | None = None,
 ) -> Figure:
-    """Stacked bars in panels beside each other: a row a thing, with its parts.
+    """Draw stacked horizontal bars in adjacent panels, one row per item.
 
     Args:
-        name, title, caption: of the figure.
-        x: the axis below, with its unit.
-        panels: by title, for each row's label the parts, in the order of `kinds`; all panels have the same rows.
-        kinds: what the parts are.
-        mark: where a line is drawn across all rows, and what it says.
+        name, title, caption: Texts of the figure.
+        x: Label of the horizontal axis, with its unit.
+        panels: Lengths of the parts, in the order of `kinds`, by title and row; all panels have the same rows.
+        kinds: Names of the parts.
+        mark: Position and label of a line across all rows.
     """
     alts = []
     rows = list(next(iter(panels.values())))
@@ -79,13 +79,13 @@ def positions_figure(
     maps: Mapping[str, Mapping[str, np.ndarray]],
     uniform: float,
 ) -> Figure:
-    """Heat maps of kernels' places, a row a network and a column a layer, on one scale around `uniform`.
+    """Draw heat maps of positions in kernels, one row per network and one column per layer, centred at `uniform`.
 
     Args:
-        name, title, caption: of the figure.
-        scale: what the colour bar says, with its unit.
-        maps: by the network's and the layer's name, (3, 3) percents; all networks have the same layers.
-        uniform: the percent of places that are all alike.
+        name, title, caption: Texts of the figure.
+        scale: Label of the colour bar, with its unit.
+        maps: Percentages (3, 3) by network and layer; all networks have the same layers.
+        uniform: Percentage of each position without any preference.
     """
     everything = np.concatenate([one.ravel() for layers in maps.values() for one in layers.values()])
     reach = max(float(np.abs(everything - uniform).max()), 1.0)
@@ -98,7 +98,7 @@ def positions_figure(
             for axes, (layer, places) in zip(line, layers.items(), strict=True):
                 drawn = axes.imshow(places, cmap="PuOr_r", vmin=uniform - reach, vmax=uniform + reach)
                 for (row, column), share in np.ndenumerate(places):
-                    # Both ends of the scale are dark, its middle is nearly white.
+                    # The ends of the scale are dark, and its middle is nearly white.
                     ink = "#ffffff" if abs(share - uniform) > 0.6 * reach else "#000000"
                     axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=7.0, color=ink)
                 axes.set_xticks([])

@@ -38,7 +38,7 @@ PARTS = tuple(
         small_model=SMALL if network == "vgg11_click" else "",
         seeds={"smoke": 1, "quick": 1, "paper": 1},
         presets=("smoke", "quick", "paper") if network == "vgg11_click" else ("paper",),
-        overrides={"epochs": 2},  # what is timed is where weights are, and not how well they work
+        overrides={"epochs": 2},  # only the positions of the remaining weights matter for the times, not the accuracy
         recipe=recipe_name(network),
     )
     for network in ("vgg11_click", "resnet32_wide")
@@ -62,9 +62,9 @@ class Figure9(Reproduction):
     reference = "clicktrain-fig11-cifar10-accuracy"
     remarks = (
         ON_THE_CPU,
-        "Torch's to_sparse_csr looks for what is not zero. The compact form is one gather, by an index that is made "
-        "once for a mask; making that index, and the lists that say where each weight finds its input, is what the "
-        "third way takes, once a training.",
+        "Torch's to_sparse_csr searches for nonzero weights. Packing is one gather with an index that is built once per "
+        "mask. The third way also builds that index and the lists of input positions of each weight, which "
+        "happens once per training.",
     )
     parts = PARTS
 
@@ -80,14 +80,12 @@ class Figure9(Reproduction):
                 if found.value:
                     figures.append(self._figure(trial, found.value))
         if not lines:
-            lines = [
-                line("to_sparse_csr over the compact form", PARTS[0].name, Missing(NOT_DONE), "measured", unit="×")
-            ]
+            lines = [line("to_sparse_csr over the packed form", PARTS[0].name, Missing(NOT_DONE), "measured", unit="×")]
         return Outcome(tuple(lines), figures[0] if figures else None, (*self.remarks, *doubts(timed)), timed_on(timed))
 
     def _lines(self, part: str, trial: Trial, layers: Mapping[str, Any]) -> list[Comparison]:
         model = trial.text("model")
-        csr, known, anew = CONVERSIONS
+        csr, known, rebuilt = CONVERSIONS
         total = {way: _sum([one["seconds"][way] for one in layers.values()]) for way in CONVERSIONS}
         lines = [
             _milliseconds(f"{model}, all {len(layers)} pruned layers: {way}", part, seconds)
@@ -95,7 +93,7 @@ class Figure9(Reproduction):
         ]
         lines += [
             _times_as_fast(f"{model}, all pruned layers: {way}, times as fast as {csr}", part, total[csr], total[way])
-            for way in (known, anew)
+            for way in (known, rebuilt)
         ]
         for name, one in layers.items():
             seconds = one["seconds"]
@@ -109,7 +107,7 @@ class Figure9(Reproduction):
 
         return bars_figure(
             self.registered_name,
-            "Time to bring a pruned weight into a sparse form",
+            "Time to convert a pruned weight to a sparse format",
             f"{trial.text('model')}; minimal times, measured on the CPU. The axis is logarithmic.",
             "Time (microseconds)",
             list(layers),
@@ -129,7 +127,7 @@ class Figure10(Reproduction):
         ON_THE_CPU,
         "Dense: oneDNN by torch, in two memory formats. Masked: the same, with the mask multiplied in. Skipping: this "
         "suite's kernels, with every change of layout. Sparse CSR: torch's sparse matrices times columns of the "
-        "images, which are made inside the time; making the matrices is Fig. 9's.",
+        "images, which are built within the measured time; building the matrices is measured in Fig. 9.",
     )
     parts = PARTS
 
@@ -229,7 +227,7 @@ def _of_layers(data: ReproductionData, trial: Trial, function: str, more: Mappin
 
 
 def _product(seconds: Mapping[str, Seconds] | None, product: str) -> Seconds:
-    """Return the times of a product, or of all three if it is empty; an empty list if there are no times."""
+    """Return the times of a product, or of all three if it is empty; an empty list if none were measured."""
     if not seconds:
         return []
     return seconds[product] if product else _sum([*seconds.values()])

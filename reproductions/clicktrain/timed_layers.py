@@ -13,7 +13,7 @@ PRODUCTS = ("forward", "data gradient", "weight gradient")
 DENSE = ("dense, contiguous", "dense, channels-last")
 MASKED, OURS, CSR = "masked, channels-last", "skipping", "sparse CSR"
 METHODS = (*DENSE, MASKED, OURS, CSR)
-CONVERSIONS = ("to_sparse_csr", "compact form, mask known", "compact form, index and lists made anew")
+CONVERSIONS = ("to_sparse_csr", "packed form, mask known", "packed form, index and lists rebuilt")
 _PRUNED = 0.9  # largest density of a pruned layer; dense layers have hardly any zeros
 
 Key = TypeVar("Key")
@@ -70,11 +70,11 @@ def pruned_layers(file: str, shape: tuple[int, int, int]) -> list[Layer]:
 
 
 def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, device: str) -> dict[str, Any]:
-    """By pruned layer its `shape` and `density`, and for each of `CONVERSIONS` its seconds.
+    """Return `shape`, `density` and the `seconds` of each of `CONVERSIONS` by pruned layer.
 
     Args:
-        file, shape: as of `pruned_layers`.
-        repetitions: of each.
+        file, shape: See `pruned_layers`.
+        repetitions: Number of measurements per conversion.
         device: `cpu`.
     """
     found = {}
@@ -85,7 +85,7 @@ def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, d
 
 
 def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
-    """The ways to make the sparse form of a layer's weight, `CONVERSIONS`; the matrix for CSR is laid out before."""
+    """Return a function for each of `CONVERSIONS` of a layer's weight; the dense matrix for CSR is prepared here."""
     import torch
 
     from kernels.sparse_conv.cpu import CpuSparseConvolution
@@ -94,22 +94,21 @@ def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
     matrix, kept = layer.weight.contiguous().flatten(1), layer.weight != 0
     taps = CpuSparseConvolution(kept, layer.stride, layer.padding, layer.dilation)
 
-    def anew() -> Tensor:
-        made = CpuSparseConvolution(kept, layer.stride, layer.padding, layer.dilation)
-        made.prepare(layer.size)
-        return made.values(weight)
+    def rebuilt() -> Tensor:
+        convolution = CpuSparseConvolution(kept, layer.stride, layer.padding, layer.dilation)
+        convolution.prepare(layer.size)
+        return convolution.values(weight)
 
-    return dict(zip(CONVERSIONS, (matrix.to_sparse_csr, lambda: taps.values(weight), anew), strict=True))
+    return dict(zip(CONVERSIONS, (matrix.to_sparse_csr, lambda: taps.values(weight), rebuilt), strict=True))
 
 
 def product_times(file: str, shape: tuple[int, int, int], batch: int, repetitions: int, device: str) -> dict[str, Any]:
-    """By pruned layer its `shape`, `density` and input `size`, and for each of `METHODS` that there is and each product
-    the seconds.
+    """Return `shape`, `density`, input `size` and `seconds` (by available method of `METHODS` and product) by layer.
 
     Args:
-        file, shape: as of `pruned_layers`.
-        batch: images.
-        repetitions: of each.
+        file, shape: See `pruned_layers`.
+        batch: Number of images.
+        repetitions: Number of measurements per method and product.
         device: `cpu`.
     """
     found = {}
@@ -129,10 +128,10 @@ def product_times(file: str, shape: tuple[int, int, int], batch: int, repetition
 
 
 def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], ...]]:
-    """Return the three products of a layer for each of `METHODS`; methods that are not available are left out.
+    """Return the three products of a layer for each of `METHODS`; methods that are not available are omitted.
 
-    All use the same random images and output gradient in float32, and the weight of the layer with its zeros, which
-    take dense products as long as other numbers.
+    All use the same random images and output gradient in float32, and the weight of the layer with its zeros; dense
+    products with zeros take as long as with other numbers.
     """
     import torch
 
@@ -154,7 +153,7 @@ def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], 
 def _dense(
     layer: Layer, images: Tensor, grad: Tensor, layout: Any, mask: Tensor | None = None
 ) -> tuple[Callable[[], Tensor], ...]:
-    """oneDNN's products in one memory format. A mask is multiplied into the weight before, and into its gradient."""
+    """Return oneDNN's products in one memory format; a mask multiplies the weight beforehand, and its gradient."""
     import torch
 
     images, grad = (one.contiguous(memory_format=layout) for one in (images, grad))
@@ -177,7 +176,7 @@ def _dense(
 
 
 def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
-    """This suite's kernels, with all their changes of layout and the compact form's values; none without a compiler."""
+    """Return the products of this suite's kernels, including layout changes and packing; none without a compiler."""
     import torch
 
     from kernels.sparse_conv.cpu import CpuSparseConvolution, library
@@ -187,7 +186,7 @@ def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], 
     layout = torch.channels_last
     images, grad, weight = (one.contiguous(memory_format=layout) for one in (images, grad, layer.weight))
     taps = CpuSparseConvolution(layer.weight != 0, layer.stride, layer.padding, layer.dilation)
-    # Into blocks once for both gradients, as in training: charged to the data gradient.
+    # Both gradients share one conversion into blocks, as in training; its time counts for the data gradient.
     blocks = [taps.blocks_of_grad(grad, images)]
 
     def data_gradient() -> Tensor:
@@ -202,7 +201,7 @@ def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], 
 
 
 def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
-    """Torch's sparse CSR matrices times columns of the images (im2col, inside the time); the conversion is outside."""
+    """Return products of torch's sparse CSR matrices with columns of the images; times include im2col, not CSR."""
     import torch
     import torch.nn.functional as F
 
@@ -232,13 +231,13 @@ def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tenso
 
     try:
         weight_gradient()
-    except (RuntimeError, NotImplementedError):  # torch has these products only where it was built with MKL
+    except (RuntimeError, NotImplementedError):  # torch has these products only if it was built with MKL
         return ()
     return forward, data_gradient, weight_gradient
 
 
 def _timed(calls: Mapping[Key, Callable[[], object]], repetitions: int, device: str) -> dict[Key, Seconds]:
-    """Each call's seconds; all run in turn."""
+    """Return the quantiles of each call's seconds, measured in alternation."""
     import numpy as np
     import torch
 

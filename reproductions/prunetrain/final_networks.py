@@ -101,9 +101,9 @@ class Table2(Reproduction):
         )
         theirs = "prunetrain-table2-cifar100"
         return [
-            line(f"{name}: dense, images a second", part.name, before, "measured", unit="",
+            line(f"{name}: dense, images per second", part.name, before, "measured", unit="",
                  published=key and f"{theirs}-dense/{key}", among=self.published),
-            line(f"{name}: prunetrain, images a second", part.name, after, "measured", unit="",
+            line(f"{name}: prunetrain, images per second", part.name, after, "measured", unit="",
                  published=(key in self.published.group(f"{theirs}-pruned").values and f"{theirs}-pruned/{key}") or "",
                  among=self.published),
             line(f"{name}: prunetrain over dense", part.name, ratios, "measured", unit="×",

@@ -100,7 +100,7 @@ def test_tables_have_accuracy_flops_and_time_of_their_trials(folder, trials, nam
 def test_table_2_has_speeds_of_both_networks(folder):
     name = f"{MODEL} on cifar10, batch 10"
     dense, pruned = (
-        ours(folder, "prunetrain-table2", f"{name}: {method}, images a second") for method in ("dense", "prunetrain")
+        ours(folder, "prunetrain-table2", f"{name}: {method}, images per second") for method in ("dense", "prunetrain")
     )
     row = rows(folder, "prunetrain-table2")[f"{name}: prunetrain over dense"]
     assert float(row["ours"]) == pytest.approx(pruned / dense)
