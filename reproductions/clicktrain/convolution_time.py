@@ -62,8 +62,8 @@ class Figure9(Reproduction):
     reference = "clicktrain-fig11-cifar10-accuracy"
     remarks = (
         ON_THE_CPU,
-        "Torch's to_sparse_csr searches for nonzero weights. Packing is one gather with an index that is built once per "
-        "mask. The third way also builds that index and the lists of input positions of each weight, which "
+        "Torch's to_sparse_csr searches for nonzero weights. Packing is one gather with an index that is built once "
+        "per mask. The third way also builds that index and the lists of input positions of each weight, which "
         "happens once per training.",
     )
     parts = PARTS
