@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from suite import files
+
 
 def write_report(folder: Path) -> list[Path]:
     """Write `report.html`, `report.md` and `figures/*.svg` into a suite's folder, each atomically.
@@ -23,9 +25,23 @@ def write_report(folder: Path) -> list[Path]:
         suite.errors.UsageError: If the folder has no results, or its table cannot be read.
     """
     # Matplotlib takes seconds to import. Code that imports this package without drawing does not wait for it.
-    from reports.render.write import write_report as write
+    from reports.content.build import build
+    from reports.data.records import read
+    from reports.render import html, markdown
 
-    return write(Path(folder))
+    # The names of a report's figures begin with the slug of a group.
+    earlier = {path.name for path in (folder / "figures").glob("g-*.svg")}
+    report = build(read(folder), earlier)
+    figures = [(folder / "figures" / f"{figure.name}.svg", figure.standalone) for figure in report.figures]
+    texts = [(folder / "report.html", html.render(report)), (folder / "report.md", markdown.render(report)), *figures]
+    # Figures are written first, so that the Markdown file never refers to a missing one.
+    files.make_folder(folder / "figures")
+    for path, text in reversed(texts):
+        files.write(path, text)
+    # Remove other figures of an earlier report: their methods may now have other colours.
+    for name in earlier - {path.name for path, _ in figures} - set(report.retained_figures):
+        (folder / "figures" / name).unlink()
+    return [path for path, _ in texts]
 
 
 __all__ = ["write_report"]

@@ -6,12 +6,11 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from reports.content.backends import backend_remarks
 from reports.content.headlines import headlines
-from reports.content.missing_files import missing_file_notes, retained_figure_notes
 from reports.content.model import Group, Report
 from reports.content.problems import problem_section
 from reports.content.provenance import flatten, provenance_section
+from reports.content.remarks import backend_remarks, missing_file_notes, retained_figure_notes
 from reports.content.tables import group_tables
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
 from reports.data.groups import BASELINE, TrialGroup, group_trials, label

@@ -5,7 +5,7 @@ import os
 import pytest
 from test_records import finished, spec
 
-from reports.render.write import write_report
+from reports import write_report
 from suite import files
 from suite.errors import UsageError
 from suite.runs.folder.store import FOLDERS, WRITTEN, Store

@@ -1,4 +1,4 @@
-"""Remarks on the backends that computed a method's products, if they were not PyTorch's dense ones everywhere."""
+"""Remarks of a report: backends other than PyTorch's dense ones, and what missing files leave out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ from collections.abc import Mapping, Sequence
 
 from reports.data.groups import seed_of
 from reports.data.method_rows import MethodRow
-from reports.data.records import Trial
+from reports.data.records import Records, Trial
 from reports.data.trial_files import clean
 
 _DENSE = "torch"
 _MAX_NAMES = 6
+# For each file of a trial, what the report does not show without it.
+_CONSEQUENCES = {
+    "trial.json": (
+        "their recipe, hardware, versions, settings and full hash are unknown, and so is whether other programs were "
+        "running, whether the trials were interrupted, and what is noted about their copy of the data (accuracies on "
+        "JPEG copies are lower than on the published images)"
+    ),
+    "epochs.jsonl": (
+        "curves over epochs and over time, FLOPs per step, shapes by layer, backends of the layers and the check for "
+        "unsteady times do not include them"
+    ),
+    "layers.csv": "their shapes by layer start at the end of the first epoch",
+}
 
 
 def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
@@ -67,3 +80,38 @@ def _sparse_layers(trial: Trial) -> set[str]:
     layers = trial.epochs[-1].get("layers") if trial.epochs else None
     found = layers.items() if isinstance(layers, Mapping) else ()
     return {str(name) for name, record in found if min(record.get("density", ()), default=1.0) < 1}
+
+
+def missing_file_notes(records: Records) -> tuple[str, ...]:
+    """Return one line for each kind of file that finished trials lack, and one if `suite.json` is missing."""
+    done = [trial for trial in records.trials if trial.done]
+    lines = []
+    for file, consequence in _CONSEQUENCES.items():
+        without = [trial for trial in done if file in trial.missing_files]
+        if without:
+            lines.append(f"{_subject(without, done)} no {file}: {consequence}.")
+    if not records.suite and not records.damage:
+        lines.append("The folder has no suite.json: the commands that produced these results are unknown.")
+    return tuple(lines)
+
+
+def _subject(without: Sequence[Trial], done: Sequence[Trial]) -> str:
+    if len(without) == len(done):
+        return "The finished trial has" if len(done) == 1 else f"All {len(done)} finished trials have"
+    names = ", ".join(trial.name for trial in without[:3]) + (", ..." if len(without) > 3 else "")
+    return f"{len(without)} of the {len(done)} finished trials ({names}) {'has' if len(without) == 1 else 'have'}"
+
+
+def retained_figure_notes(figures: Sequence[str]) -> tuple[str, ...]:
+    """Return a line that names figures of an earlier report that cannot be drawn again, if any.
+
+    Args:
+        figures: File names without the prefix of the group.
+    """
+    if not figures:
+        return ()
+    count = "One figure" if len(figures) == 1 else f"{len(figures)} figures"
+    return (
+        f"{count} of an earlier report cannot be drawn again from these files and "
+        f"{'is' if len(figures) == 1 else 'are'} kept unchanged in figures/: {', '.join(figures)}.",
+    )
