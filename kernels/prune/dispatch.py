@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Iterable, Mapping
 
@@ -191,12 +192,17 @@ def _backend_of_kind(kind: str) -> str:
     return kind if _COMPILED[kind].load().available else "reference"
 
 
+@functools.lru_cache(maxsize=64)  # a training calls the operator thousands of times with the same few rules
+def _rule(n: int, m: int, mode: Mode, rescale: Scope) -> PruneRule:
+    return PruneRule(n, m, mode, rescale)
+
+
 def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, key: Tensor | None = None) -> Tensor:
     """Implement the operator `pdt::prune_nm`, whose arguments can only be numbers, strings and tensors."""
     pruned = _empty_result(grad)
     if grad.numel() == 0:
         return pruned
-    rule, seed = PruneRule(n, m, mode, rescale), seed % 2**64
+    rule, seed = _rule(n, m, mode, rescale), seed % 2**64
     if backend_of(grad) == "reference":
         return pruned.copy_(reference.prune_nm(grad, rule, seed if key is None else _read(key)))
     if _is_channels_last(grad) and _is_channels_last(pruned):
@@ -223,7 +229,7 @@ def _compress(
     values, metadata = _empty_compressed(grad)
     if grad.numel() == 0:
         return values, metadata
-    rule, seed = PruneRule(n, m, mode, rescale), seed % 2**64
+    rule, seed = _rule(n, m, mode, rescale), seed % 2**64
     if backend_of(grad) != "cuda":
         found, indices = reference.prune_compress_24(grad, rule, seed if key is None else _read(key))
         return values.copy_(found), metadata.copy_(indices)
