@@ -1,4 +1,4 @@
-"""The verb `export`: what a report is built from, without models and logs, to be committed or shared."""
+"""The verb `export`: copies the files that a report is built from, to commit or share them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from suite.command.options import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder import packed
 
-WHOLE = ("suite.json", "results.csv", "report.md")  # of the folder, copied as they are
-FOLDERS = ("figures", "reproduce")  # of the folder, whose files are copied as they are
-RECORDS = ("trial.json",)  # of a trial, copied as they are: short, and read by people
-PACKED = ("epochs.jsonl", "layers.csv")  # of a trial, compressed
+WHOLE = ("suite.json", "results.csv", "report.md")  # files of the folder, copied unchanged
+FOLDERS = ("figures", "reproduce")  # subfolders whose files are copied unchanged
+RECORDS = ("trial.json",)  # files of a trial, copied unchanged
+PACKED = ("epochs.jsonl", "layers.csv")  # files of a trial, compressed
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Copy what a report is built from, and build it there."""
+    """Copy the files that a report is built from, and return the exit status."""
     parser = Parser(
         prog=f"{program_name()} export",
-        description="Copy what a report is built from, compressed and without models and logs, and build it there.",
+        description="Copy a suite without models and logs, with a current report, to commit or share it.",
     )
-    parser.add_argument("folder", metavar="DIR", help="a suite's folder: what --out named")
-    parser.add_argument("destination", metavar="DEST", help="a folder that does not exist or is empty")
+    parser.add_argument("folder", metavar="DIR", help="output folder of a command")
+    parser.add_argument("destination", metavar="DEST", help="new or empty folder")
     namespace = parser.read(arguments)
     source, destination = files.read_path(namespace.folder, "export"), files.read_path(namespace.destination, "export")
     if not (source / "suite.json").is_file():
-        raise UsageError(f"export {source}: no suite's folder; it has no suite.json")
+        raise UsageError(f"export {source}: not the folder of a suite: it has no suite.json")
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise UsageError(f"export: {destination} exists and is not an empty folder")
+        raise UsageError(f"export: {destination} is not an empty folder")
     if destination.resolve().is_relative_to(source.resolve()):
-        raise UsageError(f"export: {destination} is in the folder that is to be copied; name another place")
+        raise UsageError(f"export: {destination} is inside the folder to copy; choose another destination")
 
     from reports import write_report
     from suite.runs.folder.results import write_results
@@ -39,22 +39,22 @@ def export(arguments: Sequence[str]) -> int:
 
     store = Store(source)
     if store.is_locked():
-        raise UsageError(f"export: a command works in {source}; export it when that has ended")
+        raise UsageError(f"export {source}: in use by another command; try again when it has ended")
     write_results(store)
-    write_report(source)  # so that what is copied is of one time
+    write_report(source)  # the copied files are consistent then
     for name, content in contents(source):
         (destination / name).parent.mkdir(parents=True, exist_ok=True)
         files.write(destination / name, content)
     size = sum(path.stat().st_size for path in destination.rglob("*") if path.is_file())
-    print(f"export: {destination}, {size / 1e6:.1f} MB; the report: {destination / 'report.md'}")
+    print(f"export: {destination}, {size / 1e6:.1f} MB; report: {destination / 'report.md'}")
     return 0
 
 
 def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
-    """What an export of a suite's folder holds: relative paths with their contents, of what there is.
+    """Yield the relative path and content of each file that an export of a suite's folder contains.
 
     Raises:
-        UsageError: for a file of a trial that cannot be read.
+        UsageError: A file of a trial cannot be read.
     """
     from suite.runs.folder.store import Store
 
@@ -63,7 +63,7 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
             yield Path(name), (source / name).read_bytes()
     for folder in FOLDERS:
         for path in sorted((source / folder).glob("*")):
-            if path.is_file() and not path.name.startswith("."):  # a dot: what a killed writer left
+            if path.is_file() and not path.name.startswith("."):  # a dot: a temporary file of a killed process
                 yield path.relative_to(source), path.read_bytes()
     for trial in Store(source).trial_folders():
         for name in (*RECORDS, *PACKED):

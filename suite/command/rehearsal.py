@@ -1,7 +1,7 @@
-"""Method, model and task tried together before the first trial trains: what cannot run is refused in one line.
+"""Checks that each method can train its model and task, before the first trial starts.
 
-Each combination is begun once, on the CPU and without training: the network is built, sees one blank batch, and the
-method's `setup` runs on it. No method is named here; a method refuses a network by an error that its `setup` raises.
+Each combination is set up once, on the CPU and without training: the network is built, receives one blank batch, and the
+method's `setup` runs. A method refuses a network with an error that its `setup` raises.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ BLANK_IMAGES = 2
 
 
 def rehearse(trials: Iterable[TrialSpec]) -> None:
-    """Begin each combination of method, model and task once, whatever its seed; nothing is written or trained.
+    """Set up each combination of method, model and task once, for any seed. Nothing is written or trained.
 
     Args:
-        trials: those that have not been started before.
+        trials: Trials that were never started.
 
     Raises:
-        UsageError: for the first combination that cannot be trained; it names all three.
+        UsageError: A combination cannot be trained; the message names the method, the model and the task.
     """
     distinct: dict[str, TrialSpec] = {}
     for trial in trials:
         what = (trial.method, trial.parameters, trial.model, trial.task, trial.recipe, trial.preset, trial.dtype)
         distinct.setdefault(canonical_json([*what, trial.device]), trial)
     network: tuple[tuple[str, str], nn.Module] | None = None
-    images: dict[str, int] = {}  # of an epoch, by task and recipe
+    images: dict[str, int] = {}  # number of training images by task and recipe
     for trial in sorted(distinct.values(), key=lambda trial: (trial.task, trial.model)):
         task = registry.get("task", trial.task)()
         if network is None or network[0] != (trial.task, trial.model):
@@ -53,10 +53,10 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
 
 
 def _check_outputs(model: nn.Module, trial: TrialSpec, task: Any) -> None:
-    """See that the network maps images of the task to its classes.
+    """Check that the network maps images of the task to its classes.
 
     Raises:
-        UsageError: if its forward fails, or returns anything else than (N, classes).
+        UsageError: The forward pass fails, or does not return a tensor (N, classes).
     """
     where = f"{trial.model} on task {trial.task}"
     shape = tuple(task.input_shape)
@@ -65,14 +65,14 @@ def _check_outputs(model: nn.Module, trial: TrialSpec, task: Any) -> None:
             outputs = model.eval()(torch.zeros(BLANK_IMAGES, *shape))
     except UsageError:
         raise
-    except Exception as error:  # whatever a network raises for images of another size, this model is not for this task
+    except Exception as error:  # a network may raise any error for images of a wrong size
         place = registry.fault_in_plugin(error)
         said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
-        raise UsageError(f"{where}: its forward fails on images of {_sizes(shape)}: {said}") from error
+        raise UsageError(f"{where}: the forward pass fails on images of {_sizes(shape)}: {said}") from error
     wanted = (BLANK_IMAGES, task.num_classes)
     if not isinstance(outputs, Tensor) or outputs.shape != wanted:
         got = _sizes(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-        raise UsageError(f"{where}: its forward returns {got} for {BLANK_IMAGES} images, not {_sizes(wanted)} logits")
+        raise UsageError(f"{where}: the model returns {got} for {BLANK_IMAGES} images, not {_sizes(wanted)} logits")
     model.train()
 
 

@@ -13,7 +13,7 @@ from suite.runs.planning import read_names
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Check a method against every contract, and print one line for each. The exit status is 1 if one is broken."""
+    """Check a method against every contract, print one line per contract, and return 1 if one is broken, otherwise 0."""
     parser = Parser(prog=f"{program_name()} check", description="Check a method against its contract.")
     parser.add_argument("method", metavar="METHOD", help="method, with parameters in brackets: sdgp[n=1,m=4]")
     parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
@@ -43,7 +43,7 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Bring the table and the report of a suite's folder up to date with what the folder holds."""
+    """Update the table and the report of a suite from the files in its folder, and return the exit status."""
     parser = Parser(prog=f"{program_name()} report", description="Update results.csv and the report of a suite.")
     parser.add_argument("folder", metavar="DIR", help="output folder of a command, or a copy without trials/")
     typed = parser.read(arguments).folder
@@ -55,13 +55,15 @@ def report(arguments: Sequence[str]) -> int:
 
     trials = [path for path in Store(folder).trial_folders() if packed.held(path / "trial.json")]
     if not trials and not any((folder / name).is_file() for name in ("suite.json", "results.csv")):
-        raise UsageError(f"report {folder}: no suite's folder; it has no suite.json, no results.csv and no trials")
+        raise UsageError(
+            f"report {folder}: not the folder of a suite: it has no suite.json, no results.csv and no trials"
+        )
 
     from reports import write_report
     from suite.runs.folder.results import read_table, write_results
 
     if not trials and not read_table(folder):
-        raise UsageError(f"report {folder}: has no results: neither rows in results.csv nor trials/*/trial.json")
+        raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
     with files.errors_of(folder):
         write_results(Store(folder))
         written = write_report(folder)

@@ -69,17 +69,17 @@ def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
 
 
 def has_bfloat16_cpu(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether this CPU multiplies bfloat16 itself (AVX512_BF16, AMX, Arm BF16).
+    """Return whether this CPU has instructions that multiply bfloat16 (AVX512_BF16, AMX, Arm BF16).
 
-    Read from the kernel: torch has no public question for it, and its private ones differ between versions.
+    Read from `/proc/cpuinfo`: torch has no public function for it, and its private functions differ between versions.
     """
     return read_cpu(cpuinfo).bfloat16
 
 
 def busy_cores(seconds: float = 0.3) -> float:
-    """How many cores are at work just now, in this program or any other, observed for a moment.
+    """Return the number of cores that are busy with any program, measured over `seconds`.
 
-    The load average would still show what has just ended: the installation of this suite, for one.
+    The load average would include programs that have just ended, such as the installation of this suite.
     """
     import psutil
 
@@ -87,14 +87,14 @@ def busy_cores(seconds: float = 0.3) -> float:
 
 
 def competition(load: float, cores: int) -> str:
-    """One line that warns of other programs, or nothing where the machine is free enough to measure times on.
+    """Return a warning about other programs; empty if the machine is idle enough to measure times.
 
-    Threads wait for each other at the end of every operation, so that one which another program keeps from its core
-    holds up all. Two-threaded trials were seen to take many times as long on a machine with two such programs a core.
+    Threads wait for each other at the end of every operation, so that one delayed thread delays all of them. Trials
+    with two threads took many times as long on a machine with two other programs per core.
 
     Args:
-        load: cores that are at work before the trials start.
-        cores: what the trials will use.
+        load: Number of cores that are busy before the trials start.
+        cores: Number of cores that the trials will use.
     """
     if load < 0.5 * cores:
         return ""
@@ -105,9 +105,9 @@ def competition(load: float, cores: int) -> str:
 
 
 def use_threads_of_environment() -> None:
-    """Compute with as many threads as OMP_NUM_THREADS says; torch itself reads it as it is imported, if not before."""
+    """Set torch's number of threads to OMP_NUM_THREADS. Torch itself reads the variable only when it is imported."""
     import torch
 
-    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number a nesting level
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list has one number per nesting level
     if threads.isdigit() and int(threads):
         torch.set_num_threads(int(threads))

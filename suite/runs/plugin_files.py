@@ -1,9 +1,9 @@
-"""Which files outside the project define what a trial uses, and their checksums, which name the trial.
+"""Files of plugins that define a trial's method, task or model, and their checksums, which enter the trial's hash.
 
-The project's own files are covered by `Method.version`. A plugin has no such discipline while it is written: its file
-is edited and run again. So the hash of a trial covers the content of each file that defines its method, its task or its
-model, and of the modules next to that file which it imports, directly or through each other. What a plugin imports
-from elsewhere (an installed package) belongs to the software that provenance records.
+Changes of the project's own files are covered by `Method.version`. The file of a plugin is edited and run again without
+a new version. The hash of a trial therefore covers the content of each plugin file that defines its method, task or
+model, and of the modules next to that file that it imports, directly or indirectly. Other imports of a plugin
+(installed packages) are part of the software that provenance records.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _ROOMS = frozenset(("suite", "methods", "tasks", "kernels", "reports", "reproduc
 
 
 def defining_files(**things: str) -> dict[str, dict[str, Any]]:
-    """The files that define a trial's method, task and model, as far as they are not the project's own.
+    """Return the files that define a trial's method, task and model, except those of the project.
 
     Args:
-        things: by kind, the name: `method="sdgp", task="digits", model="resnet9"`.
+        things: Names by kind: `method="sdgp", task="digits", model="resnet9"`.
 
     Returns:
-        By kind `{"path": with ~ for the home folder, "sha256": in hex}`, and where the file imports modules next to it
-        `{"imports": {name relative to the file's folder: sha256}}`.
+        For each kind, `path` (with `~` for the home folder) and `sha256` (in hex) of the file. If the file imports
+        modules next to it, also `imports`: their checksums by name, relative to the folder of the file.
 
     Raises:
-        UsageError: if a file cannot be read.
+        UsageError: A file cannot be read.
     """
     found = {}
     for kind, name in things.items():
@@ -49,7 +49,7 @@ def defining_files(**things: str) -> dict[str, dict[str, Any]]:
 
 
 def digests(files: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """What of `defining_files` a trial's hash covers: every checksum, and no path, since a file may be moved."""
+    """Return the part of `defining_files` that enters the trial's hash: all checksums, but no paths, which may change."""
     return {
         kind: [one["sha256"], *(f"{name} {digest}" for name, digest in sorted(one.get("imports", {}).items()))]
         for kind, one in files.items()
@@ -57,10 +57,14 @@ def digests(files: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def check_defining_files(planned: Mapping[str, Mapping[str, Any]], **things: str) -> None:
-    """See that the files are those that a trial is named for.
+    """Check that the files have not changed since a trial was planned.
+
+    Args:
+        planned: `defining_files` of the time when the trial was planned.
+        things: Names by kind.
 
     Raises:
-        UsageError: for the first that has another content.
+        UsageError: A file has changed.
     """
     now = defining_files(**things)
     for kind, one in planned.items():
@@ -72,13 +76,13 @@ def check_defining_files(planned: Mapping[str, Mapping[str, Any]], **things: str
 
 
 def _file_of(kind: str, name: str) -> Path | None:
-    """The file that registers a thing; `None` for what this process registered without a file."""
+    """Return the file that registers a method, task or model; `None` if this process registered it without a file."""
     entry = registry.entries(kind).get(name)
     if entry is None:
         return None
     if registry.plugin_source(entry.origin) is not None:
         return Path(entry.origin)
-    module = importlib.util.find_spec(entry.origin.partition(":")[0])  # of an installed package's entry point
+    module = importlib.util.find_spec(entry.origin.partition(":")[0])  # entry point of an installed package
     return Path(module.origin) if module is not None and module.origin and module.has_location else None
 
 
@@ -106,15 +110,14 @@ def _with_imports(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _imported(file: Path, content: bytes, plugin: Path) -> Iterator[Path]:
-    """The modules next to a plugin that the import statements of a file name, wherever in the file they are.
+    """Yield the modules next to a plugin that a file imports, in any of its import statements.
 
-    The statements are read, not followed at run time: one counts that is inside a function, or that another plugin has
-    run already.
+    The statements are parsed, not executed: imports inside functions and modules that are already loaded count too.
     """
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # such a file cannot be imported, so it decides no result
+        return  # such a file cannot be imported, so it does not affect results
     start, inside = _places(plugin)
     for node in ast.walk(tree):
         names: list[tuple[Path, str]] = []
@@ -131,7 +134,7 @@ def _imported(file: Path, content: bytes, plugin: Path) -> Iterator[Path]:
 
 
 def _modules(folder: Path, parts: list[str]) -> Iterator[Path]:
-    """The files that importing `parts` from a folder runs: those of the packages on the way, and the module."""
+    """Yield the files that importing `parts` from a folder executes: those of the parent packages, and the module."""
     for part in parts:
         for file in (folder / part / "__init__.py", folder / f"{part}.py"):
             if file.is_file():
@@ -140,14 +143,14 @@ def _modules(folder: Path, parts: list[str]) -> Iterator[Path]:
 
 
 def _is_project(file: Path) -> bool:
-    """Whether a file is the project's own: a plugin may lie in the folder of a checkout."""
+    """Return whether a file belongs to the project; a plugin may be in the folder of a checkout."""
     return file.is_relative_to(ROOT) and file.relative_to(ROOT).parts[0] in _ROOMS
 
 
 def _places(plugin: Path) -> tuple[Path, Path]:
-    """Where the imports of a plugin start, and the folder or file that holds what counts as next to it.
+    """Return the folder where the imports of a plugin start, and the folder or file whose modules count as next to it.
 
-    A module of a package has its whole package next to it; a single installed module has nothing.
+    For a module of a package, that is the whole package; for a single installed module, only its file.
     """
     package = plugin.parent
     if not (package / "__init__.py").is_file():

@@ -25,18 +25,18 @@ FLAG_PREFIXES = (
 )
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT_FILE = ".commit.json"
-"""Says what `git_facts` would, in a copy of a checkout without its `.git`; `benchmarks/evidence/carry.py` writes it."""
+"""Holds the result of `git_facts` in a copy of a checkout without `.git`; written by `benchmarks/evidence/carry.py`."""
 
 
 def collect(device: torch.device | str) -> dict[str, Any]:
-    """Everything about this process that may explain a number and is not in the trial's spec.
+    """Return what may explain a result and is not in the trial's spec.
 
     Args:
-        device: what is computed on; its GPU, or the CPU, makes the `hardware_id`.
+        device: Device of the computation. Its GPU, or the CPU, determines the `hardware_id`.
     """
     import torch
 
-    busy = busy_cores()  # first: what follows starts programs
+    busy = busy_cores()  # measured first, because the rest starts programs
     device = torch.device(device)
     hardware = hardware_facts(device)
     return {
@@ -62,7 +62,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
 
 
 def without_home(text: str) -> str:
-    """The text with the home folder, which holds the user's name, as `~`."""
+    """Replace the home folder, which contains the user's name, by `~`."""
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text
 
@@ -90,21 +90,21 @@ def _software() -> dict[str, Any]:
 
 
 def _git(root: Path) -> dict[str, Any]:
-    """Commit of the checkout that this package runs from, and whether it was changed; empty outside a checkout.
+    """Return the commit of the checkout that this package runs from, and whether it was changed.
 
-    A copy of a checkout without its `.git` has them in a file.
+    A copy of a checkout without `.git` has them in a file. The result is empty outside a checkout.
     """
     if (root / ".git").exists():
         return git_facts(root)
     try:
         found = json.loads((root / COMMIT_FILE).read_text(encoding="utf-8"))
         return {"commit": str(found["commit"]), "dirty": bool(found["dirty"])}
-    except (OSError, ValueError, TypeError, KeyError):  # no such file, or another program's
+    except (OSError, ValueError, TypeError, KeyError):  # the file does not exist, or is not ours
         return {}
 
 
 def git_facts(root: Path) -> dict[str, Any]:
-    """As `_git`, by asking git; empty where that fails."""
+    """Return the commit of a checkout and whether it was changed, as git reports them; empty if git fails."""
     commit = program_output("git", "-C", str(root), "rev-parse", "HEAD")
     if not commit:
         return {}

@@ -116,10 +116,10 @@ CASES = [
     (
         "dense",
         "toy_nothing",
-        "toy_nothing on task digits: its forward returns a NoneType for 2 images, not 2x10 logits",
+        "toy_nothing on task digits: the model returns a NoneType for 2 images, not 2x10 logits",
     ),
-    ("dense", "toy_wide", "its forward returns 2x11 for 2 images, not 2x10 logits"),
-    ("dense", "toy_large", "its forward fails on images of 1x16x16: RuntimeError: "),
+    ("dense", "toy_wide", "the model returns 2x11 for 2 images, not 2x10 logits"),
+    ("dense", "toy_large", "the forward pass fails on images of 1x16x16: RuntimeError: "),
     ("dense", "toy_none", "toy_none: its function returned NoneType, not a torch.nn.Module"),
     ("dense", "toy_empty", "toy_empty: the model has no parameters to train"),
     ("toy_fussy", "toy_1x1", "in setup: AttributeError: "),

@@ -193,4 +193,4 @@ def test_a_record_without_its_own_checksum_or_in_the_folder_of_another_hash_is_d
     old = two[1].with_name(two[1].name[:-8] + "0" * 8)
     as_before_checksums(two[1])
     two[1].rename(old)
-    assert "it is that of dense-digits" in read_record(old)["message"]
+    assert "it belongs to dense-digits" in read_record(old)["message"]

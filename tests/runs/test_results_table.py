@@ -162,7 +162,7 @@ def test_a_message_that_is_no_text_and_a_folder_in_the_table_s_place(store, caps
 def test_report_needs_something_to_report(tmp_path, capsys):
     (tmp_path / "trials").mkdir()
     assert cli.main(["report", str(tmp_path)]) == 2
-    assert "no suite's folder" in capsys.readouterr().err
+    assert "not the folder of a suite" in capsys.readouterr().err
     (tmp_path / "suite.json").write_text("{}")
     assert cli.main(["report", str(tmp_path)]) == 2
     assert "has no results" in capsys.readouterr().err
@@ -208,7 +208,7 @@ def test_export_refuses_what_it_would_overwrite_or_cannot_read(whole, tmp_path, 
     (tmp_path / "full" / "x").touch()
     (tmp_path / "file").touch()
     for source, destination, complaint in (
-        (tmp_path / "full", tmp_path / "new", "no suite's folder"),
+        (tmp_path / "full", tmp_path / "new", "not the folder of a suite"),
         (whole.folder, tmp_path / "full", "is not an empty folder"),
         (whole.folder, tmp_path / "file", "is not an empty folder"),
         (whole.folder, whole.folder / "kept", "is in the folder"),

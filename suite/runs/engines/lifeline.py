@@ -1,11 +1,11 @@
-"""A trial's processes die with the command that started them, however it ends.
+"""Ends the processes of a trial when the command that started them ends for any reason.
 
-The engine starts a trial as the leader of a session of its own, with a pipe as its standard input. Only the engine's
-process holds the pipe's write end, and never writes: the end-of-file says that the engine is gone, killed or not.
+The engine starts a trial as the leader of a new session, with a pipe as its standard input. Only the engine's process
+holds the write end of the pipe, and it never writes. An end-of-file therefore means that the engine has ended.
 
-Two mechanisms, because each alone has a hole. Linux kills the trial itself at once when its parent dies, but not what
-the trial has started (data loaders, compilers). A guardian, forked here, waits for the end-of-file and kills the whole
-process group; it works where the trial is stuck in a long call and could not run a thread of its own.
+Two mechanisms are needed. Linux kills the trial itself as soon as its parent ends, but not the processes that the trial
+has started (data loaders, compilers). A guardian process, forked here, waits for the end-of-file and kills the whole
+process group. It also works while the trial is in a long call during which none of its threads could run.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import signal
 import sys
 
 PARENT = "PDT_LIFELINE_PARENT"
-"""Variable in which the engine tells the trial its own process id."""
+"""Environment variable with the process id of the engine."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def watch_parent() -> None:
-    """Tie this process, and all it will start, to the engine. Call it first, before torch starts threads.
+    """End this process, and every process that it starts, when the engine ends. Call this before torch starts threads.
 
-    Does nothing in a process that no engine started. Processes that leave the process group (daemons) escape.
+    Does nothing if this process was not started by an engine. Processes that leave the process group (daemons) are not
+    killed.
 
     Raises:
-        RuntimeError: if this process leads no process group: killing the group would reach others.
+        RuntimeError: This process does not lead a process group, so that killing the group would kill other processes.
     """
     parent = os.environ.pop(PARENT, None)
     if parent is None:
@@ -37,7 +38,7 @@ def watch_parent() -> None:
     guardian = os.fork()
     if guardian == 0:
         _guard()
-    # What the trial starts must neither take the pipe's end-of-file for input nor wait for input that never comes.
+    # Processes that the trial starts must not read from the pipe: they would wait for input.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -46,10 +47,10 @@ def watch_parent() -> None:
 
 
 def die_with(parent: int) -> bool:
-    """Ask the kernel to kill this process when the thread that started it ends; Linux.
+    """Ask the kernel to kill this process when the thread that started it ends (Linux only).
 
     Returns:
-        Whether the parent is alive. One that died before the request was made is never reported by the kernel.
+        Whether the parent is alive. If it ended before this call, the kernel does not kill this process.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -58,9 +59,9 @@ def die_with(parent: int) -> bool:
 
 
 def _guard() -> None:
-    """Wait for the end-of-file and kill the group, this process included. Never returns."""
+    """Wait for the end-of-file, then kill the process group, including this process. Never returns."""
     try:
-        # An open log or pipe of the trial must not outlive it in here.
+        # Close the trial's log and pipes, so that this process does not keep them open.
         os.closerange(1, 256)
         while os.read(0, 1):
             pass

@@ -1,10 +1,10 @@
-"""A trial's record, `trial.json`: written with what it takes to notice damage, and read with distrust.
+"""The record of a trial, `trial.json`: written with checksums, and checked when it is read.
 
     {"trial_id", "spec", "status", "message", "result", "provenance", "files": {name: {"size", "sha256"}}, "sha256"}
 
-`sha256` is that of the canonical JSON of all the rest, so that no edit goes unnoticed; `files` is there when the trial
-is done. Records of before that have none of `trial_id`, `files` and `sha256`: of them everything else is checked, and
-their files are checked by what is in them.
+`sha256` is the checksum of the canonical JSON of all other fields, so that every edit is detected. `files` exists if the
+trial is done. Records from before there were checksums lack `trial_id`, `files` and `sha256`. All other fields of these
+records are checked, and so is the content of their files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from suite.runs.spec import LARGEST_SEED, TrialSpec
 ENDED = ("done", "diverged", "oom", "timeout", "error", "skipped")
 RUNNING = "running"
 FILES = ("model.pt", "epochs.jsonl", "layers.csv")
-"""What a trial that is done has left, beside its record."""
+"""Files of a finished trial, in addition to its record."""
 
 LARGEST_RECORD = 64 * 2**20  # bytes
 _LARGEST = {int: 2**63 - 1, float: 1.7e308}
@@ -34,7 +34,7 @@ _OURS = {"trial_id", "files", "sha256"}
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON atomically. Infinities and NaN, which JSON does not have, become null: not measured."""
+    """Write JSON atomically. Infinities and NaN, which JSON does not support, become null (not measured)."""
     text = json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False)
     files.write(path, text + "\n")
 
@@ -50,12 +50,19 @@ def _finite(data: Any) -> Any:
 
 
 def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", **more: Any) -> None:
-    """Write a trial's `trial.json`; `more` holds `result` and `provenance` where they are known.
+    """Write the `trial.json` of a trial.
 
-    The record of a trial that is done has size and checksum of those of `FILES` that are in the folder: write it last.
+    The record of a finished trial has the size and checksum of each of `FILES` that exists, so it must be written last.
+
+    Args:
+        folder: Folder of the trial.
+        spec: Specification of the trial.
+        status: One of `ENDED`, or `RUNNING`.
+        message: Reason for the status.
+        more: `result` and `provenance`, if they are known.
     """
     if status not in (*ENDED, RUNNING):
-        raise ValueError(f"'{status}' is no status of a trial")
+        raise ValueError(f"'{status}' is not a status of a trial")
     content = {"trial_id": spec.trial_id, "spec": spec.to_json(), "status": status, "message": message, **more}
     if status == "done":
         content["files"] = {name: _facts(folder / name) for name in FILES if (folder / name).is_file()}
@@ -64,11 +71,11 @@ def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", 
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """The content of a trial's `trial.json`; `None` where there is none.
+    """Return the content of a trial's `trial.json`; `None` if it does not exist.
 
-    A file that cannot be read, that is another trial's, or in which something is not what it can be, gives the status
-    `error` and a message that begins with `damaged record`: one bad file must not hide the other trials. The files
-    beside it are not looked at; see `damage`.
+    A file that cannot be read, belongs to another trial, or contains an impossible value gives the status `error` and a
+    message that begins with `damaged record`, because one bad file must not hide the other trials. The trial's other
+    files are not checked; see `damage`.
     """
     path = packed.held(folder / "trial.json")
     if path is None:
@@ -86,16 +93,16 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def damage(folder: Path, record: Mapping[str, Any]) -> str:
-    """Why a trial whose record says that it is done is not: one of its files is gone, or is not what it was.
+    """Return why a trial with the status `done` does not count: one of its files is missing or was changed.
 
-    Reads all of its files, and imports no torch.
+    Reads all files of the trial. Does not import torch.
 
     Args:
-        folder: the trial's.
-        record: from `read_record`, with the status `done`.
+        folder: Folder of the trial.
+        record: Return value of `read_record`, with the status `done`.
 
     Returns:
-        The reason, to be read after the trial's name; empty if all is well.
+        The reason, which can follow the name of the trial; empty if no file is damaged.
     """
     try:
         if not _OURS & set(record):
@@ -114,7 +121,7 @@ def damage(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
-    """As of `damage`, for a record without checksums: each file is held to what it has to contain."""
+    """As `damage`, for a record without checksums: check the content of each file."""
     for name in FILES:
         if not (folder / name).is_file():
             return f"{name} is missing"
@@ -122,10 +129,10 @@ def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
         epochs = [json.loads(line) for line in (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]
         count = record["spec"]["recipe"]["epochs"]
         if len(epochs) != count or any(epoch["epoch"] != number for number, epoch in enumerate(epochs, 1)):
-            return "epochs.jsonl does not hold each epoch once"
+            return "epochs.jsonl does not contain each epoch once"
         result = record.get("result", {})
         if any(epochs[-1].get(name) != result.get(name) for name in ("test_accuracy", "test_loss")):
-            return "its result is not that of the last line of epochs.jsonl"
+            return "its result differs from the last line of epochs.jsonl"
     except (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError):
         return "epochs.jsonl is damaged"
     lines = (folder / "layers.csv").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -136,18 +143,22 @@ def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _check(record: Any, name: str) -> None:
-    """See that a record can be what it says of the trial whose folder has a name.
+    """Check the content of a record.
+
+    Args:
+        record: Parsed JSON.
+        name: Name of the trial's folder.
 
     Raises:
-        ValueError: if not; the reason.
+        ValueError: A field is missing or has an impossible value, or the record belongs to another trial.
     """
     if not isinstance(record, dict):
-        raise ValueError("it holds no JSON object")
+        raise ValueError("it is not a JSON object")
     if ours := _OURS & set(record):
         if not {"trial_id", "sha256"} <= ours:
             raise ValueError(f"it has no {min({'trial_id', 'sha256'} - ours)}")
         if record["sha256"] != _digest({key: value for key, value in record.items() if key != "sha256"}):
-            raise ValueError("it was changed: it does not have its checksum")
+            raise ValueError("it was changed: its checksum does not match")
     spec = record.get("spec")
     if not isinstance(spec, dict) or "hash" not in spec:
         raise ValueError("it has no spec with a hash")
@@ -156,17 +167,17 @@ def _check(record: Any, name: str) -> None:
         raise ValueError(f"its seed is {str(read.seed)[:40]}")
     for field in ("method", "variant", "task", "model", "preset", "device", "dtype"):
         if not isinstance(getattr(read, field), str):
-            raise ValueError(f"its {field} is not a text")
+            raise ValueError(f"its {field} is not a string")
     for field in ("epochs", "batch_size"):
         value = read.recipe.get(field)
         if not (isinstance(value, int) and _is_integer(value) and 1 <= value <= _LARGEST[int]):
             raise ValueError(f"its recipe.{field} is {str(value)[:40]}")
     if record.get("trial_id", name) != name or not name.endswith(f"-{read.hash[:8]}"):
-        raise ValueError(f"it is that of {read.trial_id}")
+        raise ValueError(f"it belongs to {read.trial_id}")
     if record.get("status") not in (*ENDED, RUNNING):
-        raise ValueError("it has no status")
+        raise ValueError("it has no valid status")
     if not isinstance(record.get("message", ""), str):
-        raise ValueError("its message is not a text")
+        raise ValueError("its message is not a string")
     for field in ("result", "provenance", "files"):
         if not isinstance(record.get(field, {}), dict):
             raise ValueError(f"its {field} is not an object")
@@ -175,7 +186,7 @@ def _check(record: Any, name: str) -> None:
 
 
 def _check_value(column: str, value: Any) -> None:
-    """A measured value: a number that is not negative, and a share where it is an accuracy."""
+    """Check that a measured value is a number from 0 to the maximum of its column."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -183,7 +194,7 @@ def _check_value(column: str, value: Any) -> None:
     known = COLUMNS.get(column)
     largest = min(known.maximum if known else math.inf, _LARGEST[type(value)])
     if not 0 <= value <= largest:
-        raise ValueError(f"its {column} is {value:.6g}, which is not from 0 to {largest:.6g}")
+        raise ValueError(f"its {column} is {value:.6g}, which is not between 0 and {largest:.6g}")
 
 
 def _is_integer(value: Any) -> bool:
