@@ -1,4 +1,4 @@
-"""From the trials of a reproduction to its page: which trials count, and the text around the comparison."""
+"""Writes the page of a reproduction: selects its trials and collects the text around the comparison."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def write_outcome(
 
 
 def other_networks(parts: Sequence[Part], trials: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[str]:
-    """Return the networks that were trained in place of those that the parts name."""
+    """Return one text for each network that was trained instead of the one that a part names."""
     found: dict[str, None] = {}
     for part in parts:
         for several in trials.get(part.name, {}).values():
@@ -97,7 +97,7 @@ def nothing_pruned(trials: Sequence[Any]) -> list[str]:
         return []
     return [
         "**Nothing was pruned in any of these trials**: no channel was removed and no product had zeros to skip. "
-        "Differences to dense are chance and overhead. Short presets are tuned for ResNet-9."
+        "Differences to dense come from chance and overhead. Short presets are tuned for ResNet-9."
     ]
 
 
@@ -119,7 +119,7 @@ def with_other_seeds(planned: Sequence[TrialSpec], folder: Path) -> list[TrialSp
     found = list(planned)
     held = {TrialSpec.from_json(spec).hash for spec in specs} - {spec.hash for spec in planned}
     for seed in sorted({spec["seed"] for spec in specs}):
-        # Derived from this command's trials, to have its labels and paths; an earlier command may differ in them.
+        # Derived from the trials of this command, because an earlier command may have used other labels and paths.
         others = {other.hash: other for other in _of_seed(planned, seed) if other.hash in held}
         found += others.values()
     return found

@@ -199,6 +199,10 @@ def as_text(found: dict[str, Any]) -> str:
                 )
         elif key == "not_counted":
             lines += [f"not counted: {item}" for item in value]
+        elif key == "parts":
+            from suite.command.describe_runs import parts_as_text
+
+            lines += ["parts:", *parts_as_text(value)]
         elif isinstance(value, dict):
             lines.append(f"{key}:" if value else f"{key}: none")
             lines += _block(value)

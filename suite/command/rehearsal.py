@@ -1,7 +1,7 @@
 """Checks that each method can train its model and task, before the first trial starts.
 
-Each combination is set up once, on the CPU and without training: the network is built, receives one blank batch, and the
-method's `setup` runs. A method refuses a network with an error that its `setup` raises.
+Each combination is set up once, on the CPU and without training: the network is built and receives one blank batch, and
+the method's `setup` runs. A method refuses a network with an error that its `setup` raises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verb `reproduce`: the trials of a paper's table or figure, and ours beside the published numbers."""
+"""The verb `reproduce`: runs the trials of a paper's table or figure and compares them with the published numbers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from suite.runs.spec import SuiteSpec, TrialSpec
 if TYPE_CHECKING:
     from reproductions.contract import Part, Reproduction
 
-DECIDED = ("methods", "task", "config", "recipe")  # options of `run` that a reproduction leaves no room for
+DECIDED = ("methods", "task", "config", "recipe")  # options of `run` that the reproduction decides
 
 EPILOG = """\
-The trials go into an ordinary suite's folder, and the same command goes on where it stopped. Ours beside the published
-numbers: reproduce/NAME.md, .csv and .svg in that folder.
+The trials are stored in the folder of a suite; the same command continues where it stopped. The comparison with the
+published numbers is written to reproduce/NAME.md, .csv and .svg in that folder.
 
 reproductions:
 {listing}
 
-exit status: as of run
+exit status: as for run
 """
 
 
@@ -38,10 +38,10 @@ def reproduce(arguments: Sequence[str]) -> int:
     """Run a reproduction.
 
     Returns:
-        The exit status, as of `run`.
+        The exit status, as for `run`.
 
     Raises:
-        UsageError: before anything is written.
+        UsageError: The command cannot be run; nothing was written.
     """
     namespace = parser().read(arguments)
     for path in namespace.plugin or ():
@@ -68,7 +68,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     rehearse_new(trials, folder)
 
     def write() -> list[Path]:
-        # Planned again: parts of which the folder had nothing before may be there as a whole now.
+        # Plan again: the folder may now contain all trials of parts of which it had none before.
         command = [*program_name().split(), "reproduce", *arguments]
         return write_outcome(reproduction, _plans(suites, asked, store), asked, folder, base, command)
 
@@ -76,51 +76,51 @@ def reproduce(arguments: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    """The parser of `reproduce`: the options of `run` but for those that a reproduction decides."""
+    """Return the parser of `reproduce`, with the options of `run` except those that the reproduction decides."""
     found = Parser(
         prog=f"{program_name()} reproduce",
         usage="%(prog)s NAME [OPTION ...]",
-        description="Run the trials of a paper's table or figure, and set ours beside the published numbers.",
+        description="Repeat a table or figure of a paper and compare the numbers with the published ones.",
         epilog=EPILOG.format(listing=listing()),
     )
-    found.add_argument("name", metavar="NAME", nargs="?", default="", help="one of those below")
-    found.add_argument("--parts", metavar="LIST", help="parts to run (default: what the preset has time for), or all")
+    found.add_argument("name", metavar="NAME", nargs="?", default="", help="reproduction, listed below")
+    found.add_argument("--parts", metavar="LIST", help="parts to run (default: those of the preset), or all")
     add_run_options(found)
     for action in found._actions:
         if action.dest in DECIDED:
             action.help = argparse.SUPPRESS
         elif action.dest == "seeds":
-            action.help = "a count (3), a list (0,1,7), one seed (7,) (default: the reproduction's)"
+            action.help = "count (3), list (0,1,7) or single seed (7,) (default: set by the reproduction)"
         elif action.dest == "model":
-            action.help = "one model, such as resnet9[width=0.5] (default: the reproduction's)"
+            action.help = "one model, such as resnet9[width=0.5] (default: set by the reproduction)"
         elif action.dest == "out":
-            action.help = "the suite's folder (default: runs/NAME-HASH, the same for the same command)"
+            action.help = "output folder (default: runs/NAME-HASH, where the hash depends on the options)"
     return found
 
 
 def listing() -> str:
-    """Every reproduction with one line that says what it is; imports none of them."""
+    """Return one line per reproduction, without importing them."""
     entries = registry.entries("reproduction")
     width = max(map(len, entries), default=0)
     return "\n".join(f"  {name:{width}}  {entry.summary}" for name, entry in sorted(entries.items()))
 
 
 def default_folder(name: str, base: SuiteSpec) -> Path:
-    """`runs/NAME-HASH`: the same for other parts and other seeds, which one folder collects."""
+    """Return `runs/NAME-HASH`, which does not depend on parts and seeds: one folder collects them."""
     fields = ("models", "preset", "overrides", "device", "dtype")
     determines = canonical_json({field: getattr(base, field) for field in fields})
     return Path("runs", f"{name}-{hashlib.sha256(determines.encode()).hexdigest()[:8]}").absolute()
 
 
 def _check_place(place: Path) -> None:
-    """See that the page can be written, before hours of trials and not after them."""
+    """Check before the trials that the page can be written after them."""
     files.refuse_link(place)
     if not os.path.lexists(place):
         return
     if not place.is_dir():
         raise UsageError(f"--out {place.parent}: {place} must be a folder; move it away")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {place.parent}: {place} may not be written to")
+        raise UsageError(f"--out {place.parent}: {place} is not writable")
 
 
 def _check_name(name: str) -> None:
@@ -129,12 +129,12 @@ def _check_name(name: str) -> None:
         return
     if not name:
         print(f"reproductions:\n{listing()}", file=sys.stderr)
-        raise UsageError("reproduce: name one of the reproductions above")
+        raise UsageError("reproduce: name one of the reproductions listed above")
     raise UsageError(f"reproduce: no reproduction is called '{name}'{nearest(name, known)}")
 
 
 def _read_parts(text: str | None, reproduction: Reproduction) -> list[str]:
-    """The parts that were typed, in the reproduction's order; none if none were."""
+    """Return the typed parts, in the order of the reproduction; empty if `--parts` was not given."""
     known = [part.name for part in reproduction.parts]
     if text is None:
         return []
@@ -149,13 +149,13 @@ def _read_parts(text: str | None, reproduction: Reproduction) -> list[str]:
 def _read_options(namespace: argparse.Namespace) -> RunOptions:
     for name in DECIDED:
         if getattr(namespace, name) is not None:
-            raise UsageError(f"reproduce: --{name} cannot be given; {namespace.name} decides what is run")
+            raise UsageError(f"reproduce: --{name} cannot be given: {namespace.name} sets it")
     options = resolve_run_options(namespace)
     if options.model:
         from suite.runs.planning import read_names
 
         if len(read_names(options.model, "model", "--model")) > 1:
-            raise UsageError(f"--model '{options.model}': expected one; a reproduction compares one model with a paper")
+            raise UsageError(f"--model '{options.model}': expected one model to compare with the paper")
     return options
 
 
@@ -176,10 +176,10 @@ def _suite(base: SuiteSpec, part: Part, options: RunOptions) -> SuiteSpec:
 
 
 def _plans(suites: dict[str, SuiteSpec], asked: Sequence[str], store: Any) -> dict[str, list[TrialSpec]]:
-    """The trials of the parts that were asked for, and of others whose task the folder has trials of.
+    """Return the trials of the requested parts, and of other parts whose task has trials in the folder.
 
-    Another part may have been run by an earlier command, and belongs into the table; where its task was never run
-    here, its data may be absent, and need not be looked for.
+    An earlier command may have run another part, which then belongs in the table. If the folder has no trials of its
+    task, the part is not planned, because the data of that task may be missing.
     """
     from suite.runs.folder.store import read_record
     from suite.runs.planning import plan
@@ -189,12 +189,12 @@ def _plans(suites: dict[str, SuiteSpec], asked: Sequence[str], store: Any) -> di
 
 
 def _once(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
-    """Each trial once: parts share their dense trials."""
+    """Return each trial once; parts share their dense trials."""
     return list({trial.hash: trial for trial in reversed(trials)}.values())[::-1]
 
 
 def _union(suites: Sequence[SuiteSpec]) -> SuiteSpec:
-    """What `suite.json` says of a command: the methods, tasks, models and seeds that occur in any part."""
+    """Return the spec for `suite.json`, with the methods, tasks, models and seeds of all parts."""
 
     def every(name: str) -> str:
         lists = [split(getattr(suite, name)) for suite in suites if getattr(suite, name)]

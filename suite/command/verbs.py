@@ -13,7 +13,7 @@ from suite.runs.planning import read_names
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Check a method against every contract, print one line per contract, and return 1 if one is broken, otherwise 0."""
+    """Check a method, print one line per contract, and return 1 if a contract is broken, otherwise 0."""
     parser = Parser(prog=f"{program_name()} check", description="Check a method against its contract.")
     parser.add_argument("method", metavar="METHOD", help="method, with parameters in brackets: sdgp[n=1,m=4]")
     parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
@@ -55,9 +55,7 @@ def report(arguments: Sequence[str]) -> int:
 
     trials = [path for path in Store(folder).trial_folders() if packed.held(path / "trial.json")]
     if not trials and not any((folder / name).is_file() for name in ("suite.json", "results.csv")):
-        raise UsageError(
-            f"report {folder}: not the folder of a suite: it has no suite.json, no results.csv and no trials"
-        )
+        raise UsageError(f"report {folder}: not the folder of a suite: no suite.json, results.csv or trials")
 
     from reports import write_report
     from suite.runs.folder.results import read_table, write_results

@@ -49,7 +49,7 @@ def defining_files(**things: str) -> dict[str, dict[str, Any]]:
 
 
 def digests(files: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the part of `defining_files` that enters the trial's hash: all checksums, but no paths, which may change."""
+    """Return the part of `defining_files` that enters the trial's hash: the checksums without the paths."""
     return {
         kind: [one["sha256"], *(f"{name} {digest}" for name, digest in sorted(one.get("imports", {}).items()))]
         for kind, one in files.items()

@@ -111,7 +111,9 @@ def test_describe_a_reproduction(capsys):
     assert found["parts"]["columns"]["seeds"] == {"smoke": 1, "quick": 3, "paper": 3}
     assert "sdgp-table1-cifar10-resnet9" in found["published"]
     assert cli.main(["describe", "sdgp-table1"]) == 0
-    assert "seeds (smoke 1, quick 3, paper 3)" in " ".join(capsys.readouterr().out.split())
+    text = capsys.readouterr().out
+    assert "      trials: smoke 4 (1 seed), quick 12 (3 seeds), paper 12 (3 seeds)" in text.splitlines()
+    assert "      only with --parts: quick" in text.splitlines()
 
 
 def test_every_reproduction_can_be_described(capsys):

@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
         (["sdgp-table1", "--parts", "column"], "no part is called 'column'; did you mean 'columns'?"),
         (["sdgp-table1", "--parts", ""], "--parts ''"),
         (["sdgp-table1", "--parts", "columns,nothing"], "no part is called 'nothing'"),
-        (["sdgp-table1", "--methods", "dense"], "--methods cannot be given; sdgp-table1 decides what is run"),
+        (["sdgp-table1", "--methods", "dense"], "--methods cannot be given: sdgp-table1 sets it"),
         (["sdgp-table1", "--task", "digits"], "--task cannot be given"),
         (["sdgp-table1", "--config", "x.toml"], "--config cannot be given"),
         (["sdgp-table1", "--model", "resnet9,resnet9[width=0.5]"], "expected one"),
@@ -74,7 +74,7 @@ def test_a_wrong_name_gets_a_suggestion(folder, capsys, name, expected):
 def test_without_a_name_there_is_the_list(folder, capsys):
     assert cli.main(["reproduce"]) == 2
     *listed, error = capsys.readouterr().err.splitlines()
-    assert "name one of the reproductions above" in error
+    assert "name one of the reproductions listed above" in error
     assert listed[0] == "reproductions:"
     assert [line.split()[0] for line in listed[1:]] == registry.names("reproduction")
     assert all(len(line.split()) > 5 for line in listed[1:])

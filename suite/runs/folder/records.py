@@ -2,9 +2,9 @@
 
     {"trial_id", "spec", "status", "message", "result", "provenance", "files": {name: {"size", "sha256"}}, "sha256"}
 
-`sha256` is the checksum of the canonical JSON of all other fields, so that every edit is detected. `files` exists if the
-trial is done. Records from before there were checksums lack `trial_id`, `files` and `sha256`. All other fields of these
-records are checked, and so is the content of their files.
+`sha256` is the checksum of the canonical JSON of all other fields, so that every edit is detected. `files` exists if
+the trial is done. Records from before there were checksums lack `trial_id`, `files` and `sha256`. All other fields of
+these records are checked, and so is the content of their files.
 """
 
 from __future__ import annotations
