@@ -205,6 +205,8 @@ def load_plugin(path: str | Path) -> list[Entry]:
     module = types.ModuleType(module_name)
     module.__file__ = str(path)
     sys.modules[module_name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # the plugin may import its neighbours; last, so that they hide nothing
     try:
         exec(code, vars(module))
         missing = [entry for entry in found if (entry.kind, entry.name) not in _objects]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from methods.shared.distributions import DISTRIBUTIONS
 from methods.shared.scores import magnitude
-from methods.shared.structures import STRUCTURES
+from methods.shared.structures import GROUP, STRUCTURES
 from suite.method import Context, Density, Method, OpPlan, Site
 from suite.plan import Layer
 
@@ -36,7 +36,8 @@ class MaskedMethod(Method):
     `setup` apply from the first step on.
 
     Attributes:
-        sparsity: Share of the weights of all masked layers together that is zero at the end.
+        sparsity: Share of the weights of all masked layers together that is zero at the end, as far as `structure` and
+            the rounding in each layer allow.
         distribution: How the remaining weights are divided among layers. `uniform`: the same share in every layer;
             `erdos_renyi`: large layers lose most; `global`: the largest scores of all layers remain.
         structure: Which weights of a layer remain: any (`unstructured`), the same number in every group of four input
@@ -49,6 +50,11 @@ class MaskedMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        most = 1 - 1 / GROUP
+        if self.structure == "n:m" and self.sparsity > most:
+            raise ValueError(
+                f"sparsity is {self.sparsity}; structure=n:m keeps at least one of {GROUP} weights: at most {most}"
+            )
         self.masks: dict[str, Tensor] = {}  # by layer, in the weight's shape, true for weights that remain
         self._densities: dict[str, float] = {}
         self._masked_in_place = False  # whether a step has set the masked weights to zero

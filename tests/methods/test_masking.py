@@ -64,6 +64,13 @@ def test_masks_have_the_structure(example, structure):
             assert kept.unflatten(1, (-1, 4)).sum(2).unique().tolist() == [2]
 
 
+def test_a_sparsity_that_the_structure_cannot_have_is_refused(example):
+    with pytest.raises(
+        ValueError, match=r"sparsity is 0\.9; structure=n:m keeps at least one of 4 weights: at most 0\.75"
+    ):
+        example("gradual_magnitude", {"structure": "n:m"}).trainer()
+
+
 def test_rigl_moves_connections_and_keeps_their_number(example):
     subject = example("rigl", {})
     method = subject.trainer().hooks.method

@@ -72,6 +72,19 @@ def test_a_bad_plugin_is_a_usage_error(tmp_path, text, expected):
     assert "toy_x" not in registry.names("model")
 
 
+def test_a_plugin_may_import_its_neighbours_and_they_hide_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "plugin_neighbour.py").write_text("WIDTH = 3\n")
+    (tmp_path / "tasks.py").write_text("raise SystemExit('the neighbour hides a package of the project')\n")
+    path = plugin(
+        tmp_path,
+        "import tasks\nfrom plugin_neighbour import WIDTH\nfrom suite.registry import register\n"
+        "@register('model', 'with_neighbour')\ndef with_neighbour():\n    return WIDTH\n",
+    )
+    registry.load_plugin(path)
+    assert registry.get("model", "with_neighbour")() == 3
+
+
 def test_a_missing_plugin_and_an_unknown_name():
     with pytest.raises(UsageError, match="no such file"):
         registry.load_plugin("nowhere.py")
