@@ -12,8 +12,8 @@ from reports.data.records import read
 from reproductions import page as reproduced
 from reproductions.comparison import doubts_about_times
 from reproductions.contract import Part, Reproduction, ReproductionData
+from suite.files import without_home
 from suite.runs.folder.store import Store, read_record
-from suite.runs.provenance import without_home
 from suite.runs.spec import SuiteSpec, TrialSpec
 
 

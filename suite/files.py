@@ -306,3 +306,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{value!r} is not plain data")
+
+
+def without_home(text: str) -> str:
+    """Replace the home folder, which contains the user's name, by `~`."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text

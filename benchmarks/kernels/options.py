@@ -16,7 +16,8 @@ from benchmarks.kernels.results import FORMAT, KEY
 from benchmarks.partial_results import OtherRunError, compare, read, write
 from benchmarks.stopwatch import cache_bytes
 from suite.errors import UsageError
-from suite.runs.provenance import collect, without_home
+from suite.files import without_home
+from suite.runs.provenance import collect
 
 PLAN = pytest.StashKey[Plan]()
 PROVENANCE = pytest.StashKey[dict[str, Any]]()

@@ -10,6 +10,7 @@ from typing import Any
 from reports.content.model import Cell, Column, Problems, Table, missing_cell
 from reports.data.records import Records
 from reports.data.trial_files import clean
+from suite.files import without_home
 
 
 def problem_section(records: Records) -> Problems | None:
@@ -85,9 +86,3 @@ def rerun_command(line: str, folder: Path) -> str:
 def _shell_path(word: str) -> str:
     # Quotes would keep the shell from expanding ~.
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and len(word) > 2 else shlex.quote(word)
-
-
-def without_home(text: str) -> str:
-    """Replace the home folder, which contains the user's name, by `~`, because reports are shared."""
-    home = str(Path.home())
-    return text.replace(home, "~") if len(home) > 1 else text

@@ -8,11 +8,12 @@ from typing import Any
 
 from reports import formatting
 from reports.content.model import Cell, Column, Provenance, Table, missing_cell
-from reports.content.problems import command_lines, without_home
+from reports.content.problems import command_lines
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from reports.data.groups import label
 from reports.data.records import Records, Trial
 from reports.data.trial_files import clean
+from suite.files import without_home
 
 # Entries of a record that the table of the environment leaves out: they name the trial or are shown elsewhere.
 _SHOWN_ELSEWHERE = (

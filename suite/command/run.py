@@ -134,10 +134,10 @@ def run_trials(
     from reports.data.disturbed_times import is_disturbed
     from reports.data.records import read
     from suite.cost.hardware import available_cores
+    from suite.files import without_home
     from suite.runs.devices import competition
     from suite.runs.folder.results import read_table, write_results
     from suite.runs.folder.store import Store
-    from suite.runs.provenance import without_home
 
     store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)

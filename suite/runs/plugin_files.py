@@ -19,8 +19,8 @@ from typing import Any
 
 from suite import registry
 from suite.errors import UsageError
-from suite.files import read_bytes
-from suite.runs.provenance import ROOT, without_home
+from suite.files import read_bytes, without_home
+from suite.runs.provenance import ROOT
 
 MOST_BYTES = 1 << 24  # of a module that a plugin imports
 _ROOMS = frozenset(("suite", "methods", "tasks", "kernels", "reports", "reproductions"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.cost.hardware import hardware_facts, hardware_id, program_output
+from suite.files import without_home
 from suite.runs.devices import busy_cores
 
 if TYPE_CHECKING:
@@ -59,12 +60,6 @@ def collect(device: torch.device | str) -> dict[str, Any]:
         "command_line": without_home(os.environ.get("PDT_COMMAND_LINE") or shlex.join(sys.argv)),
         "time_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
-
-
-def without_home(text: str) -> str:
-    """Replace the home folder, which contains the user's name, by `~`."""
-    home = str(Path.home())
-    return text.replace(home, "~") if len(home) > 1 else text
 
 
 def _software() -> dict[str, Any]:

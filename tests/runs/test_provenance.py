@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from suite.cost.hardware import hardware_id, program_output, read_cpu
+from suite.files import without_home
 from suite.runs.folder.columns import minor_version
-from suite.runs.provenance import _git, collect, without_home
+from suite.runs.provenance import _git, collect
 from suite.runs.trial import comparable
 
 

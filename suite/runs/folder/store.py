@@ -26,7 +26,6 @@ from filelock import FileLock, Timeout
 from suite import files
 from suite.errors import UsageError, in_words
 from suite.runs.folder.records import ENDED, RUNNING, damage, read_record, write_json, write_record
-from suite.runs.provenance import without_home
 from suite.runs.spec import SuiteSpec, TrialSpec
 
 __all__ = ["ENDED", "ONLY", "RUNNING", "Store", "read_record", "write_json", "write_record"]
@@ -148,7 +147,10 @@ class Store:
                 raise UsageError(f"{path} is damaged: {reason}; move it away to continue") from error
         # This file is only for readers: the home folder, which contains the user's name, is replaced by ~.
         plain = spec.to_json()
-        plain |= {"data_root": without_home(plain["data_root"]), "plugins": [without_home(p) for p in plain["plugins"]]}
+        plain |= {
+            "data_root": files.without_home(plain["data_root"]),
+            "plugins": [files.without_home(p) for p in plain["plugins"]],
+        }
         entry = {"command_line": command_line, "spec": plain, "time_utc": provenance.get("time_utc", "")}
         content = {"command_line": command_line, "spec": plain, "provenance": provenance}
         write_json(path, {**content, "commands": [*commands, entry]})
