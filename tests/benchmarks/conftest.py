@@ -1,4 +1,4 @@
-"""Results of the kernel benchmarks, written by hand."""
+"""Fixtures with invented results of the kernel benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 def made_up_case(**changes: Any) -> dict[str, Any]:
-    """What `bench_kernels.py` says of one case: magnitude 2:4 of a large bf16 tensor on a GPU, at 0.93 of a copy."""
+    """Return `extra_info` of one case: magnitude 2:4 of a large bf16 tensor on a GPU, at 0.93 of a copy's rate."""
     found: dict[str, Any] = {
         "kernel": "prune_nm",
         "layers": ["net a", "net b"],
@@ -50,7 +50,7 @@ def made_up_case(**changes: Any) -> dict[str, Any]:
 
 
 def made_up_file(*cases: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    """A whole JSON of pytest-benchmark with these cases."""
+    """Return the content of a JSON file of pytest-benchmark with these cases."""
     provenance = {
         "hardware_id": "h1234567",
         "hardware": {"device": "cuda", "gpu": "Some GPU", "driver": "580.1"},
@@ -77,7 +77,7 @@ def made_up_file(*cases: dict[str, Any], **facts: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a made-up file and gives its path."""
+    """Function that writes an invented file and returns its path."""
 
     def write(*cases: dict[str, Any], name: str = "results.json", **facts: Any) -> Path:
         path = tmp_path / name
@@ -89,5 +89,5 @@ def results(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def case() -> Callable[..., dict[str, Any]]:
-    """Makes up a case."""
+    """Function that returns an invented case."""
     return made_up_case

@@ -1,4 +1,4 @@
-"""The benchmark programs: what they measure, save and refuse."""
+"""Tests of the benchmark programs: measurements, saved files and refused options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BENCH = "benchmarks/kernels/bench_kernels.py"
 
 
 def run(*command, **variables):
-    # pytest-benchmark measures nothing where it reads that it was started by one of pytest-xdist's workers.
+    # pytest-benchmark measures nothing if the environment says that a worker of pytest-xdist started it.
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     changed = {**ours, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(list(map(str, command)), cwd=ROOT, env=changed, capture_output=True, text=True, timeout=280)
@@ -40,7 +40,7 @@ def kernel_json(tmp_path_factory):
     kept = path.with_name("kept.json")
     done = bench("--quick", "--batch-size", "3", "--benchmark-json", path, "--json", kept)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 passed" in done.stdout  # printed after the program started itself again
+    assert "3 passed" in done.stdout  # printed after the program restarted itself
     return path
 
 
@@ -53,7 +53,7 @@ def test_kernel_benchmarks_leave_what_a_reader_needs(kernel_json):
     assert (found["n"], found["m"], found["mode"], found["rescale"]) == (2, 4, "magnitude", "none")
     assert found["bytes"] == 2 * 4 * 3 * 64 * 256
     assert found["gb_per_s"] == pytest.approx(found["bytes"] / found["seconds"] / 1e9)
-    # pytest-benchmark's clock saw the kernel's times and nothing else.
+    # The clock of pytest-benchmark contains only the times of the kernel.
     assert first["stats"]["median"] == pytest.approx(found["seconds"])
     assert first["stats"]["rounds"] == 5
     fraction = found["fraction_of_copy"]
@@ -62,7 +62,7 @@ def test_kernel_benchmarks_leave_what_a_reader_needs(kernel_json):
     assert found["instead"]["topk and scatter"]["same_values"] is True
     assert "instead" not in content["benchmarks"][1]["extra_info"]
     settings = content["kernel_benchmarks"]["provenance"]["settings"]["environment"]
-    assert settings["MALLOC_MMAP_THRESHOLD_"] == str(2**32)  # as a trial has it
+    assert settings["MALLOC_MMAP_THRESHOLD_"] == str(2**32)  # as in a trial
     assert "node" not in content["machine_info"]
 
 
@@ -74,9 +74,7 @@ def test_kept_cases_are_those_of_pytest_benchmark_and_are_not_measured_again(ker
         assert ours["extra_info"] == theirs["extra_info"]
         assert ours["stats"]["median"] == theirs["stats"]["median"]
 
-    path.write_text(
-        json.dumps({**whole, "benchmarks": whole["benchmarks"][::2]})
-    )  # as a run leaves it that was cut off
+    path.write_text(json.dumps({**whole, "benchmarks": whole["benchmarks"][::2]}))  # as after an interrupted run
     typed = ("--quick", "--batch-size", "3", "--json", path)
     done = bench(*typed)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -129,7 +127,7 @@ def test_a_wrong_option_is_one_line():
 
 
 class Config(SimpleNamespace):
-    """As much of pytest's configuration as the options of the benchmarks read."""
+    """The part of pytest's configuration that the options of the benchmarks read."""
 
     def getoption(self, name):
         default = "cpu" if name == "device" else name == "quick"

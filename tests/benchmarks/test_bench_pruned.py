@@ -1,4 +1,4 @@
-"""Times of pruned networks: what is measured is what is said, on narrow networks and two pairs."""
+"""Tests of the times of pruned networks, on narrow networks and with two pairs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_plan_leaves_the_share_that_was_asked_for_in_rounded_channels(round_to
     sizes = {name: space.size for name, space in find_index_spaces(model, SHAPE).items()}
     assert all(len(kept) % round_to == 0 or len(kept) == sizes[name] for name, kept in plan.kept.items())
     shares = [len(kept) / sizes[name] for name, kept in plan.kept.items()]
-    assert max(shares) > 1.2 * min(shares)  # not one share for all
+    assert max(shares) > 1.2 * min(shares)  # different shares per index space
 
 
 def test_steps_are_those_of_the_cut_network(setting, capsys):
@@ -75,7 +75,7 @@ def test_the_penalty_is_in_the_measured_step(setting):
     ("arguments", "expected"),
     [(["stepz"], "'stepz': known: steps, lasso, surgery, gating"), (["--pairs", "1"], "an interval needs at least 2")],
 )
-def test_what_is_wrong_is_one_line(monkeypatch, capsys, arguments, expected):
+def test_an_invalid_option_is_refused_with_one_line(monkeypatch, capsys, arguments, expected):
     monkeypatch.setattr(sys, "argv", ["bench_pruned.py", *arguments])
     with pytest.raises(SystemExit, match="2"):
         bench_pruned.main()

@@ -1,4 +1,4 @@
-"""What `bench_step.py` asks of the device and of its options."""
+"""Tests of the options of `bench_step.py` and of its use of the device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_events_are_of_the_device_that_was_typed(monkeypatch):
 
 
 def test_each_convolution_is_measured_once():
-    """Two of one name would leave one number in the file."""
+    """Two numbers with the same name would overwrite each other in the file."""
     found = bench_step.convolutions(build_model("resnet9[width=0.25]", (3, 32, 32), 10))
     assert list(found) == [
         "3->32 3x3 at 32x32",
@@ -59,8 +59,8 @@ def test_each_convolution_is_measured_once():
     assert [side for _, side in found.values()] == [32, 32, 16, 16, 8, 8]
 
 
-def test_work_that_nobody_waits_for_is_in_its_time(monkeypatch):
-    """A pair of the planned op only launches: the clock waits for what was launched, on the device's time."""
+def test_asynchronous_work_is_included_in_the_time(monkeypatch):
+    """A measured call only launches work; the clock must wait until the device has finished it."""
     done_at = 0.0
 
     class Event:

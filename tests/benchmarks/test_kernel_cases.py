@@ -1,4 +1,4 @@
-"""What the kernel benchmarks measure: shapes, options, alternatives and the clock, against facts worked out by hand."""
+"""Tests of the cases of the kernel benchmarks: shapes, options, alternatives and clock, with facts computed by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_resnets_of_imagenet_have_their_published_layers_and_equal_shapes_stand_
     found = {gradient.shape: gradient.layers for gradient in gradients("resnet18,resnet50", 2, 1)}
     of_18 = [layer for layers in found.values() for layer in layers if layer.startswith("resnet18 ")]
     of_50 = [layer for layers in found.values() for layer in layers if layer.startswith("resnet50 ")]
-    # 20 and 53 convolutions with the projections, of which the first reads the image.
+    # 20 and 53 convolutions including projections; the first reads the image.
     assert (len(of_18), len(of_50)) == (19, 52)
     assert not any(layer.endswith(" conv1") for layers in found.values() for layer in layers)
     both = found[2, 64, 56, 56]
@@ -140,7 +140,7 @@ def test_alternatives_apply_where_they_can():
         return list(alternatives.alternatives(grad, PruneRule(*rule), **options))
 
     assert names(2, 4, "magnitude", "none", compiled=False) == [topk, oracle]
-    assert names(2, 8, "magnitude", "none", compiled=False) == [oracle]  # 8 does not divide 12
+    assert names(2, 8, "magnitude", "none", compiled=False) == [oracle]  # 12 is not a multiple of 8
     assert names(2, 4, "magnitude", "channel", compiled=True) == [topk, oracle, compiled]
     assert names(2, 4, "random", "none", compiled=True) == [topk]
     assert set(alternatives.NOTES) == {topk, oracle, compiled, tile}
@@ -181,7 +181,7 @@ def test_every_way_to_copy_copies(dtype, monkeypatch):
         assert torch.equal(target, source), name
 
 
-def test_the_clock_stands_still_until_it_is_moved():
+def test_the_clock_advances_only_by_counted_times():
     began = stopwatch.measured_time()
     assert stopwatch.measured_time() == began
     stopwatch.count(0.25)
@@ -197,7 +197,7 @@ def test_cache_sizes_are_read_as_sys_writes_them():
 
 def test_ratio_of_pairs_has_median_interval_and_least():
     ratio = pairs.ratio_of(np.array([2.0, 3, 8, 4, 5]), np.array([1.0, 1, 2, 2, 1]))
-    assert ratio.median == 3.0  # of 2, 3, 4, 2, 5
+    assert ratio.median == 3.0  # median of 2, 3, 4, 2, 5
     assert ratio.least == 2.0
     assert 2.0 <= ratio.low <= 3.0 <= ratio.high <= 5.0
     assert (ratio.first_s, ratio.second_s) == (4.0, 1.0)
@@ -219,7 +219,7 @@ def test_device_times_leave_out_what_launching_takes():
     tensor = torch.zeros(4, device="cuda")
     seconds = sorted(watch.time(lambda: tensor.add_(1)) for _ in range(21))[10]
     assert 0 < seconds < 1e-3
-    # Twenty launches of Python's take longer than the device needs for them.
+    # Launching twenty calls from Python takes longer than their execution on the device.
     assert sorted(watch.time(lambda: [tensor.add_(1) for _ in range(20)]) for _ in range(21))[10] < 1e-3
 
 

@@ -17,7 +17,7 @@ CPU = {"device": "cpu", "backend": "cpu", "dtype": "float32"}
 
 
 def said(path):
-    """(least, holds) of every bar for the first row of a file."""
+    """Return (least, holds) of every bar for the first row of a file."""
     run = read_file(path)
     return [(verdict.bar.least, verdict.holds) for verdict in verdicts(run.rows[0], run)]
 
@@ -61,7 +61,7 @@ def test_on_a_cpu_topk_is_a_bar_too(results, case):
         assert said(results(case(**CPU, fraction=0.9, instead=instead))) == [(0.80, True), (40.0, holds)]
 
 
-def test_the_page_has_every_case_its_bar_and_what_is_told_about_alternatives(results, case, tmp_path, capsys):
+def test_the_page_has_every_case_with_its_bar_and_its_alternatives(results, case, tmp_path, capsys):
     instead = {
         "topk and scatter": {"seconds": 0.4, "same_values": True, "times_as_long": TIMES_AS_LONG},
         "torch.compile": {"failed": "no <compiler> here"},

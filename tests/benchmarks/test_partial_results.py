@@ -1,4 +1,4 @@
-"""Numbers that are kept as they come, and the archive they are packed into."""
+"""Tests of results that are saved one by one, and of the archive that they are packed into."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.partial_results import OtherRunError, PartialResults, kept
 FACTS = {"torch": "2.11", "pairs": 30}
 
 
-def test_every_number_is_in_the_file_as_it_comes(tmp_path):
+def test_every_number_is_saved_at_once(tmp_path):
     path = tmp_path / "x.json"
     found = kept(path, FACTS, "ratios")
     assert not path.exists()
@@ -73,7 +73,7 @@ def test_a_number_is_packed_with_all_that_is_in_the_folder(tmp_path, monkeypatch
 
 
 def test_one_packs_at_a_time(tmp_path):
-    """Else one that began earlier could replace a later archive."""
+    """Otherwise a process that started earlier could replace a later archive."""
     results, archive = tmp_path / "gpu-1", tmp_path / "on_gpu.tar.gz"
     results.mkdir()
     (results / "a").write_text("1")

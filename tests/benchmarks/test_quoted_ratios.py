@@ -1,4 +1,4 @@
-"""Ratios that texts quote against the file of what was measured."""
+"""Tests of the check that quoted ratios agree with the measured ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_text_quotes_a_ratio(name):
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Runs the program on a text and a file of `tmp_path`."""
+    """Function that runs the program on a text and a file in `tmp_path`."""
     (tmp_path / "bench_step.json").write_text(json.dumps(MEASURED))
     (tmp_path / "text.md").write_text(STALE)
     monkeypatch.setattr(quoted_ratios, "ROOT", tmp_path)
@@ -57,9 +57,9 @@ def program(tmp_path, monkeypatch):
     return run
 
 
-def test_stale_texts_are_told_and_corrected_on_request_alone(program, tmp_path, capsys):
+def test_stale_texts_are_named_and_corrected_only_on_request(program, tmp_path, capsys):
     assert program() == 1
-    assert capsys.readouterr().out == "text.md: quotes other numbers; --write corrects it\n"
+    assert capsys.readouterr().out == "text.md: quotes other numbers; correct it with --write\n"
     assert (tmp_path / "text.md").read_text() == STALE
     assert program("--write") == 0
     assert (tmp_path / "text.md").read_text() == RIGHT

@@ -1,4 +1,4 @@
-"""The search for wrong products: its cases, its isolation of crashes and hangs, and what it writes."""
+"""Tests of the search for wrong products: cases, isolation of crashes and hangs, and output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def some_cases(count=4):
 
 
 class FakeWorker:
-    """Ends as it is told by the input channels of the cases."""
+    """Replacement of the worker, whose result depends on the input channels of the cases."""
 
     def __init__(self, bad, alone=True):
         self.bad, self.alone = bad, alone
@@ -33,7 +33,7 @@ class FakeWorker:
         return errors, ""
 
 
-def test_every_channel_count_and_group_is_there_and_cases_repeat():
+def test_cases_cover_all_channel_counts_and_groups_reproducibly():
     rows = all_cases((1, 3), (1, 2), GROUPINGS, ("contiguous",), ("float32",), (1, 2), 2, 5)
     assert len(rows) == 2 * 2 * len(GROUPINGS) * 2
     assert {case.in_channels for case in rows[0]} == set(range(1, 34))
@@ -46,7 +46,7 @@ def test_the_case_that_crashes_is_found_and_the_others_count_as_right():
     assert [text for _, text, _ in found] == ["", "crashed, signal 11", "hung", ""]
 
 
-def test_a_crash_that_no_case_causes_alone_is_said_and_a_slow_machine_is_none():
+def test_a_crash_that_no_case_causes_alone_is_reported_unlike_a_slow_machine():
     found = search_products.examine(FakeWorker({2: "crashed, signal 6"}, alone=False), some_cases())
     assert {text for _, text, _ in found} == {"crashed, signal 6 with others, not alone"}
     found = search_products.examine(FakeWorker({2: "hung"}, alone=False), some_cases())
@@ -57,7 +57,7 @@ def test_ranges():
     assert search_products.ranges([3, 1, 2, 2, 9, 11, 12]) == "1-3, 9, 11-12"
 
 
-def test_a_forked_process_that_crashes_or_hangs_is_told_apart():
+def test_crashes_and_hangs_of_forked_processes_are_distinguished():
     code = (
         "import os, signal, time\n"
         "from benchmarks.products import worker\n"

@@ -1,4 +1,4 @@
-"""The watch for a GPU, with a stand-in for its events."""
+"""Tests of the GPU clock, with a replacement of CUDA events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks import stopwatch
 
 
 def test_the_cache_is_emptied_by_reading_twice_its_size(monkeypatch):
-    """What is written to the cache instead would have to be written back in the time of the call."""
+    """Clearing the cache by writing would leave write-backs for the time of the call."""
     happened = []
 
     class Event:
@@ -38,5 +38,5 @@ def test_the_cache_is_emptied_by_reading_twice_its_size(monkeypatch):
     version = watch._other._version
     assert watch.time(lambda: happened.append("call")) == 3e-3
     assert happened == ["sleep", "record", "call", "record", "wait"]
-    assert watch._sum.item() == 0.5 * watch._other.numel()  # all of it was read
-    assert watch._other._version == version  # and none of it written
+    assert watch._sum.item() == 0.5 * watch._other.numel()  # everything was read
+    assert watch._other._version == version  # and nothing was written

@@ -1,4 +1,4 @@
-"""What the command line tells: lists, descriptions and help."""
+"""Tests of the output of `list`, `describe` and `--help`."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def test_a_closed_pipe_is_no_error():
     assert answer.stderr == ""
 
 
-def test_a_recipe_is_told_by_what_it_changes(capsys):
+def test_a_recipe_is_described_by_its_changes(capsys):
     assert cli.main(["describe", "digits"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  paper    as quick, except epochs 40" in lines

@@ -1,4 +1,4 @@
-"""What a user types: what is wrong is one line and exit status 2, and nothing was written."""
+"""Tests of wrong input: one line and exit status 2, and nothing is written."""
 
 import sys
 from pathlib import Path
@@ -57,9 +57,9 @@ NAMES = [
 @pytest.mark.parametrize(
     ("arguments", "expected"), NAMES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
-def test_what_is_wrong_is_found_before_torch_is_imported(folder, capsys, monkeypatch, arguments, expected):
-    # In this process, for speed; `test_a_user_sees_one_line` starts real ones.
-    monkeypatch.setitem(sys.modules, "torch", None)  # importing it would now fail
+def test_errors_are_found_before_torch_is_imported(folder, capsys, monkeypatch, arguments, expected):
+    # These commands run in this process, for speed; `test_a_user_sees_one_line` starts real processes.
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing torch would now fail
     before = listing(folder)
     assert cli.main(arguments) == 2
     captured = capsys.readouterr()
@@ -121,7 +121,7 @@ def test_a_config_that_is_wrong(folder, capsys, text, expected):
     assert listing(folder) == before
 
 
-def test_a_config_gives_what_is_not_typed(folder, monkeypatch):
+def test_a_config_gives_options_that_are_not_on_the_command_line(folder, monkeypatch):
     (folder / "c.toml").write_text(
         "methods = ['dense', 'sdgp[n=1,m=4]']\nseeds = [3]\njobs = 2\nbatch_size = 8\ntimeout = 1.5\n"
         "data-root = 'there'\n[set.recipe]\nlearning_rate = 1\nepochs = 7\nmilestones = [0.5, 0.75]\nflip = false\n"

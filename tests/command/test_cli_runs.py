@@ -1,4 +1,4 @@
-"""Suites from the command to the report, and how they end where something stops them."""
+"""Tests of suites from the command to the report, and of their end after an interruption or error."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ def test_a_run_from_command_to_report(suite, folder, capsys):
     captured = capsys.readouterr()
     (out,) = (folder / "runs").iterdir()
     assert out.name.startswith("toy_task-")
-    # toy_method is toy_method[mode=magnitude], so that 2 seeds of 2 trials are left.
+    # toy_method equals toy_method[mode=magnitude], so that 2 trials with 2 seeds remain.
     assert starts(out) == [1, 1, 1, 1]
     assert (out / "report.html").is_file()
     assert (out / "results.csv").read_text().count("\n") == 5
@@ -38,10 +38,10 @@ def test_a_run_from_command_to_report(suite, folder, capsys):
     content = json.loads((out / "suite.json").read_text())
     assert content["spec"]["preset"] == "smoke"
     record = json.loads(next(out.glob("trials/*/trial.json")).read_text())
-    assert record["spec"]["parameters"]["n"] == 1  # the preset's, since none was typed
+    assert record["spec"]["parameters"]["n"] == 1  # the model of the preset, because none was given
     assert record["spec"]["model"] == "toy_model[width=2.0]"
 
-    # The same command finds its folder and its trials done; `all` runs them from the beginning.
+    # The same command finds its trials done; `all` runs them again from the beginning.
     assert suite("--methods", "toy_method[mode=random|magnitude],toy_method", "--seeds", "2") == 0
     assert len(list((folder / "runs").iterdir())) == 1
     assert starts(out) == [1, 1, 1, 1]
@@ -57,7 +57,7 @@ def test_a_failed_trial_gives_1_and_a_report(suite, folder, capsys):
     assert (out / "report.html").is_file()
     assert suite("--methods", "toy_method[n=3|4]", "--out", "out", "--only", "failed") == 1
     assert starts(out) == [1, 2]
-    # Another command adds its trials to the folder, and answers for them alone.
+    # Another command adds its trials to the folder; its exit status depends only on them.
     assert suite("--methods", "toy_method[n=2]", "--out", "out") == 0
     assert starts(out) == [1, 1, 2]
     assert (out / "results.csv").read_text().count("\n") == 4
@@ -83,7 +83,7 @@ def test_a_folder_in_use_is_refused(suite, folder, capsys):
     assert suite("--out", "out") == 0
 
 
-def test_ctrl_c_gives_130_and_the_same_command_goes_on(suite, folder):
+def test_ctrl_c_gives_130_and_the_same_command_continues(suite, folder):
     driver = textwrap.dedent(
         f"""
         import sys

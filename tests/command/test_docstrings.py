@@ -1,4 +1,4 @@
-"""What `describe` says of parameters."""
+"""Tests of the descriptions of parameters in `describe`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a method cannot train is refused before the first trial: in one line, and nothing is written."""
+"""A model that a method cannot train is refused before the first trial, with one line and without output files."""
 
 import dataclasses
 import textwrap
@@ -112,7 +112,7 @@ CASES = [
         "batches is 1000; the epoch in which patterns",
     ),
     ("ssl[from_trained=dense]", "toy_branching", "ssl[from_trained=dense] cannot train toy_branching"),
-    ("scratch[of=prunetrain]", "toy_branching", "prunetrain cannot train toy_branching"),  # what it depends on
+    ("scratch[of=prunetrain]", "toy_branching", "prunetrain cannot train toy_branching"),  # its dependency
     (
         "dense",
         "toy_nothing",
@@ -154,7 +154,7 @@ def test_each_combination_is_begun_once_and_all_that_the_suite_brings_fit(monkey
     original = Hooks.__init__
     monkeypatch.setattr(Hooks, "__init__", lambda self, *a, **k: begun.append(a[1]) or original(self, *a, **k))
     rehearse(planned(methods="dense,sdgp,sdgp[n=1],prunetrain,clicktrain,ssl,oneshot,scratch,dense[match=prunetrain]"))
-    assert len(begun) == 9  # prunetrain once, though two depend on it
+    assert len(begun) == 9  # prunetrain once, although two trials depend on it
 
 
 def test_a_training_on_another_device_is_rehearsed_on_the_cpu():

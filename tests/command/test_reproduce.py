@@ -1,4 +1,4 @@
-"""The verb `reproduce`: errors come before anything is written, and a plugin's reproduction runs like ours."""
+"""Tests of `reproduce`: errors are found before anything is written, and a plugin's reproduction runs too."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def folder(tmp_path, monkeypatch):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_wrong_is_one_line_before_torch_is_imported(folder, capsys, monkeypatch, arguments, expected):
+def test_errors_are_one_line_before_torch_is_imported(folder, capsys, monkeypatch, arguments, expected):
     (folder / "file").write_text("x")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert cli.main(["reproduce", *arguments]) == 2
@@ -146,7 +146,7 @@ def test_seeds_that_the_folder_has_belong_to_the_page(folder):
     damaged.mkdir()
     (damaged / "trial.json").write_text("{")
     found = outcome.with_other_seeds([trial(5), trial(7)], folder / "out")
-    assert [one.seed for one in found] == [5, 7, 0, 1]  # the command's first, run or not
+    assert [one.seed for one in found] == [5, 7, 0, 1]  # those of the command first, run or not
     assert {one.label for one in found} == {"sdgp[n=2,m=4]"}
     assert found[2].data_copy["path"] == "/here"
 
@@ -185,7 +185,7 @@ def test_a_page_names_the_network_that_stood_in_for_a_parts():
     assert outcome.other_networks(parts, trials) == ["the network small in place of big"]
 
 
-def test_a_file_where_the_page_is_to_be_is_told_before_the_trials_run(folder, capsys):
+def test_a_file_in_place_of_the_page_is_refused_before_the_trials_run(folder, capsys):
     (folder / "out").mkdir()
     (folder / "out" / "suite.json").write_text("{}")
     (folder / "out" / "reproduce").write_text("x")
@@ -194,7 +194,7 @@ def test_a_file_where_the_page_is_to_be_is_told_before_the_trials_run(folder, ca
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["reproduce", "suite.json"]
 
 
-def test_what_is_typed_wins_over_what_a_part_says():
+def test_options_override_the_settings_of_a_part():
     part = Part(name="a", title="a", methods="dense", task="digits", model="resnet9[width=0.5]",
                 overrides={"epochs": 1, "batch_size": 64}, seeds={"quick": 2})  # fmt: skip
 
@@ -295,7 +295,7 @@ def test_a_plugins_reproduction_brings_its_own_numbers(folder, forget_toys, monk
     assert "--plugin mine.py" in page
     assert json.loads((out / "suite.json").read_text())["spec"]["overrides"] == {"epochs": 1, "train_images": 200}
     assert (rows["accuracy, dense"]["seeds"], rows["accuracy, dense"]["interval"]) == ("1", "")
-    # Another seed by another command: the page has both, as results.csv has, and an interval over them.
+    # Another command adds a seed: the page and results.csv have both, and the interval is over both.
     assert cli.main([*command, "--seeds", "5,"]) == 0
     assert "2 of 2 trials to run" in caplog.text
     assert [path.name for path in (folder / "runs").iterdir()] == [out.name]

@@ -1,4 +1,4 @@
-"""The undisturbed suite that the faults are compared with, and the figures that the harness prints."""
+"""Fixtures of the fault tests: an undisturbed suite for comparison, and the counts that the harness prints."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ HEADS = {
 
 @dataclass
 class Base:
-    """A finished folder, what is in it, and the number of writes that made it."""
+    """A finished folder, its content, and the number of writes that created it."""
 
     out: Path
     whole: dict
@@ -45,7 +45,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def tally(record_property):
-    """Counts what happened; the sums of all tests are printed at the end."""
+    """Counter of events, whose sums over all tests are printed at the end."""
     found = Counter()
     yield found
     for name, count in found.items():

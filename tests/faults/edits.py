@@ -1,4 +1,4 @@
-"""Seeded random edits of files: what disks, programs and people do to them."""
+"""Seeded random edits of files, as made by disks, programs and people."""
 
 import json
 
@@ -9,12 +9,12 @@ JSON_VALUES = (
 
 
 def edit(content, random, other=b""):
-    """The content of a file after one random edit, and the name of the edit.
+    """Return the content of a file after one random edit, and the name of the edit.
 
     Args:
-        content: bytes of the file.
-        random: a `random.Random`.
-        other: bytes of another file of the kind, another trial's perhaps.
+        content: Bytes of the file.
+        random: A `random.Random`.
+        other: Bytes of another file of the same kind, for example of another trial.
     """
     kinds = ["empty", "truncate", "flip", "replace", "insert", "delete", "zeros", "noise", "append", "other"]
     try:
@@ -34,7 +34,7 @@ def edit(content, random, other=b""):
         "replace": lambda: content[:at] + noise + content[at + length :],
         "insert": lambda: content[:at] + noise + content[at:],
         "delete": lambda: content[:at] + content[at + length :],
-        "zeros": lambda: content[:at] + bytes(len(content) - at),  # what some file systems leave after a power failure
+        "zeros": lambda: content[:at] + bytes(len(content) - at),  # as some file systems leave it after a power failure
         "noise": lambda: random.randbytes(len(content)),
         "append": lambda: content + noise,
         "other": lambda: other,
@@ -47,7 +47,7 @@ def edit(content, random, other=b""):
 
 
 def _changed(document, random, drop):
-    """The document with one value, at any depth, replaced or left out."""
+    """Return the document with one value, at any depth, replaced or removed."""
     places = []
 
     def walk(node):

@@ -1,9 +1,9 @@
-"""Whole commands in forked processes: as real as those at a shell, without the seconds that importing torch takes.
+"""Complete commands in forked processes, which save the seconds of importing torch.
 
-A case process is forked from this one, and runs the command in a process of its own; the command's engine forks its
-trials. Each of them is a process that can be killed, with the signals, locks and pipes that it has in earnest. What is
-replaced: starting a program (`subprocess.Popen` of the engine) by forking, and facts that take long to collect (the
-load of the machine, versions of compilers, the speed of inference) by constants.
+A case process is forked from this one and runs the command in a separate process; the command's engine forks its
+trials. Each of them is a process that can be killed and has real signals, locks and pipes. Two things are replaced:
+programs are forked instead of started (`subprocess.Popen` of the engine), and facts that take long to collect (the load
+of the machine, versions of compilers, the speed of inference) are constants.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-PATIENCE_S = 20  # for what a killed command started to be gone
-LIMIT_S = 120  # for one command
+PATIENCE_S = 20  # until the processes of a killed command must have ended
+LIMIT_S = 120  # limit for one command
 WRITING = os.O_WRONLY | os.O_RDWR
 
 
 @dataclass
 class Ended:
-    """How a command ended.
+    """Result of a command.
 
     Attributes:
-        status: its exit status; negative: the signal that killed it.
-        output: what it printed, and what its processes printed into it.
-        orphans: the number of processes that it left.
-        operations: how often it and its trials wrote to the disk, up to its end or the kill.
-        killed: the operation at which a process was killed; empty if none was.
+        status: Exit status; negative for the signal that killed the command.
+        output: Output of the command and its processes.
+        orphans: Number of processes that were left.
+        operations: Number of disk writes of the command and its trials, up to its end or the kill.
+        killed: Operation at which a process was killed; empty if none was killed.
     """
 
     status: int
@@ -49,12 +49,12 @@ class Ended:
 
 
 class Operations:
-    """Counts the writes to a folder in all processes of a case, and kills one of them at a number.
+    """Counts the writes to a folder in all processes of a case, and kills a process at one of them.
 
     Args:
-        folder: whose files count.
-        at: the number, from 1; 0 kills none.
-        victim: `writer`: the process that is about to write; `command`: the one that started it.
+        folder: Folder whose files count.
+        at: Number of the write, from 1; 0 kills no process.
+        victim: `writer` for the process that is about to write, `command` for the one that started it.
     """
 
     def __init__(self, folder, at=0, victim="writer"):
@@ -63,7 +63,7 @@ class Operations:
         self._active = False
 
     def install(self):
-        """Begin to count, in this process and those that it forks. Only for processes that end with `os._exit`."""
+        """Start counting in this process and its forks. Only for processes that end with `os._exit`."""
         self._active = True
         self._command = os.getpid()
         sys.addaudithook(self._on_event)
@@ -90,7 +90,7 @@ class Operations:
         return self._shared[8:200].rstrip(b"\0").decode()
 
     def happens(self, what, before=lambda: None):
-        """Count an operation; at the one that was asked for, do `before` and die."""
+        """Count an operation; at the selected one, call `before` and kill the process."""
         count = self.count + 1
         struct.pack_into("q", self._shared, 0, count)
         if count != self.at:
@@ -100,7 +100,7 @@ class Operations:
         self._shared[8:200] = f"{'trial' if is_trial else 'command'}: {what}".encode()[:192].ljust(192, b"\0")
         if self.victim == "command" and is_trial:
             os.kill(self._command, signal.SIGKILL)
-            time.sleep(PATIENCE_S)  # the lifeline kills this process
+            time.sleep(PATIENCE_S)  # the lifeline then kills this process
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _is_ours(self, path):
@@ -118,7 +118,7 @@ class Operations:
 
 
 class _Writer(io.BufferedWriter):
-    """A file that, when its process is to die in a write, has half of the bytes on the disk."""
+    """A file that has half of the bytes on the disk if its process is killed in a write."""
 
     def __init__(self, descriptor, mode, operations):
         super().__init__(io.FileIO(descriptor, mode))
@@ -129,7 +129,7 @@ class _Writer(io.BufferedWriter):
         self._written += len(view)
         if self._written < self._next:
             return super().write(data)
-        # torch writes a file in thousands of parts: only the first, and those at growing distances, count.
+        # torch writes a file in thousands of parts; count only the first one and others at growing distances.
         self._next = max(2048, 8 * self._written)
 
         def half():
@@ -141,7 +141,7 @@ class _Writer(io.BufferedWriter):
 
 
 class ForkedPopen:
-    """What the engine needs of `subprocess.Popen`, for `python -m suite.runs.trial FOLDER`, by forking this process."""
+    """Replacement of `subprocess.Popen` for `python -m suite.runs.trial FOLDER` that forks this process."""
 
     def __init__(self, command, *, stdin, stdout, stderr, start_new_session, env):
         assert start_new_session
@@ -152,7 +152,7 @@ class ForkedPopen:
             os.dup2(reader, 0)
             os.dup2(stdout.fileno(), 1)
             os.dup2(1, 2)
-            os.closerange(3, 256)  # as Popen does: no trial may keep the lock
+            os.closerange(3, 256)  # as Popen does, so that no trial keeps the lock
             os.environ.clear()
             os.environ.update(env)
             _speak_to_descriptors()
@@ -174,7 +174,7 @@ class ForkedPopen:
 
 
 class SamePopen:
-    """As `ForkedPopen`, but the trial runs in this process, before a child that ends at once is forked."""
+    """Like `ForkedPopen`, but runs the trial in this process and then forks a child that ends at once."""
 
     def __init__(self, command, **options):
         from suite.runs import trial
@@ -190,7 +190,7 @@ class SamePopen:
 
 
 def _speak_to_descriptors():
-    """Print to the descriptors 1 and 2, whatever a test runner has made of `print`."""
+    """Print to the descriptors 1 and 2, even if a test runner captures `print`."""
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     for logger in (logging.getLogger(), logging.getLogger("pdt.trial")):
@@ -199,7 +199,7 @@ def _speak_to_descriptors():
 
 
 def _leave(main):
-    """End a forked process with the status that `main` returns, and with nothing of what a test runner does at exit."""
+    """End a forked process with the status that `main` returns, without the exit handlers of a test runner."""
     status = 70
     try:
         status = main()
@@ -215,12 +215,12 @@ def _leave(main):
 
 
 def quick_facts(popen=ForkedPopen):
-    """Replace, in a forked process, what takes long and decides nothing here."""
+    """Replace slow functions that do not matter here, in a forked process."""
     from suite.cost import timing as inference
     from suite.runs import provenance
     from suite.runs.engines import local
 
-    os.environ["OMP_NUM_THREADS"] = "1"  # as the process that this one was forked from
+    os.environ["OMP_NUM_THREADS"] = "1"  # as in the process that this one was forked from
     provenance.busy_cores = lambda: 0.0
     provenance._output = lambda *command: ""
     inference.images_per_second = lambda trainer: 1.0
@@ -229,7 +229,7 @@ def quick_facts(popen=ForkedPopen):
 
 
 def import_as(main):
-    """Import into this process all that `main` imports when it runs in a forked one."""
+    """Import everything into this process that `main` imports when it runs in a forked one."""
     reader, writer = os.pipe()
     before = set(sys.modules)
     pid = os.fork()
@@ -244,12 +244,12 @@ def import_as(main):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in names:
-            with contextlib.suppress(Exception):  # what its package imports for itself alone
+            with contextlib.suppress(Exception):  # imports that only its package uses
                 importlib.import_module(name)
 
 
 def quick_report():
-    """Replace the report by a file: its figures take longer than everything else."""
+    """Replace the report by a file, because its figures take longer than everything else."""
     import reports
     from suite import files
 
@@ -261,14 +261,14 @@ def quick_report():
 
 
 def pdt(arguments, folder, *, operations=None, report=False, before=lambda: None):
-    """Run a command line of the suite in processes of its own.
+    """Run a command line of the suite in separate processes.
 
     Args:
-        arguments: of the command line.
-        folder: a working folder, for what it prints.
-        operations: what counts its writes, and may kill it.
-        report: whether the report is the real one.
-        before: called in the command's process before it begins.
+        arguments: Arguments of the command line.
+        folder: Working folder, which receives the output.
+        operations: Counter of its writes, which may kill it.
+        report: Whether to write the real report.
+        before: Function that is called in the command's process before it starts.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log, answer = folder / "output.txt", folder / "ended.json"
@@ -286,7 +286,7 @@ def pdt(arguments, folder, *, operations=None, report=False, before=lambda: None
 
 
 def _case(arguments, log, answer, operations, report, before):
-    """Be the parent of a command, and of all that it leaves."""
+    """Run as the parent of a command and of all processes that it leaves."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     os.dup2(descriptor, 1)
@@ -323,7 +323,7 @@ def _case(arguments, log, answer, operations, report, before):
 
 
 def _kill_children():
-    """Kill what is left below this process; the number of processes."""
+    """Kill the remaining descendants of this process, and return their number."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     for child in children:
         os.kill(int(child), signal.SIGKILL)

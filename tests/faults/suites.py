@@ -1,4 +1,4 @@
-"""The suite that the faults happen to, what it leaves when nothing happens, and what must hold after a fault."""
+"""The suite of the fault tests, its content without a fault, and conditions that must hold after one."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forked import SamePopen, import_as, pdt, quick_facts
 
-# One trial of each kind: on its own, one that another depends on, and that other.
+# One independent trial, one that another trial depends on, and that other trial.
 OPTIONS = (
     *("--methods", "dense,scratch", "--task", "digits", "--model", "resnet9[width=0.0625]", "--preset", "smoke"),
     *("--device", "cpu", "--dtype", "float32", "--epochs", "2", "--set", "recipe.train_images=64"),
@@ -20,19 +20,19 @@ MEASURED = ("_time_s", "_per_s", "peak_", "hardware", "time_to")
 
 
 def warm_up(scratch):
-    """Import what commands and trials need, once, before processes are forked."""
+    """Import the modules of commands and trials once, before processes are forked."""
     from suite.command import cli
 
     def train():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        quick_facts(SamePopen)  # in the command's own process, so that the imports are seen
+        quick_facts(SamePopen)  # in the process of the command, so that its imports are recorded
         return cli.main(["run", *OPTIONS, "--data-root", str(scratch), "--out", str(scratch / "warm")])
 
     import_as(train)
 
 
 def run(out, scratch, *more, **keywords):
-    """The suite's command, into a folder."""
+    """Return the command line of the suite for a folder."""
     return pdt(["run", *OPTIONS, "--data-root", str(scratch), "--out", str(out), *more], scratch, **keywords)
 
 
@@ -41,7 +41,7 @@ def trials(out):
 
 
 def content(folder):
-    """What a trial left, but for times."""
+    """Return the result of a trial without times."""
     import torch
 
     lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
@@ -58,7 +58,7 @@ def content(folder):
 
 
 def whole(out):
-    """What a finished folder holds; equal for two runs of the same command."""
+    """Return the content of a finished folder that is equal for two runs of the same command."""
     with open(out / "results.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     return {
@@ -70,23 +70,23 @@ def whole(out):
 
 
 def bytes_of(out):
-    """The content of the files whose content counts, by path."""
+    """Return the content of the relevant files by path."""
     names = ("trial.json", "model.pt", "epochs.jsonl", "layers.csv")
     return {(folder.name, name): (folder / name).read_bytes() for folder in trials(out) for name in names}
 
 
 def left_behind(out):
-    """Files that killed writers left half-written, and checkpoints of trials that are done."""
+    """Return partial files of killed writers, and checkpoints of finished trials."""
     return [path for path in out.rglob("*") if path.name.endswith(".part") or path.name == "checkpoint.pt"]
 
 
 def age(out):
-    """Make half-written files look as old as they would be when the next command finds them abandoned."""
+    """Make partial files old enough to be considered abandoned by the next command."""
     for path in Path(out).rglob("*.part"):
         os.utime(path, (0, 0))
 
 
 def one_line(ended):
-    """Whether a command that was refused said so in one line."""
+    """Return whether a refused command printed exactly one line."""
     lines = [line for line in ended.output.splitlines() if line.startswith("pdt: error:")]
     return ended.status == 2 and len(lines) == 1

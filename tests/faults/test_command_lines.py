@@ -1,7 +1,7 @@
-"""Hundreds of command lines that were made at random: each ends with a status, and with one line where it is refused.
+"""Hundreds of random command lines: each ends with an exit status, and with a single line if it is refused.
 
-Nothing is trained: accepted trials are written down as done. `python tests/faults/test_command_lines.py 400` prints the
-counts, and each line with its answer.
+Nothing is trained: accepted trials are recorded as done. `python tests/faults/test_command_lines.py 400` prints the
+counts, and each command line with its answer.
 """
 
 import io
@@ -28,7 +28,7 @@ from suite.runs.folder import store
 SEED = 23
 MANY, SAMPLE = 400, 60
 LONGEST_MESSAGE = (
-    2500  # characters of the one line; three words may be cut to 110 each, and a path has up to 255 a name
+    2500  # characters of the line: three words are cut to 110 characters each, and names in a path have up to 255
 )
 
 PLUGINS = {
@@ -150,7 +150,7 @@ OPTIONS = (
     ),
     *("--dtype", "--data-root", "--out", "--only", "--jobs", "--engine", "--timeout", "--config"),
 )
-# What the issue of this harness was: each of these was a traceback, endless, or accepted.
+# Each of these was once a traceback, an endless loop, or accepted.
 NAMED = [
     *(["--out", path] for path in ("~nouser/x", "x" * 300, "/proc/x", "loop/x", "/".join(["x"] * 3000))),
     *(["--data-root", path] for path in ("~nouser", "x" * 300, "loop")),
@@ -189,7 +189,7 @@ VERBS = [
 
 
 def base(arguments):
-    """A short and sound command, with other options in the place of its own."""
+    """Return a short valid command with some options replaced."""
     sound = {
         "--plugin": "toy.py",
         "--methods": "toy_method",
@@ -208,7 +208,7 @@ def base(arguments):
 
 
 def command_lines(count, seed):
-    """`count` command lines, the same for the same seed: what was named, then single faults, then several at once."""
+    """Return `count` command lines, reproducible by seed: known faults, then single faults, then several at once."""
     draw = random.Random(seed)
     lines = [base(one) for one in NAMED] + VERBS
     draw.shuffle(lines)
@@ -216,7 +216,7 @@ def command_lines(count, seed):
         arguments = []
         for option in draw.sample(OPTIONS, draw.choice((1, 1, 1, 2, 3))):
             text = draw.choice(FITTING[option] if option in FITTING and draw.random() < 0.7 else TEXTS)
-            if draw.random() < 0.1:  # a slip of the finger
+            if draw.random() < 0.1:  # a typing error
                 place = draw.randrange(len(text) + 1)
                 text = text[:place] + draw.choice("[]=|,.-_ ~/\"'\\é0") + text[place + draw.randrange(2) :]
             arguments += [f"{option}={text}"] if draw.random() < 0.3 else [option, text]
@@ -225,7 +225,7 @@ def command_lines(count, seed):
 
 
 class Answers:
-    """Runs command lines in this process, in a folder with all kinds of files, and with trials that end at once."""
+    """Runs command lines in this process, in a folder with all kinds of files; trials end at once."""
 
     def __init__(self, folder, patch):
         for name, text in {**PLUGINS, **CONFIGS}.items():
@@ -244,7 +244,7 @@ class Answers:
         patch.setattr(run, "log", run.log.getChild("quiet"))
 
     def ask(self, line):
-        """The exit status, and what was printed; an exception is the test's failure, as it would be a traceback."""
+        """Return exit status and output; an exception fails the test, because it would be a traceback."""
         out, err = io.StringIO(), io.StringIO()
         try:
             with redirect_stdout(out), redirect_stderr(err):
@@ -268,7 +268,7 @@ def shown(line):
 
 
 def fault(status, out, err):
-    """What is wrong with an answer; empty if nothing is."""
+    """Return what is wrong with an answer; empty if nothing is wrong."""
     if status not in (0, 1, 2):
         return f"exit status {status}"
     if "Traceback" in out + err:

@@ -1,4 +1,4 @@
-"""Files that were edited: one line, or the trial runs again; never a traceback, never damage that counts as done."""
+"""Edited files lead to one line or to another run of the trial, never to a traceback or to accepted damage."""
 
 import shutil
 from random import Random
@@ -9,14 +9,14 @@ from edits import edit
 from forked import Operations, pdt
 
 SAMPLE = 5
-SHARDS, EDITS = 8, 45  # edits of each shard
+SHARDS, EDITS = 8, 45  # number of edits per shard
 OF_A_TRIAL = ("trial.json", "epochs.jsonl", "layers.csv", "model.pt")
 OF_THE_SUITE = ("suite.json", "results.csv", "results.parquet", ".lock", "report.html")
 
 
 @pytest.fixture(scope="session")
 def interrupted(base, tmp_path_factory):
-    """A folder whose last trial was killed after its first epoch was saved."""
+    """Folder whose last trial was killed after it saved its first epoch."""
     folder = tmp_path_factory.mktemp("interrupted")
     for at in range(base.operations - 20, 0, -5):
         shutil.rmtree(folder)
@@ -106,7 +106,7 @@ class Mine(Method):
 
 
 def edited_input(folder, seed, tally):
-    """A configuration or plugin file, edited: one line, or a plan that is allowed. Nothing is trained."""
+    """An edited configuration or plugin file leads to one line or to an allowed plan. Nothing is trained."""
     random = Random(seed)
     text, option = ((CONFIG, "--config"), (PLUGIN, "--plugin"))[seed % 2]
     content, kind = edit(text.encode(), random, b"\xff\xfe" + random.randbytes(50))

@@ -1,6 +1,6 @@
-"""Data trees that were damaged at random: a task takes what can be used, and refuses anything else in one line.
+"""Randomly damaged data trees: a task uses a valid copy, and refuses anything else with one line.
 
-`python tests/faults/test_data_trees.py 500` prints the counts, and each damage with its answer.
+`python tests/faults/test_data_trees.py 500` prints the counts, and each case of damage with its answer.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from tasks.cifar10 import CIFAR10
 SEED = 23
 MANY, SAMPLE = 500, 90
 LONGEST_MESSAGE = 2500  # characters
-SECONDS = 20  # after which a reader hangs
+SECONDS = 20  # limit after which a reader counts as hanging
 
 CPU = torch.device("cpu")
 ARCHIVE_FILES = ("cifar-10-python.tar.gz",)
@@ -117,7 +117,7 @@ def parent_link(path, draw):
 
 
 def bomb(path, draw):
-    """A PNG that says it has 60,000 x 60,000 pixels."""
+    """Return a PNG whose header claims 60,000 x 60,000 pixels."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -161,9 +161,9 @@ OF_FOLDERS = [replace_by(make) for make in (nothing, folder, empty, link_loop, d
 
 
 def more_names(path, draw):
-    """Names in a folder that do not belong there."""
+    """Add names to a folder that do not belong there."""
     names = ("\udcff\udcfe.png", "x.png", "new folder", ".hidden", "n" * 255, "x.PNG", "a\nb.jpg")
-    place = path / draw.choice(names)  # the first is no UTF-8
+    place = path / draw.choice(names)  # the first is not UTF-8
     if draw.random() < 0.5:
         place.mkdir()
     else:
@@ -171,7 +171,7 @@ def more_names(path, draw):
 
 
 class Trees:
-    """Data roots with a copy of CIFAR-10 in one of its layouts, each damaged in a place or two."""
+    """Creates data roots with a copy of CIFAR-10 in one of its layouts, damaged in one or two places."""
 
     def __init__(self, folder, patch):
         self.folder, self.number = folder, 0
@@ -183,7 +183,7 @@ class Trees:
         patch.setenv("HOME", str(folder / "home"))
 
     def make(self, draw):
-        """A damaged data root, and what was done to it."""
+        """Return a damaged data root and a description of the damage."""
         self.number += 1
         root = self.folder / f"root{self.number}"
         root.mkdir()
@@ -218,7 +218,7 @@ class Trees:
         return root, "; ".join(done)
 
     def answer(self, root):
-        """`used`, or the line that refuses the tree."""
+        """Return `used`, or the line that refuses the tree."""
         with _limited(SECONDS):
             try:
                 task = CIFAR10()

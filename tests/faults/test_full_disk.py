@@ -1,4 +1,4 @@
-"""A disk that is full: the reason and the file in words, and the same command goes on when there is space again."""
+"""A full disk: the message names reason and file, and the same command continues when there is space again."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ def full_and_run_again(base, folder, share, tally):
     used = sum(path.stat().st_size for path in base.out.rglob("*") if path.is_file())
     disk = folder / "disk"
     disk.mkdir(parents=True)
-    # In pages of 4 KiB, of which each file and folder takes a part.
+    # Sizes in pages of 4 KiB; each file and folder takes some.
     mount(disk, "-t", "tmpfs", "-o", f"size={max(4096, int(share * used))}", "tmpfs")
     try:
         out = disk / "out"

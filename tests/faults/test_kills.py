@@ -1,4 +1,4 @@
-"""Processes that are killed at a write: the same command goes on, and nothing is lost, orphaned or doubled."""
+"""Processes that are killed at a write: the same command continues, and nothing is lost, orphaned or duplicated."""
 
 import json
 import re
@@ -18,12 +18,12 @@ def positions(count, shard):
 
 
 def killed_and_run_again(base, folder, at, victim, tally):
-    """Kill at one write, run the command again, and count everything that should not be."""
+    """Kill a process at one write, run the command again, and count everything that is wrong."""
     out, operations = folder / "out", Operations(folder / "out", at, victim)
     ended = suites.run(out, folder / "killed", operations=operations)
     where = f"{victim} at {at} of {base.operations}, {ended.killed}"
     assert ended.killed, f"nothing was killed: {where}"
-    # 0: the trial was killed after its record said that it is done.
+    # Status 0: the trial was killed after its record had status done.
     assert ended.status in (0, 1, -9), f"{where}: {ended.output}"
     tally["kills"] += 1
     tally["tracebacks"] += "Traceback" in ended.output
@@ -35,7 +35,7 @@ def killed_and_run_again(base, folder, at, victim, tally):
     tally["tracebacks"] += "Traceback" in again.output
     assert again.status == 0, f"{where}: {again.output}"
     assert "Traceback" not in ended.output + again.output, f"{where}: {ended.output}{again.output}"
-    # Lost: a finished trial that ran again, an epoch that was saved and trained again, or another result.
+    # Lost: a finished trial that runs again, a saved epoch that is trained again, or a different result.
     lost = sum(finished(out).get(name) != content for name, content in done.items())
     for name, epoch in saved.items():
         resumed = re.findall(r"resumed after epoch (\d+)", (out / "trials" / name / "log.txt").read_text())
@@ -53,7 +53,7 @@ def killed_and_run_again(base, folder, at, victim, tally):
 
 
 def finished(out):
-    """The records of the trials that are done, as they are on the disk."""
+    """Return the records of finished trials, as stored on the disk."""
     found = {}
     for folder in suites.trials(out):
         path = folder / "trial.json"
@@ -63,7 +63,7 @@ def finished(out):
 
 
 def epochs_saved(out):
-    """The epoch of each checkpoint of a trial that is not done."""
+    """Return the epoch of each checkpoint of an unfinished trial."""
     done = finished(out)
     paths = {path.parent.name: path for path in (out / "trials").glob("*/checkpoint.pt")}
     return {name: load(path)["trainer"]["hooks"]["epochs_done"] for name, path in paths.items() if name not in done}
@@ -76,7 +76,7 @@ def test_a_process_that_is_killed_at_a_write(base, tmp_path, tally, number):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # of many commands, on a machine that may be busy
+@pytest.mark.timeout(1800)  # many commands, on a machine that may be busy
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_a_process_that_is_killed_at_every_write(base, tmp_path, tally, shard):
     for at in positions(base.operations, shard):

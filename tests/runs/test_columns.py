@@ -1,4 +1,4 @@
-"""The schema of the results table, and the documentation that is made from it."""
+"""Tests of the schema of the results table, and of the documentation generated from it."""
 
 from __future__ import annotations
 

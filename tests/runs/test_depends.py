@@ -1,4 +1,4 @@
-"""Trials that depend on others: they are added, run before, and what became of them is known."""
+"""Tests of trials that depend on others, which are added, run first, and whose results are available."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def planned(methods, **changes):
     return plan(SuiteSpec(methods=methods, **(fields | changes)))
 
 
-def test_what_is_depended_on_is_planned_before_and_once():
+def test_a_dependency_is_planned_first_and_once():
     trials = planned("scratch,dense[match=prunetrain],prunetrain,dense", seeds=(0, 1))
     labels = ["dense", "prunetrain", "scratch", "dense[match=prunetrain]"]
     assert [(trial.seed, trial.label) for trial in trials] == [(seed, label) for seed in (0, 1) for label in labels]
@@ -170,11 +170,11 @@ def test_matched_dense_is_the_widest_that_costs_no_more(share):
     hooks = begun(Dense(match="prunetrain"), {"prunetrain": OtherTrial((), share * whole)})
     found = count_model(hooks.model, SHAPE)["inference_flops"]
     widths = {name: space.size for name, space in hooks.ctx.spaces.items() if not space.frozen}
-    if share == 1e-9:  # no network is so narrow
+    if share == 1e-9:  # no network is that narrow
         assert set(widths.values()) == {1}
     else:
         assert found <= share * whole
-    # Each space has the same share of its channels, to within one.
+    # Each space keeps the same share of its channels, up to one channel.
     full = {name: space.size for name, space in begun(Dense(), {}).ctx.spaces.items()}
     shares = [count / full[name] for name, count in widths.items()]
     assert max(shares) - min(shares) < 1 / 8

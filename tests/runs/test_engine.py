@@ -41,14 +41,14 @@ def test_every_end_has_its_status_and_stops_no_other(child, tmp_path):
     assert [item[1] for item in told if item[0] == "epoch"] == [1, 2, 3]
     assert ("position", Position(1, 3, 0.5)) in told
     assert "Traceback" in (folders[0] / "log.txt").read_text()
-    # What crashed trials had started is gone with them, their guardians too.
+    # The processes of crashed trials have ended, including their guardians.
     for folder in folders[:2]:
         leader, grandchild = pids_of(folder)
         wait_until(lambda grandchild=grandchild: not alive(grandchild))
         wait_until(lambda leader=leader: not group_members(leader))
 
 
-def test_a_trial_that_takes_too_long_is_killed_with_all_it_started(child, tmp_path):
+def test_a_trial_that_takes_too_long_is_killed_with_its_processes(child, tmp_path):
     records, _, folders = run(child, tmp_path, "sleep", "done", timeout=2)
     assert (records[0]["status"], records[0]["message"]) == ("timeout", "killed after 2 s (--timeout)")
     assert records[1]["status"] == "done"
@@ -85,7 +85,7 @@ def test_no_process_outlives_a_killed_parent(child, tmp_path):
         wait_until(lambda pid=pid: not alive(pid))
     for group in groups:
         wait_until(lambda group=group: not group_members(group))
-    assert read_record(folders[0])["status"] == "running"  # which the next command takes for an error, and runs again
+    assert read_record(folders[0])["status"] == "running"  # the next command runs it again
 
 
 def test_ctrl_c_kills_all_and_leaves_records(child, tmp_path):
@@ -145,13 +145,13 @@ def test_a_trial_does_not_import_from_the_users_folder(tmp_path):
     assert answer.stdout.strip() == str(ROOT / "suite" / "__init__.py")
 
 
-def test_a_status_that_is_none_is_refused(tmp_path):
+def test_an_unknown_status_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no status"):
         write_record(tmp_path, spec("dense"), "finished")
 
 
 def test_a_folder_that_is_removed_during_the_run_ends_that_trial_alone(child, tmp_path):
-    """Of a trial that runs, and of one that is done."""
+    """Both a running trial and a finished trial."""
     trials = [spec(method, seed) for seed, method in enumerate(("sleep", "done", "done"))]
     folders = [tmp_path / trial.trial_id for trial in trials]
 

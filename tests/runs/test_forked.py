@@ -1,4 +1,4 @@
-"""Planning happens in a process of its own, so that a command does not hold torch while its trials train."""
+"""Planning runs in a separate process, so that a command does not keep torch in memory while its trials train."""
 
 import os
 import select
@@ -78,11 +78,11 @@ forked(endless)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="calls happen in another process on Linux alone")
 def test_a_call_dies_with_the_process_that_waits_for_it():
-    """A killed command would else go on fetching a data set."""
+    """Otherwise a killed command would continue to download a data set."""
     with subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=ROOT, stdout=subprocess.PIPE) as process:
         called = int(process.stdout.readline())
         process.kill()
-        # The end of its output comes when the last process that holds it is gone.
+        # Its output ends when the last process that has it open has ended.
         alive = not select.select([process.stdout], [], [], 20)[0]
         if alive:
             os.kill(called, signal.SIGKILL)
@@ -96,7 +96,7 @@ def test_what_a_call_in_another_process_returns_and_raises():
 
 
 def test_the_process_that_waits_for_trials_holds_no_torch(tmp_path):
-    """Neither the plan nor the rehearsal of new trials may leave it there: 629 MiB instead of 28."""
+    """Neither planning nor rehearsal may import it here: 629 MiB instead of 28."""
     command = [sys.executable, "-c", WAITS, str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout == "3 []\n", done.stderr
@@ -112,7 +112,7 @@ def test_a_call_happens_here_where_torch_is():
 
 
 def test_declarations_are_read_as_often_for_many_seeds_as_for_one(monkeypatch):
-    """They were read 30,000 times for 1,000 trials, which took most of the time of planning."""
+    """They were once read 30,000 times for 1,000 trials, which took most of the planning time."""
     calls = []
     real = parameters.declared
 

@@ -1,4 +1,4 @@
-"""Symbolic links in place of what the suite writes: refused in one line, and what they lead to is as it was."""
+"""Symbolic links in place of output files are refused with one line, and their targets are not changed."""
 
 import os
 
@@ -13,7 +13,7 @@ from suite.runs.folder.store import FOLDERS, WRITTEN, Store
 
 @pytest.fixture
 def outside(tmp_path):
-    """A folder with a file, which is not the suite's."""
+    """Folder with a file that does not belong to the suite."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "thesis.tex").write_text("mine")
@@ -93,7 +93,7 @@ def test_figures_are_not_written_through_a_link(tmp_path, outside):
     assert sorted(path.name for path in outside.iterdir()) == ["g-mine.svg", "thesis.tex"]
 
 
-def test_what_is_not_a_file_or_folder_where_one_is_to_be(tmp_path):
+def test_special_files_in_place_of_files_and_folders_are_refused(tmp_path):
     (tmp_path / "suite.json").write_text("{}")
     (tmp_path / "results.csv").mkdir()
     with pytest.raises(UsageError, match=r"results\.csv must be a file"):

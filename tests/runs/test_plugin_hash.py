@@ -1,4 +1,4 @@
-"""The files of plugins that define what a trial uses name it; what they do not define leaves it alone."""
+"""A trial's hash depends on the plugin files that define what it uses, and on no other plugin files."""
 
 import dataclasses
 import hashlib
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("forget_toys")
 
 
 def loaded(*paths):
-    """Loads plugins as a new process would."""
+    """Function that loads plugins as a new process does."""
     forget_plugins()
     for path in paths:
         registry.load_plugin(path)
@@ -60,7 +60,7 @@ def planned(methods, **changes):
 def test_trials_without_plugins_keep_their_hashes():
     assert SPEC.hash == "90c41160fca062078160ab8c0a47cbd99fb1b2dca25868e2dc1820171868a630"
     assert dataclasses.replace(SPEC, defined_by={}, plugins=("/x.py",)).hash == SPEC.hash
-    # A record from before there was such a field.
+    # A record that was written before this field existed.
     assert TrialSpec.from_json({k: v for k, v in SPEC.to_json().items() if k != "defined_by"}) == SPEC
     assert all(not trial.defined_by for trial in planned("dense,sdgp,scratch"))
 

@@ -1,4 +1,4 @@
-"""Progress of trials: the files that report it, and the lines and bars that show it."""
+"""Tests of the progress of trials: the files that report it, and the lines and bars that show it."""
 
 import io
 
@@ -57,7 +57,7 @@ def test_epochs_are_read_once_and_only_when_complete(tmp_path):
         assert reader.read() == [{"epoch": 2}]
         file.write('ch": 3}\nnot json\n')
     assert reader.read() == [{"epoch": 3}]
-    path.write_text("")  # a resumed trial cuts off what came after its checkpoint
+    path.write_text("")  # a resumed trial removes the epochs after its checkpoint
     assert reader.read() == []
     path.write_text('{"epoch": 1}\n')
     assert reader.read() == [{"epoch": 1}]

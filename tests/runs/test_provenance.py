@@ -1,4 +1,4 @@
-"""What is recorded of a run's surroundings, and what is not."""
+"""Tests of the provenance that is recorded for a trial, and of facts that must not be recorded."""
 
 import json
 import socket
@@ -50,7 +50,7 @@ def cpuinfo(family: int, model: int, stepping: int, flags: str) -> str:
 
 
 AVX512 = "avx2 avx512f avx512bw avx512vl"
-# Three virtual machines, all of which call themselves "AMD EPYC": Zen 3, Zen 4 and Zen 5.
+# Three virtual machines whose CPU is called "AMD EPYC": Zen 3, Zen 4 and Zen 5.
 EPYCS = {
     "milan": cpuinfo(25, 1, 1, "avx2"),
     "genoa": cpuinfo(25, 17, 1, f"{AVX512} avx512_bf16"),

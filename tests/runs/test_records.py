@@ -1,4 +1,4 @@
-"""Records and files of trials that are damaged: they do not count as done, and the line says why."""
+"""Trials with damaged records or files do not count as done, and a line states the reason."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ def spec(seed=0, **fields):
 
 
 def finished(out, trial):
-    """A folder as a trial leaves it that is done."""
+    """Folder of a finished trial."""
     folder = out / "trials" / trial.trial_id
     folder.mkdir(parents=True)
     torch.save({"tensors": {"weight": torch.arange(1000.0) + trial.seed}}, folder / "model.pt")
@@ -41,7 +41,7 @@ def two(tmp_path):
 
 
 def rewritten(folder, change):
-    """The record with something else in it, and without its own checksum if that was taken out."""
+    """Change the record, and remove its checksum if the change does."""
     record = json.loads((folder / "trial.json").read_text())
     change(record)
     (folder / "trial.json").write_text(json.dumps(record))
@@ -164,7 +164,7 @@ def test_a_record_with_a_path_that_is_not_utf8_reads_as_it_was_written(tmp_path)
     assert damage(folder, record) == ""
 
 
-def test_an_honest_model_of_any_size_is_whole(tmp_path):
+def test_an_intact_model_of_any_size_is_accepted(tmp_path):
     folder = finished(tmp_path, spec(0))
     torch.save({"tensors": nn.Linear(300, 300).state_dict()}, folder / "model.pt")
     write_record(folder, spec(0), "done", result=RESULT)

@@ -1,4 +1,4 @@
-"""The table of results: what is there is never lost, and one damaged record stops nothing."""
+"""Tests of the table of results: rows are never lost, and a damaged record stops nothing."""
 
 import csv
 import gzip
@@ -42,7 +42,7 @@ def test_rows_stay_whose_trials_are_not_there(store):
     write_results(store)
     assert table(store) == whole  # the table and some of its trials
     shutil.rmtree(store.folder / "trials")
-    assert write_results(store) == []  # of the trials in the folder, of which there are none
+    assert write_results(store) == []  # trials in the folder: none
     assert (store.folder / "results.csv").read_bytes() == text  # the table alone
     frame = pd.read_parquet(store.folder / "results.parquet")
     assert list(frame["test_accuracy"]) == [0.5, 0.6, 0.7]
@@ -85,7 +85,7 @@ def test_trials_that_begin_again_have_no_row_until_they_end(store):
 
 
 def test_columns_that_are_not_known_stay_while_they_hold_something(store):
-    """As those of a later version would; those that earlier versions had and never filled go."""
+    """Columns of a later version are kept; columns that earlier versions never filled are removed."""
     path = store.folder / "results.csv"
     frame = pd.read_csv(path, dtype=str, keep_default_na=False).assign(energy_j="", remark=["", "slow", ""])
     frame.to_csv(path, index=False, lineterminator="\n")
@@ -171,7 +171,7 @@ def test_report_needs_something_to_report(tmp_path, capsys):
 
 @pytest.fixture
 def whole(store, monkeypatch):
-    """A suite's folder with every file that a trial leaves; its report is not drawn."""
+    """Folder of a suite with all files of its trials, without a report."""
     monkeypatch.setattr("reports.content.build.tradeoff_figures", lambda rows, slug: ([], []))
     monkeypatch.setattr("reports.content.build.curve_figures", lambda rows, slug: ([], []))
     for folder in store.trial_folders():
@@ -191,7 +191,7 @@ def test_export_holds_what_a_report_is_built_from_and_nothing_else(whole, tmp_pa
     assert names == {"suite.json", "results.csv", "report.md"} | {
         f"{trial}/{name}" for trial in trials for name in files
     }
-    # The report that is built from the copy is the report of the folder, and lacks nothing.
+    # The report from the copy equals the report of the folder and lacks nothing.
     before = (destination / "report.md").read_text(encoding="utf-8")
     (destination / "results.csv").unlink()
     assert cli.main(["report", str(destination)]) == 0
@@ -231,7 +231,7 @@ def test_packed_files_are_read_and_damaged_ones_are_errors(tmp_path, store):
         with pytest.raises(OSError, match=r"gzip|CRC"):
             packed.read(packs)
     path.write_bytes(b"plain\n")
-    assert packed.read(packed.held(path)) == b"plain\n"  # what is not compressed is the newer
+    assert packed.read(packed.held(path)) == b"plain\n"  # the uncompressed file is the newer one
     record = store.trial_folder(spec(0).trial_id) / "trial.json"
     before = read_record(record.parent)
     record.with_name("trial.json.gz").write_bytes(packed.pack(record.read_bytes()))
@@ -240,6 +240,6 @@ def test_packed_files_are_read_and_damaged_ones_are_errors(tmp_path, store):
 
 
 def test_a_table_that_a_spreadsheet_wrote_back_is_read(tmp_path):
-    """It puts a byte order mark before the first column's name."""
+    """Excel puts a byte order mark before the name of the first column."""
     (tmp_path / "results.csv").write_bytes(b"\xef\xbb\xbftrial_id,method,status\r\nx,dense,done\r\n")
     assert read_table(tmp_path) == {"x": {"trial_id": "x", "method": "dense", "status": "done"}}

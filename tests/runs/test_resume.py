@@ -1,4 +1,4 @@
-"""Killed trials and killed runs, with real processes: the rest finishes, and the same command goes on bit for bit."""
+"""Killed trials and commands, with real processes: the others finish, and the same command continues bit for bit."""
 
 import itertools
 import json
@@ -25,10 +25,10 @@ from suite.task import DataCopy
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("dense", "sdgp", "prunetrain")
-PRUNETRAIN = "prunetrain[gating=true,dynamic_batch=start]"  # all that a reconfiguration may change
+PRUNETRAIN = "prunetrain[gating=true,dynamic_batch=start]"  # everything that a reconfiguration may change
 METHODS = f"dense,sdgp,{PRUNETRAIN}"
 TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s")
-EPOCHS = 6  # long enough to be killed in the middle; PruneTrain reconfigures from the second epoch on
+EPOCHS = 6  # long enough to be killed during training; PruneTrain reconfigures from the second epoch
 IMAGES = 640
 OPTIONS = ("--task", "digits", "--preset", "smoke", "--set", f"recipe.train_images={IMAGES}")
 
@@ -38,7 +38,7 @@ def arguments(out, methods=METHODS):
 
 
 def run(out, methods=METHODS):
-    """Run a command in this process, whose trials are processes; returns its exit status."""
+    """Run a command in this process, with trials in separate processes, and return its exit status."""
     return cli.main(arguments(out, methods))
 
 
@@ -76,7 +76,7 @@ def epochs_done(out, method):
 
 
 def trial_process(folder):
-    """The process that trains in a folder, without its guardian and compilers."""
+    """Return the process that trains in a folder, without its guardian and compilers."""
     for process in psutil.process_iter(["cmdline"]):
         if process.info["cmdline"] and str(folder) in process.info["cmdline"] and process.children():
             return process
@@ -89,7 +89,7 @@ def kill_trial(out, method, after):
 
 
 def kill_command(running, out, method, after):
-    """Kill a command while a method trains; nothing that it started survives."""
+    """Kill a command while a method trains, and check that none of its processes survives."""
     wait_for(lambda: epochs_done(out, method) >= after)
     family = [*psutil.Process(running.pid).children(recursive=True)]
     assert family
@@ -108,7 +108,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A folder whose command was killed while SDGP trained: dense is done, SDGP has a checkpoint."""
+    """Folder whose command was killed while SDGP trained: dense is done, and SDGP has a checkpoint."""
     out = tmp_path_factory.mktemp("killed") / "out"
     kill_command(start(out), out, "sdgp", 3)
     return out
@@ -126,7 +126,7 @@ def assert_same_results(out, undisturbed):
         assert ours.name == theirs.name
         assert records(ours) == records(theirs)
         assert [record["epoch"] for record in records(ours)] == list(range(1, EPOCHS + 1))
-        assert all(before < after for before, after in itertools.pairwise(train_times(ours)))  # summed over attempts
+        assert all(before < after for before, after in itertools.pairwise(train_times(ours)))  # sum over all attempts
         one, other = (checkpoint.load(folder / "model.pt") for folder in (ours, theirs))
         assert one["architecture"] == other["architecture"]
         for name, tensor in other["tensors"].items():
@@ -163,7 +163,7 @@ def test_a_command_that_is_killed_twice_continues_where_it_was(copy, undisturbed
     dense = trial(copy, "dense") / "trial.json"
     before = dense.stat().st_mtime_ns
     kill_command(start(copy), copy, "prunetrain", 3)
-    # A kill between an epoch's record and its checkpoint leaves one line too many.
+    # A kill between the record of an epoch and its checkpoint leaves one line too many.
     path = trial(copy, "prunetrain") / "epochs.jsonl"
     path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
     assert run(copy) == 0
@@ -194,7 +194,7 @@ def test_final_model_opens_without_the_run(undisturbed, tmp_path):
     assert sum(p.numel() for p in model.parameters()) == table.loc["prunetrain", "params"]
     assert table.loc["prunetrain", "params"] < table.loc["prunetrain", "params_dense"]
     assert not any(isinstance(layer, PlannedLayer) for layer in model.modules())
-    # The model that results.csv describes: its accuracy on the test set, computed again.
+    # Compute the accuracy of the final model on the test set again; results.csv must have the same value.
     record = json.loads((source / "trial.json").read_text())
     task = registry.get("task", "digits")()
     spec = TrialSpec.from_json(record["spec"])

@@ -1,4 +1,4 @@
-"""What names a trial, and the values that name it."""
+"""Tests of the name of a trial and of the values that determine it."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def test_json_and_back():
 
 
 def test_the_name_is_fixed():
-    # A change of this value orphans every folder of results there is: raise it knowingly.
+    # A change of this value invalidates all existing folders of results, so it must be deliberate.
     assert SPEC.hash == hash_by_hand(SPEC)
     assert SPEC.trial_id == f"sdgp-digits-resnet9-width0.25-s7-{SPEC.hash[:8]}"
 

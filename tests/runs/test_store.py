@@ -1,4 +1,4 @@
-"""The suite's folder: atomic records, its lock, and what is still to be done. Locks are held by real processes."""
+"""Tests of a suite's folder: atomic records, the lock (held by real processes), and the remaining trials."""
 
 import csv
 import json
@@ -58,7 +58,7 @@ def put(store, trial, status, message="", **more):
 
 
 def holder(folder):
-    """A process that holds the lock of a folder until it is killed."""
+    """Start a process that holds the lock of a folder until it is killed."""
     script = "import sys, time; from suite.runs.folder.store import Store; from pathlib import Path\n"
     script += "with Store(Path(sys.argv[1])).lock(): print('held', flush=True); time.sleep(100)"
     command = [sys.executable, "-c", script, str(folder)]
@@ -91,7 +91,7 @@ def test_what_json_does_not_have_becomes_null(tmp_path):
     assert json.loads((tmp_path / "x.json").read_text()) == {"loss": None, "list": [None, 1.5], "3": [1, 2]}
 
 
-def test_a_second_process_is_told_who_holds_the_folder_and_a_killed_one_holds_nothing(store):
+def test_the_lock_names_its_holder_and_ends_with_a_killed_process(store):
     first = holder(store.folder)
     try:
         assert store.is_locked()
@@ -148,7 +148,7 @@ def test_which_trials_are_chosen(store):
     def chosen(only):
         return [statuses[trial.seed] for trial, _ in store.choose(trials, only)]
 
-    assert store.status(trials[5].trial_id) == "error"  # its process is gone, or we would not hold the lock
+    assert store.status(trials[5].trial_id) == "error"  # its process has ended, since this one has the lock
     assert chosen("missing") == statuses[1:]
     assert chosen("failed") == ["diverged", "oom", "timeout", "error", "running", "damaged"]
     assert chosen("all") == statuses
@@ -230,11 +230,11 @@ def test_a_damaged_record_hides_no_other(store, content):
 
 
 def part(name):
-    """The name under which a file is written before it takes its place."""
+    """Return the name under which a file is written before it is renamed."""
     return f".{name}.0123456789abcdef.part"
 
 
-def test_what_a_killed_writer_left_keeps_nobody_out_and_goes(store):
+def test_files_of_a_killed_writer_block_no_one_and_are_removed(store):
     trial = store.trial_folder("dense-digits-resnet9-s0-01234567")
     trial.mkdir(parents=True)
     (store.folder / "figures").mkdir()
@@ -246,7 +246,7 @@ def test_what_a_killed_writer_left_keeps_nobody_out_and_goes(store):
     for path in (*left, *kept):
         path.write_text("half")
         os.utime(path, (0, 0))
-    os.utime(kept[-1])  # somebody writes to it
+    os.utime(kept[-1])  # another process writes to it
     (store.folder / "suite.json").write_text("{}")
     with store.lock():
         pass
@@ -286,7 +286,7 @@ def test_the_table_says_how_steps_were_executed(store):
     for seed, execution in ((0, "cuda_graph"), (1, None)):
         recipe = {**spec().recipe, "execution": execution}
         if execution is None:
-            del recipe["execution"]  # a record from before there was a choice
+            del recipe["execution"]  # a record that was written before the option existed
         put(store, spec(seed, recipe=recipe), "done")
     assert [row["execution"] for row in sorted(write_results(store), key=lambda row: row["seed"])] == [
         "cuda_graph",

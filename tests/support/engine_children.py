@@ -16,7 +16,7 @@ from suite.runs.spec import TrialSpec
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# What a trial's process does, by the first letters of its method's name.
+# Program of a trial's process; its behaviour depends on the name of the method.
 CHILD = textwrap.dedent(
     """
     import ctypes, json, os, signal, subprocess, sys, time
@@ -72,7 +72,7 @@ CHILD = textwrap.dedent(
 )
 
 
-# A command that runs trials and can be killed.
+# Program that runs trials and can be killed.
 DRIVER = textwrap.dedent(
     """
     import sys
@@ -112,7 +112,7 @@ def spec(method, seed=0):
 
 
 class Recorder:
-    """What the engine told."""
+    """Progress listener that records all calls."""
 
     def __init__(self):
         self.told = []
@@ -139,7 +139,7 @@ def run(child, tmp_path, *methods, jobs=1, timeout=None):
 
 
 def alive(pid):
-    """Whether a process computes; a dead one that nobody has waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
@@ -149,7 +149,7 @@ def alive(pid):
 def wait_until(condition, seconds=20):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
 
 
@@ -159,7 +159,7 @@ def pids_of(folder):
 
 
 def group_members(group):
-    """Processes of a process group; after its leader's death the guardian would be one."""
+    """Return the processes of a process group, to which the guardian of a dead leader would belong."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Page(html.parser.HTMLParser):
-    """Elements, tables and text of a page. Tags that are not closed in order are an error."""
+    """Collects elements, tables and text of a page. Tags that are not closed in order are an error."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -52,7 +52,7 @@ class Page(html.parser.HTMLParser):
 
 
 def parse(path: Path) -> Page:
-    """Parse a page that must be well formed."""
+    """Parse a page, which must be well formed."""
     page = Page()
     page.feed(path.read_text(encoding="utf-8"))
     page.close()
@@ -63,13 +63,13 @@ def parse(path: Path) -> Page:
 
 
 def table(page: Page, ending: str) -> dict[str, dict[str, str]]:
-    """Rows of the first table whose id ends so: method -> head -> text; a head is its words joined."""
+    """Return the rows of the first table whose id has this ending, as method -> head -> text."""
     rows = next(rows for name, rows in page.tables.items() if name.endswith(ending))
     heads = [" ".join(head.split()) for head in rows[0]]
     return {row[0].strip(): dict(zip(heads, row, strict=True)) for row in rows[1:]}
 
 
 def by_head(row: dict[str, str], *words: str) -> str:
-    """The one cell whose head has all the words."""
+    """Return the only cell whose head contains all these words."""
     (text,) = [text for head, text in row.items() if all(word in head for word in words)]
     return text

@@ -29,7 +29,7 @@ BENCHMARKS = (
 CASES = 3  # cases per benchmark
 
 
-# Benchmarks save invented cases with the real `partial_results.py`; each saved case is then noted in the file MEASURED.
+# Benchmarks save invented cases with the real `partial_results.py`; the file MEASURED lists the saved cases.
 PYTHON = """#!{python} -IS
 import os, random, subprocess, sys, time
 from pathlib import Path

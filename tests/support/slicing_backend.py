@@ -1,4 +1,4 @@
-"""A backend of a method's own: it skips channels of a masked weight by multiplying smaller dense operands."""
+"""Backend of a method that skips channels of a masked weight by multiplying smaller dense operands."""
 
 import torch
 
@@ -6,10 +6,10 @@ from suite.network.backends import TorchBackend
 
 
 class SlicingBackend(TorchBackend):
-    """Leaves out the channels of the weight that are zero throughout, in the forward and in the data gradient.
+    """Skips all-zero channels of the weight in the forward and in the data gradient.
 
-    The weight gradient stays dense: the gradient of a masked weight decides whether it comes back. Grouped convolutions
-    stay dense too.
+    The weight gradient stays dense, because the gradient of a masked weight decides whether it is restored. Grouped
+    convolutions stay dense too.
     """
 
     name = "slicing"
@@ -49,7 +49,7 @@ class SlicingBackend(TorchBackend):
 
 
 def nonzero_channels(weight):
-    """Output and input channels with at least one nonzero weight; at least one of each."""
+    """Return the output and input channels with a nonzero weight, at least one of each."""
     nonzero = weight != 0
     rows = nonzero.flatten(1).any(1).nonzero().flatten()
     columns = nonzero.transpose(0, 1).flatten(1).any(1).nonzero().flatten()
@@ -58,7 +58,7 @@ def nonzero_channels(weight):
 
 
 def zeros_like_with(tensor, axis, size):
-    """Zeros of the tensor's shape except for the size of one axis, in its memory format."""
+    """Return zeros with the shape of a tensor, except for one axis, in its memory format."""
     shape = list(tensor.shape)
     shape[axis] = size
     channels_last = tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)

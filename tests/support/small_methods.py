@@ -14,7 +14,7 @@ class Nothing(Method):
 
 
 class WeightMask(Method):
-    """Masks half of the input channels in the forward, like SR-STE or ClickTrain."""
+    """Masks half of the input channels in the forward, as SR-STE and ClickTrain do."""
 
     def plan(self, name, layer):
         return OpPlan(weight_forward=mask_even, backend=SLICING) if layer.weight.shape[1] == 8 else None
@@ -30,7 +30,7 @@ def mask_even(weight, site):
 
 
 class ChannelTopK(Method):
-    """Uses the strongest quarter of the channels of dO for both gradients, like ssProp."""
+    """Uses the quarter of dO's channels with the largest magnitudes for both gradients, as ssProp does."""
 
     share: float = 0.25
 
@@ -46,7 +46,7 @@ class ChannelTopK(Method):
 
 
 class CountingBackend(TorchBackend):
-    """Torch's products, with a count of the calls."""
+    """Torch's products, with a counter of the calls."""
 
     def __init__(self):
         self.calls = {"forward": 0, "dgrad": 0, "wgrad": 0}
@@ -68,7 +68,7 @@ class CountingBackend(TorchBackend):
 
 
 class OwnBackend(Method):
-    """Uses its own backend, like a method with a sparse kernel."""
+    """Uses its own backend, as a method with a sparse kernel does."""
 
     def setup(self, ctx):
         self.backend = CountingBackend()
@@ -136,7 +136,7 @@ def drop_by_seed(grad, site):
 
 
 class ReplayedTopK(ChannelTopK):
-    """Uses compact gradients, whose executed shares are metered only during the capture."""
+    """Uses compact gradients, whose executed shares are counted only during the capture."""
 
     replayable = True
 
@@ -175,7 +175,7 @@ class Replans(Method):
 
 
 class Decays(Method):
-    """Adds a regulariser whose coefficient is set in the first step, like PruneTrain's."""
+    """Adds a regulariser whose coefficient is set in the first step, as PruneTrain does."""
 
     def setup(self, ctx):
         self.coefficient = None

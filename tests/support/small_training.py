@@ -1,4 +1,4 @@
-"""A net, images and a trainer small enough for a test of the loop."""
+"""Small net, images and trainer for tests of the training loop."""
 
 import io
 
@@ -46,7 +46,7 @@ def small_net():
 
 
 class SmallBatches:
-    """Images whose class is the quadrant that is bright; shuffled by the epoch."""
+    """Images whose class is their bright quadrant, shuffled in each epoch."""
 
     def __init__(self, count, seed, shuffle=True, drop_last=True):
         generator = torch.Generator().manual_seed(seed)
@@ -71,7 +71,7 @@ class SmallBatches:
 
 
 class Checkpoints(list):
-    """The states that a trainer saves, each as it comes back from its file."""
+    """Collects the states that a trainer saves, as they are read back from their files."""
 
     def keep(self, state):
         file = io.BytesIO()

@@ -1,7 +1,7 @@
-"""A CUDA graph on the CPU: the operations of a step on a tape, run again in their memory without any Python of theirs.
+"""A CUDA graph on the CPU: records the operations of a step and replays them in the same memory without Python code.
 
-It stands in for `torch.cuda.CUDAGraph` where there is no GPU: numbers of Python are repeated, only what lies in tensors
-that were there before the capture can differ. Reading a value back during the capture raises, as it does on a GPU.
+It replaces `torch.cuda.CUDAGraph` on machines without a GPU. Python numbers are repeated; only the content of tensors
+that existed before the capture can differ. Reading a value during the capture raises, as it does on a GPU.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ FORBIDDEN = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.
 
 
 class TapedGraph(TorchDispatchMode):
-    """Records what runs inside; `replay` runs it again, each result into the memory that the first one had."""
+    """Records operations; `replay` repeats them and writes each result into the memory of the first one."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class TapedGraph(TorchDispatchMode):
 
 
 class Stream:
-    """Runs nothing beside anything."""
+    """Replacement of a CUDA stream, without concurrency."""
 
     def __init__(self, device=None):
         pass
@@ -56,7 +56,7 @@ def capture(graph, stream=None):
 
 
 def install(monkeypatch):
-    """Put the stand-in where `suite.training.cuda_graph` looks, and let the CPU have graphs."""
+    """Install the replacement in `suite.training.cuda_graph`, and allow graphs on the CPU."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", TapedGraph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)

@@ -1,4 +1,4 @@
-"""Folders, the registry and suites for the tests of the command line."""
+"""Fixtures for tests of the command line: folders, the registry and suites."""
 
 import sys
 
@@ -12,7 +12,7 @@ from suite.runs.engines import local
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty working folder, which is the home too, with the toy plugin in it."""
+    """A working folder, also used as home, that contains only the toy plugin."""
     for name in ("PDT_DATA", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def forget_toys():
-    """Takes out of the registry what a test's plugins put there."""
+    """Remove from the registry what the plugins of a test registered."""
     forget_plugins()
     yield
     forget_plugins()
@@ -31,7 +31,7 @@ def forget_toys():
 
 @pytest.fixture
 def suite(folder, monkeypatch, forget_toys):
-    """Runs suites of toy trials in this process, with a stand-in for the trial's process and for the report."""
+    """Function that runs suites of toy trials in this process, without the trial's process and the report."""
     (folder / "child.py").write_text(CHILD)
     monkeypatch.setattr(local, "trial_command", lambda path: [sys.executable, str(folder / "child.py"), str(path)])
 

@@ -1,4 +1,4 @@
-"""A method, a task and a model that need nothing of the project's own, and the command line in a process of its own."""
+"""A method, a task and a model that depend on no other of the project, and the command line in a separate process."""
 
 import subprocess
 import sys
@@ -82,14 +82,14 @@ GOOD = ["--plugin", "toy.py", "--methods", "toy_method", "--task", "toy_task", "
 
 
 def good(*arguments):
-    """The command line of `GOOD` with other options; one of those in `GOOD` takes the place of it."""
+    """Return the command line `GOOD` with further options, which replace those of `GOOD`."""
     pairs = list(zip(GOOD[::2], GOOD[1::2], strict=True))
     kept = [pair for pair in pairs if pair[0] == "--plugin" or pair[0] not in arguments]
     return [*(text for pair in kept for text in pair), *arguments]
 
 
 def forget_plugins(*kept):
-    """Take out of the registry and of Python what plugins put there, but for the names in `kept`."""
+    """Remove what plugins registered and imported, except for the names in `kept`."""
     gone = [key for key in registry._plugin_entries if key[1] not in kept]
     origins = {registry._plugin_entries[key].origin for key in gone}
     for key in gone:
@@ -102,7 +102,7 @@ def forget_plugins(*kept):
         del sys.modules[name]
 
 
-# Ends each trial as its method's parameter n says, without training.
+# Ends each trial with the status that parameter n of its method selects, without training.
 CHILD = textwrap.dedent(
     """
     import sys
@@ -140,7 +140,7 @@ def starts(out):
 
 
 def assert_one_line(errors, expected):
-    """What a user sees of a mistake: one line that says it."""
+    """Return the error message, which must be a single line."""
     assert errors.startswith("pdt: error: ")
     assert errors.count("\n") == 1
     assert expected in errors

@@ -1,4 +1,4 @@
-"""What two processes of `torch.distributed` do in `test_ranks`; a module of its own, which they can import."""
+"""Code of the two `torch.distributed` processes in `test_ranks`, in a module that they can import."""
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ RANKS, BATCH = 2, 16
 
 
 def start(rank, folder):
-    """Run every check on one rank, and leave what it found in a file."""
+    """Run every check on one rank, and write the results to a file."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     found = {check.__name__: check(rank) for check in (random_masks, proximal, refusals)}
@@ -28,7 +28,7 @@ def part(images, labels, rank):
 
 
 def planned(method, rank, **context):
-    """A net of the rank's own weights, which becomes that of rank 0, its hooks and its optimizer."""
+    """Return a net with weights that differ by rank (then those of rank 0), its hooks and its optimizer."""
     torch.manual_seed(rank)
     model = small_net()
     hooks = apply(
@@ -49,7 +49,7 @@ def epoch(number, wrapped, hooks, optimizer, rank):
 
 
 def random_masks(rank):
-    """Gradients of the second step."""
+    """Return the gradients of the second step."""
     model, hooks, optimizer = planned(RandomChannels(), rank)
     wrapped = DistributedDataParallel(model)
     for images, labels in list(SmallBatches(64, seed=1).epoch(0, BATCH))[:2]:
@@ -61,7 +61,7 @@ def random_masks(rank):
 
 
 def proximal(rank):
-    """Parameters and losses of a training that reconfigures, and what a wrapper made before it says."""
+    """Return weights and losses of a training with a reconfiguration, and the error of a wrapper made before it."""
     method = PruneTrain(update="proximal", interval=1, threshold=0.15, ratio=0.6)
     model, hooks, optimizer = planned(method, rank)
     start = [parameter.detach().clone() for parameter in model.parameters()]
@@ -90,7 +90,7 @@ def proximal(rank):
 
 
 def refusals(rank):
-    """The messages for ranks with seeds of their own, and for a model that is wrapped already."""
+    """Return the messages for ranks with different seeds, and for a model that is already wrapped."""
     messages = []
     try:
         planned(RandomChannels(), rank, seed=rank)
