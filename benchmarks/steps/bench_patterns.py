@@ -48,7 +48,7 @@ from suite.method import Geometry
 from suite.network.channels.spaces import find_index_spaces
 from suite.ops import TORCH
 from suite.recipe import Recipe
-from suite.runs.devices import resolve_device
+from suite.runs.spec import resolve_device
 
 PARTS = ("layers", "conversion", "steps")
 PRODUCTS = ("forward", "data gradient", "weight gradient")

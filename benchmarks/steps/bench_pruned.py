@@ -44,7 +44,7 @@ from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
 from suite.network.model_files import load, read_reconfigurations
 from suite.recipe import Recipe
-from suite.runs.devices import DTYPES, read_device, resolve_device, resolve_dtype
+from suite.runs.spec import DTYPES, read_device, resolve_device, resolve_dtype
 
 PARTS = ("steps", "lasso", "surgery", "gating")
 # Share of inference FLOPs that PruneTrain leaves on CIFAR-10, by network (Table 1).

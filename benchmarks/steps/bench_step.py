@@ -40,7 +40,7 @@ from suite.cost.flops import count_layers
 from suite.errors import UsageError
 from suite.method import OpPlan
 from suite.ops import convert
-from suite.runs.devices import DTYPES, read_device, resolve_device, resolve_dtype
+from suite.runs.spec import DTYPES, read_device, resolve_device, resolve_dtype
 from suite.training.execution import check_execution
 
 OP_BATCH = 512

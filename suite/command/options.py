@@ -15,10 +15,9 @@ from suite import registry
 from suite.command.config import read_config
 from suite.errors import UsageError, nearest
 from suite.files import read_path
-from suite.runs.devices import read_device, read_dtype
 from suite.runs.folder.store import ONLY, Store
 from suite.runs.planning import read_names, read_override
-from suite.runs.spec import read_preset, read_seeds
+from suite.runs.spec import read_device, read_dtype, read_preset, read_seeds
 
 DEFAULTS = {
     "methods": "dense,sdgp,prunetrain",

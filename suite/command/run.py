@@ -80,7 +80,7 @@ def provenance_of(suite: SuiteSpec) -> dict[str, Any]:
 
 def resolve(options: RunOptions) -> SuiteSpec:
     """Choose what was not typed: device, number format, preset and seeds."""
-    from suite.runs.devices import resolve_device, resolve_dtype
+    from suite.runs.spec import resolve_device, resolve_dtype
 
     device, index = resolve_device(options.device)
     preset = options.preset or ("paper" if device == "cuda" else "quick")
@@ -133,9 +133,8 @@ def run_trials(
     from reports import write_report
     from reports.data.disturbed_times import is_disturbed
     from reports.data.records import read
-    from suite.cost.hardware import available_cores
+    from suite.cost.hardware import available_cores, competition
     from suite.files import without_home
-    from suite.runs.devices import competition
     from suite.runs.folder.results import read_table, write_results
     from suite.runs.folder.store import Store
 

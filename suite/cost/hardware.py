@@ -1,4 +1,4 @@
-"""Facts about this machine's hardware, and the short name that stands for them in records."""
+"""Facts about this machine: its hardware, the short name of the hardware in records, and the load."""
 
 from __future__ import annotations
 
@@ -103,6 +103,51 @@ def available_cores() -> int:
         if limit.isdigit() and period.isdigit():
             cores = min(cores, max(1, int(limit) // int(period)))
     return cores
+
+
+def has_bfloat16_cpu(cpuinfo: Path = CPUINFO) -> bool:
+    """Return whether this CPU has instructions that multiply bfloat16 (AVX512_BF16, AMX, Arm BF16).
+
+    Read from `/proc/cpuinfo`: torch has no public function for it, and its private functions differ between versions.
+    """
+    return read_cpu(cpuinfo).bfloat16
+
+
+def busy_cores(seconds: float = 0.3) -> float:
+    """Return the number of cores that are busy with any program, measured over `seconds`.
+
+    The load average would include programs that have just ended, such as the installation of this suite.
+    """
+    import psutil
+
+    return psutil.cpu_percent(interval=seconds) / 100 * (psutil.cpu_count() or 1)
+
+
+def competition(load: float, cores: int) -> str:
+    """Return a warning about other programs; empty if the machine is idle enough to measure times.
+
+    Threads wait for each other at the end of every operation, so that one delayed thread delays all of them. Trials
+    with two threads took many times as long on a machine with two other programs per core.
+
+    Args:
+        load: Number of cores that are busy before the trials start.
+        cores: Number of cores that the trials will use.
+    """
+    if load < 0.5 * cores:
+        return ""
+    return (
+        f"{load:.1f} of {cores} cores are busy before the first trial: other programs are running; "
+        "do not rely on measured times"
+    )
+
+
+def use_threads_of_environment() -> None:
+    """Set torch's number of threads to OMP_NUM_THREADS. Torch itself reads the variable only when it is imported."""
+    import torch
+
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list has one number per nesting level
+    if threads.isdigit() and int(threads):
+        torch.set_num_threads(int(threads))
 
 
 def hardware_facts(device: torch.device) -> dict[str, Any]:

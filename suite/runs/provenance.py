@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.cost.hardware import hardware_facts, hardware_id, program_output
+from suite.cost.hardware import busy_cores, hardware_facts, hardware_id, program_output
 from suite.files import without_home
-from suite.runs.devices import busy_cores
 
 if TYPE_CHECKING:
     import torch

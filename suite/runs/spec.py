@@ -1,4 +1,4 @@
-"""Specifications: a `SuiteSpec` for a command, the `TrialSpec`s that it expands to, and their hashes."""
+"""Specifications: a `SuiteSpec` for a command, the `TrialSpec`s that it expands to, their hashes, and typed values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from suite.cost.hardware import has_bfloat16_cpu
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
 from suite.recipe import Recipe
 from suite.runs.plugin_files import check_defining_files, digests
 
 PRESETS = ("smoke", "quick", "paper")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 LARGEST_SEED = 2**31 - 1
 MOST_SEEDS = 10_000
 
@@ -216,6 +218,59 @@ def read_seeds(text: str) -> tuple[int, ...]:
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"--seeds '{text}': a seed occurs twice")
     return seeds
+
+
+def read_device(text: str) -> str:
+    """Check that `text` is `auto`, `cpu`, `cuda` or `cuda:N`."""
+    if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text) is None:
+        raise UsageError(f"--device '{text}'{nearest(text, ('auto', 'cpu', 'cuda', 'cuda:0'))}")
+    return text
+
+
+def read_dtype(text: str) -> str:
+    """Check that `text` is one of `DTYPES`."""
+    if text not in DTYPES:
+        raise UsageError(f"--dtype '{text}'{nearest(text, DTYPES)}")
+    return text
+
+
+def resolve_device(text: str) -> tuple[str, int | None]:
+    """Return the kind of device, `cpu` or `cuda`, and the index of the GPU.
+
+    Raises:
+        UsageError: torch does not see the requested GPU.
+    """
+    import torch
+
+    kind, _, index = read_device(text).partition(":")
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return "cpu", None
+    if not torch.cuda.is_available():
+        reason = "sees no CUDA GPU" if torch.version.cuda else "is built without CUDA"
+        raise UsageError(f"--device {text}: torch {torch.__version__} {reason}; use --device cpu")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise UsageError(f"--device {text}: this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
+    return "cuda", int(index or 0)
+
+
+def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
+    """Return a number format. `auto` is bfloat16 if the hardware supports it natively, otherwise float32.
+
+    Raises:
+        UsageError: float16 was requested for a CPU.
+    """
+    if read_dtype(text) == "float16" and kind != "cuda":
+        raise UsageError("--dtype float16 needs a CUDA device; on the CPU use bfloat16, float32 or auto")
+    if text != "auto":
+        return text
+    if kind == "cuda":
+        import torch
+
+        return "bfloat16" if torch.cuda.get_device_capability(index) >= (8, 0) else "float32"
+    return "bfloat16" if has_bfloat16_cpu() else "float32"
 
 
 def _without_lists(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,9 +71,9 @@ class Trial:
         import kernels
         from suite import registry
         from suite.choices import build_method, build_model
+        from suite.cost.hardware import use_threads_of_environment
         from suite.files import without_home
         from suite.network import model_files
-        from suite.runs.devices import use_threads_of_environment
         from suite.runs.progress import ProgressFile
         from suite.runs.provenance import collect
         from suite.task import DataCopy

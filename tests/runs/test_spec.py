@@ -6,19 +6,21 @@ import re
 
 import pytest
 
-from suite.cost.hardware import available_cores
+from suite.cost.hardware import available_cores, competition, has_bfloat16_cpu
 from suite.errors import UsageError
 from suite.recipe import Recipe
-from suite.runs.devices import (
-    competition,
-    has_bfloat16_cpu,
+from suite.runs.planning import read_override
+from suite.runs.spec import (
+    SuiteSpec,
+    TrialSpec,
     read_device,
     read_dtype,
+    read_preset,
+    read_seeds,
     resolve_device,
     resolve_dtype,
+    suite_hash,
 )
-from suite.runs.planning import read_override
-from suite.runs.spec import SuiteSpec, TrialSpec, read_preset, read_seeds, suite_hash
 
 RECIPE = dataclasses.asdict(Recipe(epochs=3, batch_size=4, learning_rate=0.1, milestones=(0.5, 0.75)))
 SPEC = TrialSpec(

@@ -60,7 +60,7 @@ def call_in_subprocess(
 def main() -> None:
     """Call the function that the command line names and print its result as the last line."""
     from suite import registry
-    from suite.runs.devices import use_threads_of_environment
+    from suite.cost.hardware import use_threads_of_environment
     from suite.runs.provenance import collect
 
     module, _, name = sys.argv[1].partition(":")
