@@ -18,7 +18,8 @@ from pathlib import Path
 
 MODULES = (
     *("torch", "torchvision", "numpy", "scipy", "pandas", "matplotlib", "pyarrow", "jinja2", "rich"),
-    *("sklearn", "psutil", "pytest", "pytest_timeout", "xdist", "hypothesis", "pytest_benchmark", "cupy"),
+    *("sklearn", "psutil", "pydantic", "annotated_types", "filelock", "docstring_parser"),
+    *("pytest", "pytest_timeout", "xdist", "hypothesis", "pytest_benchmark", "cupy"),
 )
 TOOLS = ("nvcc", "compute-sanitizer")
 CUDA_TOOLS = Path("/usr/local/cuda/bin")

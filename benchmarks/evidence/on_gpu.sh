@@ -20,8 +20,8 @@
 # command continues with the first case, trial or part that is missing. The results of a commit are in runs/gpu-COMMIT; if
 # that folder does not exist, they are unpacked from data/on_gpu.tar.gz, the archive of an earlier machine. Archives have
 # no trained networks (model.pt), without which a trial is not finished: on another machine, all trials of an interrupted
-# suite run again. Such a machine has no network access and no .git, so the folder data and the file .commit.json must be
-# copied to it; `python -m benchmarks.evidence.carry` creates them. Exit status: 0 if all parts are done, 1 if some are
+# suite run again. Such a machine has no network access and no .git, so the folder data (images and Python
+# packages) and the file .commit.json must be copied to it; `python -m benchmarks.evidence.carry` creates them. Exit status: 0 if all parts are done, 1 if some are
 # not, 2 for wrong usage or without a GPU.
 set -uo pipefail
 
@@ -44,7 +44,7 @@ total_seconds=${PDT_TOTAL_SECONDS:-570}
 least_seconds=20 # a part with less time left is not started
 
 cd "$(dirname "$0")/../.." || exit 2
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD:$PWD/data/packages${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$out" runs || exit 2
 facts=$(python3 -m benchmarks.evidence.machine_facts --line) || exit 2
 read -r commit missing <<<"$facts"
@@ -126,25 +126,26 @@ run() {
   pack
 }
 
+project="pydantic annotated_types filelock docstring_parser" # every part that imports suite needs them
 pytest=(python3 -m pytest -rs -p no:cacheprovider)
 threads=(env OMP_NUM_THREADS=8) # the tests' references are computed on the CPU
 # kernels PART OPTION...: run some kernel benchmarks, and write the tables of all existing results.
 kernels() {
   local name=$1 file found=()
   shift
-  run "$name" "cupy pytest pytest_benchmark" "${pytest[@]}" benchmarks/kernels/bench_kernels.py -q --benchmark-columns=median \
+  run "$name" "$project cupy pytest pytest_benchmark" "${pytest[@]}" benchmarks/kernels/bench_kernels.py -q --benchmark-columns=median \
     --device cuda --json "$results/kernels-$name.json" "$@"
   for file in "$results"/kernels-*.json; do [[ -s $file ]] && found+=("$file"); done
   if ((${#found[@]})); then timeout 60 python3 -m benchmarks.kernels.tables "${found[@]}" -o "$results" && pack; fi
 }
 steps() {
-  run "$1" "" python3 -m benchmarks.steps.bench_step --device cuda --execution "$2" --json "$results/bench_step.json"
+  run "$1" "$project" python3 -m benchmarks.steps.bench_step --device cuda --execution "$2" --json "$results/bench_step.json"
 }
 # suite PART OPTION...: run a suite of trials, or continue one that was interrupted.
 suite() {
   local name=$1
   shift
-  run "$name" "torchvision scipy matplotlib pyarrow jinja2 rich psutil" \
+  run "$name" "$project torchvision scipy matplotlib pyarrow jinja2 rich psutil" \
     python3 run_suite.py "$@" --device cuda --out "$results/$name"
 }
 taps=("${pytest[@]}" tests/kernels/test_cuda_sparse_conv.py -m gpu -k small)
@@ -152,8 +153,8 @@ sanitizer() {
   # Without torch's caching allocator each tensor is a separate allocation, whose bounds the tool can check.
   local tool=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$(python3 -m benchmarks.evidence.machine_facts --tool compute-sanitizer)"
     --error-exitcode 9 --tool "$1")
-  run "$1" "compute-sanitizer cupy" "${tool[@]}" python3 -m benchmarks.kernels.check_kernels --device cuda --few
-  run "$1-taps" "compute-sanitizer cupy pytest hypothesis" "${tool[@]}" "${taps[@]}"
+  run "$1" "$project compute-sanitizer cupy" "${tool[@]}" python3 -m benchmarks.kernels.check_kernels --device cuda --few
+  run "$1-taps" "$project compute-sanitizer cupy pytest hypothesis" "${tool[@]}" "${taps[@]}"
 }
 
 for name in "${chosen[@]}"; do
@@ -162,21 +163,21 @@ for name in "${chosen[@]}"; do
     steps) steps steps eager ;;
     steps-graph) steps steps-graph cuda_graph ;;
     steps-compile) steps steps-compile compile ;;
-    check) run check cupy python3 -m benchmarks.kernels.check_kernels --device cuda ;;
-    tests) run tests "cupy pytest hypothesis" "${threads[@]}" "${pytest[@]}" -v -m gpu tests/kernels ;;
+    check) run check "$project cupy" python3 -m benchmarks.kernels.check_kernels --device cuda ;;
+    tests) run tests "$project cupy pytest hypothesis" "${threads[@]}" "${pytest[@]}" -v -m gpu tests/kernels ;;
     tests-suite)
-      run tests-suite "cupy pytest hypothesis" "${threads[@]}" "${pytest[@]}" -v -m gpu tests \
+      run tests-suite "$project cupy pandas pytest hypothesis" "${threads[@]}" "${pytest[@]}" -v -m gpu tests \
         --ignore tests/kernels
       ;;
     patterns)
-      run patterns cupy python3 -m benchmarks.steps.bench_patterns layers --device cuda --json "$results/bench_patterns.json"
+      run patterns "$project cupy" python3 -m benchmarks.steps.bench_patterns layers --device cuda --json "$results/bench_patterns.json"
       ;;
     layers)
       kernels layers --shapes resnet9,resnet18,resnet50 --groups 2:4,4:8,8:16 --dtypes float32,bfloat16 \
         --modes magnitude,random,sample_channel
       ;;
     large) kernels large --shapes large --groups 1:2,2:8,2:16 --compile ;;
-    pruned) run pruned "" python3 -m benchmarks.steps.bench_pruned --device cuda --json "$results/bench_pruned.json" ;;
+    pruned) run pruned "$project" python3 -m benchmarks.steps.bench_pruned --device cuda --json "$results/bench_pruned.json" ;;
     memcheck | racecheck) sanitizer "$name" ;;
     smoke) suite smoke --methods dense,sdgp,prunetrain,clicktrain --task cifar10 --preset smoke ;;
     quick)

@@ -9,10 +9,13 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 from rented_machine import BENCHMARKS, CASES, PARTS, ROOT, Machine, kill_session
+
+from benchmarks.evidence import carry
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bash") is None or not Path("/proc/self").exists(), reason="needs bash, and /proc to find processes"
@@ -181,6 +184,7 @@ def test_a_copy_without_git_history_knows_its_commit(tmp_path):
     shutil.copy(ROOT / ".gitignore", checkout)
     images.mkdir(parents=True)
     (images / "0.jpg").write_text("an image")
+    (checkout / "data" / "packages").mkdir(parents=True)  # exists, and is not installed again
 
     def call(*command):
         done = subprocess.run(list(map(str, command)), cwd=checkout, capture_output=True, text=True, timeout=60)
@@ -201,7 +205,7 @@ def test_a_copy_without_git_history_knows_its_commit(tmp_path):
     assert f".commit.json: {commit}\n" in call(
         sys.executable, "-m", "benchmarks.evidence.carry", "--data-root", tmp_path / "images"
     )
-    assert call(*git, "status", "--porcelain") == ""  # git ignores both files
+    assert call(*git, "status", "--porcelain") == ""  # git ignores all files
     with tarfile.open(checkout / "data" / "cifar10.tar.gz") as tar:
         assert "cifar10/train/0.jpg" in tar.getnames()
     shutil.rmtree(checkout / ".git")
@@ -218,6 +222,49 @@ def test_missing_modules_are_named_and_parts_that_need_them_are_skipped(machine)
     assert "missing: hypothesis compute-sanitizer; parts that need them are skipped\n" in output
     assert "not done: tests memcheck memcheck-taps\n" in output
     assert len(called) == 2
+
+
+def test_parts_that_import_the_suite_are_left_out_without_its_packages(machine):
+    status, output, _, called = machine.run(LACKING="docstring_parser")
+    assert (status, called) == (1, [])
+    assert output.count("left out, docstring_parser is missing") == len(PARTS) + len(
+        ("memcheck-taps", "racecheck-taps")
+    )
+
+
+def test_packages_are_looked_for_in_the_folder_that_is_carried_along(machine):
+    tool = machine.tools / "python3"
+    tool.write_text(
+        tool.read_text().replace("given = ", "print(os.environ['PYTHONPATH'], file=sys.stderr)\ngiven = ", 1)
+    )
+    _, _, errors, _ = machine.run("pruned")
+    assert errors.splitlines()[0].split(os.pathsep)[:2] == [
+        str(machine.checkout), str(machine.checkout / "data" / "packages")
+    ]  # fmt: skip
+
+
+def test_packages_are_installed_whole_for_the_other_python_or_the_reason_is_named(tmp_path, monkeypatch):
+    pip = tmp_path / "python"
+    pip.write_text("""#!/bin/sh
+echo "$@" > args
+[ "$FAILS" ] && { echo "ERROR: no such version" >&2; exit 1; }
+mkdir .packages.part
+""")
+    pip.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    monkeypatch.setenv("FAILS", "1")
+    assert carry.install(tmp_path / "packages", "3.13") == "ERROR: no such version"
+    assert not (tmp_path / "packages").exists()
+    monkeypatch.delenv("FAILS")
+    assert carry.install(tmp_path / "packages", "3.13") == ""
+    assert (tmp_path / "packages").is_dir()
+    assert "--python-version 3.13 " in (tmp_path / "args").read_text()
+
+
+def test_packages_that_are_carried_along_are_dependencies_of_the_project():
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert set(carry.PACKAGES) <= set(dependencies)
 
 
 def test_unknown_parts_and_machines_without_a_gpu_are_refused(machine):
