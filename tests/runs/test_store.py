@@ -1,6 +1,7 @@
 """Tests of a suite's folder: atomic records, the lock (held by real processes), and the remaining trials."""
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -104,6 +105,29 @@ def test_the_lock_names_its_holder_and_ends_with_a_killed_process(store):
     with store.lock():
         assert store.is_locked()
     assert not store.is_locked()
+
+
+def test_a_lock_that_may_only_be_read_shows_whether_it_is_held(store, monkeypatch):
+    with store.lock():
+        pass
+    modes, real_open = [], open
+    monkeypatch.setattr("suite.runs.folder.store.os.access", lambda path, mode: False)
+    monkeypatch.setattr(
+        "builtins.open", lambda path, mode="r", **more: (modes.append(mode), real_open(path, mode, **more))[1]
+    )
+    assert not store.is_locked()
+    with store.lock():
+        assert store.is_locked()
+    assert {mode for mode in modes if "b" in mode} == {"rb"}
+
+
+def test_a_folder_without_file_locks_is_refused_in_one_line(store, monkeypatch):
+    def missing(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", missing)
+    with pytest.raises(UsageError, match=f"--out {store.folder}: .*not implemented"), store.lock():
+        pass
 
 
 def test_folders_that_are_not_ours(tmp_path):

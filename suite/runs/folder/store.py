@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock, Timeout, lock_descriptor
 
 from suite import files
 from suite.errors import UsageError, in_words
@@ -95,7 +95,8 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._check_places()  # for callers that did not call `check`
             # Trials do not inherit the lock: its descriptor is closed in programs that this process starts.
-            held = FileLock(self._lock_file, timeout=LOCK_TIMEOUT).acquire()
+            # Without file locks, the file would remain locked after a kill; such a folder is refused instead.
+            held = FileLock(self._lock_file, timeout=LOCK_TIMEOUT, fallback_to_soft=False).acquire()
         except Timeout:
             raise UsageError(f"{self.folder} is in use by {self._holder()}") from None
         except OSError as error:
@@ -110,11 +111,9 @@ class Store:
         files.refuse_link(self._lock_file)
         if not self._lock_file.is_file():
             return False
-        try:
-            with FileLock(self._lock_file, timeout=0):
-                return False
-        except Timeout:
-            return True
+        # A folder of another user may be readable only; NFS locks only files that are open for writing.
+        with open(self._lock_file, "r+b" if os.access(self._lock_file, os.W_OK) else "rb") as file:
+            return not lock_descriptor(file.fileno(), blocking=False)
 
     @property
     def _lock_file(self) -> Path:
