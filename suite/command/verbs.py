@@ -9,7 +9,7 @@ from pathlib import Path
 from suite import files, registry
 from suite.command.options import DEFAULTS, Parser, program_name
 from suite.errors import UsageError
-from suite.runs.planning import read_names
+from suite.runs.planning import read_choices, read_names
 
 
 def check(arguments: Sequence[str]) -> int:
@@ -25,11 +25,13 @@ def check(arguments: Sequence[str]) -> int:
         registry.load_plugin(path)
     read_names(namespace.method, "method", "check")
 
-    from suite.choices import MethodChoice
+    from suite.choices import MethodChoice, ModelChoice
     from suite.training import conformance
 
     choice = MethodChoice.read(namespace.method)
     read_names(namespace.task, "task", "--task")
+    if namespace.model and len(read_choices(namespace.model, ModelChoice, "--model")) > 1:
+        raise UsageError(f"--model '{namespace.model}': expected one model")
     data_root = files.read_path(
         namespace.data_root or os.environ.get("PDT_DATA") or DEFAULTS["data-root"], "--data-root"
     )

@@ -68,12 +68,12 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
     Raises:
         UsageError: The user can correct the command, a file or a plugin.
     """
-    methods = _expand(suite.methods, MethodChoice, "--methods")
+    methods = read_choices(suite.methods, MethodChoice, "--methods")
     methods.sort(key=lambda choice: str(choice) != "dense")
     tasks = {
         request.name: registry.get("task", request.name)() for request in read_names(suite.tasks, "task", "--task")
     }
-    typed_models = _expand(suite.models, ModelChoice, "--model") if suite.models else []
+    typed_models = read_choices(suite.models, ModelChoice, "--model") if suite.models else []
 
     settings = [_setting(suite, name, task, methods, typed_models) for name, task in tasks.items()]
     copies = {name: task.prepare(Path(suite.data_root), suite.preset) for name, task in tasks.items()}
@@ -171,8 +171,8 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
     method = choice.build(parameters)
     before = {}
     for text in method.depends_on():
+        read_names(text, "method", f"{choice} depends on")
         try:
-            read_names(text, "method", "a method")
             before[text] = _method(suite, MethodChoice.read(text), task, recipe)
         except UsageError as error:
             raise UsageError(f"{choice} depends on '{text}': {error}") from None
@@ -248,7 +248,8 @@ def _check_fits(name: str, task: Any, copy: Any, recipe: Recipe) -> None:
         raise UsageError(f"task {name}: {error}") from error
 
 
-def _expand(text: str, choice_class: type[Chosen], option: str) -> list[Chosen]:
+def read_choices(text: str, choice_class: type[Chosen], option: str) -> list[Chosen]:
+    """Read a comma list of methods or models with their parameters; the errors begin with the option."""
     requests = read_names(text, choice_class.kind, option)
     try:
         return [choice for request in requests for choice in choice_class.expand(request)]

@@ -73,8 +73,11 @@ def test_what_determines_the_other_trial_determines_this_one():
 @pytest.mark.parametrize(
     ("methods", "expected"),
     [
-        ("scratch[of=prunetrian]", r"depends on 'prunetrian': .* did you mean 'prunetrain'"),
-        ("scratch[of=prunetrain[ratio=2]]", r"depends on 'prunetrain\[ratio=2\]': .*ratio is 2.0"),
+        (
+            "scratch[of=prunetrian]",
+            r" depends on 'prunetrian': no method is called 'prunetrian'; did you mean 'prunetrain'",
+        ),
+        ("scratch[of=prunetrain[ratio=2]]", r"depends on 'prunetrain\[ratio=2\]': .*ratio is '2'; allowed"),
         ("scratch[of=sdgp[mode=random|magnitude]]", "expected one, not a grid of 2"),
         ("dense[match=dense,match=sdgp]", "match is given twice"),
     ],

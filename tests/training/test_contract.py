@@ -8,6 +8,7 @@ from annotated_types import Ge
 from small_training import small_trainer
 
 from suite import registry
+from suite.command.cli import main
 from suite.method import Method, OpPlan
 from suite.training.conformance import Broken, Subject, check
 from suite.training.conformance.check import place_of
@@ -171,8 +172,6 @@ class Raises(Method):
 
 
 def test_an_error_is_shown_once_with_its_line(tmp_path, capsys, monkeypatch):
-    from suite.command.cli import main
-
     path = tmp_path / "raises.py"
     path.write_text(PLUGIN)
     for table, key in (("_objects", METHOD), ("_plugin_entries", METHOD), ("_plugin_sources", str(path))):
@@ -204,3 +203,19 @@ def test_a_method_may_mask_weights_before_the_first_step_but_not_scale_them(monk
 def test_the_check_refuses_an_unknown_task_before_it_trains():
     with pytest.raises(Exception, match="no task is called 'nowhere'"):
         check("dense", task="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("resnet", "--model 'resnet': no model is called 'resnet'; did you mean 'resnet9'?"),
+        ("resnet9[width=wide]", "--model resnet9[width=wide]: width is 'wide'; allowed: "),
+        ("resnet9[width=0.25|0.5]", "--model 'resnet9[width=0.25|0.5]': expected one model"),
+    ],
+)
+def test_a_wrong_model_is_one_line_and_not_a_broken_contract(model, expected, capsys):
+    assert main(["check", "dense", "--model", model]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert f"error: {expected}" in captured.err
