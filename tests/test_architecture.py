@@ -1,6 +1,7 @@
 """Imports follow the declared layers, files and packages are small, and a wheel contains everything."""
 
 import ast
+import pkgutil
 import re
 import subprocess
 import sys
@@ -52,6 +53,22 @@ def test_no_import_for_type_checking_between_packages_of_suite():
 def test_files_are_short():
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files()}
     assert not {name: length for name, length in lengths.items() if length > LONGEST_FILE}
+
+
+def test_names_in_docstrings_exist():
+    """A module, class or function in backticks is found where its name says."""
+    named = re.compile(rf"`({'|'.join(ROOMS)})((?:\.\w+)+)`")
+    text = "\n".join(path.read_text(encoding="utf-8") for path in python_files())
+    missing = []
+    for room, rest in sorted(set(named.findall(text))):
+        name = room + rest
+        if rest in (".py", ".md", ".json"):  # a file
+            continue
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            missing.append(name)
+    assert not missing
 
 
 def test_packages_are_small():
