@@ -245,7 +245,7 @@ def test_what_clicktrain_saves_in_training_is_only_about_what_its_rule_gives():
             network, _, compression = row.partition(", ")
             share = 1 - hard_prune_of_the_paper(task, network, float(compression.removesuffix("x")))
             beyond.append(round(saved - inference.values[row] * share, 1))
-        assert "all 17 rows of the table lie 0.1 to 0.9 points above that" in training.notes[0]
+        assert "all 17 rows of the table are 0.1 to 0.9 points above that" in training.notes[0]
     assert (len(beyond), min(beyond), max(beyond)) == (17, 0.1, 0.9)
 
 
@@ -265,7 +265,7 @@ def test_numbers_in_notes_are_those_of_their_group():
 def test_what_the_imagenet_nets_shared_is_noted_at_each_of_them():
     groups = [group for name, group in published.own().groups.items() if name.startswith("sdgp-table1-imagenet")]
     assert len(groups) == 3
-    assert all("different initialisations" in " ".join(group.notes) for group in groups)
+    assert all("different initial weights" in " ".join(group.notes) for group in groups)
     assert [group.name for group in groups if "blurpool" in " ".join(group.notes)] == ["sdgp-table1-imagenet-resnet18"]
 
 
