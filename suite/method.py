@@ -152,7 +152,7 @@ class Context:
         replan: Function that asks for new plans: `Method.plan` is called for every layer at the end of the running
             step or epoch. Call it when `plan` would return something else than before, for instance when a layer gets
             its first mask. A transform that reads the method's state, such as `self.masks[name]`, needs no new plan
-            when that state changes.
+            when that state changes. Calls in `record` and `state_dict` come too late for the epoch.
         untimed: Context manager for preparation whose result later trials find stored, such as autotuning. Time spent
             inside is recorded as compilation, not as training. Most methods do not need it.
     """
