@@ -175,7 +175,7 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
         try:
             before[text] = _method(suite, MethodChoice.read(text), task, recipe)
         except UsageError as error:
-            raise UsageError(f"{choice} depends on '{text}': {error}") from None
+            raise UsageError(f"{choice} depends on '{text}': {str(error).removeprefix(f'{text}: ')}") from None
     paths = {name: read_path(path, f"{choice}: {name} is") for name, path in method.files().items()}
     for name, path in paths.items():
         if not path.is_file():

@@ -8,6 +8,7 @@ import torch
 
 from methods.shared import schedules, structures
 from suite import registry
+from suite.errors import UsageError
 from suite.training.conformance import Subject
 from suite.training.conformance.contracts import density_is_true
 
@@ -66,7 +67,7 @@ def test_masks_have_the_structure(example, structure):
 
 def test_a_sparsity_that_the_structure_cannot_have_is_refused(example):
     with pytest.raises(
-        ValueError, match=r"sparsity is 0\.9; structure=n:m keeps at least one of 4 weights: at most 0\.75"
+        UsageError, match=r"sparsity is 0\.9; structure=n:m keeps at least one of 4 weights: at most 0\.75"
     ):
         example("gradual_magnitude", {"structure": "n:m"}).trainer()
 
