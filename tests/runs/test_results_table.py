@@ -165,7 +165,7 @@ def test_report_needs_something_to_report(tmp_path, capsys):
     assert "not the folder of a suite" in capsys.readouterr().err
     (tmp_path / "suite.json").write_text("{}")
     assert cli.main(["report", str(tmp_path)]) == 2
-    assert "has no results" in capsys.readouterr().err
+    assert ": no results: results.csv has no rows" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["suite.json", "trials"]
 
 

@@ -63,9 +63,9 @@ class Column:
         return ""
 
     def parse(self, value: Any) -> Any:
-        """Return a cell of `results.csv`, or a value, with this column's type; `None` if it is empty or not valid."""
+        """Return a cell of `results.csv`, or a value, with this column's type; `None` for numbers that are not valid."""
         if self.type is str or value is None:
-            return value or None
+            return value
         try:
             # FLOPs above 2**53 do not fit a float exactly; its 16 digits suffice.
             number = int(value) if self.type is int else float(value)
