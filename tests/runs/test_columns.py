@@ -32,7 +32,8 @@ def test_every_column_is_described_once():
     [
         ("seed", "3", 3), ("seed", "3.5", None), ("seed", "", None), ("seed", str(2**63), None),
         ("test_accuracy", "0.25", 0.25), ("test_accuracy", "high", None), ("test_accuracy", "nan", None),
-        ("train_flops_dense", str(3 * 10**18), 3e18), ("method", "NA", "NA"), ("message", "", ""), ("message", None, None),
+        ("train_flops_dense", str(3 * 10**18), 3e18), ("method", "NA", "NA"),
+        ("message", "", ""), ("message", None, None),
     ],
 )  # fmt: skip
 def test_a_cell_is_read_with_the_type_of_its_column(name, cell, value):

@@ -63,7 +63,7 @@ class Column:
         return ""
 
     def parse(self, value: Any) -> Any:
-        """Return a cell of `results.csv`, or a value, with this column's type; `None` for numbers that are not valid."""
+        """Return a cell of `results.csv`, or a value, with this column's type; `None` for an invalid number."""
         if self.type is str or value is None:
             return value
         try:
