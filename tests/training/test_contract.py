@@ -9,6 +9,7 @@ from small_training import small_trainer
 
 from suite import registry
 from suite.command.cli import main
+from suite.errors import UsageError
 from suite.method import Method, OpPlan
 from suite.training.conformance import Broken, Subject, check
 from suite.training.conformance.check import place_of
@@ -105,6 +106,11 @@ def test_a_mixin_has_no_attribute_that_is_silently_no_parameter():
     ):
         type("Wrong", (_Values, Method), {})
     assert type("Right", (_Members, Method), {})().helper() == (1, 2)
+
+
+def test_a_model_that_cannot_be_built_is_an_error_of_the_command_and_not_of_the_method():
+    with pytest.raises(UsageError, match=r"^resnet9\[width=-1.*\]: "):
+        check("dense", model="resnet9[width=-1]")
 
 
 def test_layers_are_planned_at_the_end_of_the_step_or_epoch_that_asks_for_it():

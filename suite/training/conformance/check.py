@@ -52,10 +52,11 @@ def check(
         One result per contract, in order.
 
     Raises:
-        UsageError: if the method, the task or the model does not exist, or a parameter is wrong.
+        UsageError: if the method, the task or the model does not exist, or a parameter of method or model is wrong.
     """
     subject = Subject(name, parameters, task, model, data_root)
     subject.method()
+    subject.model()
     results: list[Result] = []
     first_with: dict[str, str] = {}  # name of the first contract that failed with an error
     for contract in CONTRACTS:
