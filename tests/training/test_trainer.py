@@ -11,6 +11,7 @@ from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_t
 from torch import nn
 
 from suite.method import Method, OpPlan, ReconfigPlan
+from suite.training.optimizer_state import make_sgd
 from suite.training.trainer import Diverged
 
 FIVE = dataclasses.replace(RECIPE, epochs=5)
@@ -237,3 +238,12 @@ def test_resume_goes_on_with_random_numbers_clock_and_counters():
     assert resumed.progress.samples == whole.progress.samples == 192
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_weight_decay_spares_normalisation_and_biases_if_the_recipe_says_so(everywhere):
+    recipe = dataclasses.replace(RECIPE, weight_decay=0.25, decay_norm_and_bias=everywhere)
+    model = small_net()
+    decayed = {id(p): group["weight_decay"] for group in make_sgd(model, recipe).param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        assert decayed[id(parameter)] == (0.25 if everywhere or parameter.ndim > 1 else 0.0), name
