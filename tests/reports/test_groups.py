@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from reports.content.build import build
+from reports.data.disturbed_times import is_disturbed
 from reports.data.groups import group_trials
 from reports.data.records import read
 
@@ -143,7 +144,9 @@ def test_unsteady_times_are_said_and_shrinking_shapes_are_not_taken_for_them(sui
         for index, record in enumerate(records):
             record["train_time_s"] = sum(slow[: index + 1])
         (trial / "epochs.jsonl").write_text("\n".join(json.dumps(record) for record in records))
-    (remark,) = build(read(folder)).groups[0].remarks
+    found = read(folder)
+    assert {trial.name.partition("-")[0] for trial in found.trials if is_disturbed(trial)} == {"dense"}
+    (remark,) = build(found).groups[0].remarks
     assert "in 1 of 2 trials" in remark
     assert "at most 2.2 times, in dense-" in remark
 
