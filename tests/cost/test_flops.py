@@ -98,6 +98,15 @@ def test_layers_that_are_used_twice_and_models_in_float64_are_counted():
     assert not costs["first"].has_dgrad
 
 
+def test_a_span_inside_another_is_counted_once(monkeypatch):
+    moments = iter([0.0, 1.0, 3.0, 10.0])
+    monkeypatch.setattr("suite.cost.clock.time.perf_counter", lambda: next(moments))
+    clock = Clock(torch.device("cpu"))
+    with clock.span("train"), clock.span("compile"):
+        pass
+    assert (clock.seconds["train"], clock.seconds["compile"]) == (8.0, 2.0)
+
+
 def test_clock_adds_what_an_exception_cut_short_and_training_has_reconfigurations_in_it():
     clock = Clock(torch.device("cpu"))
 

@@ -218,6 +218,14 @@ def test_what_is_concatenated_keeps_its_own_channels():
     assert not spaces.not_followed
 
 
+def test_a_cut_moves_the_entries_of_what_is_concatenated_behind_it():
+    model = reading(Two(), nn.BatchNorm2d(6), nn.Conv2d(6, 5, 8), nn.Flatten())
+    spaces = find_index_spaces(model, SHAPE)
+    apply_plan(model, ReconfigPlan(kept={"1.left": [1, 3]}), spaces, None)
+    assert entries(spaces, "1.right", "3.weight", 1) == [[2], [3]]
+    assert entries(spaces, "1.right", "2.running_var", 0) == [[2], [3]]
+
+
 def test_what_is_added_to_a_concatenation_has_its_parts():
     class Sum(nn.Module):
         def __init__(self):
