@@ -271,5 +271,5 @@ def test_unknown_parts_and_machines_without_a_gpu_are_refused(machine):
     assert errors == f"on_gpu.sh: error: no part is called 'stepz'; known: {' '.join(PARTS)}\n"
     status, _, errors, called = machine.run(NO_GPU=1)
     assert (status, called) == (2, [])
-    assert errors == "machine_facts: error: torch finds no CUDA GPU\n"
+    assert errors == "machine_facts: error: torch sees no CUDA GPU\n"
     assert not machine.archive.exists()

@@ -146,7 +146,7 @@ def test_a_trial_does_not_import_from_the_users_folder(tmp_path):
 
 
 def test_an_unknown_status_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no status"):
+    with pytest.raises(ValueError, match="is not a status"):
         write_record(tmp_path, spec("dense"), "finished")
 
 

@@ -18,6 +18,7 @@ import torch
 from suite import checkpoint, registry
 from suite.command import cli
 from suite.errors import UsageError
+from suite.network import model_files
 from suite.network.planned_layer import PlannedLayer
 from suite.runs.spec import TrialSpec
 from suite.runs.trial import Trial
@@ -127,7 +128,7 @@ def assert_same_results(out, undisturbed):
         assert records(ours) == records(theirs)
         assert [record["epoch"] for record in records(ours)] == list(range(1, EPOCHS + 1))
         assert all(before < after for before, after in itertools.pairwise(train_times(ours)))  # sum over all attempts
-        one, other = (checkpoint.load(folder / "model.pt") for folder in (ours, theirs))
+        one, other = (model_files.load(folder / "model.pt") for folder in (ours, theirs))
         assert one["architecture"] == other["architecture"]
         for name, tensor in other["tensors"].items():
             assert torch.equal(one["tensors"][name], tensor), (method, name)
@@ -292,7 +293,7 @@ def test_files_that_are_no_models_are_refused_in_one_line(undisturbed, tmp_path)
         with pytest.raises(UsageError, match="damaged, or not a file of tensors"):
             checkpoint.load_model(tmp_path / "model.pt")
     torch.save({"x": 1}, tmp_path / "model.pt")
-    with pytest.raises(UsageError, match="no model of this suite"):
+    with pytest.raises(UsageError, match="is not a model of this suite"):
         checkpoint.load_model(tmp_path / "model.pt")
     with pytest.raises(UsageError, match="no such file"):
         checkpoint.load_model(tmp_path / "nothing.pt")
