@@ -143,7 +143,7 @@ class Group:
 
 
 def kind_of(of: str) -> str:
-    """Return the kind of a published number that its authors `measured`, `counted` or `modelled`."""
+    """Return how the authors obtained a published number: `measured`, `counted` or `modelled`."""
     return "published" if of == MEASURED else f"published, of a {of} quantity"
 
 

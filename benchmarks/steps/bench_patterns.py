@@ -281,7 +281,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (all)")
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N (cpu)")
     parser.add_argument("--pairs", type=int, default=30, help="number of interleaved pairs per comparison (30)")
-    parser.add_argument("--json", type=Path, help="file for the results; an existing file is continued")
+    parser.add_argument("--json", type=Path, help="file for the results; results are added to an existing file")
     chosen = parser.parse_args()
     if unknown := [part for part in chosen.parts if part not in PARTS]:
         parser.error(f"unknown part '{unknown[0]}'; known: {', '.join(PARTS)}")

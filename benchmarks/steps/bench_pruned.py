@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N (cpu)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: as in trials (auto)")
     parser.add_argument("--model-file", type=Path, help="model.pt of a trial, whose network `steps` measures")
-    parser.add_argument("--json", type=Path, help="file for the results; an existing file is continued")
+    parser.add_argument("--json", type=Path, help="file for the results; results are added to an existing file")
     chosen = parser.parse_args()
     if unknown := [part for part in chosen.parts if part not in PARTS]:
         parser.error(f"unknown part '{unknown[0]}'; known: {', '.join(PARTS)}")

@@ -160,7 +160,7 @@ def main() -> None:
         "--dtype", choices=DTYPES, default="auto", help="auto: float16 on CUDA, otherwise as in trials (auto)"
     )
     parser.add_argument("--execution", default="", help=f"comma list of {', '.join(EXECUTIONS)}, or all")
-    parser.add_argument("--json", type=Path, help="file for the results; an existing file is continued")
+    parser.add_argument("--json", type=Path, help="file for the results; results are added to an existing file")
     chosen = parser.parse_args()
     if chosen.pairs < 2:
         parser.error(f"--pairs {chosen.pairs}: an interval needs at least 2")

@@ -132,7 +132,7 @@ class Trainer:
 
         Raises:
             Diverged: if the loss is infinite or NaN.
-            WrongProduct: if a library computes a product of a layer wrong.
+            WrongProduct: if a library returns an incorrect result for a product of a layer.
         """
         while self._epochs_left():
             # Train, with the method's hooks in every step.
