@@ -29,7 +29,7 @@ _measured = 0.0
 
 
 def measured_time() -> float:
-    """The clock that pytest-benchmark reads: it stands still, and `count` moves it by what was measured.
+    """The clock that pytest-benchmark reads: it advances only when `count` adds what was measured.
 
     So a round may measure several things in alternation, and count the one that it is about.
     """

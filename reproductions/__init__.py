@@ -1,1 +1,1 @@
-"""Tables and figures of papers, each a declaration of trials and of the published numbers beside them."""
+"""Tables and figures of papers, each a declaration of trials and of the published numbers to compare with."""

@@ -1,4 +1,4 @@
-"""Page of a reproduction, `reproduce/NAME.{md,csv,svg}`: our numbers beside the published ones."""
+"""Page of a reproduction, `reproduce/NAME.{md,csv,svg}`: our numbers next to the published ones."""
 
 from __future__ import annotations
 

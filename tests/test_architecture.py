@@ -143,7 +143,7 @@ def test_wheel_holds_sources_templates_and_sample(wheel):
 
 
 def test_installed_wheel_runs_from_a_folder_with_a_tasks_module(wheel, tmp_path):
-    """The rooms' names are common words: a `tasks.py` where the user stands must not be taken for ours."""
+    """The packages have common names: a `tasks.py` in the user's folder must not be imported instead."""
     environment = tmp_path / "venv"
     venv.create(environment, system_site_packages=False, with_pip=True)
     python = environment / "bin" / "python"

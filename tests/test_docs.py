@@ -1,4 +1,4 @@
-"""What the documents show works as it stands there."""
+"""The examples of the documentation work as they are printed."""
 
 import csv
 import os

@@ -30,7 +30,7 @@ def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
     """Return one line for each method of which some layer used another backend than `torch` in the last epoch."""
     lines = []
     for row in rows:
-        # The first seed with another backend stands for the method; other seeds are compared with it.
+        # The first seed with another backend represents the method; other seeds are compared with it.
         by_seed = [(trial, _last_backends(trial)) for trial in sorted(row.done, key=seed_of)]
         trial, first = next(((trial, found) for trial, found in by_seed if set(found.values()) - {_DENSE}), (None, {}))
         if trial is None:

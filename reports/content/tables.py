@@ -37,7 +37,7 @@ def group_tables(rows: Sequence[MethodRow], slug: str, device: str) -> tuple[Tab
 
 
 def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
-    """Return accuracy, training time, and realised beside theoretical saving."""
+    """Return accuracy, training time, and the realised and theoretical savings."""
     disturbed = any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows)
     warning = f" {DISTURBED_NOTE}" if disturbed else ""
     several = any(row.seeds > 1 for row in rows)

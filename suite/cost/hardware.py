@@ -70,7 +70,7 @@ class Cpu:
 
 
 def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
-    """Read the CPU; where there is no such file (macOS), only the name is known."""
+    """Read the CPU; without that file (on macOS), only the name is known."""
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
     found: dict[str, str] = {}
     for line in text.splitlines():

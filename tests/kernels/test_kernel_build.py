@@ -45,7 +45,7 @@ def single_threaded_library(tmp_path_factory) -> Path:
 
 
 def compiler_script(folder: Path, body: str) -> str:
-    """Write an executable that stands in for the compiler; `$real` in it is the machine's compiler."""
+    """Write an executable that replaces the compiler; `$real` in it is the machine's compiler."""
     real = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), "c++")
     script = folder / "compiler"
     script.write_text(f"#!/bin/sh\nreal={real}\n{body}\n")

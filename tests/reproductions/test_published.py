@@ -189,7 +189,7 @@ def test_the_file_has_what_prunetrain_prints():
     assert numbers.group("prunetrain-table4-cifar100-time-saved").values == {"naive": 34, "adjusted": 43}
 
 
-# Typed from the papers a second time: what stands in parentheses, in tables of ImageNet, and in text.
+# Typed from the papers a second time: the numbers in parentheses, in tables of ImageNet, and in text.
 MORE = {
     "prunetrain-table1-imagenet-accuracy-fine-tuned": {"ratio 0.25": -1.58, "ratio 0.2": -1.16, "ratio 0.1": 0.20},
     "prunetrain-table1-imagenet-train-time-v100": {"ratio 0.25": 66, "ratio 0.2": 72, "ratio 0.1": 98},

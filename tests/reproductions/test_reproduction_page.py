@@ -62,7 +62,7 @@ def test_what_differs_from_the_paper(suite, numbers):
 
     assert warning(preset="paper") == ""
     assert warning(("recipe.learning_rate=1",), preset="paper") == "set by the command: recipe.learning_rate=1"
-    # A preset's small network stands in, too: nobody's command set it.
+    # A preset's small network is a substitute too, although no command set it.
     small = "the network small in place of big"
     assert warning(("recipe.learning_rate=1",), (small,), preset="paper") == (
         f"{small}; set by the command: recipe.learning_rate=1"

@@ -46,7 +46,7 @@ def test_quick_leaves_the_long_part_out(preset, parts):
 
 
 def declared(reproduction):
-    """What stands beside what: quantity, label, and the published numbers that are taken."""
+    """The rows of a comparison: quantity, label, and the published numbers that are used."""
     return {
         (one.quantity, one.method, one.published.partition("/")[2], one.published_baseline.partition("/")[2])
         for part in reproduction.parts

@@ -2,9 +2,9 @@
 
 import io
 
+from engine_children import spec
 from rich.console import Console
 
-from suite.recipe import Recipe
 from suite.runs.progress import (
     EpochReader,
     Lines,
@@ -15,23 +15,6 @@ from suite.runs.progress import (
     epoch_line,
     listener_for,
 )
-from suite.runs.spec import TrialSpec
-
-
-def spec(method, seed=0):
-    recipe = vars(Recipe(epochs=3, batch_size=4, learning_rate=0.1))
-    copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
-    return TrialSpec(
-        method=method,
-        task="digits",
-        model="resnet9",
-        preset="smoke",
-        recipe=recipe,
-        seed=seed,
-        device="cpu",
-        dtype="float32",
-        data_copy=copy,
-    )
 
 
 def test_the_progress_file_is_written_at_most_twice_a_second(tmp_path):

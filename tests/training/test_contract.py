@@ -25,7 +25,7 @@ REFUSED = {
         {"begin": float},
         r"Wrong\.begin .*would replace the hook begin\(\)",
     ),
-    "a constant that is no parameter of a known type": (
+    "a constant whose type no parameter can have": (
         {"dtype": torch.float32},
         {},
         r"no type annotation, so it is not a parameter; write 'dtype: ClassVar\[dtype\]",
