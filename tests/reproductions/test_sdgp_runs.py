@@ -69,7 +69,7 @@ def test_figure_8_and_the_trials_that_it_shares_with_table_1(folder, reproduce):
     assert "| rescaled 8:16 minus dense |" not in text
     assert "--parts inner" in text
     assert (folder / "out" / "reproduce" / "sdgp-fig8.svg").read_text(encoding="utf-8").count("not run") >= 6
-    # Trials that another command left for a part that was not requested are in the table, which does not call the part complete.
+    # Trials of another command, for a part that was not requested, are in the table; the part is not called complete.
     reproduce(folder / "out", "sdgp-table1", "--parts", "columns", *SHORT)
     found = rows(folder / "out", "sdgp-table1")
     assert found["rescaled 16:32 (repository) minus dense"]["ours"]
