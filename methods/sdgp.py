@@ -36,6 +36,8 @@ class PruneOutputGradient:
 class SDGP(Method):
     """SDGP: the data gradient uses n of every m channels of the output gradient; the weight gradient stays dense.
 
+    `products=both` is not in the paper: there the weight gradient and the bias gradient are always dense.
+
     Attributes:
         n: Number of channels kept in each group.
         m: Number of consecutive channels, at one pixel, that form a group. If m does not divide the number of channels,
@@ -45,6 +47,8 @@ class SDGP(Method):
         scope: Over what `rescaled` sums; other modes ignore it. Each channel of each sample (`sample_channel`, the
             published code), each `group` of m channels, or each `channel` over the whole batch (the paper's text).
         layers: `conv`: every convolution except those that read the image; `all`: linear layers too.
+        products: Which products use the pruned output gradient. `dgrad`: the data gradient only, as published; `both`:
+            the data gradient, the weight gradient and the bias gradient, all from one pruning.
     """
 
     version: ClassVar[int] = 2  # 2: other random masks
@@ -56,6 +60,7 @@ class SDGP(Method):
     mode: Literal["random", "magnitude", "rescaled"] = "rescaled"
     scope: Literal["sample_channel", "group", "channel"] = "sample_channel"
     layers: Literal["conv", "all"] = "conv"
+    products: Literal["dgrad", "both"] = "dgrad"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +90,8 @@ class SDGP(Method):
             self._channels[name] = channels
         if not channels or self.n == self.m:  # n = m keeps everything
             return None
-        return OpPlan(grad_dgrad=PruneOutputGradient(self._rule))
+        prune = PruneOutputGradient(self._rule)
+        return OpPlan(grad_shared=prune) if self.products == "both" else OpPlan(grad_dgrad=prune)
 
     @property
     def _rule(self) -> PruneRule:
@@ -102,7 +108,8 @@ class SDGP(Method):
         """Return the share of the output gradient's channels that is kept, including the short group."""
         channels = self._channels.get(name, 0)
         kept = sum(min(self.n, size) for size in self._groups(channels))
-        return Density(dgrad=kept / channels if channels else 1.0)
+        share = kept / channels if channels else 1.0
+        return Density(dgrad=share, wgrad=share if self.products == "both" else 1.0)
 
     def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Return the operations of the pruning, counted for each pixel of the output gradient.

@@ -15,7 +15,13 @@ from suite.training.conformance.check import _examine as examine
 from suite.training.conformance.contracts import density_is_true
 
 VARIANTS = {
-    "sdgp": ({}, {"mode": "random"}, {"mode": "magnitude", "n": 1, "m": 8}, {"scope": "group", "layers": "all"}),
+    "sdgp": (
+        {},
+        {"mode": "random"},
+        {"mode": "magnitude", "n": 1, "m": 8},
+        {"scope": "group", "layers": "all"},
+        {"products": "both", "mode": "random", "n": 3, "m": 8, "layers": "all"},
+    ),
     "prunetrain": (
         {},
         {"update": "proximal", "coefficient": "size", "zeroing": "removed"},

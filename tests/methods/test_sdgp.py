@@ -66,6 +66,32 @@ def test_sdgp_4_only_the_data_gradient_sees_the_pruned_gradient(parameters, geom
     assert not torch.equal(seen["pruned"][3], seen["dense"][3])
 
 
+@pytest.mark.parametrize("parameters", MODES, ids=str)
+def test_products_both_computes_all_gradients_from_one_pruned_gradient(parameters):
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 3, padding=1))
+    pruned = copy.deepcopy(dense)
+    convert(dense)
+    method = SDGP(**parameters, products="both")
+    hooks = planned(pruned, method)
+    images = torch.randn(4, *SHAPE).contiguous(memory_format=torch.channels_last)
+    # The random key of a site depends on its operand.
+    site = Site("1", "grad_shared", 0, 0, 7)
+    hidden = [model[0](images).detach().requires_grad_() for model in (dense, pruned)]
+    out = pruned[1](hidden[1])
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    out.backward(grad)
+    dense[1](hidden[0]).backward(kernels.prune_nm(grad, method._rule, seed=site.key))
+    assert torch.equal(hidden[1].grad, hidden[0].grad)
+    assert torch.equal(pruned[1].weight.grad, dense[1].weight.grad)
+    assert torch.equal(pruned[1].bias.grad, dense[1].bias.grad)
+    share = method.n / method.m if method.m == 4 else 2 / 12  # 1 of 8 and of the other 4
+    assert method.density("1", hooks.ctx) == Density(1.0, share, share)
+    only_data = SDGP(**parameters)
+    assert method.overhead("1", 2, hooks.ctx) == only_data.overhead("1", 2, planned(dense, only_data).ctx) > 0
+
+
 def test_sdgp_5_output_is_untouched_and_so_are_first_convolution_and_linear_layer():
     torch.manual_seed(0)
     model = resnet9(width=1 / 16)
@@ -170,6 +196,7 @@ def test_a_transform_pickles_copies_and_draws_by_its_site():
         ({"mode": "stc"}, "mode is 'stc'; allowed: random, magnitude, rescaled"),
         ({"scope": "batch"}, "scope is 'batch'; allowed"),
         ({"layers": "linear"}, "layers is 'linear'; allowed"),
+        ({"products": "wgrad"}, "products is 'wgrad'; allowed: dgrad, both"),
     ],
 )
 def test_wrong_parameters_are_one_line(parameters, line):
