@@ -66,6 +66,7 @@ from suite.plan import (
     EMPTY_PLAN,
     Backend,
     Compact,
+    Compressed,
     Density,
     Geometry,
     Layer,
@@ -79,8 +80,9 @@ from suite.plan import (
 from suite.reconfiguration import IndexMap, ReconfigPlan
 
 __all__ = [
-    "EMPTY_PLAN", "SKIP_STEP", "Backend", "Compact", "Context", "Density", "Geometry", "IndexMap", "IndexSpaces",
-    "Layer", "Method", "OpPlan", "Operand", "OtherTrial", "ReconfigPlan", "SharedTransform", "Site", "Transform",
+    "EMPTY_PLAN", "SKIP_STEP", "Backend", "Compact", "Compressed", "Context", "Density", "Geometry", "IndexMap",
+    "IndexSpaces", "Layer", "Method", "OpPlan", "Operand", "OtherTrial", "ReconfigPlan", "SharedTransform", "Site",
+    "Transform",
 ]  # fmt: skip
 
 
@@ -142,13 +144,11 @@ class Context:
         progress: Share of the training that is done, in [0, 1]. Schedules should use this.
         task_loss: Loss of the step without the regularization term: mean over micro-batches and ranks, detached. In
             `regularization` it belongs to the running step. `None` before the first step of a process.
-        all_reduce: Function that returns the sum of a tensor over all ranks. All ranks must call it in the same
-            order. With one rank it returns its argument.
+        all_reduce: Function that returns the sum of a tensor over all ranks, which must all call it in the same order.
         memory_estimate: Function that returns the bytes of a training step after a `ReconfigPlan`, measured on a copy
             of the model: parameters, gradients, optimizer state, and what a batch keeps for backward.
         inference_flops: Function that returns the FLOPs of one image's inference after a `ReconfigPlan`.
-        hardware_id: Function that returns the short name of the trial's hardware, as in its record. Measurements that
-            are stored for one kind of machine are stored under this name.
+        hardware_id: Function that returns the short name of the trial's hardware, under which measurements are stored.
         replan: Function that asks for new plans: `Method.plan` is called for every layer at the end of the running
             step or epoch. Call it when `plan` would return something else than before, for instance when a layer gets
             its first mask. A transform that reads the method's state, such as `self.masks[name]`, needs no new plan

@@ -97,8 +97,64 @@ class Compact:
     kept: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Compressed:
+    """An output gradient that keeps n of every m consecutive channels of each pixel, stored without the others.
+
+    Backends that take it (see `Backend`) skip the channels that are not kept; for all others it is expanded.
+
+    Attributes:
+        values: float32, (N, P, Q, J) or (rows, J): the kept values of each pixel. A kept value may be 0.
+        channels: int16 in the same shape: the channel, 0 .. K - 1, of each value, ascending within a pixel. J is n for
+            each whole group of m channels, plus min(n, its size) for a short last group.
+        shape: Shape of the dense gradient, (N, K, P, Q) or (rows, K).
+        dtype: Number type of the dense gradient.
+        n: Number of channels kept in each group.
+        m: Number of consecutive channels that form a group.
+
+    Raises:
+        ValueError: if shapes or number types do not agree. The channels themselves are not read.
+    """
+
+    values: Tensor
+    channels: Tensor
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    n: int
+    m: int
+
+    def __post_init__(self) -> None:
+        outer, channels = (self.shape[0], *self.shape[2:]), self.shape[1]
+        wanted = (*outer, channels // self.m * self.n + min(self.n, channels % self.m))
+        for name, dtype in (("values", torch.float32), ("channels", torch.int16)):
+            tensor = getattr(self, name)
+            if (tuple(tensor.shape), tensor.dtype, tensor.device) != (wanted, dtype, self.values.device):
+                raise ValueError(
+                    f"Compressed: a gradient of shape {tuple(self.shape)} that keeps {self.n}:{self.m} needs {name} of "
+                    f"shape {wanted} and {dtype} on {self.values.device}, got {tuple(tensor.shape)} and {tensor.dtype} "
+                    f"on {tensor.device}"
+                )
+
+    @property
+    def share(self) -> float:
+        """The share of the channels that is kept."""
+        return self.values.shape[-1] / self.shape[1]
+
+    def dense(self) -> Tensor:
+        """Return the dense gradient, in channels-last order or with contiguous rows."""
+        outer, channels = self.values.shape[:-1], self.shape[1]
+        grad = self.values.new_zeros((*outer, channels), dtype=self.dtype)
+        return grad.scatter_(-1, self.channels.long(), self.values.to(self.dtype)).movedim(-1, 1)
+
+    def channel_sums(self) -> Tensor:
+        """Return the sum of each channel, (K,), which is the bias gradient; summed in float64."""
+        sums = self.values.new_zeros(self.shape[1], dtype=torch.float64)
+        return sums.index_add_(0, self.channels.flatten().int(), self.values.flatten().double()).to(self.dtype)
+
+
 Transform = Callable[[Tensor, Site], Tensor]
-SharedTransform = Callable[[Tensor, Site], "Tensor | Compact"]
+GradTransform = Callable[[Tensor, Site], "Tensor | Compressed"]
+SharedTransform = Callable[[Tensor, Site], "Tensor | Compact | Compressed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +177,9 @@ class Geometry:
 class Backend(Protocol):
     """Computes the three products of a layer.
 
-    The operands share one dtype, and are masked, transformed and cast already.
+    The operands share one dtype, and are masked, transformed and cast already. A backend whose `dgrad` or `wgrad` can
+    also multiply a `Compressed` output gradient names them in an attribute `compressed_products`, a collection of
+    `dgrad` and `wgrad`. Without the attribute, and in products that it does not name, the gradient is a dense tensor.
     """
 
     name: str
@@ -144,6 +202,11 @@ class Backend(Protocol):
         """
 
 
+def takes_compressed(backend: Backend, product: str) -> bool:
+    """Whether a backend computes `dgrad` or `wgrad` from a `Compressed` output gradient."""
+    return product in getattr(backend, "compressed_products", ())
+
+
 @dataclass(frozen=True, slots=True)
 class OpPlan:
     """How one layer's three products are computed. A field that is `None` leaves its operand unchanged.
@@ -151,20 +214,21 @@ class OpPlan:
     Attributes:
         weight_forward: W -> W, for the forward and the data gradient: masks, n:m sparse weights. It receives the
             master weight, outside autocast; its result is cast.
-        grad_shared: dO -> dO (or `Compact`), for the data gradient, the weight gradient and the bias gradient.
-        grad_dgrad: dO -> dO, for the data gradient only.
-        grad_wgrad: dO -> dO, for the weight gradient only; the bias gradient does not use it.
+        grad_shared: dO -> dO (or `Compact` or `Compressed`), for the data gradient, the weight gradient and the bias
+            gradient.
+        grad_dgrad: dO -> dO (or `Compressed`), for the data gradient only.
+        grad_wgrad: dO -> dO (or `Compressed`), for the weight gradient only; the bias gradient does not use it.
         backend: Implementation of the three products; `None` for torch.
 
-    `grad_shared` runs first; `grad_dgrad` and `grad_wgrad` receive its result. A transform returns a new tensor of
-    the same shape, or its argument unchanged. It must not write into its argument, which other layers may share. A
-    transform is not called for a product that is not needed (the first layer has no data gradient).
+    `grad_shared` runs first; `grad_dgrad` and `grad_wgrad` receive its result in dense form. A transform returns a new
+    tensor of the same shape, or its argument unchanged. It must not write into its argument, which other layers may
+    share. A transform is not called for a product that is not needed (the first layer has no data gradient).
     """
 
     weight_forward: Transform | None = None
     grad_shared: SharedTransform | None = None
-    grad_dgrad: Transform | None = None
-    grad_wgrad: Transform | None = None
+    grad_dgrad: GradTransform | None = None
+    grad_wgrad: GradTransform | None = None
     backend: Backend | None = None
 
     @property

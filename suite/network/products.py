@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from suite.errors import UsageError
 from suite.network.backends import TORCH
 from suite.network.planned_layer import PlannedLayer, layer_of
-from suite.plan import Backend, Compact, Geometry, Operand, OpPlan, Site
+from suite.plan import Backend, Compact, Compressed, Geometry, Operand, OpPlan, Site, takes_compressed
 
 
 def planned_op(activation: Tensor, weight: Tensor, bias: Tensor | None, layer: PlannedLayer) -> Tensor:
@@ -68,9 +69,26 @@ class _Call:
         if transform is None:
             return tensor
         state = self.layer.step_state
-        return transform(tensor, Site(self.layer.name, operand, self.step, self.slot, state.seed, state.keys))
+        found = transform(tensor, Site(self.layer.name, operand, self.step, self.slot, state.seed, state.keys))
+        if isinstance(found, Compressed):
+            self._check(found, operand, tensor)
+        return found
 
-    def meter(self, product: str, grad: Tensor | None, weight: Tensor) -> None:
+    def _check(self, found: Compressed, operand: Operand, tensor: Tensor) -> None:
+        """Refuse a compressed operand that is not made of the output gradient."""
+        what = f"{operand} of layer '{self.layer.name}' returned a Compressed"
+        if operand == "weight_forward":
+            raise UsageError(f"{what}; only output gradients can be compressed")
+        given = (tuple(found.shape), found.dtype, found.values.device)
+        wanted = (tuple(tensor.shape), tensor.dtype, tensor.device)
+        if given != wanted:
+            shape, dtype, device = given
+            raise UsageError(
+                f"{what} of shape {shape} and {dtype} on {device}, but the gradient that it was given has shape "
+                f"{wanted[0]} and {wanted[1]} on {wanted[2]}"
+            )
+
+    def meter(self, product: str, grad: Any, weight: Tensor) -> None:
         """Meter what a backend executed. Torch executes everything, which is what an unmetered product counts as."""
         if self.plan.backend is not None:
             self.layer.meter.add(product, self.plan.backend.executed(product, grad, weight, self.geometry))
@@ -137,27 +155,53 @@ def _gradients(
             if not needs_dense and _balanced(shared, weight, call.geometry.groups):
                 return _compact_gradients(call, shared, activation, weight, needs)
             shared = torch.zeros_like(grad).index_copy_(1, shared.kept, shared.values)
-        return _dense_gradients(call, shared, activation, weight, needs)
+        return _full_gradients(call, _Shared(shared), activation, weight, needs)
 
 
-def _dense_gradients(
-    call: _Call, shared: Tensor, activation: Tensor, weight: Tensor, needs: Sequence[bool]
+class _Shared:
+    """dO after `grad_shared`; a compressed one is expanded once, and only if something needs its dense form."""
+
+    def __init__(self, grad: Tensor | Compressed) -> None:
+        self._grad = grad
+
+    @cached_property
+    def dense(self) -> Tensor:
+        return self._grad.dense() if isinstance(self._grad, Compressed) else self._grad
+
+    def operand_of(self, call: _Call, product: str) -> Any:
+        """Return the dO that `dgrad` or `wgrad` multiplies: dense unless the backend takes a compressed one."""
+        operand: Operand = "grad_dgrad" if product == "dgrad" else "grad_wgrad"
+        compressed = takes_compressed(call.backend, product)
+        if getattr(call.plan, operand) is None:
+            return self._grad if compressed else self.dense
+        found = call.transformed(operand, self.dense)
+        return found.dense() if isinstance(found, Compressed) and not compressed else found
+
+    def bias_gradient(self) -> Tensor:
+        """Return the sum of each channel, (K,)."""
+        if isinstance(self._grad, Compressed):
+            return self._grad.channel_sums()
+        return self._grad.sum([axis for axis in range(self._grad.ndim) if axis != 1])
+
+
+def _full_gradients(
+    call: _Call, shared: _Shared, activation: Tensor, weight: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients from a dO with all of its channels."""
+    """Return the gradients from a dO with all of its channels, dense or compressed."""
     needs_activation, needs_weight, needs_bias = needs
     grad_activation = grad_weight = grad_bias = None
     if needs_activation:
-        operand = call.transformed("grad_dgrad", shared)
+        operand = shared.operand_of(call, "dgrad")
         grad_activation = call.backend.dgrad(operand, weight, activation, call.geometry)
         call.meter("dgrad", operand, weight)
     # The bias gradient uses the shared operand. If the weight gradient uses it too, one call computes both.
     with_bias = needs_bias and needs_weight and call.plan.grad_wgrad is None
     if needs_weight:
-        operand = call.transformed("grad_wgrad", shared)
+        operand = shared.operand_of(call, "wgrad")
         grad_weight, grad_bias = call.backend.wgrad(operand, activation, weight, call.geometry, with_bias)
         call.meter("wgrad", operand, weight)
     if needs_bias and not with_bias:
-        grad_bias = shared.sum([axis for axis in range(shared.ndim) if axis != 1])
+        grad_bias = shared.bias_gradient()
     return grad_activation, grad_weight, grad_bias
 
 

@@ -22,7 +22,7 @@ from suite.cost.flops import LayerCost
 from suite.network.backends import TORCH
 from suite.network.layers import PlannedConv2d
 from suite.network.planned_layer import PlannedLayer
-from suite.plan import Backend, Geometry
+from suite.plan import Backend, Compressed, Geometry, Operand, Site, takes_compressed
 
 log = logging.getLogger(__name__)
 
@@ -155,10 +155,11 @@ class ProductCheck:
         used = None if backend is TORCH else layer.forward_weight(layer.weight.detach())
         activation, weight, grad = _operands(problem, used, self.device)
         geometry, implementations = problem.geometry, {}
+        of_data, of_weight = (_multiplied(layer, product, grad) for product in ("dgrad", "wgrad"))
         calls: dict[str, Callable[[], Any]] = {
             "forward": lambda: backend.forward(activation, weight, None, geometry),
-            "dgrad": lambda: backend.dgrad(grad, weight, activation, geometry),
-            "wgrad": lambda: backend.wgrad(grad, activation, weight, geometry, problem.with_bias),
+            "dgrad": lambda: backend.dgrad(of_data, weight, activation, geometry),
+            "wgrad": lambda: backend.wgrad(of_weight, activation, weight, geometry, problem.with_bias),
         }
         found = {}
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
@@ -171,7 +172,9 @@ class ProductCheck:
                 else:
                     found[product] = call()
             found["wgrad"], found["bias"] = found["wgrad"]
-            wanted = _reference(activation.double(), weight.double(), grad.double(), geometry)
+            dense = [one.dense() if isinstance(one, Compressed) else one for one in (of_data, of_weight)]
+            wide = [tensor.double() for tensor in (activation, weight, *dense)]
+            wanted = _reference(wide[0], wide[1], wide[2], wide[3], geometry)
         for product, value in found.items():
             if value is None:
                 continue
@@ -214,21 +217,47 @@ def _operands(problem: _Problem, used: Tensor | None, device: torch.device) -> t
     return activation, weight if used is None else weight * (used != 0), grad
 
 
-def _reference(activation: Tensor, weight: Tensor, grad: Tensor, geometry: Geometry) -> dict[str, Tensor]:
-    """Return the products in float64, which torch itself computes on the CPU, without another library."""
+def _multiplied(layer: PlannedLayer, product: str, grad: Tensor) -> Any:
+    """Return the dO of a product: as the plan compresses it if the backend takes it so, otherwise `grad` itself."""
+    plan = layer.op_plan
+    if plan.backend is None or not takes_compressed(plan.backend, product):
+        return grad
+    own: Operand = "grad_dgrad" if product == "dgrad" else "grad_wgrad"
+    operand: Operand = "grad_shared" if getattr(plan, own) is None else own
+    transform = getattr(plan, operand)
+    found = grad if transform is None else transform(grad, Site(layer.name, operand, 0, 0, 0))
+    return found if isinstance(found, Compressed) else grad
+
+
+def _reference(
+    activation: Tensor, weight: Tensor, of_data: Tensor, of_weight: Tensor, geometry: Geometry
+) -> dict[str, Tensor]:
+    """Return the products in float64, which torch itself computes on the CPU, without another library.
+
+    `of_data` and `of_weight` are the output gradients of the data gradient and of the weight gradient.
+    """
     if geometry.kind == "linear":
         return {
             "forward": activation @ weight.t(),
-            "dgrad": grad @ weight,
-            "wgrad": grad.t() @ activation,
-            "bias": grad.sum(0),
+            "dgrad": of_data @ weight,
+            "wgrad": of_weight.t() @ activation,
+            "bias": of_weight.sum(0),
         }
     numbers = (geometry.stride, geometry.padding, geometry.dilation)
-    found = torch.ops.aten.convolution_backward(
-        grad, activation, weight, [len(weight)], *numbers, False, (0, 0), geometry.groups, (True, True, True)
-    )
-    forward = F.conv2d(activation, weight, None, *numbers, geometry.groups)
-    return {"forward": forward, **dict(zip(("dgrad", "wgrad", "bias"), found, strict=True))}
+
+    def gradients(grad: Tensor, mask: tuple[bool, bool, bool]) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+            grad, activation, weight, [len(weight)], *numbers, False, (0, 0), geometry.groups, mask
+        )
+
+    _, dw, db = gradients(of_weight, (False, True, True))
+    da = gradients(of_data, (True, False, False))[0]
+    return {
+        "forward": F.conv2d(activation, weight, None, *numbers, geometry.groups),
+        "dgrad": da,
+        "wgrad": dw,
+        "bias": db,
+    }
 
 
 def _error(value: Tensor, right: Tensor) -> float:

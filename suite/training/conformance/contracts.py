@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from suite.cost.flops import weight_density
-from suite.method import Compact, Site
+from suite.method import Compact, Compressed, Site
 from suite.network import model_files
 from suite.plan import random_key
 from suite.training.conformance.density import expanded
@@ -111,7 +111,13 @@ def transforms_are_pure(subject: Subject) -> str:
                 raise Broken(
                     f"{what} returns a Compact whose values and ascending indices do not agree", code=transform
                 )
-        elif (result.shape, result.dtype) != (tensor.shape, tensor.dtype):
+        elif isinstance(result, Compressed) and not _channels_agree(result):
+            raise Broken(
+                f"{what} returns a Compressed whose channels are not ascending, with {result.n} in each group of "
+                f"{result.m}",
+                code=transform,
+            )
+        elif (tuple(result.shape), result.dtype) != (tuple(tensor.shape), tensor.dtype):
             raise Broken(
                 f"{what} returns shape {tuple(result.shape)} and {result.dtype} for an argument of shape "
                 f"{tuple(tensor.shape)} and {tensor.dtype}",
@@ -266,6 +272,14 @@ def _transforms_of(trainer: Trainer, subject: Subject) -> Iterator[tuple[str, An
             if tensor.ndim == 4:
                 tensor = tensor.contiguous(memory_format=torch.channels_last)
             yield name, operand, transform, tensor
+
+
+def _channels_agree(compressed: Compressed) -> bool:
+    """Whether the channels of each pixel are distinct, in order and in the groups that their positions say."""
+    channels = compressed.channels
+    groups = torch.arange(channels.shape[-1], device=channels.device) // compressed.n
+    in_range = (channels // compressed.m == groups) & (channels < compressed.shape[1])
+    return bool(in_range.all() and (channels.diff(dim=-1) > 0).all())
 
 
 def _without_times(record: Record) -> Record:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.method import Compact, Density, OpPlan, Site
+from suite.method import Compact, Compressed, Density, OpPlan, Site
 from suite.network.planned_layer import PlannedLayer
 from suite.training.trainer import Trainer
 
@@ -173,8 +173,10 @@ def _transformed(transform: Any, operand: Any, tensor: Tensor, site: Site) -> Te
     return expanded(transform(tensor, dataclasses.replace(site, operand=operand)), tensor)
 
 
-def expanded(result: Tensor | Compact, like: Tensor) -> Tensor:
-    """Return the result of a transform in the shape of its argument: the removed channels of a `Compact` are zero."""
+def expanded(result: Tensor | Compact | Compressed, like: Tensor) -> Tensor:
+    """Return the result of a transform in the shape of its argument, with zeros for the channels that it left out."""
+    if isinstance(result, Compressed):
+        return result.dense()
     if isinstance(result, Compact):
         return torch.zeros_like(like).index_copy_(1, result.kept, result.values)
     return result

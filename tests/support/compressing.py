@@ -1,0 +1,58 @@
+"""Transforms that compress an output gradient in plain torch, and a backend that multiplies the result."""
+
+import torch
+
+from kernels.compressed import reference
+from suite.method import Compressed
+from suite.network.backends import TorchBackend
+
+
+def largest(n, m):
+    """Return a transform that keeps the n largest of every m channels, compressed."""
+
+    def compress(grad, site):
+        rows = grad.movedim(1, -1)
+        channels = rows.shape[-1]
+        kept = torch.cat(
+            [
+                begin + rows[..., begin : begin + m].abs().argsort(-1, descending=True)[..., :n].sort(-1).values
+                for begin in range(0, channels, m)
+            ],
+            -1,
+        )
+        return Compressed(rows.gather(-1, kept).float(), kept.to(torch.int16), tuple(grad.shape), grad.dtype, n, m)
+
+    return compress
+
+
+def expanded(transform):
+    """Return the same transform with a dense result."""
+    return lambda grad, site: transform(grad, site).dense()
+
+
+class CompressedBackend(TorchBackend):
+    """Takes compressed gradients in some products, multiplied by the reference, and notes what each product got."""
+
+    name = "compressed"
+
+    def __init__(self, *products):
+        self.compressed_products = products
+        self.seen = {}
+
+    def dgrad(self, grad, weight, activation, geometry):
+        self.seen["dgrad"] = type(grad)
+        if not isinstance(grad, Compressed):
+            return super().dgrad(grad, weight, activation, geometry)
+        numbers = (geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+        return reference.data_gradient(grad.values, grad.channels, weight, tuple(activation.shape[2:]), *numbers)
+
+    def wgrad(self, grad, activation, weight, geometry, with_bias):
+        self.seen["wgrad"] = type(grad)
+        if not isinstance(grad, Compressed):
+            return super().wgrad(grad, activation, weight, geometry, with_bias)
+        numbers = (geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+        found = reference.weight_gradient(grad.values, grad.channels, activation, weight, *numbers)
+        return found, grad.channel_sums() if with_bias else None
+
+    def executed(self, product, grad, weight, geometry):
+        return grad.share if isinstance(grad, Compressed) else 1.0
