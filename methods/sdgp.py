@@ -43,7 +43,9 @@ class SDGP(Method):
         m: Number of consecutive channels, at one pixel, that form a group. If m does not divide the number of channels,
             the last group is shorter and keeps min(n, its size).
         mode: Which channels are kept: `random` ones, those of largest `magnitude`, or these, `rescaled` so that the sum
-            of magnitudes does not change.
+            of magnitudes does not change. `unbiased`, which is not in the paper, draws larger ones more probably and
+            divides each by its probability, so that the expectation is the dense gradient with the smallest variance
+            (Chmiel et al., ICLR 2023).
         scope: Over what `rescaled` sums; other modes ignore it. Each channel of each sample (`sample_channel`, the
             published code), each `group` of m channels, or each `channel` over the whole batch (the paper's text).
         layers: `conv`: every convolution except those that read the image; `all`: linear layers too.
@@ -57,7 +59,7 @@ class SDGP(Method):
 
     n: Annotated[int, Ge(1)] = 2
     m: Annotated[int, Interval(ge=2, le=32)] = 4
-    mode: Literal["random", "magnitude", "rescaled"] = "rescaled"
+    mode: Literal["random", "magnitude", "rescaled", "unbiased"] = "rescaled"
     scope: Literal["sample_channel", "group", "channel"] = "sample_channel"
     layers: Literal["conv", "all"] = "conv"
     products: Literal["dgrad", "both"] = "dgrad"
@@ -95,7 +97,7 @@ class SDGP(Method):
 
     @property
     def _rule(self) -> PruneRule:
-        mode: Mode = "random" if self.mode == "random" else "magnitude"
+        mode: Mode = "magnitude" if self.mode == "rescaled" else self.mode
         return PruneRule(self.n, self.m, mode, self.scope if self.mode == "rescaled" else "none")
 
     def _pruned_channels(self, layer: nn.Module) -> int:
@@ -115,13 +117,17 @@ class SDGP(Method):
         """Return the operations of the pruning, counted for each pixel of the output gradient.
 
         Magnitude: one comparison for every two channels of a group. Random: one draw and one comparison per channel.
-        Rescaling: three per channel (add to the sums before and after, multiply).
+        Rescaling: three per channel (add to the sums before and after, multiply). Unbiased: six per channel (add and
+        compare, once for the certain channels, once to see that no other is certain, once to sample), and one draw and
+        one division per group.
         """
         channels = self._channels.get(name, 0)
         if self.n == self.m or not channels:
             return 0.0
         if self.mode == "random":
             operations = 2 * channels
+        elif self.mode == "unbiased":
+            operations = 6 * channels + 2 * len(self._groups(channels))
         else:
             operations = sum(size * (size - 1) // 2 for size in self._groups(channels))
         if self.mode == "rescaled":

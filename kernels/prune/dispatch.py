@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import operator
 from collections.abc import Iterable, Mapping
 
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from kernels.prune import cpu, cuda, reference
 from kernels.prune.rule import Mode, PruneRule, Scope
+
+log = logging.getLogger("pdt.kernels")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 COMPRESSED_DTYPES = (torch.bfloat16, torch.float16)
@@ -30,7 +33,7 @@ def prune_nm(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> Tensor:
         grad: (N, K, P, Q) in any layout, or (rows, K); fp32, bf16, fp16 or fp64. The compiled kernels support the first
             three. Gradients in channels-last layout (or contiguous rows) need no conversion.
         rule: Channels to keep, and how to rescale them.
-        seed: Seed of `random` masks, 0 to 2^64 - 1, or a zero-dimensional int64 tensor on the device of the gradient
+        seed: Seed of random masks, 0 to 2^64 - 1, or a zero-dimensional int64 tensor on the device of the gradient
             whose 64 bits are the seed. CUDA kernels read the tensor when they run, so that a replayed CUDA graph draws
             new masks. Equal seeds give equal masks on every backend and in every layout.
 
@@ -60,7 +63,7 @@ def prune_nm_(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> Tensor:
     target = grad.detach()
     if _may_overlap(target):
         raise ValueError(f"prune_nm_: elements of grad share memory (strides {target.stride()}); use prune_nm")
-    if target.numel() and backend_of(target) != "reference" and _is_channels_last(target):
+    if target.numel() and _is_compiled(target, rule.mode) and _is_channels_last(target):
         _prune_dense(target, target, rule, number % 2**64, key)
         # Autograd does not see the kernel's write; it must find that a saved tensor has changed.
         torch.autograd.graph.increment_version(grad)
@@ -203,7 +206,7 @@ def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, 
     if grad.numel() == 0:
         return pruned
     rule, seed = _rule(n, m, mode, rescale), seed % 2**64
-    if backend_of(grad) == "reference":
+    if not _is_compiled(grad, mode):
         return pruned.copy_(reference.prune_nm(grad, rule, seed if key is None else _read(key)))
     if _is_channels_last(grad) and _is_channels_last(pruned):
         _prune_dense(grad, pruned, rule, seed, key)
@@ -212,6 +215,19 @@ def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, 
     converted = pruned.copy_(grad) if _is_channels_last(pruned) else _to_channels_last(grad)
     _prune_dense(converted, converted, rule, seed, key)
     return pruned if converted is pruned else pruned.copy_(converted)
+
+
+def _is_compiled(grad: Tensor, mode: Mode) -> bool:
+    """Return whether a compiled kernel prunes this gradient; log once if there is none for the mode."""
+    if mode == "unbiased":
+        _report_plain_mode()
+        return False
+    return backend_of(grad) != "reference"
+
+
+@functools.cache
+def _report_plain_mode() -> None:
+    log.warning("prune_nm: mode 'unbiased' runs in plain torch, because it has no compiled kernels yet")
 
 
 def _prune_dense(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor | None) -> None:
@@ -234,8 +250,8 @@ def _compress(
         found, indices = reference.prune_compress_24(grad, rule, seed if key is None else _read(key))
         return values.copy_(found), metadata.copy_(indices)
     dense = grad
-    if rescale != "none":
-        # A rescaled gradient is pruned already: the two largest of each four channels are the ones that remain.
+    if rescale != "none" or mode == "unbiased":
+        # This gradient is pruned already: the two largest of each four channels are the ones that remain.
         dense, rule = _prune(grad, n, m, mode, rescale, seed, key), dataclasses.replace(rule, mode="magnitude")
     if not _is_channels_last(dense) or dense.data_ptr() % 16:
         dense = _to_channels_last(dense)

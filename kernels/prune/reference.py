@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.prune import unbiased
 from kernels.prune.rule import PruneRule
 
 # The fewest rounds with which Philox4x32 passes BigCrush (Salmon et al., table 2). Ten rounds are common for their
@@ -20,6 +21,8 @@ WORD = 0xFFFFFFFF
 
 def prune_nm(grad: Tensor, rule: PruneRule, seed: int = 0) -> Tensor:
     """Prune a gradient to n of every m consecutive channels; arguments and meaning as in `kernels.prune_nm`."""
+    if rule.mode == "unbiased":
+        return _sample_unbiased(grad, rule, seed)[1]
     kept = keep_mask(grad, rule, seed)
     pruned = torch.where(kept, grad, torch.zeros_like(grad))
     if rule.rescale == "none":
@@ -56,8 +59,10 @@ def keep_mask(grad: Tensor, rule: PruneRule, seed: int = 0) -> Tensor:
     Args:
         grad: (N, K, P, Q) or (rows, K).
         rule: Rule of selection; its rescaling is ignored.
-        seed: Seed of `random` masks, 0 to 2^64 - 1.
+        seed: Seed of `random` and `unbiased` masks, 0 to 2^64 - 1.
     """
+    if rule.mode == "unbiased":
+        return _sample_unbiased(grad, rule, seed)[0]
     channels_last = grad.movedim(1, -1)
     channels = channels_last.shape[-1]
     n, m = rule.n, rule.m
@@ -92,6 +97,34 @@ def _keep_random(count: int, channels: int, groups: int, n: int, m: int, seed: i
         kept[:, channel] = keep
         needed = needed - keep.to(needed.dtype)
     return kept
+
+
+def _sample_unbiased(grad: Tensor, rule: PruneRule, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the mask and the result of unbiased pruning, both with the shape of `grad`.
+
+    Group g uses word g of the stream of 32-bit random numbers: word g mod 4 of the Philox4x32-7 block with counter
+    (g div 4, as 64 bits; 0; 0). Its uppermost 23 bits w give the uniform number (2 w + 1) / 2^24.
+    """
+    channels_last = grad.movedim(1, -1)
+    channels, m = channels_last.shape[-1], rule.m
+    groups = -(-channels // m)
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    padded = torch.nn.functional.pad(channels_last.to(wide), (0, groups * m - channels)).reshape(-1, m).T
+    blocks = torch.arange(-(-padded.shape[1] // 4), device=grad.device)
+    words = torch.stack(philox4x32(blocks, seed), dim=1).reshape(-1)[: padded.shape[1]]
+    kept, value = unbiased.sample(padded.abs(), rule.n, ((words >> 9) * 2 + 1).to(wide) * 2**-24)
+
+    def with_shape_of_grad(by_channel: Tensor) -> Tensor:
+        by_group = by_channel.T.reshape(*channels_last.shape[:-1], groups * m)
+        return by_group[..., :channels].movedim(-1, 1)
+
+    largest = keep_mask(grad, PruneRule(rule.n, m))
+    finite = with_shape_of_grad(unbiased.group_sums(padded.abs()).isfinite().expand_as(padded))
+    kept = torch.where(finite, with_shape_of_grad(kept), largest)
+    # Rounds to nearest, so that the expectation is kept up to this rounding. A value without change keeps its bits.
+    sampled = with_shape_of_grad(value).to(grad.dtype).copysign(grad)
+    result = torch.where(finite, sampled, grad)
+    return kept, torch.where(kept, result, torch.zeros_like(grad))
 
 
 def random_halves(number: Tensor, seed: int) -> Tensor:

@@ -7,7 +7,7 @@ import operator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Mode = Literal["magnitude", "random"]
+Mode = Literal["magnitude", "random", "unbiased"]
 Scope = Literal["none", "group", "sample_channel", "channel"]
 
 # Kernels receive a mode or a scope as its position in these tuples.
@@ -26,13 +26,16 @@ class PruneRule:
         n: Channels kept in each group, 1 to m.
         m: Channels in a group, 2 to 32.
         mode: Selection of the kept channels. `magnitude` keeps the largest |g|; ties keep the lower channel, and NaN
-            ranks above infinity. `random` keeps a uniformly random subset, which depends on the seed only.
+            ranks above infinity. `random` keeps a uniformly random subset, which depends on the seed only. `unbiased`
+            keeps a random subset, larger |g| more probably, and divides each value by its probability, so that the
+            expectation is the gradient, with the smallest possible variance: see `kernels.prune.unbiased`. A group
+            with NaN, infinity or a sum of magnitudes beyond fp32 is pruned by `magnitude` instead.
         rescale: Scope over which the remaining values are multiplied by sum |G| / sum |G^|, summed in fp32, or by 0
             where nothing remains: `none`; `group`; `sample_channel`, over P and Q (in a matrix: over each row);
-            `channel`, over N, P and Q (in a matrix: over the rows).
+            `channel`, over N, P and Q (in a matrix: over the rows). `unbiased` requires `none`.
 
     Raises:
-        ValueError: n, m, mode or rescale is out of range.
+        ValueError: n, m, mode or rescale is out of range, or `unbiased` is combined with a rescaling.
         TypeError: n or m is not an integer.
     """
 
@@ -50,6 +53,11 @@ class PruneRule:
             raise ValueError(f"PruneRule: n must be in 1..m, got n={self.n} with m={self.m}")
         _check_name("mode", self.mode, MODES)
         _check_name("rescale", self.rescale, SCOPES)
+        if self.mode == "unbiased" and self.rescale != "none":
+            raise ValueError(
+                "PruneRule: mode 'unbiased' keeps the expectation, which rescaling would change; rescale must be "
+                f"'none', got {self.rescale!r}"
+            )
 
 
 def _integer(name: str, value: int) -> int:

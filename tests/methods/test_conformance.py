@@ -20,7 +20,7 @@ VARIANTS = {
         {"mode": "random"},
         {"mode": "magnitude", "n": 1, "m": 8},
         {"scope": "group", "layers": "all"},
-        {"products": "both", "mode": "random", "n": 3, "m": 8, "layers": "all"},
+        {"products": "both", "mode": "unbiased", "n": 3, "m": 8, "layers": "all"},
     ),
     "prunetrain": (
         {},

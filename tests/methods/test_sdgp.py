@@ -25,6 +25,7 @@ def planned(model, method, shape=SHAPE):
 MODES = [
     {"mode": "random"},
     {"mode": "magnitude"},
+    {"mode": "unbiased"},
     {"mode": "rescaled"},
     {"mode": "rescaled", "scope": "group"},
     {"mode": "rescaled", "scope": "channel", "n": 1, "m": 8},
@@ -58,7 +59,7 @@ def test_sdgp_4_only_the_data_gradient_sees_the_pruned_gradient(parameters, geom
     # The data gradient is what the dense layer gives for the pruned output gradient.
     n, m = parameters.get("n", 2), parameters.get("m", 4)
     rescale = parameters.get("scope", "sample_channel") if parameters["mode"] == "rescaled" else "none"
-    mode = "random" if parameters["mode"] == "random" else "magnitude"
+    mode = "magnitude" if parameters["mode"] == "rescaled" else parameters["mode"]
     fed = kernels.prune_nm(seen["dense"][4], PruneRule(n, m, mode=mode, rescale=rescale), seed=site.key)
     hidden = seen["dense"][5].detach().requires_grad_()
     dense[1](hidden).backward(fed)
@@ -163,7 +164,12 @@ def test_density_counts_the_short_group():
 
 def test_overhead_is_counted_for_each_pixel():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 10, 3), nn.Flatten(), nn.Linear(1440, 10))
-    operations = {"magnitude": 6 + 6 + 1, "random": 2 * 10, "rescaled": 6 + 6 + 1 + 3 * 10}  # groups of 4, 4 and 2
+    operations = {  # groups of 4, 4 and 2
+        "magnitude": 6 + 6 + 1,
+        "random": 2 * 10,
+        "rescaled": 6 + 6 + 1 + 3 * 10,
+        "unbiased": 6 * 10 + 2 * 3,
+    }
     for mode, per_pixel in operations.items():
         method = SDGP(mode=mode)
         hooks = planned(model, method)
