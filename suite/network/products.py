@@ -171,11 +171,10 @@ class _Shared:
     def operand_of(self, call: _Call, product: str) -> Any:
         """Return the dO that `dgrad` or `wgrad` multiplies: dense unless the backend takes a compressed one."""
         operand: Operand = "grad_dgrad" if product == "dgrad" else "grad_wgrad"
-        compressed = takes_compressed(call.backend, product)
-        if getattr(call.plan, operand) is None:
-            return self._grad if compressed else self.dense
-        found = call.transformed(operand, self.dense)
-        return found.dense() if isinstance(found, Compressed) and not compressed else found
+        found = self._grad if getattr(call.plan, operand) is None else call.transformed(operand, self.dense)
+        if not isinstance(found, Compressed) or takes_compressed(call.backend, product):
+            return found
+        return self.dense if found is self._grad else found.dense()
 
     def bias_gradient(self) -> Tensor:
         """Return the sum of each channel, (K,)."""
