@@ -130,6 +130,13 @@ struct ChannelSums {
             sums[i] = ratio_of(sums[i], kept(sums)[i]);
         }
     }
+    // Adds the sums of all blocks in their order, and returns the ratios of the total.
+    const Vector<float>* ratios(VectorMemory& sums_of_blocks, int64_t blocks) const {
+        Vector<float>* total = sums_of_blocks.part(0, vectors);
+        for (int64_t block = 1; block < blocks; ++block) add(total, sums_of_blocks.part(block, vectors));
+        divide(total);
+        return dense(total);
+    }
 };
 
 // Adds the magnitudes of a few pixels to the sums of their channels, with partial sums in registers. It processes `Rows`

@@ -97,6 +97,38 @@ inline void finish_streaming() {
 #endif
 }
 
+// Writes bit `element` + i of `bits` for each lane i: whether `mask` has all ones in that lane. `element` is a multiple of
+// the number of lanes; if a byte has two vectors, the first one is written first.
+template <class Bits>
+HOST_DEVICE void store_bits(uint8_t* bits, int64_t element, Vector<Bits> mask) {
+    uint8_t* to = bits + element / 8;
+#if defined(__AVX512BW__)
+    if constexpr (sizeof(Bits) == 2) {
+        const uint32_t word = _mm512_movepi16_mask((__m512i)mask);
+        std::memcpy(to, &word, sizeof word);
+    } else {
+        const uint16_t word = static_cast<uint16_t>(_mm512_test_epi32_mask((__m512i)mask, (__m512i)mask));
+        std::memcpy(to, &word, sizeof word);
+    }
+#elif defined(__AVX2__)
+    if constexpr (sizeof(Bits) == 2) {
+        const __m128i narrow = _mm_packs_epi16(_mm256_castsi256_si128((__m256i)mask),
+                                               _mm256_extracti128_si256((__m256i)mask, 1));
+        const uint16_t word = static_cast<uint16_t>(_mm_movemask_epi8(narrow));
+        std::memcpy(to, &word, sizeof word);
+    } else {
+        *to = static_cast<uint8_t>(_mm256_movemask_ps((__m256)mask));
+    }
+#else
+    uint32_t word = 0;
+    for (int i = 0; i < lanes<Bits>; ++i) word |= static_cast<uint32_t>(mask[i] & 1) << i;
+    if constexpr (lanes<Bits> == 8)
+        *to = static_cast<uint8_t>(word);
+    else
+        *to = static_cast<uint8_t>(element % 8 == 0 ? word : *to | word << 4);
+#endif
+}
+
 // Returns whether two vectors are equal in some lane.
 template <class Bits>
 HOST_DEVICE bool equal_anywhere(Vector<Bits> a, Vector<Bits> b) {

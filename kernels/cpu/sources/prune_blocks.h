@@ -38,15 +38,59 @@ inline Group locate(const Problem& problem, int64_t group) {
             static_cast<int>(std::min<int64_t>(problem.m, problem.channels - channel))};
 }
 
-// Groups first .. last - 1, counted over (sample, pixel, group of the pixel), with their source and destination. If
-// `streaming` is set, `to` is aligned to vectors and written past the caches.
-template <class Format>
-struct Run {
+// A tile has at most 32 groups of 32 elements.
+constexpr int keep_bits_padding = 32 * 32 / 8;
+
+// What pruning writes: the pruned elements, the keep bits, or both.
+enum class Output { values, streamed_values, keep_bits, values_and_keep_bits };
+
+// Destination of a run of groups. `values` receives the elements, with zeros for the pruned ones; streamed values are
+// aligned to vectors and written past the caches. Bit e of `keep_bits` tells whether element e is kept; complete tiles
+// are written, which is up to `keep_bits_padding` bytes more than the run has.
+template <class Format, Output What>
+struct Target {
     using Bits = typename Format::Bits;
+    using Vec = Vector<Bits>;
+    static constexpr bool has_values = What != Output::keep_bits;
+    static constexpr bool has_bits = What == Output::keep_bits || What == Output::values_and_keep_bits;
+    Bits* values;
+    uint8_t* keep_bits;
+
+    // Writes one vector of elements, of which those with all ones in `keep` are kept.
+    HOST_DEVICE void write(int64_t element, Vec value, Vec keep) const {
+        if constexpr (has_values) write_kept(element, value & keep);
+        if constexpr (has_bits) store_bits<Bits>(keep_bits, element, keep);
+    }
+    // Writes one vector of values that are pruned already.
+    HOST_DEVICE void write_kept(int64_t element, Vec kept) const {
+        if constexpr (What == Output::streamed_values)
+            stream<Bits>(values + element, kept);
+        else
+            store<Bits>(values + element, kept);
+    }
+    // Writes one element; the elements are written in ascending order.
+    HOST_DEVICE void write_one(int64_t element, Bits value, Bits keep) const {
+        if constexpr (has_values) values[element] = static_cast<Bits>(value & keep);
+        if constexpr (has_bits) {
+            const uint8_t before = element % 8 == 0 ? uint8_t{0} : keep_bits[element / 8];
+            keep_bits[element / 8] = static_cast<uint8_t>(before | ((keep & 1) << element % 8));
+        }
+    }
+    HOST_DEVICE void advance(int64_t elements) {
+        if constexpr (has_values) values += elements;
+        if constexpr (has_bits) keep_bits += elements / 8;
+    }
+    // The same destination, with the values in memory of the caller or without streaming.
+    static constexpr Output unstreamed = What == Output::streamed_values ? Output::values : What;
+    HOST_DEVICE Target<Format, unstreamed> with_values(Bits* place) const { return {place, keep_bits}; }
+};
+
+// Groups first .. last - 1, counted over (sample, pixel, group of the pixel), with their source and destination.
+template <class Format, Output What>
+struct Run {
     int64_t first, last;
-    const Bits* from;
-    Bits* to;
-    bool streaming;
+    const typename Format::Bits* from;
+    Target<Format, What> to;
 };
 
 // ---- magnitude ----
@@ -57,11 +101,11 @@ struct Tile {
     using Bits = typename Format::Bits;
     using Vec = Vector<Bits>;
 
-    // Prunes a tile by magnitude; `to` may be `from`. The whole tile is loaded before anything is stored.
-    template <bool Streaming>
-    static HOST_DEVICE void prune(const Bits* from, Bits* to, int n) {
+    // Prunes a tile by magnitude; the values may replace `from`. The whole tile is loaded before anything is stored.
+    template <Output What>
+    static HOST_DEVICE void prune(const Bits* from, const Target<Format, What>& to, int n) {
         if constexpr (M <= 4) {
-            rank_and_store<Streaming>(from, to, n);
+            rank_and_store(from, to, n);
         } else {
             Vec sorted[M];
             UNROLL
@@ -71,9 +115,9 @@ struct Tile {
             const Vec threshold = sorted[n - 1];
             // If no group has equal keys on both sides of the cut, the threshold decides.
             if (n < M && equal_anywhere<Bits>(threshold, sorted[n]))
-                break_ties<Streaming>(from, to, threshold, n);
+                break_ties(from, to, threshold, n);
             else
-                store_reaching<Streaming>(from, to, threshold, std::make_index_sequence<M>{});
+                store_reaching(from, to, threshold, std::make_index_sequence<M>{});
         }
     }
 
@@ -91,71 +135,66 @@ struct Tile {
         UNROLL
         for (int c = 0; c < M; ++c) key[c] = deinterleaved[reversed_bits(c, M)];
     }
-    template <bool Streaming>
-    static HOST_DEVICE void store_kept(const Bits* from, Bits* to, const Vec (&keep)[M]) {
+    template <Output What>
+    static HOST_DEVICE void store_kept(const Bits* from, const Target<Format, What>& to, const Vec (&keep)[M]) {
         Vec mask[M];
         UNROLL
         for (int c = 0; c < M; ++c) mask[reversed_bits(c, M)] = keep[c];
         interleave<Bits, M>(mask);
         UNROLL
         for (int i = 0; i < M; ++i)
-            write<Streaming>(to + i * lanes<Bits>, load<Bits>(from + i * lanes<Bits>) & mask[i]);
-    }
-    template <bool Streaming>
-    static HOST_DEVICE void write(Bits* to, Vec value) {
-        if constexpr (Streaming)
-            stream<Bits>(to, value);
-        else
-            store<Bits>(to, value);
+            to.write(i * lanes<Bits>, load<Bits>(from + i * lanes<Bits>), mask[i]);
     }
 
-    template <bool Streaming>
-    static HOST_DEVICE void rank_and_store(const Bits* from, Bits* to, int n) {
+    template <Output What>
+    static HOST_DEVICE void rank_and_store(const Bits* from, const Target<Format, What>& to, int n) {
         Vec key[M], keep[M];
         keys_by_channel(from, key);
         keep_largest<M>(key, n, keep);
-        store_kept<Streaming>(from, to, keep);
+        store_kept(from, to, keep);
     }
 
     // Not inlined, to leave all registers to the path without ties.
-    template <bool Streaming>
-    static __attribute__((noinline)) void break_ties(const Bits* from, Bits* to, Vec threshold, int n) {
+    template <Output What>
+    static __attribute__((noinline)) void break_ties(const Bits* from, const Target<Format, What>& to, Vec threshold,
+                                                     int n) {
         Vec key[M], keep[M];
         keys_by_channel(from, key);
         keep_by_threshold<M>(key, threshold, n, keep);
-        store_kept<Streaming>(from, to, keep);
+        store_kept(from, to, keep);
     }
 
-    template <bool Streaming, std::size_t... Part>
-    static HOST_DEVICE void store_reaching(const Bits* from, Bits* to, Vec threshold, std::index_sequence<Part...>) {
-        (store_part<Streaming, Part>(from + Part * lanes<Bits>, to + Part * lanes<Bits>, threshold), ...);
+    template <Output What, std::size_t... Part>
+    static HOST_DEVICE void store_reaching(const Bits* from, const Target<Format, What>& to, Vec threshold,
+                                           std::index_sequence<Part...>) {
+        (store_part<Part>(from, to, threshold), ...);
     }
-    template <bool Streaming, std::size_t Part>
-    static HOST_DEVICE void store_part(const Bits* from, Bits* to, Vec threshold) {
-        const Vec value = load<Bits>(from);
+    template <std::size_t Part, Output What>
+    static HOST_DEVICE void store_part(const Bits* from, const Target<Format, What>& to, Vec threshold) {
+        const Vec value = load<Bits>(from + Part * lanes<Bits>);
         const Vec bar = spread<M, Part>(threshold, std::make_index_sequence<lanes<Bits>>{});
-        write<Streaming>(to, value & (key_of(value) >= bar));
+        to.write(Part * lanes<Bits>, value, key_of(value) >= bar);
     }
 };
 
-template <class Format, int M, bool Streaming>
-void prune_whole_groups(const Problem& problem, Run<Format> run) {
+template <class Format, int M, Output What>
+void prune_whole_groups(const Problem& problem, Run<Format, What> run) {
     using Bits = typename Format::Bits;
     constexpr int tile_groups = lanes<Bits>, tile = tile_groups * M;
-    for (; run.first + tile_groups <= run.last; run.first += tile_groups, run.from += tile, run.to += tile)
-        Tile<Format, M>::template prune<Streaming>(run.from, run.to, problem.n);
+    for (; run.first + tile_groups <= run.last; run.first += tile_groups, run.from += tile, run.to.advance(tile))
+        Tile<Format, M>::prune(run.from, run.to, problem.n);
     if (run.first < run.last) {
         Bits rest[tile] = {};
         const std::size_t bytes = static_cast<std::size_t>(run.last - run.first) * M * sizeof(Bits);
         std::memcpy(rest, run.from, bytes);
-        Tile<Format, M>::template prune<false>(rest, rest, problem.n);
-        std::memcpy(run.to, rest, bytes);
+        Tile<Format, M>::prune(rest, run.to.with_values(rest), problem.n);
+        if constexpr (Target<Format, What>::has_values) std::memcpy(run.to.values, rest, bytes);
     }
 }
 
 // M is the smallest power of two that is at least m; missing channels of a group get the key -1, which ranks last.
-template <class Format, int M>
-void prune_any_groups(const Problem& problem, const Run<Format>& run) {
+template <class Format, int M, Output What>
+void prune_any_groups(const Problem& problem, const Run<Format, What>& run) {
     using Bits = typename Format::Bits;
     const int64_t start = locate(problem, run.first).offset;
     for (int64_t first = run.first; first < run.last; first += lanes<Bits>) {
@@ -176,8 +215,7 @@ void prune_any_groups(const Problem& problem, const Run<Format>& run) {
         std::memcpy(keep_lane, keep, sizeof keep);
         for (int lane = 0; lane < count; ++lane)
             for (int c = 0; c < group[lane].size; ++c)
-                run.to[group[lane].offset + c] =
-                    static_cast<Bits>(run.from[group[lane].offset + c] & keep_lane[c][lane]);
+                run.to.write_one(group[lane].offset + c, run.from[group[lane].offset + c], keep_lane[c][lane]);
     }
 }
 
@@ -189,6 +227,7 @@ template <int M>
 struct RandomTile {
     static constexpr int lane_elements = M < 8 ? 8 : M, blocks = lane_elements / 8;
     static constexpr int elements = lanes<int16_t> * lane_elements;
+    static_assert(elements / 8 <= keep_bits_padding);
 
     static HOST_DEVICE void keep_bits(uint64_t first_block, uint64_t seed, int n, uint8_t* bits) {
         using Key = Vector<int16_t>;
@@ -216,34 +255,33 @@ struct RandomTile {
     }
 };
 
-template <class Format, int M, bool Streaming>
-void prune_whole_groups_at_random(const Problem& problem, Run<Format> run) {
+template <class Format, int M, Output What>
+void prune_whole_groups_at_random(const Problem& problem, Run<Format, What> run) {
     using Bits = typename Format::Bits;
     using Drawn = RandomTile<M>;
     // The first group starts at a whole Philox block.
     uint64_t block = static_cast<uint64_t>(run.first) * M / 8;
     int64_t left = (run.last - run.first) * M;
-    for (; left > 0; left -= Drawn::elements, run.from += Drawn::elements, run.to += Drawn::elements) {
+    for (; left > 0; left -= Drawn::elements, run.from += Drawn::elements, run.to.advance(Drawn::elements)) {
         uint8_t bits[Drawn::elements / 8];
         Drawn::keep_bits(block, problem.seed, problem.n, bits);
         block += Drawn::elements / 8;
-        if (left >= Drawn::elements) {
-            UNROLL
-            for (int e = 0; e < Drawn::elements; e += lanes<Bits>) {
-                const Vector<Bits> kept = keep_where<Bits>(bits, e, load<Bits>(run.from + e));
-                if constexpr (Streaming)
-                    stream<Bits>(run.to + e, kept);
-                else
-                    store<Bits>(run.to + e, kept);
+        if constexpr (Target<Format, What>::has_bits) std::memcpy(run.to.keep_bits, bits, sizeof bits);
+        if constexpr (Target<Format, What>::has_values) {
+            if (left >= Drawn::elements) {
+                UNROLL
+                for (int e = 0; e < Drawn::elements; e += lanes<Bits>)
+                    run.to.write_kept(e, keep_where<Bits>(bits, e, load<Bits>(run.from + e)));
+            } else {
+                for (int64_t e = 0; e < left; ++e)
+                    run.to.values[e] = (bits[e / 8] >> (e % 8)) & 1u ? run.from[e] : Bits{0};
             }
-        } else {
-            for (int64_t e = 0; e < left; ++e) run.to[e] = (bits[e / 8] >> (e % 8)) & 1u ? run.from[e] : Bits{0};
         }
     }
 }
 
-template <class Format>
-void prune_any_groups_at_random(const Problem& problem, const Run<Format>& run) {
+template <class Format, Output What>
+void prune_any_groups_at_random(const Problem& problem, const Run<Format, What>& run) {
     using Bits = typename Format::Bits;
     const int64_t start = locate(problem, run.first).offset;
     const uint64_t m = static_cast<uint64_t>(problem.m);
@@ -261,28 +299,25 @@ void prune_any_groups_at_random(const Problem& problem, const Run<Format>& run) 
             const int32_t half = static_cast<int32_t>((block.word[number % 8 / 2] >> (16 * (number % 2))) & 0xffffu);
             const int32_t keep = keep_at_random(half, group.size - c, needed);
             const int64_t place = group.offset - start + c;
-            run.to[place] = static_cast<Bits>(run.from[place] & static_cast<Bits>(keep));
+            run.to.write_one(place, run.from[place], static_cast<Bits>(keep));
         }
     }
 }
 
 // ---- selection of the path ----
 
-template <class Format, int M>
-void prune_with(const Problem& problem, const Run<Format>& run) {
+template <class Format, int M, Output What>
+void prune_with(const Problem& problem, const Run<Format, What>& run) {
     const bool whole = problem.whole_groups() && problem.m == M;
-    if (problem.mode == 0) {
-        if (!whole) return prune_any_groups<Format, M>(problem, run);
-        return run.streaming ? prune_whole_groups<Format, M, true>(problem, run)
-                             : prune_whole_groups<Format, M, false>(problem, run);
-    }
-    if (!whole || run.first * M % 8 != 0) return prune_any_groups_at_random<Format>(problem, run);
-    return run.streaming ? prune_whole_groups_at_random<Format, M, true>(problem, run)
-                         : prune_whole_groups_at_random<Format, M, false>(problem, run);
+    if (whole && problem.mode == 0) return prune_whole_groups<Format, M>(problem, run);
+    if (whole && run.first * M % 8 == 0) return prune_whole_groups_at_random<Format, M>(problem, run);
+    const Run<Format, Target<Format, What>::unstreamed> plain{run.first, run.last, run.from, run.to.with_values(run.to.values)};
+    if (problem.mode == 0) return prune_any_groups<Format, M>(problem, plain);
+    prune_any_groups_at_random<Format>(problem, plain);
 }
 
-template <class Format>
-void prune_run(const Problem& problem, const Run<Format>& run) {
+template <class Format, Output What>
+void prune_run(const Problem& problem, const Run<Format, What>& run) {
     if (problem.m <= 2) return prune_with<Format, 2>(problem, run);
     if (problem.m <= 4) return prune_with<Format, 4>(problem, run);
     if (problem.m <= 8) return prune_with<Format, 8>(problem, run);
