@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import operator
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from kernels.prune import cpu, cuda, reference
+from kernels.prune.arguments import checked, dtype_name, is_channels_last, may_overlap, to_channels_last
 from kernels.prune.rule import Mode, PruneRule, Scope
 
 log = logging.getLogger("pdt.kernels")
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 COMPRESSED_DTYPES = (torch.bfloat16, torch.float16)
 COMPRESSED_GROUPS = (4, 8, 16)
 _COMPILED = {"cpu": cpu, "cuda": cuda}
@@ -48,7 +47,7 @@ def prune_nm(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> Tensor:
     Source: McDanel et al., Structured Data Gradient Pruning (SDGP), Sec. III-B. The scope `sample_channel` is that of
     the published code, `channel` that of the text.
     """
-    number, key = _checked(grad, seed)
+    number, key = checked("prune_nm", grad, seed)
     # The registered operator instead of the function: torch.compile and dispatch modes see a single call.
     return torch.ops.pdt.prune_nm(grad.detach(), rule.n, rule.m, rule.mode, rule.rescale, number, key)  # type: ignore[no-any-return]
 
@@ -59,11 +58,11 @@ def prune_nm_(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> Tensor:
     Raises:
         ValueError: Also when elements of `grad` share memory (an expanded tensor).
     """
-    number, key = _checked(grad, seed)
+    number, key = checked("prune_nm", grad, seed)
     target = grad.detach()
-    if _may_overlap(target):
+    if may_overlap(target):
         raise ValueError(f"prune_nm_: elements of grad share memory (strides {target.stride()}); use prune_nm")
-    if target.numel() and _is_compiled(target, rule.mode) and _is_channels_last(target):
+    if target.numel() and _is_compiled(target, rule.mode) and is_channels_last(target):
         _prune_dense(target, target, rule, number % 2**64, key)
         # Autograd does not see the kernel's write; it must find that a saved tensor has changed.
         torch.autograd.graph.increment_version(grad)
@@ -93,13 +92,13 @@ def prune_compress_24(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> 
         ValueError: As in `prune_nm`, or K, n or m does not fit.
         TypeError: As in `prune_nm`, or the dtype does not have 16 bits.
     """
-    number, key = _checked(grad, seed)
+    number, key = checked("prune_nm", grad, seed)
     if rule.n > 2 or rule.m not in COMPRESSED_GROUPS:
         raise ValueError(f"prune_compress_24: n must be 1 or 2 and m 4, 8 or 16, got {rule.n}:{rule.m}")
     if grad.shape[1] % 16:
         raise ValueError(f"prune_compress_24: channels must be a multiple of 16, got {grad.shape[1]}")
     if grad.dtype not in COMPRESSED_DTYPES:
-        raise TypeError(f"prune_compress_24: grad must be bfloat16 or float16, got {_name(grad.dtype)}")
+        raise TypeError(f"prune_compress_24: grad must be bfloat16 or float16, got {dtype_name(grad.dtype)}")
     return torch.ops.pdt.prune_compress_24(  # type: ignore[no-any-return]
         grad.detach(), rule.n, rule.m, rule.mode, rule.rescale, number, key
     )
@@ -155,40 +154,6 @@ def prepare(shapes: Iterable[tuple[int, ...]], device: torch.device, rule: Prune
             prune_nm(torch.zeros(shape, dtype=dtype, device=device), rule)
 
 
-def _checked(grad: Tensor, seed: int | Tensor) -> tuple[int, Tensor | None]:
-    """Check a gradient and a seed; return the seed's number and tensor as the operators take them.
-
-    An operator takes a signed number with the same 64 bits.
-    """
-    number, key = (0, seed) if isinstance(seed, Tensor) else (_integer(seed), None)
-    if key is not None:
-        if key.dtype != torch.int64 or key.dim() != 0 or key.device != grad.device:
-            raise ValueError(
-                f"prune_nm: a tensor seed must be int64 with no dimensions on {grad.device}, got "
-                f"{_name(key.dtype)} {tuple(key.shape)} on {key.device}"
-            )
-    elif not 0 <= number < 2**64:
-        raise ValueError(f"prune_nm: seed must be in 0..2^64-1, got seed={number}")
-    if grad.dim() not in (2, 4):
-        raise ValueError(f"prune_nm: grad must be (N, K, P, Q) or (rows, K), got shape {tuple(grad.shape)}")
-    if grad.dtype not in DTYPES:
-        raise TypeError(f"prune_nm: grad must be {', '.join(map(_name, DTYPES))}, got {_name(grad.dtype)}")
-    return number - 2**64 if number >= 2**63 else number, key
-
-
-def _integer(seed: int) -> int:
-    if isinstance(seed, (int, torch.SymInt)):  # torch.compile may leave the number symbolic
-        return seed  # type: ignore[return-value]
-    try:
-        return operator.index(seed)
-    except TypeError:
-        raise TypeError(f"prune_nm: seed must be an integer, got seed={seed!r}") from None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _backend_of_kind(kind: str) -> str:
     if _replayed.get(kind) == "reference":
         return "reference"
@@ -196,7 +161,7 @@ def _backend_of_kind(kind: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)  # a training calls the operator thousands of times with the same few rules
-def _rule(n: int, m: int, mode: Mode, rescale: Scope) -> PruneRule:
+def rule_of(n: int, m: int, mode: Mode, rescale: Scope) -> PruneRule:
     return PruneRule(n, m, mode, rescale)
 
 
@@ -205,14 +170,14 @@ def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, 
     pruned = _empty_result(grad)
     if grad.numel() == 0:
         return pruned
-    rule, seed = _rule(n, m, mode, rescale), seed % 2**64
+    rule, seed = rule_of(n, m, mode, rescale), seed % 2**64
     if not _is_compiled(grad, mode):
-        return pruned.copy_(reference.prune_nm(grad, rule, seed if key is None else _read(key)))
-    if _is_channels_last(grad) and _is_channels_last(pruned):
+        return pruned.copy_(reference.prune_nm(grad, rule, seed if key is None else read_key(key)))
+    if is_channels_last(grad) and is_channels_last(pruned):
         _prune_dense(grad, pruned, rule, seed, key)
         return pruned
     # Convert once, prune in place, and convert back only when the caller's layout is NCHW.
-    converted = pruned.copy_(grad) if _is_channels_last(pruned) else _to_channels_last(grad)
+    converted = pruned.copy_(grad) if is_channels_last(pruned) else to_channels_last(grad)
     _prune_dense(converted, converted, rule, seed, key)
     return pruned if converted is pruned else pruned.copy_(converted)
 
@@ -235,7 +200,7 @@ def _prune_dense(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: 
     if grad.device.type == "cuda":
         cuda.prune(grad, pruned, rule, seed, key)
     else:
-        cpu.prune(grad, pruned, rule, seed if key is None else _read(key))
+        cpu.prune(grad, pruned, rule, seed if key is None else read_key(key))
 
 
 def _compress(
@@ -245,50 +210,29 @@ def _compress(
     values, metadata = _empty_compressed(grad)
     if grad.numel() == 0:
         return values, metadata
-    rule, seed = _rule(n, m, mode, rescale), seed % 2**64
+    rule, seed = rule_of(n, m, mode, rescale), seed % 2**64
     if backend_of(grad) != "cuda":
-        found, indices = reference.prune_compress_24(grad, rule, seed if key is None else _read(key))
+        found, indices = reference.prune_compress_24(grad, rule, seed if key is None else read_key(key))
         return values.copy_(found), metadata.copy_(indices)
     dense = grad
     if rescale != "none" or mode == "unbiased":
         # This gradient is pruned already: the two largest of each four channels are the ones that remain.
         dense, rule = _prune(grad, n, m, mode, rescale, seed, key), dataclasses.replace(rule, mode="magnitude")
-    if not _is_channels_last(dense) or dense.data_ptr() % 16:
-        dense = _to_channels_last(dense)
+    if not is_channels_last(dense) or dense.data_ptr() % 16:
+        dense = to_channels_last(dense)
     cuda.compress(dense, values, metadata, rule, seed, key)
     return values, metadata
 
 
-def _read(key: Tensor) -> int:
+def read_key(key: Tensor) -> int:
     """Return the seed that a tensor holds, for a backend that Python drives."""
     if key.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(f"a CUDA graph cannot draw random masks without the CUDA kernels; {backend_report('cuda')}")
     return int(key) % 2**64
 
 
-def _may_overlap(tensor: Tensor) -> bool:
-    """Return whether two elements may share memory: some stride is shorter than the span of the smaller strides."""
-    span = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride < span:
-                return True
-            span += (size - 1) * stride
-    return False
-
-
-def _is_channels_last(tensor: Tensor) -> bool:
-    """Return whether the memory is dense in (N, P, Q, K) or (rows, K) order."""
-    return tensor.movedim(1, -1).is_contiguous()
-
-
-def _to_channels_last(grad: Tensor) -> Tensor:
-    """Copy a gradient into channels-last order."""
-    return torch.empty_like(grad.movedim(1, -1), memory_format=torch.contiguous_format).movedim(-1, 1).copy_(grad)
-
-
 def _empty_result(grad: Tensor) -> Tensor:
-    if grad.dim() == 2 or (grad.is_contiguous() and not _is_channels_last(grad)):
+    if grad.dim() == 2 or (grad.is_contiguous() and not is_channels_last(grad)):
         return torch.empty_like(grad, memory_format=torch.contiguous_format)
     return torch.empty_like(grad, memory_format=torch.channels_last)
 
