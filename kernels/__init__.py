@@ -1,11 +1,13 @@
 """Pruning kernels: keep n of every m consecutive channels of a gradient.
 
-`prune_nm` runs compiled kernels on the CPU (built at first use) and on CUDA devices (through CuPy), and plain torch
-where they are not available. `backend_of` returns the backend of a tensor, and `backend_report` the reason for it.
-`kernels.prune.reference` defines the result.
+`prune_nm` returns the pruned gradient, and `compress_nm` only the kept values and their channels. `prune_nm` runs
+compiled kernels on the CPU (built at first use) and on CUDA devices (through CuPy), and plain torch where they are not
+available; `compress_nm` has a compiled kernel on the CPU only. `backend_of` returns the backend of a tensor, and
+`backend_report` the reason for it. `kernels.prune.reference` defines the results.
 """
 
 from kernels.cache import folder as cache_folder
+from kernels.prune.compress import compress_nm
 from kernels.prune.dispatch import (
     backend_of,
     backend_report,
@@ -24,6 +26,7 @@ __all__ = [
     "backend_report",
     "backends_in_use",
     "cache_folder",
+    "compress_nm",
     "prepare",
     "prune_compress_24",
     "prune_nm",

@@ -1,4 +1,4 @@
-"""Load and call the compiled pruning kernel of the CPU."""
+"""Load and call the compiled pruning kernels of the CPU."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ ROW_SCOPE = len(SCOPES)  # of a matrix: each row is a sample
 # machine (as `plain torch`).
 REFERENCE_SLOWDOWN = "about 90 (fp32) to 120 (bf16)"
 
+# Sizes, n, m, format, mode, scope, seed and threads, as `_problem` returns them.
+_PROBLEM = [ctypes.c_int64] * 3 + [ctypes.c_int] * 5 + [ctypes.c_uint64, ctypes.c_int]
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -48,9 +51,7 @@ def load() -> Loaded:
     except BuildError as error:
         return _absent(str(error))
     library.pdt_prune_nm.restype = ctypes.c_int
-    library.pdt_prune_nm.argtypes = (
-        [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 5 + [ctypes.c_uint64, ctypes.c_int]
-    )
+    library.pdt_prune_nm.argtypes = [*[ctypes.c_void_p] * 2, *_PROBLEM]
     threads = "OpenMP" if library.pdt_has_openmp() else "one thread: the compiler has no OpenMP"
     description = (
         f"prune_nm: compiled CPU kernel ({built.compiler}; {library.pdt_vector_bits()}-bit vectors; {threads}; "
@@ -77,17 +78,60 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int) -> None:
     """
     library = load().library
     assert library is not None, "prune() was called without a compiled kernel"
+    _check(
+        library.pdt_prune_nm(grad.data_ptr(), pruned.data_ptr(), *_problem(grad, rule, seed)), "prune_nm", grad, rule
+    )
+
+
+@functools.cache
+def load_compress() -> ctypes.CDLL | None:
+    """Build and load the kernel that compresses, once per process; None, logged once, if it is not available."""
+    if not load().available:
+        return None
+    try:
+        library, built = open_library("compress_nm")
+    except BuildError as error:
+        log.warning("compress_nm: pruning by the compiled kernel, then compression by plain torch, because %s", error)
+        return None
+    library.pdt_compress_nm.restype = ctypes.c_int
+    library.pdt_compress_nm.argtypes = [*[ctypes.c_void_p] * 3, *_PROBLEM]
+    log.info("compress_nm: compiled CPU kernel (%s; %s)", built.compiler, built.library)
+    return library
+
+
+def compress(grad: Tensor, values: Tensor, channels: Tensor, rule: PruneRule, seed: int) -> None:
+    """Prune and compress `grad`; see `kernels.compress_nm`.
+
+    Args:
+        grad: As in `prune`.
+        values: Kept values, fp32, (N, P, Q, J) or (rows, J), contiguous.
+        channels: Their channels, int16, with the same shape, contiguous.
+        rule: Channels to keep, and how to rescale them.
+        seed: As in `prune`.
+
+    Raises:
+        MemoryError: The memory for sums and masks cannot be allocated.
+    """
+    library = load_compress()
+    assert library is not None, "compress() was called without a compiled kernel"
+    pointers = grad.data_ptr(), values.data_ptr(), channels.data_ptr()
+    _check(library.pdt_compress_nm(*pointers, *_problem(grad, rule, seed)), "compress_nm", grad, rule)
+
+
+def _problem(grad: Tensor, rule: PruneRule, seed: int) -> tuple[int, ...]:
+    """Return the arguments of both C functions after their pointers."""
     matrix = grad.dim() == 2
     samples, channels = grad.shape[:2]
     pixels = 1 if matrix else grad.shape[2] * grad.shape[3]
     scope = ROW_SCOPE if matrix and rule.rescale == "sample_channel" else SCOPES.index(rule.rescale)
-    status = library.pdt_prune_nm(
-        grad.data_ptr(), pruned.data_ptr(), samples, pixels, channels, rule.n, rule.m, DTYPES[grad.dtype],
-        MODES.index(rule.mode), scope, seed, torch.get_num_threads(),
-    )  # fmt: skip
+    return (samples, pixels, channels, rule.n, rule.m, DTYPES[grad.dtype],
+            MODES.index(rule.mode), scope, seed, torch.get_num_threads())  # fmt: skip
+
+
+def _check(status: int, name: str, grad: Tensor, rule: PruneRule) -> None:
     if status == 2:
-        raise MemoryError(f"prune_nm: no memory for the sums of {rule} of a gradient {tuple(grad.shape)}")
-    assert status == 0, f"pdt_prune_nm refused its arguments (status {status})"
+        raise MemoryError(f"{name}: no memory for the sums of {rule} of a gradient {tuple(grad.shape)}")
+    assert status == 0, f"pdt_{name} refused its arguments (status {status})"
 
 
 def _absent(reason: str) -> Loaded:

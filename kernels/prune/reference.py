@@ -38,6 +38,21 @@ def prune_nm(grad: Tensor, rule: PruneRule, seed: int = 0) -> Tensor:
     return torch.where(pruned == 0, pruned, rescaled)
 
 
+def compress_nm(grad: Tensor, rule: PruneRule, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Prune a gradient and return the kept values and their channels; as in `kernels.compress_nm`."""
+    return kept_values(prune_nm(grad, rule, seed), keep_mask(grad, rule, seed), rule)
+
+
+def kept_values(pruned: Tensor, kept: Tensor, rule: PruneRule) -> tuple[Tensor, Tensor]:
+    """Return the elements of a pruned gradient that its mask keeps, and their channels, as in `kernels.compress_nm`."""
+    count = rule.kept(kept.shape[1])
+    # A stable sort puts the kept channels first and leaves them in order. It does not support bool on every device.
+    order = kept.movedim(1, -1).to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices
+    channels = order[..., :count].contiguous()
+    values = pruned.movedim(1, -1).gather(-1, channels).to(torch.float32)
+    return values, channels.to(torch.int16)
+
+
 def prune_compress_24(grad: Tensor, rule: PruneRule, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Prune and compress a gradient; arguments and meaning as in `kernels.prune_compress_24`."""
     pruned = prune_nm(grad, rule, seed).movedim(1, -1)

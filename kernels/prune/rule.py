@@ -59,6 +59,10 @@ class PruneRule:
                 f"'none', got {self.rescale!r}"
             )
 
+    def kept(self, channels: int) -> int:
+        """Return how many of the channels of a pixel are kept."""
+        return channels // self.m * self.n + min(channels % self.m, self.n)
+
 
 def _integer(name: str, value: int) -> int:
     try:

@@ -14,6 +14,7 @@ import torch
 
 import kernels
 from kernels.cpu.build import BuildError, find_compiler
+from kernels.prune import cpu
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -34,6 +35,13 @@ def compiled() -> None:
     except BuildError:
         pytest.skip(kernels.backend_report())
     (pytest.skip if os.environ.get("PDT_CPU_KERNEL") == "0" else pytest.fail)(kernels.backend_report())
+
+
+@pytest.fixture(scope="session")
+def compiled_compression(compiled: None) -> None:
+    """As `compiled`, for the kernel that compresses."""
+    with filelock.FileLock(kernels.cache_folder() / "tests.lock"):
+        assert cpu.load_compress() is not None
 
 
 @pytest.fixture

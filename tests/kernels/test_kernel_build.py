@@ -274,7 +274,7 @@ def test_a_compiler_may_have_arguments(start_python, single_threaded_library, tm
 
 AGREES = """
 import torch, kernels
-from kernels.prune import reference
+from kernels.prune import cpu, reference
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     grad = (torch.randn(3, 96, 7, 5, generator=torch.Generator().manual_seed(1)) * 8).round().to(dtype)
     for m in (2, 4, 8, 16, 32, 7):
@@ -282,12 +282,18 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
             rule = kernels.PruneRule(m // 2, m, mode)
             pruned = kernels.prune_nm(grad, rule, seed=5)
             assert torch.equal(pruned, reference.prune_nm(grad, rule, seed=5)), (dtype, m, mode)
+            compressed = zip(kernels.compress_nm(grad, rule, seed=5), reference.compress_nm(grad, rule, seed=5))
+            assert all(torch.equal(*pair) for pair in compressed), (dtype, m, mode)
         for rescale in ("group", "sample_channel", "channel"):
             rule = kernels.PruneRule(m // 2, m, rescale=rescale)
             expected = reference.prune_nm(grad, rule)
             tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
             rescaled = kernels.prune_nm(grad, rule)
             torch.testing.assert_close(rescaled, expected, rtol=tolerance, atol=0)
+            values, channels = kernels.compress_nm(grad, rule)
+            kept = rescaled.movedim(1, -1).gather(-1, channels.long()).float()
+            assert torch.equal(values, kept), (dtype, m, rescale)
+assert cpu.load_compress() is not None
 print(kernels.backend_of(grad), kernels.backend_report())
 """
 

@@ -1,0 +1,217 @@
+// n:m pruning of a gradient on the CPU that returns only the kept values, in fp32, and their channel numbers, as one C
+// function (called through ctypes).
+//
+// The gradient is pruned into keep bits, one bit per element, and its kept elements are compressed while they are in the
+// cache. Sums for the rescaling are the same sums in the same order as those of prune_nm.cpp, so that the values are
+// bit-identical to its result, for every number of threads.
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "kept_lanes.h"
+#include "prune_chunks.h"
+
+namespace pdt {
+namespace {
+
+constexpr int64_t keep_bytes(int64_t elements) { return (elements + 7) / 8 + keep_bits_padding; }
+
+// Destination of a compression: (pixels, kept) values and channel numbers.
+struct Result {
+    float* values;
+    int16_t* channels;
+    int64_t kept;  // values of a pixel
+
+    Result(const Problem& problem, float* values, int16_t* channels)
+        : values(values),
+          channels(channels),
+          kept(problem.channels / problem.m * problem.n + std::min<int64_t>(problem.channels % problem.m, problem.n)) {}
+
+    Compressed part(int64_t pixel, int64_t pixels) const {
+        return {values + pixel * kept, channels + pixel * kept, values + (pixel + pixels) * kept};
+    }
+};
+
+// Compresses pixels; multiplies them by the ratios of their channels if `ratio` is not null.
+template <class Format>
+void compress_pixels(const typename Format::Bits* pixel, const uint8_t* keep_bits, int64_t pixels, int64_t channels,
+                     const Vector<float>* ratio, Compressed to) {
+    constexpr int width = lanes<typename Format::Bits>, parts = Wide<Format>::parts;
+    for (int64_t p = 0; p < pixels; ++p, pixel += channels)
+        for (int64_t c = 0; c < channels; c += width) {
+            const int64_t left = std::min<int64_t>(width, channels - c);
+            auto value = load_first(pixel + c, left);
+            if (ratio != nullptr) value = rescaled<Format>(value, ratio + c / width * parts);
+            append_kept<Format>(value, bits_from(keep_bits, p * channels + c, static_cast<int>(left)), c, to);
+        }
+}
+
+// Pixels of a chunk: a multiple of 8, so that its random numbers start at a whole Philox block, unless a pixel has one.
+inline int64_t compressed_pixels(int64_t channels) {
+    const int64_t pixels = std::max<int64_t>(1, chunk_elements / channels);
+    return channels % 8 == 0 ? pixels : (pixels + 7) / 8 * 8;
+}
+
+// Memory of each thread for keep bits and pruned elements.
+template <class Type>
+class ThreadMemory {
+  public:
+    ThreadMemory(int threads, int64_t elements)
+        : each_((elements * static_cast<int64_t>(sizeof(Type)) + 127) / 128 * 128 / static_cast<int64_t>(sizeof(Type))),
+          memory_(static_cast<std::size_t>(each_ * threads)) {}
+    Type* own() { return memory_.data() + thread_index() * each_; }
+
+  private:
+    int64_t each_;
+    std::vector<Type> memory_;
+};
+
+template <class Format>
+void compress_without_rescaling(const Problem& problem, const Result& result) {
+    using Bits = typename Format::Bits;
+    const int64_t channels = problem.channels, all_pixels = problem.samples * problem.pixels;
+    const int64_t chunk_pixels = compressed_pixels(channels), chunks = (all_pixels + chunk_pixels - 1) / chunk_pixels;
+    ThreadMemory<uint8_t> keep_bits(problem.threads, keep_bytes(chunk_pixels * channels));
+#pragma omp parallel for schedule(static) num_threads(problem.threads)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        const int64_t pixel = chunk * chunk_pixels, pixels = std::min(chunk_pixels, all_pixels - pixel);
+        const Target<Format, Output::keep_bits> to{nullptr, keep_bits.own()};
+        prune_pixels(problem, pixel, pixels, to);
+        compress_pixels<Format>(static_cast<const Bits*>(problem.grad) + pixel * channels, to.keep_bits, pixels, channels,
+                                nullptr, result.part(pixel, pixels));
+    }
+}
+
+// Ratio per group or per row. A chunk is pruned and rescaled in memory of its thread, and compressed from there.
+template <class Format>
+void compress_and_rescale_runs(const Problem& problem, const Result& result) {
+    using Bits = typename Format::Bits;
+    const Runs shape(problem);
+    const bool by_groups = problem.scope == scope_group && problem.whole_groups() && (problem.m & (problem.m - 1)) == 0;
+    const int64_t channels = problem.channels, all_pixels = problem.samples * problem.pixels;
+    const int64_t chunk_pixels = shape.chunk_pixels, chunks = (all_pixels + chunk_pixels - 1) / chunk_pixels;
+    ThreadMemory<uint8_t> keep_bits(problem.threads, keep_bytes(chunk_pixels * channels));
+    ThreadMemory<Bits> pruned(problem.threads, chunk_pixels * channels);
+    ThreadMemory<float> sums(problem.threads, shape.memory);
+#pragma omp parallel for schedule(static) num_threads(problem.threads)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        const int64_t pixel = chunk * chunk_pixels, pixels = std::min(chunk_pixels, all_pixels - pixel);
+        const Target<Format, Output::values_and_keep_bits> to{pruned.own(), keep_bits.own()};
+        if (by_groups) {
+            prune_pixels(problem, pixel, pixels, to);
+            rescale_groups_of<Format>(problem.m, static_cast<const Bits*>(problem.grad) + pixel * channels, to.values,
+                                      to.values, pixels * channels);
+        } else {
+            prune_and_rescale_chunk(problem, shape, pixel, pixels, to, sums.own());
+        }
+        compress_pixels<Format>(to.values, to.keep_bits, pixels, channels, nullptr, result.part(pixel, pixels));
+    }
+}
+
+// Keep bits of many pixels, in chunks that start at whole bytes.
+struct KeptPixels {
+    int64_t chunk_pixels, chunk_bytes;
+
+    explicit KeptPixels(int64_t channels)
+        : chunk_pixels(summed_pixels(channels)), chunk_bytes(keep_bytes(chunk_pixels * channels)) {}
+    int64_t bytes(int64_t pixels) const { return (pixels + chunk_pixels - 1) / chunk_pixels * chunk_bytes; }
+};
+
+// Determines which elements of `pixels` pixels are kept, and adds their sums of magnitudes before and after to `sums`,
+// in the order of prune_nm.cpp. `pruned` is memory for a chunk.
+template <class Format>
+void keep_and_sum(const Problem& problem, const ChannelSums<Format>& shape, const KeptPixels& kept, int64_t first_pixel,
+                  int64_t pixels, uint8_t* keep_bits, typename Format::Bits* pruned, Vector<float>* sums) {
+    using Bits = typename Format::Bits;
+    const Bits* grad = static_cast<const Bits*>(problem.grad) + first_pixel * problem.channels;
+    for (int64_t pixel = 0; pixel < pixels; pixel += kept.chunk_pixels, keep_bits += kept.chunk_bytes) {
+        const int64_t count = std::min(kept.chunk_pixels, pixels - pixel);
+        add_magnitudes<Format>(shape, grad + pixel * problem.channels, count, shape.dense(sums));
+        const Target<Format, Output::values_and_keep_bits> to{pruned, keep_bits};
+        prune_pixels(problem, first_pixel + pixel, count, to);
+        add_magnitudes<Format>(shape, pruned, count, shape.kept(sums));
+    }
+}
+
+template <class Format>
+void compress_kept(const Problem& problem, const KeptPixels& kept, int64_t first_pixel, int64_t pixels,
+                   const uint8_t* keep_bits, const Vector<float>* ratio, const Result& result) {
+    using Bits = typename Format::Bits;
+    const Bits* grad = static_cast<const Bits*>(problem.grad) + first_pixel * problem.channels;
+    for (int64_t pixel = 0; pixel < pixels; pixel += kept.chunk_pixels, keep_bits += kept.chunk_bytes) {
+        const int64_t count = std::min(kept.chunk_pixels, pixels - pixel);
+        compress_pixels<Format>(grad + pixel * problem.channels, keep_bits, count, problem.channels, ratio,
+                                result.part(first_pixel + pixel, count));
+    }
+}
+
+// Ratio per (sample, channel): a sample is summed, then multiplied and compressed while it is in the cache.
+template <class Format>
+void compress_and_rescale_samples(const Problem& problem, const Result& result) {
+    using Bits = typename Format::Bits;
+    const ChannelSums<Format> shape(problem.channels);
+    const KeptPixels kept(problem.channels);
+    VectorMemory sums_of_threads(problem.threads * shape.vectors);
+    ThreadMemory<uint8_t> keep_bits(problem.threads, kept.bytes(problem.pixels));
+    ThreadMemory<Bits> pruned(problem.threads, kept.chunk_pixels * problem.channels);
+#pragma omp parallel for schedule(static) num_threads(problem.threads)
+    for (int64_t sample = 0; sample < problem.samples; ++sample) {
+        Vector<float>* sums = sums_of_threads.part(thread_index(), shape.vectors);
+        const int64_t first = sample * problem.pixels;
+        shape.clear(sums);
+        keep_and_sum(problem, shape, kept, first, problem.pixels, keep_bits.own(), pruned.own(), sums);
+        shape.divide(sums);
+        compress_kept<Format>(problem, kept, first, problem.pixels, keep_bits.own(), shape.dense(sums), result);
+    }
+}
+
+// Ratio per channel over the whole batch: the gradient is read twice, and its keep bits are stored in between.
+template <class Format>
+void compress_and_rescale_batch(const Problem& problem, const Result& result) {
+    using Bits = typename Format::Bits;
+    const int64_t channels = problem.channels, all_pixels = problem.samples * problem.pixels;
+    const int64_t block_pixels = batch_block_pixels(channels), blocks = (all_pixels + block_pixels - 1) / block_pixels;
+    const ChannelSums<Format> shape(channels);
+    const KeptPixels kept(channels);
+    const int64_t block_bytes = kept.bytes(block_pixels);
+    VectorMemory sums_of_blocks(blocks * shape.vectors);
+    std::vector<uint8_t> keep_bits(static_cast<std::size_t>(blocks * block_bytes));
+    ThreadMemory<Bits> pruned(problem.threads, kept.chunk_pixels * channels);
+    const auto pixels_of = [&](int64_t block) { return std::min(block_pixels, all_pixels - block * block_pixels); };
+#pragma omp parallel for schedule(static) num_threads(problem.threads)
+    for (int64_t block = 0; block < blocks; ++block) {
+        Vector<float>* sums = sums_of_blocks.part(block, shape.vectors);
+        shape.clear(sums);
+        keep_and_sum(problem, shape, kept, block * block_pixels, pixels_of(block), keep_bits.data() + block * block_bytes,
+                     pruned.own(), sums);
+    }
+    const Vector<float>* ratio = shape.ratios(sums_of_blocks, blocks);
+#pragma omp parallel for schedule(static) num_threads(problem.threads)
+    for (int64_t block = 0; block < blocks; ++block)
+        compress_kept<Format>(problem, kept, block * block_pixels, pixels_of(block),
+                              keep_bits.data() + block * block_bytes, ratio, result);
+}
+
+template <class Format>
+void compress(const Problem& problem, const Result& result) {
+    switch (problem.scope) {
+        case scope_none: return compress_without_rescaling<Format>(problem, result);
+        case scope_sample_channel: return compress_and_rescale_samples<Format>(problem, result);
+        case scope_channel: return compress_and_rescale_batch<Format>(problem, result);
+        default: return compress_and_rescale_runs<Format>(problem, result);
+    }
+}
+
+}  // namespace
+}  // namespace pdt
+
+// Arguments and status as those of pdt_prune_nm. `values` and `numbers` have the same shape: (samples, pixels, kept), where
+// `kept` is n for each whole group of channels and min(n, size) for a short last one.
+extern "C" int pdt_compress_nm(const void* grad, float* values, int16_t* numbers, int64_t samples, int64_t pixels,
+                               int64_t channels, int n, int m, int format, int mode, int scope, uint64_t seed,
+                               int threads) {
+    const pdt::Problem problem{grad, nullptr, samples, pixels, channels, n, m, mode, scope, seed, threads};
+    return pdt::run_checked(problem, format, [&](auto number) {
+        pdt::compress<decltype(number)>(problem, pdt::Result(problem, values, numbers));
+    });
+}

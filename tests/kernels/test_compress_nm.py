@@ -1,0 +1,241 @@
+"""`compress_nm` returns the kept elements of `prune_nm` and their channels, on every path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import kernels
+from kernels import PruneRule
+from kernels.prune import cpu, reference
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SCOPES = ("none", "group", "sample_channel", "channel")
+SPECIAL = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"))
+Compress = Callable[..., tuple[Tensor, Tensor]]
+
+
+@pytest.fixture(params=["compiled", "plain torch"])
+def compress(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Compress:
+    """The public function with the compiled kernel, and with plain torch in its place."""
+    if request.param == "compiled":
+        request.getfixturevalue("compiled_compression")
+    else:
+        monkeypatch.setattr(cpu, "load_compress", lambda: None)
+    return kernels.compress_nm
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """Return the bits, which distinguish -0 from 0, with one pattern for every NaN."""
+    one_nan = torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
+    return one_nan.contiguous().view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+
+
+def expand(values: Tensor, channels: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return the dense gradient with `count` channels."""
+    dense = torch.zeros((*values.shape[:-1], count), dtype=dtype)
+    return dense.scatter_(-1, channels.long(), values.to(dtype)).movedim(-1, 1)
+
+
+def assert_compresses(grad: Tensor, rule: PruneRule, seed: int = 0) -> None:
+    """Assert that the compressed gradient is the pruned one, bit for bit, and has the channels of the mask."""
+    values, channels = kernels.compress_nm(grad, rule, seed)
+    assert (values.dtype, channels.dtype) == (torch.float32, torch.int16)
+    assert values.is_contiguous()
+    assert channels.is_contiguous()
+    kept = reference.keep_mask(grad, rule, seed)
+    pruned = kernels.prune_nm(grad, rule, seed)
+    assert torch.equal(channels, reference.kept_values(pruned, kept, rule)[1])
+    assert torch.equal(bits_of(expand(values, channels, grad.shape[1], grad.dtype)), bits_of(pruned))
+    # Every value is a number of the gradient's dtype.
+    assert torch.equal(bits_of(values), bits_of(values.to(grad.dtype).float()))
+
+
+@st.composite
+def gradients(draw: st.DrawFn) -> Tensor:
+    """Draw a gradient with ties, zeros, infinities and NaN in any of the layouts."""
+    matrix = st.tuples(st.integers(0, 40), st.integers(1, 140))
+    images = st.tuples(st.integers(0, 3), st.integers(1, 140), st.integers(1, 6), st.integers(0, 6))
+    shape, dtype = draw(st.one_of(matrix, images)), draw(st.sampled_from(DTYPES))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    grad = torch.randn(shape, generator=generator)
+    if draw(st.booleans()):
+        chosen = torch.randint(0, len(SPECIAL), shape, generator=generator)
+        grad = torch.where(torch.rand(shape, generator=generator) < 0.4, torch.tensor(SPECIAL)[chosen], grad)
+    if grad.dim() == 4 and draw(st.booleans()):
+        grad = grad.contiguous(memory_format=torch.channels_last)
+    return grad.to(dtype)
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> PruneRule:
+    m = draw(st.one_of(st.sampled_from([2, 4, 8, 16, 32]), st.integers(2, 32)))
+    return PruneRule(draw(st.integers(1, m)), m, draw(st.sampled_from(["magnitude", "random"])),
+                     draw(st.sampled_from(SCOPES)))  # fmt: skip
+
+
+@pytest.mark.usefixtures("compiled_compression")
+@settings(max_examples=250, deadline=None)
+@given(gradients(), rules(), st.integers(0, 2**64 - 1))
+@example(torch.zeros(2, 8, 3, 3), PruneRule(2, 4), 0)
+@example(torch.full((2, 8, 3, 3), -0.0), PruneRule(2, 4, rescale="sample_channel"), 0)
+def test_the_compressed_gradient_is_the_pruned_one(grad, rule, seed):
+    assert_compresses(grad, rule, seed)
+
+
+@pytest.mark.usefixtures("compiled_compression")
+@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("m", range(2, 33))
+def test_every_group_shape(m, mode):
+    # 96 channels: whole groups for ten of the sizes, a short last group for the rest; ties throughout.
+    grad = torch.randint(-3, 4, (2, 96, 3, 7), generator=torch.Generator().manual_seed(m)).float()
+    for n in range(1, m + 1):
+        for dtype in DTYPES if n in (1, m // 2) else DTYPES[:1]:
+            found = kernels.compress_nm(grad.to(dtype), PruneRule(n, m, mode), seed=n)
+            expected = reference.compress_nm(grad.to(dtype), PruneRule(n, m, mode), seed=n)
+            assert torch.equal(found[0], expected[0]), (n, dtype)
+            assert torch.equal(found[1], expected[1]), (n, dtype)
+
+
+@pytest.mark.usefixtures("compiled_compression")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rescale", SCOPES)
+@pytest.mark.parametrize(
+    "shape", [(24, 64, 17, 15), (70, 16, 9, 9), (5, 1000, 4, 4), (3, 4100), (400, 96), (9, 13, 40, 40)]
+)
+def test_many_chunks_and_blocks(shape, rescale, dtype):
+    grad = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    grad[::3] = (grad[::3] * 2).round()  # ties
+    for mode, n, m in (("magnitude", 2, 4), ("random", 2, 16), ("magnitude", 1, 32), ("random", 3, 7)):
+        assert_compresses(grad, PruneRule(n, m, mode, rescale), seed=3)
+
+
+@pytest.mark.usefixtures("compiled_compression")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_value_is_widened_exactly(dtype):
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    shuffled = patterns[torch.randperm(2**16, generator=torch.Generator().manual_seed(0))].view(dtype).reshape(-1, 64)
+    for rule in (PruneRule(2, 4), PruneRule(1, 4), PruneRule(2, 2)):
+        assert_compresses(shuffled, rule)
+
+
+@pytest.mark.usefixtures("compiled_compression")
+@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("rescale", SCOPES)
+def test_result_does_not_depend_on_the_number_of_threads(mode, rescale):
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for shape in ((17, 48, 13, 11), (170, 72)):
+            grad = torch.randn(shape, generator=torch.Generator().manual_seed(4))
+            for count in (1, 2, 5):
+                torch.set_num_threads(count)
+                results.append(kernels.compress_nm(grad, PruneRule(2, 4, mode, rescale), seed=9))
+            for found in results[1:]:
+                assert all(map(torch.equal, found, results[0]))
+            results.clear()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_hand_case(compress):
+    grad = torch.tensor([[1.0, 7, -3, 2, 0, 0, 0, 5, 9, -10]])
+    values, channels = compress(grad, PruneRule(2, 4))
+    assert values.tolist() == [[7, -3, 0, 5, 9, -10]]
+    assert channels.tolist() == [[1, 2, 4, 7, 8, 9]]
+    values, channels = compress(grad, PruneRule(1, 4))
+    assert values.tolist() == [[7, 5, -10]]
+    assert channels.tolist() == [[1, 7, 9]]
+    values, channels = compress(grad.reshape(1, 10, 1, 1), PruneRule(1, 4, rescale="group"))
+    torch.testing.assert_close(values, torch.tensor([13.0, 5, -19]).reshape(1, 1, 1, 3))
+    assert channels.tolist() == [[[[1, 7, 9]]]]
+
+
+@pytest.mark.parametrize("rescale", SCOPES)
+@pytest.mark.parametrize("mode", ["magnitude", "random"])
+def test_layouts_give_the_same_result(compress, mode, rescale):
+    grad = torch.randn(3, 13, 5, 4)
+    rule = PruneRule(2, 4, mode, rescale)
+    values, channels = compress(grad, rule, seed=5)
+    assert values.shape == channels.shape == (3, 5, 4, 7)
+    pruned = kernels.prune_nm(grad, rule, seed=5)
+    assert torch.equal(expand(values, channels, 13, torch.float32), pruned)
+    layouts = {
+        "channels_last": grad.contiguous(memory_format=torch.channels_last),
+        "width_first": grad.transpose(2, 3).contiguous().transpose(2, 3),
+        "slice": torch.cat([grad, grad], 1)[:, :13],
+        "every_other": torch.stack([grad, grad], -1).flatten(3)[..., ::2],
+    }
+    for name, same in layouts.items():
+        before = same.clone()
+        found = compress(same, rule, seed=5)
+        assert torch.equal(found[0], values), name
+        assert torch.equal(found[1], channels), name
+        assert torch.equal(same, before), name
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 3, 3), (2, 0, 3, 3), (2, 8, 0, 3), (0, 8), (4, 0)])
+@pytest.mark.parametrize("rescale", SCOPES)
+def test_empty_gradients(compress, shape, rescale):
+    expected = (*shape[:1], *shape[2:], shape[1] // 2)
+    for mode in ("magnitude", "random"):
+        values, channels = compress(torch.empty(shape), PruneRule(2, 4, mode, rescale))
+        assert values.shape == channels.shape == expected
+
+
+def test_a_seed_in_memory_draws_the_same_mask(compress):
+    grad = torch.randn(6, 32)
+    for seed in (0, 5, 2**63 - 1, 2**63, 2**64 - 1):
+        memory = torch.tensor(seed - 2**64 if seed >= 2**63 else seed)
+        expected = compress(grad, PruneRule(2, 4, "random"), seed=seed)
+        assert all(map(torch.equal, compress(grad, PruneRule(2, 4, "random"), seed=memory), expected))
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 5, 3), (6, 32), (0, 32, 5, 3), (2, 13, 4, 4)])
+@pytest.mark.parametrize("mode", ["magnitude", "random"])
+def test_the_operator_keeps_what_its_fake_implementation_promises(compress, shape, mode):
+    arguments = (torch.randn(shape), 2, 4, mode, "sample_channel", 3)
+    torch.library.opcheck(torch.ops.pdt.compress_nm.default, arguments)
+    graph = torch.randn(shape, requires_grad=True)
+    assert not any(result.requires_grad for result in compress(graph, PruneRule(2, 4)))
+
+
+def test_a_compiled_function_takes_it_whole(compress):
+    def product(grad, seed):
+        values, channels = compress(grad * 1, PruneRule(2, 4, "random"), seed=seed)
+        return values * channels
+
+    whole = torch.compile(product, backend="aot_eager", fullgraph=True)
+    grad = torch.randn(4, 32, 3, 3)
+    for seed in (0, 1, 2**62):
+        assert torch.equal(whole(grad, seed), product(grad, seed)), seed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"grad": torch.ones(2, 8).double()}, TypeError, "grad must be float32, bfloat16, float16, got float64"),
+        ({"grad": torch.ones(1, 2**15)}, ValueError, "at most 32767 channels, got 32768"),
+        ({"grad": torch.ones(4)}, ValueError, r"compress_nm: grad must be \(N, K, P, Q\) or \(rows, K\)"),
+        ({"seed": -1}, ValueError, r"compress_nm: seed must be in 0..2\^64-1, got seed=-1"),
+        ({"seed": 1.0}, TypeError, "compress_nm: seed must be an integer, got seed=1.0"),
+    ],
+)
+def test_wrong_arguments_are_named_in_one_line(arguments, error, message):
+    with pytest.raises(error, match=message) as raised:
+        kernels.compress_nm(**{"grad": torch.ones(2, 8), "rule": PruneRule(2, 4), **arguments})
+    assert "\n" not in str(raised.value)
+
+
+def test_the_number_of_kept_channels_of_a_pixel():
+    assert [PruneRule(2, 4).kept(channels) for channels in (0, 1, 2, 3, 4, 5, 10)] == [0, 1, 2, 2, 2, 3, 6]
+
+
+@pytest.mark.usefixtures("compiled_compression")
+def test_the_most_channels_that_a_number_can_name():
+    assert_compresses(torch.randn(2, 2**15 - 1), PruneRule(1, 32))
