@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.prune import cpu, reference
 from kernels.prune.arguments import checked, dtype_name, is_channels_last, to_channels_last
-from kernels.prune.dispatch import backend_of, prune_nm, read_key, rule_of
+from kernels.prune.dispatch import is_compiled, prune_nm, read_key, rule_of
 from kernels.prune.rule import Mode, PruneRule, Scope
 
 DTYPES = tuple(cpu.DTYPES)
@@ -30,7 +30,7 @@ def compress_nm(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> tuple[
             for bit; 16-bit numbers are converted exactly. J is `rule.kept(K)`: n for each group of m channels, and
             min(n, size) for a short last group.
         channels: int16, with the same shape: the channel of each value, 0 to K - 1, ascending within a pixel. A group
-            has J values even if some of its kept elements are 0.
+            always has this number of values: where `unbiased` keeps fewer, other channels fill up, with the value 0.
 
     Raises:
         ValueError: As in `prune_nm`, or there are more than 32767 channels.
@@ -53,10 +53,8 @@ def _compress(
     rule = rule_of(n, m, mode, rescale)
     if grad.numel() == 0:
         return _empty_result(grad, n, m)
-    if mode == "random" and key is not None:
-        seed, key = read_key(key), None
-    seed %= 2**64
-    if backend_of(grad) != "cpu" or cpu.load_compress() is None:
+    seed = read_key(key) if mode != "magnitude" and key is not None else seed % 2**64
+    if grad.device.type != "cpu" or not is_compiled(grad, mode) or cpu.load_compress() is None:
         return reference.kept_values(prune_nm(grad, rule, seed), reference.keep_mask(grad, rule, seed), rule)
     values, channels = _empty_result(grad, n, m)
     cpu.compress(grad if is_channels_last(grad) else to_channels_last(grad), values, channels, rule, seed)

@@ -62,7 +62,7 @@ def prune_nm_(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> Tensor:
     target = grad.detach()
     if may_overlap(target):
         raise ValueError(f"prune_nm_: elements of grad share memory (strides {target.stride()}); use prune_nm")
-    if target.numel() and _is_compiled(target, rule.mode) and is_channels_last(target):
+    if target.numel() and is_compiled(target, rule.mode) and is_channels_last(target):
         _prune_dense(target, target, rule, number % 2**64, key)
         # Autograd does not see the kernel's write; it must find that a saved tensor has changed.
         torch.autograd.graph.increment_version(grad)
@@ -171,7 +171,7 @@ def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, 
     if grad.numel() == 0:
         return pruned
     rule, seed = rule_of(n, m, mode, rescale), seed % 2**64
-    if not _is_compiled(grad, mode):
+    if not is_compiled(grad, mode):
         return pruned.copy_(reference.prune_nm(grad, rule, seed if key is None else read_key(key)))
     if is_channels_last(grad) and is_channels_last(pruned):
         _prune_dense(grad, pruned, rule, seed, key)
@@ -182,7 +182,7 @@ def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, 
     return pruned if converted is pruned else pruned.copy_(converted)
 
 
-def _is_compiled(grad: Tensor, mode: Mode) -> bool:
+def is_compiled(grad: Tensor, mode: Mode) -> bool:
     """Return whether a compiled kernel prunes this gradient; log once if there is none for the mode."""
     if mode == "unbiased":
         _report_plain_mode()

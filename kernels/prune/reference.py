@@ -44,11 +44,16 @@ def compress_nm(grad: Tensor, rule: PruneRule, seed: int = 0) -> tuple[Tensor, T
 
 
 def kept_values(pruned: Tensor, kept: Tensor, rule: PruneRule) -> tuple[Tensor, Tensor]:
-    """Return the elements of a pruned gradient that its mask keeps, and their channels, as in `kernels.compress_nm`."""
-    count = rule.kept(kept.shape[1])
-    # A stable sort puts the kept channels first and leaves them in order. It does not support bool on every device.
-    order = kept.movedim(1, -1).to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices
-    channels = order[..., :count].contiguous()
+    """Return the elements of a pruned gradient that its mask keeps, and their channels, as in `kernels.compress_nm`.
+
+    The lowest other channels of a group fill up where its mask keeps fewer.
+    """
+    count, missing = rule.kept(kept.shape[1]), -kept.shape[1] % rule.m
+    rank = torch.nn.functional.pad(kept.movedim(1, -1).to(torch.uint8) + 1, (0, missing)).unflatten(-1, (-1, rule.m))
+    # A stable sort puts the kept channels of a group first, then the lowest others, then the missing ones.
+    place = rank.sort(dim=-1, descending=True, stable=True).indices[..., : rule.n].sort(dim=-1).values
+    first = torch.arange(0, kept.shape[1] + missing, rule.m, device=kept.device)
+    channels = (place + first[:, None]).flatten(-2)[..., :count].contiguous()
     values = pruned.movedim(1, -1).gather(-1, channels).to(torch.float32)
     return values, channels.to(torch.int16)
 

@@ -156,6 +156,19 @@ def test_a_hand_case(compress):
     assert channels.tolist() == [[[[1, 7, 9]]]]
 
 
+@pytest.mark.parametrize("mode", ["magnitude", "random", "unbiased"])
+@pytest.mark.parametrize(("n", "m", "channels"), [(2, 4, 16), (3, 7, 19), (4, 8, 9)])
+def test_a_group_has_its_number_of_values_even_where_fewer_are_nonzero(compress, mode, n, m, channels):
+    grad = torch.randn(40, channels) * (torch.rand(40, channels) < 0.3)
+    rule = PruneRule(n, m, mode)
+    values, numbers = compress(grad, rule, seed=1)
+    assert torch.equal(expand(values, numbers, channels, grad.dtype), kernels.prune_nm(grad, rule, seed=1))
+    assert (numbers.diff(dim=1) > 0).all()
+    sizes = torch.tensor([min(m, channels - first) for first in range(0, channels, m)])
+    for row in numbers.long() // m:
+        assert torch.equal(torch.bincount(row, minlength=len(sizes)), sizes.clamp(max=n))
+
+
 @pytest.mark.parametrize("rescale", SCOPES)
 @pytest.mark.parametrize("mode", ["magnitude", "random"])
 def test_layouts_give_the_same_result(compress, mode, rescale):
