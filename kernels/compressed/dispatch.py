@@ -8,13 +8,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.compressed import reference
+from kernels.compressed import cpu, reference
 from kernels.compressed.reference import Pair
 
 
 def available(device: torch.device) -> bool:
-    """Return whether a device has kernels that skip pruned channels; so far none has."""
-    return False
+    """Return whether a device has kernels that skip pruned channels: the CPU, where a C++ compiler is found.
+
+    The first call compiles them.
+    """
+    return device.type == "cpu" and cpu.library() is not None
+
+
+def _has_kernel(values: Tensor, dtype: torch.dtype) -> bool:
+    return dtype in cpu.FORMATS and available(values.device)
+
+
+def _check(values: Tensor, channels: Tensor, weight: Tensor, n: int, m: int) -> None:
+    """Check what the kernels rely on, except for the channel numbers themselves.
+
+    Raises:
+        ValueError: The tensors do not describe n of every m channels of this layer.
+    """
+    out_channels = len(weight)
+    kept = out_channels // m * n + min(n, out_channels % m)
+    if values.shape[-1] != kept or values.ndim != weight.ndim:
+        raise ValueError(
+            f"a compressed gradient of {n} of every {m} of {out_channels} channels has {kept} values a pixel and "
+            f"{weight.ndim} dimensions, got values {tuple(values.shape)}"
+        )
+    is_right = values.dtype == torch.float32 and channels.dtype == torch.int16 and channels.shape == values.shape
+    if not (is_right and values.is_contiguous() and channels.is_contiguous()):
+        raise ValueError(
+            "a compressed gradient has float32 values and int16 channels of one shape, both contiguous; got "
+            f"{values.dtype} {tuple(values.shape)} and {channels.dtype} {tuple(channels.shape)}"
+        )
 
 
 def data_gradient(
@@ -42,8 +70,18 @@ def data_gradient(
         m: Number of channels in a group.
 
     Returns:
-        (N, C, H, W) in channels-last order, or (rows, C), in the dtype of `weight`; summed in float32 at least.
+        (N, C, H, W) in channels-last order, or (rows, C), in the dtype of `weight`; summed in float32 at least. Plain
+        torch computes it in float64 for dtypes and devices without a kernel, which is slow. The result does not depend
+        on the number of threads.
+
+    Raises:
+        ValueError: The values do not have the number, shape, dtype or layout that is described here. The channel
+            numbers are not checked.
+        MemoryError: The kernel cannot allocate its memory.
     """
+    _check(values, channels, weight, n, m)
+    if _has_kernel(values, weight.dtype):
+        return cpu.data_gradient(values, channels, weight, size, stride, padding, dilation, groups, n, m)
     return reference.data_gradient(values, channels, weight, size, stride, padding, dilation, groups)
 
 
@@ -67,6 +105,12 @@ def weight_gradient(
         weight: (K, C / groups, R, S) or (K, C); its values are not used.
 
     Returns:
-        A tensor with the shape, dtype and layout of `weight`; summed in float32 at least.
+        A tensor with the shape, dtype and layout of `weight`; summed as in `data_gradient`.
+
+    Raises:
+        ValueError, MemoryError: As in `data_gradient`.
     """
+    _check(values, channels, weight, n, m)
+    if _has_kernel(values, weight.dtype):
+        return cpu.weight_gradient(values, channels, activation, weight, stride, padding, dilation, groups, n, m)
     return reference.weight_gradient(values, channels, activation, weight, stride, padding, dilation, groups)

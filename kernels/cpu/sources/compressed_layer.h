@@ -1,0 +1,125 @@
+// What the two gradients of a layer from a compressed output gradient have in common: geometry and blocks of channels.
+//
+// A compressed output gradient holds `kept` values of each pixel with their channel numbers, in ascending order. Every
+// whole group of m channels has n of them, and a short last group min(n, its size).
+//
+// The kernels multiply one value at a time by a row of vectors: a block of `wide` vectors of input channels at each
+// position of a window of the convolution kernel. The sums of a window stay in registers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+#include "float_formats.h"
+#include "lanes.h"
+
+namespace pdt {
+
+using Lanes = Vector<float>;
+constexpr int width = lanes<float>;
+
+// The order of the fields is that of the numbers that Python passes. Rows, columns and paddings are in pixels.
+struct Layer {
+    int64_t images, rows, columns, out_rows, out_columns, in_channels, out_channels, groups;
+    int64_t kernel_rows, kernel_columns, row_stride, column_stride, row_padding, column_padding, row_dilation,
+        column_dilation;
+    int64_t n, m, kept;
+
+    int64_t taps() const { return kernel_rows * kernel_columns; }
+    int64_t group_inputs() const { return in_channels / groups; }
+    int64_t group_outputs() const { return out_channels / groups; }
+    int64_t out_pixels() const { return out_rows * out_columns; }
+
+    // Rows of a padded input that `count` rows of the output gradient reach.
+    int64_t reached_rows(int64_t count) const {
+        return (count - 1) * row_stride + (kernel_rows - 1) * row_dilation + 1;
+    }
+    int64_t padded_rows() const { return std::max(rows + 2 * row_padding, reached_rows(out_rows)); }
+    int64_t padded_columns() const {
+        return std::max(columns + 2 * column_padding,
+                        (out_columns - 1) * column_stride + (kernel_columns - 1) * column_dilation + 1);
+    }
+
+    // Number of values of a pixel in channels below `channel`, which is a multiple of m or the number of channels.
+    int64_t values_below(int64_t channel) const { return channel / m * n + std::min(n, channel % m); }
+};
+
+// Positions of the convolution kernel that one call of a loop covers, and vectors of input channels in a block.
+struct Window {
+    int rows, columns, wide;
+};
+
+// Blocks of input channels, and the windows into which the convolution kernel is divided.
+struct Blocks {
+    Window window;
+    int64_t place;   // numbers of a position: the input channels of a block
+    int64_t line;    // numbers of a window
+    int64_t windows; // of the convolution kernel
+    int64_t count;   // blocks of a group of the convolution
+
+    Blocks(const Layer& layer, Window window)
+        : window(window),
+          place(int64_t{window.wide} * width),
+          line(place * window.rows * window.columns),
+          windows(layer.taps() / (window.rows * window.columns)),
+          count((layer.group_inputs() + place - 1) / place) {}
+
+    int64_t window_taps() const { return int64_t{window.rows} * window.columns; }
+
+    // Distance of a window from the first position of the convolution kernel, in positions of the padded input.
+    int64_t shift(const Layer& layer, int64_t index) const {
+        const int64_t tap = index * window_taps();
+        return tap / layer.kernel_columns * layer.row_dilation * layer.padded_columns() +
+               tap % layer.kernel_columns * layer.column_dilation;
+    }
+};
+
+// The input channels of a block within a group of the convolution.
+struct BlockChannels {
+    int64_t group, first, count; // `first` is counted within the group
+
+    BlockChannels(const Layer& layer, const Blocks& blocks, int64_t block)
+        : group(block / blocks.count),
+          first(block % blocks.count * blocks.place),
+          count(std::min(blocks.place, layer.group_inputs() - first)) {}
+};
+
+// Numbers that are aligned to vectors and have no initial value.
+class AlignedFloats {
+  public:
+    explicit AlignedFloats(int64_t count)
+        : memory_(static_cast<float*>(::operator new(static_cast<std::size_t>(count) * sizeof(float), alignment))) {}
+    float* data() { return memory_.get(); }
+
+  private:
+    static constexpr std::align_val_t alignment{vector_bytes};
+    struct Free {
+        void operator()(float* memory) const { ::operator delete(memory, alignment); }
+    };
+    std::unique_ptr<float, Free> memory_;
+};
+
+// Returns the number of bytes of the first-level cache that a block may occupy: three quarters of it.
+inline int64_t first_level_bytes() {
+    long size = 0;
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+    size = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+#endif
+    return (size > 0 ? size : 32768) / 4 * 3;
+}
+
+inline int64_t thread_index() {
+#if defined(_OPENMP)
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+} // namespace pdt

@@ -1,0 +1,144 @@
+"""The compiled products with a compressed output gradient against their definition, for layers of every geometry."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_compressed import compressed
+
+from kernels.compressed import cpu, dispatch, reference
+
+pytestmark = pytest.mark.skipif(not dispatch.available(torch.device("cpu")), reason="no C++ compiler was found")
+
+# The largest error relative to the largest result: of a sum in float32, and of the rounding of a result to 8 or 11
+# bits, where a small error of the sum may decide between two neighbours.
+ERROR = {torch.float32: 2e-6, torch.bfloat16: 2e-6 + 2.0**-8, torch.float16: 2e-6 + 2.0**-11}
+dtypes = st.sampled_from([*ERROR])
+
+
+def pairs(low, high):
+    return st.tuples(st.integers(low, high), st.integers(low, high))
+
+
+@st.composite
+def convolutions(draw):
+    """Draw sizes, geometry and rule of a convolution; windows of 3x3 and 5 columns are drawn often."""
+    kernel = draw(st.sampled_from([(1, 1), (3, 3), (5, 5), (2, 5)]) | pairs(1, 4))
+    stride, dilation, padding = draw(pairs(1, 3)), draw(pairs(1, 2)), draw(pairs(0, 2))
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    least = [max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    size = tuple(low + draw(st.integers(0, 9)) for low in least)
+    inputs = groups * draw(st.integers(1, 5) | st.sampled_from([16, 32, 33, 64, 130]))
+    outputs = groups * draw(st.integers(1, 40))
+    m = draw(st.integers(2, 32))
+    return kernel, stride, dilation, padding, groups, size, inputs, outputs, draw(st.integers(1, m)), m
+
+
+def operands(images, drawn, dtype, seed=0):
+    """Return a compressed gradient, an activation, a weight, and the arguments that both products take."""
+    kernel, stride, dilation, padding, groups, size, inputs, outputs, n, m = drawn
+    generator = torch.Generator().manual_seed(seed)
+    activation = torch.randn(images, inputs, *size, generator=generator).to(dtype)
+    weight = torch.randn(outputs, inputs // groups, *kernel, generator=generator).to(dtype)
+    out = [
+        (s + 2 * p - d * (k - 1) - 1) // t + 1
+        for s, p, d, k, t in zip(size, padding, dilation, kernel, stride, strict=True)
+    ]
+    _, values, channels = compressed((images, outputs, *out), n, m, generator)
+    return values, channels.contiguous(), activation, weight, (stride, padding, dilation, groups)
+
+
+def agree(found, expected, weight):
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    error = (found.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-30)
+    assert error <= ERROR[weight.dtype], error
+
+
+@settings(max_examples=150, deadline=None)
+@given(convolutions(), dtypes, st.integers(1, 3), st.booleans())
+def test_products_of_convolutions(drawn, dtype, images, channels_last):
+    values, channels, activation, weight, geometry = operands(images, drawn, dtype)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    activation, weight = activation.contiguous(memory_format=layout), weight.contiguous(memory_format=layout)
+    size, (n, m) = drawn[5], drawn[-2:]
+    found = dispatch.data_gradient(values, channels, weight, size, *geometry, n, m)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    agree(found, reference.data_gradient(values, channels, weight, size, *geometry), weight)
+    found = dispatch.weight_gradient(values, channels, activation, weight, *geometry, n, m)
+    assert found.stride() == weight.stride()
+    agree(found, reference.weight_gradient(values, channels, activation, weight, *geometry), weight)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 140), st.integers(1, 70), st.integers(2, 32), dtypes)
+def test_products_of_linear_layers(rows, inputs, outputs, m, dtype):
+    generator = torch.Generator().manual_seed(0)
+    activation = torch.randn(rows, inputs, generator=generator).to(dtype)
+    weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
+    _, values, channels = compressed((rows, outputs), 1, m, generator)
+    geometry = ((1, 1), (0, 0), (1, 1), 1)
+    found = dispatch.data_gradient(values, channels, weight, (1, 1), *geometry, 1, m)
+    agree(found, reference.data_gradient(values, channels, weight, (1, 1), *geometry), weight)
+    found = dispatch.weight_gradient(values, channels, activation, weight, *geometry, 1, m)
+    agree(found, reference.weight_gradient(values, channels, activation, weight, *geometry), weight)
+
+
+# Batches and images that are divided into several units, tiles of weights and parts of the weight gradient.
+LARGE = [
+    ((3, 3), (1, 1), (1, 1), (1, 1), 1, (40, 40), 16, 64, 2, 16),
+    ((3, 3), (2, 2), (1, 1), (1, 1), 1, (41, 40), 32, 96, 1, 4),
+    ((3, 3), (1, 1), (1, 1), (1, 1), 1, (4, 4), 64, 256, 2, 16),
+    ((1, 1), (1, 1), (1, 1), (0, 0), 1, (20, 20), 144, 72, 3, 32),
+    ((3, 3), (1, 1), (1, 1), (1, 1), 2, (30, 70), 24, 60, 2, 8),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("drawn", LARGE, ids=str)
+def test_products_do_not_depend_on_the_number_of_threads(drawn, dtype):
+    images = 70 if drawn[5] == (4, 4) else 5
+    values, channels, activation, weight, geometry = operands(images, drawn, dtype)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(
+                (
+                    dispatch.data_gradient(values, channels, weight, drawn[5], *geometry, *drawn[-2:]),
+                    dispatch.weight_gradient(values, channels, activation, weight, *geometry, *drawn[-2:]),
+                )
+            )
+    finally:
+        torch.set_num_threads(before)
+    agree(found[0][0], reference.data_gradient(values, channels, weight, drawn[5], *geometry), weight)
+    agree(found[0][1], reference.weight_gradient(values, channels, activation, weight, *geometry), weight)
+    for other in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
+
+
+def test_an_empty_batch():
+    drawn = ((3, 3), (1, 1), (1, 1), (1, 1), 1, (4, 4), 16, 8, 1, 4)
+    values, channels, activation, weight, geometry = operands(2, drawn, torch.float32)
+    found = dispatch.data_gradient(values[:0], channels[:0], weight, (4, 4), *geometry, 1, 4)
+    assert found.shape == (0, 16, 4, 4)
+    found = dispatch.weight_gradient(values[:0], channels[:0], activation[:0], weight, *geometry, 1, 4)
+    assert torch.equal(found, torch.zeros_like(weight))
+
+
+def test_what_does_not_fit_is_refused():
+    drawn = ((1, 1), (1, 1), (1, 1), (0, 0), 1, (4, 4), 16, 8, 1, 4)
+    values, channels, _, weight, geometry = operands(2, drawn, torch.float32)
+    for wrong_values, wrong_channels, n, message in (
+        (values, channels, 2, "2 of every 4 of 8 channels has 4 values a pixel"),
+        (values.double(), channels, 1, "float32 values and int16 channels"),
+        (values, channels.int(), 1, "float32 values and int16 channels"),
+        (values.transpose(1, 2), channels.transpose(1, 2), 1, "both contiguous"),
+        (values[0, 0], channels[0, 0], 1, "4 dimensions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dispatch.data_gradient(wrong_values, wrong_channels, weight, (4, 4), *geometry, n, 4)
+
+
+def test_nothing_is_compiled_when_the_kernels_are_switched_off(monkeypatch):
+    monkeypatch.setenv("PDT_CPU_KERNEL", "0")
+    assert cpu.library.__wrapped__() is None
