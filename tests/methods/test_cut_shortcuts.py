@@ -23,7 +23,7 @@ def train(counts, dtype, threads, isa):
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("cut_shortcuts.py"), *map(str, counts), dtype],
         env={**os.environ, "PYTHONPATH": path, **settings},
-        capture_output=True, text=True, timeout=60 + 30 * len(counts),
+        capture_output=True, text=True, timeout=min(540, 60 + 60 * len(counts)),
     )  # fmt: skip
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
     found = [json.loads(line) for line in done.stdout.splitlines()]
@@ -53,7 +53,7 @@ CASES = list(itertools.product(("float32", "bfloat16"), (1, 2), ("AVX2", "")))
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("dtype", "threads", "isa"), CASES)
 def test_trains_with_1_to_17_channels_in_each_shortcut(dtype, threads, isa):
-    train((1, 4, 8, 9, 17) if emulated(dtype, isa) else range(1, 18), dtype, threads, isa)
+    train((1, 4, 17) if emulated(dtype, isa) else range(1, 18), dtype, threads, isa)
 
 
 @pytest.mark.long
