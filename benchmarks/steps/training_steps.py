@@ -23,7 +23,7 @@ SHAPE, CLASSES = (3, 32, 32), 10
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Settings that all steps of a run share; one measurement takes `steps` steps."""
+    """Settings that all steps of a run share; one measurement takes `steps` steps on images of `shape`."""
 
     model: str
     recipe: Recipe
@@ -32,22 +32,30 @@ class Setting:
     dtype: torch.dtype
     steps: int
     splits: Splits
+    shape: tuple[int, int, int] = SHAPE
 
     def new_model(self) -> nn.Module:
         """Return a new model with the same initial weights each time."""
         torch.manual_seed(0)
-        model = build_model(self.model, SHAPE, CLASSES).to(self.device)
+        model = build_model(self.model, self.shape, CLASSES).to(self.device)
         return model.to(memory_format=torch.channels_last)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
 
-def random_splits(recipe: Recipe, steps: int, device: torch.device) -> Splits:
-    """Return random images for one measurement, with the data pipeline of the task."""
+def random_splits(recipe: Recipe, steps: int, device: torch.device, shape: tuple[int, int, int] = SHAPE) -> Splits:
+    """Return random images for one measurement, with the data pipeline of CIFAR-10.
+
+    Args:
+        recipe: Gives the batch size and the augmentation.
+        steps: Number of batches.
+        device: Device of the batches.
+        shape: (channels, rows, columns) of an image.
+    """
     count = steps * recipe.batch_size
     batches = DeviceBatches(
-        torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8),
+        torch.randint(0, 256, (count, *shape[1:], shape[0]), dtype=torch.uint8),
         torch.arange(count) % CLASSES,
         normalization=NORMALIZATION,
         device=device,
@@ -57,14 +65,14 @@ def random_splits(recipe: Recipe, steps: int, device: torch.device) -> Splits:
     return Splits(batches, batches)
 
 
-def trainer_steps(setting: Setting, execution: str = "eager", method: Method | None = None) -> Callable[[], None]:
-    """Return a function that runs the steps of one measurement in the trainer."""
-    trainer = Trainer(
+def new_trainer(setting: Setting, execution: str = "eager", method: Method | None = None) -> Trainer:
+    """Return a trainer of a new model."""
+    return Trainer(
         setting.new_model(),
         method or build_method("dense", {}),
         dataclasses.replace(setting.recipe, execution=execution),
         setting.splits,
-        input_shape=SHAPE,
+        input_shape=setting.shape,
         num_classes=CLASSES,
         seed=0,
         device=setting.device,
@@ -72,6 +80,15 @@ def trainer_steps(setting: Setting, execution: str = "eager", method: Method | N
         task="cifar10",
         preset=setting.preset,
     )
+
+
+def trainer_steps(setting: Setting, execution: str = "eager", method: Method | None = None) -> Callable[[], None]:
+    """Return a function that runs the steps of one measurement in a new trainer."""
+    return steps_of(new_trainer(setting, execution, method))
+
+
+def steps_of(trainer: Trainer) -> Callable[[], None]:
+    """Return a function that runs the steps of one measurement in a trainer."""
 
     def run() -> None:
         trainer.train_epoch()
