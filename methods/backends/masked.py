@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,15 +10,13 @@ from torch import Tensor, nn
 
 from methods.backends.autotune import Choice, Step, choose
 from methods.backends.blocks import BlockConvolutions
+from methods.backends.layer_choices import MASKED, LayerChoices, Shape
 from methods.backends.sparse_convolution import Skipping, can_skip, kernels_version
 from suite.method import Backend, Context, Geometry, OpPlan
 from suite.ops import TORCH, PlannedConv2d
 
-MASKED = "masked"
-"""torch's dense products, which also multiply by the zeros of masked weights."""
 
-
-class MaskedBackends:
+class MaskedBackends(LayerChoices):
     """The backend of every masked convolution of a model, for methods whose masks no longer change.
 
     A method creates this object in `setup`, calls `choose` before its masks apply (in the first epoch, so that the
@@ -32,16 +29,13 @@ class MaskedBackends:
         device: Device of the training.
         has_blocks: Whether every filter of a masked 3x3 layer keeps one 2x2 block.
 
-    Attributes:
-        chosen: Name of the backend by layer; `None` until `choose` is called.
-        choices: By layer, what was measured for the choice; empty unless `wanted` is `auto`.
-
     Raises:
         ValueError: if `blocks` is wanted and masks have none, or `skipping` and no kernel skips weights on this device.
     """
 
     def __init__(self, wanted: str, device: torch.device, *, has_blocks: bool) -> None:
-        self._wanted, self._device, self._has_blocks = wanted, device, has_blocks
+        super().__init__(wanted)
+        self._device, self._has_blocks = device, has_blocks
         if wanted == "blocks" and not has_blocks:
             raise ValueError("backend=blocks needs scope=filter and pool=4: every filter keeps one 2x2 block")
         if wanted == "skipping" and not can_skip(device):
@@ -49,8 +43,6 @@ class MaskedBackends:
                 f"backend=skipping: no kernels that skip weights are available on {device.type} (they are switched "
                 "off, or no compiler was found); use backend=auto"
             )
-        self.chosen: dict[str, str] | None = None
-        self.choices: dict[str, dict[str, Any]] = {}
         self._backends: dict[str, Backend] = {}
 
     def choose(
@@ -67,36 +59,25 @@ class MaskedBackends:
             example: Returns a mask like those of a layer, (K, C, R, S) bool, from its name and weight. Called only if
                 something has to be measured.
         """
-        if self.chosen is not None:
-            return
-        self.chosen = {}
-        found: dict[Any, Choice] = {}
-        for name, structure in structures.items():
+
+        def layer_of(name: str) -> PlannedConv2d:
             layer = ctx.layers[name]
             assert isinstance(layer, PlannedConv2d)
-            candidates = self._candidates(layer)
-            if self._wanted != "auto":
-                self.chosen[name] = self._wanted if self._wanted in candidates else MASKED
-                continue
-            size = layer.padded_size(*ctx.spaces.input_sizes[name])
-            key = (layer.weight.shape, layer.geometry, size, *structure.items())
-            if key not in found and len(candidates) > 1:
+            return layer
 
-                def prepare(
-                    name: str = name, layer: PlannedConv2d = layer, candidates: Sequence[str] = candidates
-                ) -> tuple[Tensor, dict[str, Backend]]:
-                    kept = example(name, layer.weight.detach())
-                    return kept, {backend: _backend(backend, kept, layer) for backend in candidates}
+        def key(name: str) -> tuple[Any, ...]:
+            return (layer_of(name).weight.shape, Shape.of(name, layer_of(name), ctx), *structures[name].items())
 
-                images = ctx.batch_size // ctx.micro_batches
-                with ctx.untimed():
-                    found[key] = fastest(
-                        *(candidates, prepare, layer, layer.geometry, images, size, ctx.dtype, structure),
-                        ctx.hardware_id(),
-                    )
-            if key in found:
-                self.choices[name] = found[key].to_json()
-            self.chosen[name] = found[key].name if key in found else MASKED
+        def measure(name: str, candidates: Sequence[str]) -> Choice:
+            layer = layer_of(name)
+
+            def prepare() -> tuple[Tensor, dict[str, Backend]]:
+                kept = example(name, layer.weight.detach())
+                return kept, {backend: _backend(backend, kept, layer) for backend in candidates}
+
+            return fastest(candidates, prepare, layer, *Shape.of(name, layer, ctx), structures[name], ctx.hardware_id())
+
+        self.choose_for(ctx, structures, lambda name: self._candidates(layer_of(name)), key, measure)
 
     def plan(self, name: str, layer: nn.Module, kept: Callable[[Tensor], Tensor]) -> OpPlan | None:
         """Return the plan of a masked layer; `None` if torch computes its products.
@@ -106,7 +87,7 @@ class MaskedBackends:
             layer: The layer.
             kept: Returns the mask of its weight, (K, C, R, S) bool; called once per layer.
         """
-        chosen = (self.chosen or {}).get(name, MASKED)
+        chosen = self.of(name)
         if chosen == MASKED:
             return None
         if name not in self._backends:
@@ -123,22 +104,14 @@ class MaskedBackends:
             candidates.append("blocks")
         return candidates
 
-    def record(self, ctx: Context) -> dict[str, Any]:
-        """Return the backend by layer and, in the first epoch, what was measured for the choice."""
-        chosen = {"backends": self.chosen or {}}
-        return {**chosen, "choices": self.choices} if ctx.epochs_done <= 1 and self.choices else chosen
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the choice and what was measured for it."""
-        return {"backends": self.chosen, "choices": self.choices}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the choice of a checkpoint.
 
         Raises:
             ValueError: if it needs kernels that are not available here.
         """
-        self.chosen, self.choices, self._backends = state["backends"], dict(state["choices"]), {}
+        super().load_state_dict(state)
+        self._backends = {}
         if "skipping" in (self.chosen or {}).values() and not can_skip(self._device):
             raise ValueError(
                 "the checkpoint of this trial uses kernels that skip weights, which are not available here; resume it "
@@ -180,39 +153,24 @@ def fastest(
         structure: Plain data that determines how fast a mask of this kind is, such as its density.
         hardware_id: Short name of the machine's hardware.
     """
-    device = layer.weight.device
+    device, shape = layer.weight.device, Shape(geometry, images, size, dtype)
     question = {
         "what": "the three products of a convolution with masked weights",
-        "weight": [*layer.weight.shape],
-        "channels_last": layer.weight.is_contiguous(memory_format=torch.channels_last),
-        "geometry": dataclasses.asdict(geometry),
-        "images": images,
-        "size": [*size],
-        "dtype": str(dtype),
+        **shape.question(layer.weight),
         "mask": dict(structure),
         "kernels": kernels_version(device),
     }
 
     def steps() -> dict[str, Step]:
-        return _steps(*prepare(), layer, geometry, images, size, dtype)
+        return _steps(*prepare(), layer.weight, shape)
 
     return choose(question, backends, steps, device, hardware_id)
 
 
-def _steps(
-    kept: Tensor,
-    backends: Mapping[str, Backend],
-    layer: nn.Conv2d,
-    geometry: Geometry,
-    images: int,
-    size: tuple[int, int],
-    dtype: torch.dtype,
-) -> dict[str, Step]:
+def _steps(kept: Tensor, backends: Mapping[str, Backend], weight: Tensor, shape: Shape) -> dict[str, Step]:
     """Return, for each backend, a function that computes all three products once."""
-    weight = layer.weight.detach().to(dtype) * kept.to(layer.weight.device)
-    generator = torch.Generator().manual_seed(0)
-    shape = (images, layer.in_channels, *size)
-    activation = torch.randn(shape, generator=generator).to(weight).contiguous(memory_format=torch.channels_last)
+    activation, weight = shape.operands(weight)
+    weight, geometry = weight * kept.to(weight.device), shape.geometry
     grad = TORCH.forward(activation, weight, None, geometry)  # has the right shape; its values do not matter
 
     def step(backend: Backend) -> Step:
