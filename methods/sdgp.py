@@ -6,8 +6,10 @@ Source: McDanel, Dinh, Magallanes, "Accelerating DNN Training with Structured Da
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Interval
 from torch import Tensor, nn
@@ -15,7 +17,8 @@ from torch import Tensor, nn
 import kernels
 from kernels import PruneRule
 from kernels.prune.rule import Mode
-from suite.method import Context, Density, Method, OpPlan, Site
+from methods.backends.pruned_gradients import PrunedGradientBackends, Pruning
+from suite.method import Compressed, Context, Density, Method, OpPlan, Site
 from suite.registry import register
 
 RGB = 3
@@ -30,6 +33,17 @@ class PruneOutputGradient:
 
     def __call__(self, grad: Tensor, site: Site) -> Tensor:
         return kernels.prune_nm(grad, self.rule, seed=site.kernel_seed)
+
+
+@dataclass(frozen=True)
+class CompressOutputGradient:
+    """A transform dO -> dO that keeps the same values as `PruneOutputGradient`, and stores no others."""
+
+    rule: PruneRule
+
+    def __call__(self, grad: Tensor, site: Site) -> Compressed:
+        values, channels = kernels.compress_nm(grad, self.rule, seed=site.kernel_seed)
+        return Compressed(values, channels, tuple(grad.shape), grad.dtype, self.rule.n, self.rule.m)
 
 
 @register("method", "sdgp")
@@ -51,6 +65,10 @@ class SDGP(Method):
         layers: `conv`: every convolution except those that read the image; `all`: linear layers too.
         products: Which products use the pruned output gradient. `dgrad`: the data gradient only, as published; `both`:
             the data gradient, the weight gradient and the bias gradient, all from one pruning.
+        backend: Implementation of the products with the pruned output gradient. `masked`: torch's dense products,
+            including the zeros (the published code); `skip`: kernels that skip the channels that are not kept, on the
+            CPU; `auto`: for each layer the one that is faster than `masked` by a margin, with the pruning, measured
+            once on this machine for layers of its shape (`methods.backends.autotune`).
     """
 
     version: ClassVar[int] = 2  # 2: other random masks
@@ -63,6 +81,7 @@ class SDGP(Method):
     scope: Literal["sample_channel", "group", "channel"] = "sample_channel"
     layers: Literal["conv", "all"] = "conv"
     products: Literal["dgrad", "both"] = "dgrad"
+    backend: Literal["auto", "masked", "skip"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,6 +95,13 @@ class SDGP(Method):
             linear = any(isinstance(layer, nn.Linear) for layer in ctx.layers.values())
             hint = "; layers=all prunes its linear layers" if linear and self.layers == "conv" else ""
             raise ValueError(f"no layer of this model is pruned: no convolution reads more than {RGB} channels{hint}")
+        pruning = Pruning(
+            PruneOutputGradient(self._rule),
+            CompressOutputGradient(self._rule),
+            facts=dataclasses.asdict(self._rule),
+            both=self.products == "both",
+        )
+        self._backends = PrunedGradientBackends(self.backend, pruning, ctx.device)
         if ctx.rehearsal:
             return
         shapes = [
@@ -85,15 +111,14 @@ class SDGP(Method):
         ]
         # Compile the kernels before training time is measured.
         kernels.prepare(shapes, ctx.device, self._rule)
+        if self.n < self.m:  # n = m keeps everything
+            self._backends.choose(ctx, [name for name, layer in ctx.layers.items() if self._pruned_channels(layer)])
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
         self._channels.pop(name, None)
         if channels := self._pruned_channels(layer):
             self._channels[name] = channels
-        if not channels or self.n == self.m:  # n = m keeps everything
-            return None
-        prune = PruneOutputGradient(self._rule)
-        return OpPlan(grad_shared=prune) if self.products == "both" else OpPlan(grad_dgrad=prune)
+        return self._backends.plan(name) if channels and self.n < self.m else None
 
     @property
     def _rule(self) -> PruneRule:
@@ -133,6 +158,16 @@ class SDGP(Method):
         if self.mode == "rescaled":
             operations += 3 * channels
         return float(operations * samples * self._positions[name])
+
+    def record(self, ctx: Context) -> dict[str, Any]:
+        """Return the backend by layer and, in the first epoch, what was measured for the choice."""
+        return self._backends.record(ctx)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._backends.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._backends.load_state_dict(state)
 
     def _groups(self, channels: int) -> list[int]:
         """Return the sizes of the groups of one pixel."""
