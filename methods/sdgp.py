@@ -134,8 +134,7 @@ class SDGP(Method):
     def density(self, name: str, ctx: Context) -> Density:
         """Return the share of the output gradient's channels that is kept, including the short group."""
         channels = self._channels.get(name, 0)
-        kept = sum(min(self.n, size) for size in self._groups(channels))
-        share = kept / channels if channels else 1.0
+        share = self._rule.kept(channels) / channels if channels else 1.0
         return Density(dgrad=share, wgrad=share if self.products == "both" else 1.0)
 
     def overhead(self, name: str, samples: int, ctx: Context) -> float:

@@ -136,7 +136,8 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         grouped: Names of the grouped convolutions, including depthwise ones.
         model_input: Name of the space of the model's input, or `None` if the model could not be traced.
         model_outputs: Names of the spaces of the model's outputs.
-        positions: Number of positions (P * Q) of each layer's output for one image; 1 for a linear layer.
+        positions: Number of positions (P * Q) of each layer's output for one image; of a linear layer, the number of
+            rows of one image, which is 1 if its input is (N, C).
         input_sizes: (H, W) of each layer's input; empty for a linear layer.
     """
 
@@ -151,6 +152,12 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         self.positions: dict[str, int] = {}
         self.input_sizes: dict[str, tuple[int, ...]] = {}
         self._index_layers()
+
+    def enter_sizes(self, name: str, layer: nn.Module, given: torch.Size, output: torch.Size) -> None:
+        """Enter the sizes of a layer from the shapes of its input and output, unless they are known."""
+        linear = isinstance(layer, nn.Linear)
+        self.positions.setdefault(name, (output[1:-1] if linear else output[2:]).numel())
+        self.input_sizes.setdefault(name, () if linear else tuple(given[2:]))
 
     def __getitem__(self, name: str) -> IndexSpace:
         return self._spaces[name]

@@ -148,6 +148,10 @@ class PrunedGradientBackends(LayerChoices):
             return fastest(candidates, self._pruning, layer, Shape.of(name, layer, ctx), ctx.hardware_id())
 
         self.choose_for(ctx, names, lambda name: self._candidates(ctx, name), key, measure)
+        for name in names:
+            if self.of(name) != MASKED:  # compile the kernels before training time is measured
+                channels = ctx.layers[name].weight.shape[0]
+                self._pruning.compress(torch.zeros(1, channels, device=ctx.device), Site(name, "grad_dgrad", 0, 0, 0))
 
     def plan(self, name: str) -> OpPlan:
         """Return the plan of a layer whose gradient is pruned."""

@@ -144,10 +144,8 @@ class Hooks:
             warn_of_frozen_channels(self.ctx.spaces)
         self.ctx.layers = dict(convert(model, self._step_state, self._uses.called))
         # Enter the sizes of layers that run only in training, which the trace does not contain.
-        for name in self.ctx.layers:
-            given, output = self._uses.shapes[name]
-            self.ctx.spaces.positions.setdefault(name, output[2:].numel())
-            self.ctx.spaces.input_sizes.setdefault(name, tuple(given[2:]))
+        for name, layer in self.ctx.layers.items():
+            self.ctx.spaces.enter_sizes(name, layer, *self._uses.shapes[name])
         # Run the method's first hooks.
         method.setup(self.ctx)
         for first in () if rehearsal else method.begin(self.ctx):

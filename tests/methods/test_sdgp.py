@@ -18,6 +18,11 @@ from tasks.models.resnet9 import resnet9
 SHAPE = (3, 16, 16)
 
 
+def masked(**parameters):
+    """SDGP with torch's dense products; tests of the other backends are in `test_sdgp_backends.py`."""
+    return SDGP(**{"backend": "masked", **parameters})
+
+
 def planned(model, method, shape=SHAPE):
     return apply(model, method, input_shape=shape, num_classes=10, epochs=1, batch_size=4, seed=7)
 
@@ -42,7 +47,7 @@ def test_sdgp_4_only_the_data_gradient_sees_the_pruned_gradient(parameters, geom
     dense = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, size, **geometry))
     pruned = copy.deepcopy(dense)
     convert(dense)  # the suite's dense layers: those of torch, but for 1x1 convolutions with a stride on the CPU
-    planned(pruned, SDGP(**parameters))
+    planned(pruned, masked(**parameters))
     images = torch.randn(4, *SHAPE)
     site = Site("1", "grad_dgrad", 0, 0, 7)
     seen = {}
@@ -73,7 +78,7 @@ def test_products_both_computes_all_gradients_from_one_pruned_gradient(parameter
     dense = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 3, padding=1))
     pruned = copy.deepcopy(dense)
     convert(dense)
-    method = SDGP(**parameters, products="both")
+    method = masked(**parameters, products="both")
     hooks = planned(pruned, method)
     images = torch.randn(4, *SHAPE).contiguous(memory_format=torch.channels_last)
     # The random key of a site depends on its operand.
@@ -89,7 +94,7 @@ def test_products_both_computes_all_gradients_from_one_pruned_gradient(parameter
     assert torch.equal(pruned[1].bias.grad, dense[1].bias.grad)
     share = method.n / method.m if method.m == 4 else 2 / 12  # 1 of 8 and of the other 4
     assert method.density("1", hooks.ctx) == Density(1.0, share, share)
-    only_data = SDGP(**parameters)
+    only_data = masked(**parameters)
     assert method.overhead("1", 2, hooks.ctx) == only_data.overhead("1", 2, planned(dense, only_data).ctx) > 0
 
 
@@ -97,7 +102,7 @@ def test_sdgp_5_output_is_untouched_and_so_are_first_convolution_and_linear_laye
     torch.manual_seed(0)
     model = resnet9(width=1 / 16)
     bare = copy.deepcopy(model)
-    hooks = planned(model, SDGP())
+    hooks = planned(model, masked())
     images = torch.randn(4, *SHAPE)
     assert torch.equal(model.train()(images), bare.train()(images))
     assert torch.equal(model.eval()(images), bare.eval()(images))
@@ -113,7 +118,7 @@ def test_sdgp_5_output_is_untouched_and_so_are_first_convolution_and_linear_laye
 def test_sdgp_5_converting_an_initialised_model_preserves_its_weights():
     model = resnet9(width=1 / 16)
     bare = copy.deepcopy(model.state_dict())
-    planned(model, SDGP())
+    planned(model, masked())
     assert list(model.state_dict()) == list(bare)
     assert all(torch.equal(bare[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -122,7 +127,7 @@ def test_sdgp_5_a_converted_layer_trains_by_the_rule_inside_a_net():
     torch.manual_seed(0)
     model = resnet9(width=1 / 16)
     bare = copy.deepcopy(model)
-    planned(model, SDGP(mode="magnitude"))
+    planned(model, masked(mode="magnitude"))
     for net in (model, bare):
         net(torch.ones(4, *SHAPE)).sum().backward()
     # Behind the last pruned layer nothing differs; before it, everything is computed from pruned gradients.
@@ -133,7 +138,7 @@ def test_sdgp_5_a_converted_layer_trains_by_the_rule_inside_a_net():
 
 def test_layers_all_takes_linear_layers_too():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(864, 10))
-    hooks = planned(model, SDGP(layers="all"))
+    hooks = planned(model, masked(layers="all"))
     assert [name for name, layer in hooks.ctx.layers.items() if not layer.op_plan.empty] == ["1", "3"]
     hidden = torch.randn(4, 864, requires_grad=True)
     grad = torch.randn(4, 10)
@@ -143,7 +148,7 @@ def test_layers_all_takes_linear_layers_too():
 
 def test_n_equal_to_m_is_dense():
     model = resnet9(width=1 / 16)
-    method = SDGP(n=4, m=4, mode="random")
+    method = masked(n=4, m=4, mode="random")
     hooks = planned(model, method)
     assert all(layer.op_plan.empty for layer in hooks.ctx.layers.values())
     assert method.density("down.conv", hooks.ctx) == Density()
@@ -154,7 +159,7 @@ def test_density_counts_the_short_group():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.Conv2d(8, 10, 3), nn.Conv2d(10, 9, 3), nn.Flatten(), nn.Linear(900, 10)
     )
-    method = SDGP()
+    method = masked()
     hooks = planned(model, method)
     assert method.density("0", hooks.ctx) == Density()
     assert method.density("1", hooks.ctx) == Density(dgrad=(2 + 2 + 2) / 10)  # groups of 4, 4 and 2
@@ -171,7 +176,7 @@ def test_overhead_is_counted_for_each_pixel():
         "unbiased": 6 * 10 + 2 * 3,
     }
     for mode, per_pixel in operations.items():
-        method = SDGP(mode=mode)
+        method = masked(mode=mode)
         hooks = planned(model, method)
         assert method.overhead("1", 5, hooks.ctx) == per_pixel * 5 * 12 * 12
         assert method.overhead("0", 5, hooks.ctx) == method.overhead("3", 5, hooks.ctx) == 0.0
@@ -203,11 +208,12 @@ def test_a_transform_pickles_copies_and_draws_by_its_site():
         ({"scope": "batch"}, "scope is 'batch'; allowed"),
         ({"layers": "linear"}, "layers is 'linear'; allowed"),
         ({"products": "wgrad"}, "products is 'wgrad'; allowed: dgrad, both"),
+        ({"backend": "dense"}, "backend is 'dense'; allowed: auto, masked, skip"),
     ],
 )
 def test_wrong_parameters_are_one_line(parameters, line):
     with pytest.raises(ValueError, match=line):
-        SDGP(**parameters)
+        masked(**parameters)
 
 
 def test_dense_plans_nothing():

@@ -43,7 +43,7 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
     with probing(model), torch.no_grad():
         spaces, shapes = _followed(model, blank_images(model, input_shape, 2))
     for name, (given, output) in shapes.items():
-        spaces.positions[name], spaces.input_sizes[name] = output[2:].numel(), tuple(given[2:])
+        spaces.enter_sizes(name, model.get_submodule(name), given, output)
     register_branches(model, spaces, shapes)
     return spaces
 
