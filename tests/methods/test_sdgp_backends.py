@@ -19,6 +19,7 @@ from methods.sdgp import SDGP
 from suite.method import Compressed, Density, Geometry, Site
 from suite.ops import apply, convert
 from suite.training.conformance import CONTRACTS, Subject
+from suite.training.conformance.contracts import resumes
 
 CPU = torch.device("cpu")
 
@@ -198,15 +199,21 @@ def test_a_training_that_skips_on_digits_ends_where_one_with_zeros_does(skipping
     assert record["method"] == {"backends": dict.fromkeys(layers, "skip")}
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [{"backend": "skip", "products": "both", "n": 1, "m": 8, "layers": "all"}, {"backend": "auto"}],
-    ids=str,
-)
-def test_contracts(skipping, parameters):
-    checked = subject(**parameters)
+@pytest.mark.slow
+def test_the_default_mode_learns_alike(skipping):
+    ends = {name: subject(backend=name).undisturbed[1][-1] for name in ("masked", "skip")}
+    assert ends["skip"]["train_loss"] == pytest.approx(ends["masked"]["train_loss"], rel=0.01)
+    assert ends["skip"]["backends"] != ends["masked"]["backends"]
+
+
+def test_skipping_keeps_every_contract(skipping):
+    checked = subject(backend="skip", products="both", n=1, m=8, layers="all")
     for contract in CONTRACTS:
         assert contract(checked)
+
+
+def test_a_trial_that_chooses_resumes_with_equal_bits(skipping):
+    assert resumes(subject(backend="auto"))
 
 
 @pytest.mark.parametrize("products", ["dgrad", "both"])

@@ -137,6 +137,13 @@ def test_a_model_that_cannot_be_traced_is_frozen_as_a_whole():
     assert spaces.positions == {"0": 64, "2": 1}
 
 
+def test_positions_of_a_linear_layer_are_the_rows_of_an_image():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(2), nn.Linear(64, 5), nn.Flatten(), nn.Linear(20, 2))
+    spaces = find_index_spaces(model, (3, 8, 8))
+    assert spaces.positions == {"0": 64, "2": 4, "4": 1}
+    assert spaces.input_sizes == {"0": (8, 8), "2": (), "4": ()}
+
+
 def test_a_layer_that_runs_twice_unites_the_channels_of_both_runs():
     shared = nn.Conv2d(4, 4, 3, padding=1)
     spaces = find_index_spaces(reading(shared, shared, nn.Conv2d(4, 2, 8), nn.Flatten()), SHAPE)
