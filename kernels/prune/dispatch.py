@@ -184,7 +184,7 @@ def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, 
 
 def is_compiled(grad: Tensor, mode: Mode) -> bool:
     """Return whether a compiled kernel prunes this gradient; log once if there is none for the mode."""
-    if mode == "unbiased":
+    if mode == "unbiased" and grad.device.type == "cuda":
         _report_plain_mode()
         return False
     return backend_of(grad) != "reference"
@@ -192,7 +192,7 @@ def is_compiled(grad: Tensor, mode: Mode) -> bool:
 
 @functools.cache
 def _report_plain_mode() -> None:
-    log.warning("prune_nm: mode 'unbiased' runs in plain torch, because it has no compiled kernels yet")
+    log.warning("prune_nm: mode 'unbiased' runs in plain torch on CUDA devices, because it has no CUDA kernels yet")
 
 
 def _prune_dense(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor | None) -> None:

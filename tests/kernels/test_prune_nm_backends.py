@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -54,7 +55,12 @@ def group_shapes(draw: st.DrawFn) -> tuple[int, int]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(gradients(special=True), group_shapes(), st.sampled_from(["magnitude", "random"]), st.integers(0, 2**64 - 1))
+@given(
+    gradients(special=True),
+    group_shapes(),
+    st.sampled_from(["magnitude", "random", "unbiased"]),
+    st.integers(0, 2**64 - 1),
+)
 def test_values_are_bit_equal_to_the_oracle(grad, group, mode, seed):
     compiled = kernels.prune_nm(grad, PruneRule(*group, mode), seed=seed)
     assert torch.equal(bits_of(compiled), bits_of(reference.prune_nm(grad, PruneRule(*group, mode), seed=seed)))
@@ -70,7 +76,7 @@ def test_rescaled_values_agree_with_the_oracle(grad, group, mode, rescale, seed)
     torch.testing.assert_close(compiled, expected, rtol=RELATIVE_TOLERANCE[grad.dtype], atol=0)
 
 
-@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("mode", ["magnitude", "random", "unbiased"])
 @pytest.mark.parametrize("m", range(2, 33))
 def test_every_group_shape_is_bit_equal_to_the_oracle(m, mode):
     # 96 channels: whole groups for ten of the sizes, a short last group for the rest; ties throughout.
@@ -112,7 +118,9 @@ def test_every_16_bit_value_is_rounded_as_by_the_oracle_in_the_ratio_of_a_channe
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("n", "m", "mode"), [(2, 4, "magnitude"), (8, 16, "magnitude"), (2, 4, "random")])
+@pytest.mark.parametrize(
+    ("n", "m", "mode"), [(2, 4, "magnitude"), (8, 16, "magnitude"), (2, 4, "random"), (2, 16, "unbiased")]
+)
 def test_results_that_are_written_past_the_caches_are_right(n, m, mode, dtype):
     # At least 16 MiB, with an incomplete tile and an incomplete block.
     grad = torch.randn(2**24 // 64 // dtype.itemsize + 5, 64, generator=torch.Generator().manual_seed(3)).to(dtype)
@@ -142,8 +150,10 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("mode", ["magnitude", "random"])
-@pytest.mark.parametrize("rescale", ["none", "group", "sample_channel", "channel"])
+@pytest.mark.parametrize(
+    ("mode", "rescale"),
+    [("unbiased", "none"), *itertools.product(["magnitude", "random"], ["none", "group", "sample_channel", "channel"])],
+)
 def test_result_does_not_depend_on_the_number_of_threads(mode, rescale):
     grad = torch.randn(17, 48, 13, 11)
     results = []
@@ -154,7 +164,7 @@ def test_result_does_not_depend_on_the_number_of_threads(mode, rescale):
     assert torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("mode", ["magnitude", "random", "unbiased"])
 @pytest.mark.parametrize("m", [4, 5, 8, 16, 32])
 def test_large_tensors_cross_blocks_and_tiles(m, mode):
     grad = torch.randn(40, 96, 14, 15).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)

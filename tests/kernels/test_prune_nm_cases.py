@@ -46,14 +46,15 @@ def test_sdgp_1_hand_cases(prune, dtype, grad, n, expected):
     assert prune(torch.tensor([grad], dtype=dtype), PruneRule(n, 4)).flatten().tolist() == expected
 
 
+@pytest.mark.parametrize("mode", ["magnitude", "unbiased"])
 @pytest.mark.parametrize("m", range(2, 33))
-def test_sdgp_1_n_equal_m_is_the_identity(prune, m):
+def test_sdgp_1_n_equal_m_is_the_identity(prune, m, mode):
     grad = torch.randn(2, 37, 3, 2)
-    assert torch.equal(prune(grad, PruneRule(m, m)), grad)
+    assert torch.equal(prune(grad, PruneRule(m, m, mode)), grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("mode", ["magnitude", "random", "unbiased"])
 @pytest.mark.parametrize("m", [2, 4, 8, 16, 32])
 def test_sdgp_2_exactly_n_survive_in_each_group(prune, m, mode, dtype):
     grad = torch.rand(2, 64, 3, 5).add(0.5).to(dtype)
@@ -135,7 +136,7 @@ def test_sdgp_3_l1_norm_is_that_of_the_dense_gradient(prune, rescale):
     torch.testing.assert_close(rescaled.abs().sum(dims), grad.abs().sum(dims), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("mode", ["magnitude", "random", "unbiased"])
 @pytest.mark.parametrize("channels", [16, 13])
 def test_sdgp_6_layouts_give_the_same_result(prune, mode, channels):
     grad = torch.randn(3, channels, 5, 4)
@@ -229,7 +230,7 @@ def test_sdgp_8_masks_of_neighbours_are_independent(prune, n, m, apart):
     assert deviation.abs().max() < 4.5
 
 
-@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("mode", ["magnitude", "random", "unbiased"])
 def test_sdgp_9_a_short_last_group_keeps_min_n_and_its_size(prune, mode):
     grad = torch.rand(3, 10, 4, 4) + 1
     survivors = prune(grad, PruneRule(3, 4, mode)) != 0

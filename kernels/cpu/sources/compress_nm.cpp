@@ -47,9 +47,10 @@ void compress_pixels(const typename Format::Bits* pixel, const uint8_t* keep_bit
 }
 
 // Pixels of a chunk: a multiple of 8, so that its random numbers start at a whole Philox block, unless a pixel has one.
-inline int64_t compressed_pixels(int64_t channels) {
-    const int64_t pixels = std::max<int64_t>(1, chunk_elements / channels);
-    return channels % 8 == 0 ? pixels : (pixels + 7) / 8 * 8;
+inline int64_t compressed_pixels(const Problem& problem) {
+    const int64_t pixels = std::max<int64_t>(1, chunk_elements / problem.channels);
+    const bool whole = problem.mode == mode_unbiased ? problem.groups_per_pixel() % 4 == 0 : problem.channels % 8 == 0;
+    return whole ? pixels : (pixels + 7) / 8 * 8;
 }
 
 // Memory of each thread for keep bits and pruned elements.
@@ -70,11 +71,19 @@ template <class Format>
 void compress_without_rescaling(const Problem& problem, const Result& result) {
     using Bits = typename Format::Bits;
     const int64_t channels = problem.channels, all_pixels = problem.samples * problem.pixels;
-    const int64_t chunk_pixels = compressed_pixels(channels), chunks = (all_pixels + chunk_pixels - 1) / chunk_pixels;
+    const int64_t chunk_pixels = compressed_pixels(problem), chunks = (all_pixels + chunk_pixels - 1) / chunk_pixels;
+    const bool unbiased = problem.mode == mode_unbiased;
     ThreadMemory<uint8_t> keep_bits(problem.threads, keep_bytes(chunk_pixels * channels));
+    ThreadMemory<Bits> sampled(problem.threads, unbiased ? chunk_pixels * channels : 0);
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         const int64_t pixel = chunk * chunk_pixels, pixels = std::min(chunk_pixels, all_pixels - pixel);
+        if (unbiased) {  // the kept values are not those of the gradient
+            const Target<Format, Output::values_and_keep_bits> to{sampled.own(), keep_bits.own()};
+            prune_pixels(problem, pixel, pixels, to);
+            compress_pixels<Format>(to.values, to.keep_bits, pixels, channels, nullptr, result.part(pixel, pixels));
+            continue;
+        }
         const Target<Format, Output::keep_bits> to{nullptr, keep_bits.own()};
         prune_pixels(problem, pixel, pixels, to);
         compress_pixels<Format>(static_cast<const Bits*>(problem.grad) + pixel * channels, to.keep_bits, pixels, channels,

@@ -129,17 +129,16 @@ HOST_DEVICE void store_bits(uint8_t* bits, int64_t element, Vector<Bits> mask) {
 #endif
 }
 
-// Returns whether two vectors are equal in some lane.
-template <class Bits>
-HOST_DEVICE bool equal_anywhere(Vector<Bits> a, Vector<Bits> b) {
-    const auto equal = a == b;
+// Returns whether a comparison holds in some lane.
+template <class Vec>
+HOST_DEVICE bool any_lane(Vec condition) {
 #if defined(__AVX512BW__)
-    return _mm512_test_epi64_mask((__m512i)equal, (__m512i)equal) != 0;
+    return _mm512_test_epi64_mask((__m512i)condition, (__m512i)condition) != 0;
 #elif defined(__AVX2__)
-    return !_mm256_testz_si256((__m256i)equal, (__m256i)equal);
+    return !_mm256_testz_si256((__m256i)condition, (__m256i)condition);
 #else
     uint64_t words[vector_bytes / 8], any = 0;
-    std::memcpy(words, &equal, sizeof words);
+    std::memcpy(words, &condition, sizeof words);
     for (uint64_t word : words) any |= word;
     return any != 0;
 #endif
@@ -279,6 +278,21 @@ HOST_DEVICE void philox_halves(uint64_t first, uint64_t step, uint64_t seed, Vec
         half[2 * w] = (Vector<int16_t>)((even & 0xffffu) | (odd << 16));
         half[2 * w + 1] = (Vector<int16_t>)((even >> 16) | (odd & 0xffff0000u));
     }
+}
+
+// Computes the words of the Philox blocks first, first + 1, ..., in order: two vectors have as many words as lanes<uint64_t>
+// blocks.
+HOST_DEVICE void philox_words(uint64_t first, uint64_t seed, Vector<uint32_t> (&words)[2]) {
+    using Word = Vector<uint64_t>;
+    using Sequence = std::make_index_sequence<lanes<uint64_t>>;
+    Word counter;
+    UNROLL
+    for (int i = 0; i < lanes<uint64_t>; ++i) counter[i] = first + static_cast<uint64_t>(i);
+    const PhiloxBlock<Word> block = philox4x32(counter, seed);
+    const Word low = (block.word[0] & 0xffffffffu) | (block.word[1] << 32);
+    const Word high = (block.word[2] & 0xffffffffu) | (block.word[3] << 32);
+    words[0] = (Vector<uint32_t>)interleave_low(low, high, Sequence{});
+    words[1] = (Vector<uint32_t>)interleave_high(low, high, Sequence{});
 }
 
 // Returns the value in lanes whose bit is set, otherwise 0. Bit first + e of `bits` belongs to lane e; `first` is a

@@ -11,6 +11,9 @@
 
 namespace pdt {
 
+// Position in MODES of kernels/prune/rule.py.
+enum Mode { mode_magnitude = 0, mode_random = 1, mode_unbiased = 2 };
+
 // A gradient in channels-last order. `pruned` may be `grad`.
 struct Problem {
     const void* grad;
@@ -114,7 +117,7 @@ struct Tile {
             sort_descending<M>(sorted);  // the order of the channels does not matter
             const Vec threshold = sorted[n - 1];
             // If no group has equal keys on both sides of the cut, the threshold decides.
-            if (n < M && equal_anywhere<Bits>(threshold, sorted[n]))
+            if (n < M && any_lane(threshold == sorted[n]))
                 break_ties(from, to, threshold, n);
             else
                 store_reaching(from, to, threshold, std::make_index_sequence<M>{});
@@ -302,27 +305,6 @@ void prune_any_groups_at_random(const Problem& problem, const Run<Format, What>&
             run.to.write_one(place, run.from[place], static_cast<Bits>(keep));
         }
     }
-}
-
-// ---- selection of the path ----
-
-template <class Format, int M, Output What>
-void prune_with(const Problem& problem, const Run<Format, What>& run) {
-    const bool whole = problem.whole_groups() && problem.m == M;
-    if (whole && problem.mode == 0) return prune_whole_groups<Format, M>(problem, run);
-    if (whole && run.first * M % 8 == 0) return prune_whole_groups_at_random<Format, M>(problem, run);
-    const Run<Format, Target<Format, What>::unstreamed> plain{run.first, run.last, run.from, run.to.with_values(run.to.values)};
-    if (problem.mode == 0) return prune_any_groups<Format, M>(problem, plain);
-    prune_any_groups_at_random<Format>(problem, plain);
-}
-
-template <class Format, Output What>
-void prune_run(const Problem& problem, const Run<Format, What>& run) {
-    if (problem.m <= 2) return prune_with<Format, 2>(problem, run);
-    if (problem.m <= 4) return prune_with<Format, 4>(problem, run);
-    if (problem.m <= 8) return prune_with<Format, 8>(problem, run);
-    if (problem.m <= 16) return prune_with<Format, 16>(problem, run);
-    return prune_with<Format, 32>(problem, run);
 }
 
 }  // namespace pdt

@@ -11,7 +11,7 @@
 
 #include "channel_sums.h"
 #include "group_ratio.h"
-#include "prune_blocks.h"
+#include "prune_run.h"
 
 namespace pdt {
 
@@ -131,8 +131,8 @@ template <class Work>
 int run_checked(const Problem& problem, int format, const Work& work) {
     const bool valid = problem.samples >= 0 && problem.pixels >= 0 && problem.channels >= 0 && problem.m >= 2 &&
                        problem.m <= 32 && problem.n >= 1 && problem.n <= problem.m && format >= 0 && format <= 2 &&
-                       problem.mode >= 0 && problem.mode <= 1 && problem.scope >= 0 && problem.scope <= 4 &&
-                       problem.threads >= 1;
+                       problem.mode >= 0 && problem.mode <= 2 && problem.scope >= 0 && problem.scope <= 4 &&
+                       (problem.mode != mode_unbiased || problem.scope == scope_none) && problem.threads >= 1;
     if (!valid) return 1;
     if (problem.samples == 0 || problem.pixels == 0 || problem.channels == 0) return 0;
     try {
