@@ -75,8 +75,8 @@ def gradients(draw: st.DrawFn) -> Tensor:
 @st.composite
 def rules(draw: st.DrawFn) -> PruneRule:
     m = draw(st.one_of(st.sampled_from([2, 4, 8, 16, 32]), st.integers(2, 32)))
-    return PruneRule(draw(st.integers(1, m)), m, draw(st.sampled_from(["magnitude", "random"])),
-                     draw(st.sampled_from(SCOPES)))  # fmt: skip
+    mode = draw(st.sampled_from(["magnitude", "random", "unbiased"]))
+    return PruneRule(draw(st.integers(1, m)), m, mode, draw(st.sampled_from(SCOPES)) if mode != "unbiased" else "none")
 
 
 @pytest.mark.usefixtures("compiled_compression")
@@ -89,7 +89,7 @@ def test_the_compressed_gradient_is_the_pruned_one(grad, rule, seed):
 
 
 @pytest.mark.usefixtures("compiled_compression")
-@pytest.mark.parametrize("mode", ["magnitude", "random"])
+@pytest.mark.parametrize("mode", ["magnitude", "random", "unbiased"])
 @pytest.mark.parametrize("m", range(2, 33))
 def test_every_group_shape(m, mode):
     # 96 channels: whole groups for ten of the sizes, a short last group for the rest; ties throughout.
@@ -113,6 +113,9 @@ def test_many_chunks_and_blocks(shape, rescale, dtype):
     grad[::3] = (grad[::3] * 2).round()  # ties
     for mode, n, m in (("magnitude", 2, 4), ("random", 2, 16), ("magnitude", 1, 32), ("random", 3, 7)):
         assert_compresses(grad, PruneRule(n, m, mode, rescale), seed=3)
+    if rescale == "none":
+        for n, m in ((2, 4), (2, 16), (3, 7), (9, 32)):
+            assert_compresses(grad, PruneRule(n, m, "unbiased"), seed=3)
 
 
 @pytest.mark.usefixtures("compiled_compression")
