@@ -92,11 +92,12 @@ def measure(name: str, methods: list[str], pairs: int, profiled: bool, found: Pa
         print_profile(f"{name}: dense", dense, found)
     for text in methods:
         label = f"{name}: {text} / dense"
-        trainer = new_trainer(setting, method=MethodChoice.read(text).build())
+        method = MethodChoice.read(text).build()
+        trainer = new_trainer(setting, method=method)
         steps = steps_of(trainer)
         if label not in found:
             ratio = interleaved_ratio(steps, dense, pairs)
-            backends = trainer.method.record(trainer.ctx)
+            backends = method.record(trainer.ctx)
             print("  " + ", ".join(f"{layer} {backend}" for layer, backend in backends["backends"].items()))
             save(label, ratio, found, **backends)
         if profiled:
