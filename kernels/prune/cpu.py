@@ -71,7 +71,7 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int) -> None:
         grad: (N, K, P, Q), dense in channels-last order, or (rows, K) contiguous; fp32, bf16 or fp16, on the CPU.
         pruned: Result, with the same shape, dtype and order.
         rule: Channels to keep, and how to rescale them.
-        seed: Seed of `random` masks, 0 to 2^64 - 1.
+        seed: Seed of random masks, 0 to 2^64 - 1.
 
     Raises:
         MemoryError: The sums for the rescaling cannot be allocated.

@@ -19,7 +19,7 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor 
         grad: (N, K, P, Q) or (rows, K), not empty; fp32, bf16 or fp16.
         pruned: Result, with the same shape, dtype and order.
         rule: Channels to keep, and how to rescale them.
-        seed: Seed of `random` masks, 0 to 2^64 - 1.
+        seed: Seed of random masks, 0 to 2^64 - 1.
         key: Zero-dimensional int64 tensor on the same device, whose 64 bits replace the seed.
     """
     aligned = grad.data_ptr() % 16 == 0 and pruned.data_ptr() % 16 == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -13,8 +12,6 @@ from torch import Tensor
 from kernels.prune import cpu, cuda, reference
 from kernels.prune.arguments import checked, dtype_name, is_channels_last, may_overlap, to_channels_last
 from kernels.prune.rule import Mode, PruneRule, Scope
-
-log = logging.getLogger("pdt.kernels")
 
 COMPRESSED_DTYPES = (torch.bfloat16, torch.float16)
 COMPRESSED_GROUPS = (4, 8, 16)
@@ -183,16 +180,8 @@ def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, 
 
 
 def is_compiled(grad: Tensor, mode: Mode) -> bool:
-    """Return whether a compiled kernel prunes this gradient; log once if there is none for the mode."""
-    if mode == "unbiased" and grad.device.type == "cuda":
-        _report_plain_mode()
-        return False
+    """Return whether a compiled kernel prunes this gradient."""
     return backend_of(grad) != "reference"
-
-
-@functools.cache
-def _report_plain_mode() -> None:
-    log.warning("prune_nm: mode 'unbiased' runs in plain torch on CUDA devices, because it has no CUDA kernels yet")
 
 
 def _prune_dense(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor | None) -> None:

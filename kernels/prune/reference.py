@@ -79,7 +79,7 @@ def keep_mask(grad: Tensor, rule: PruneRule, seed: int = 0) -> Tensor:
     Args:
         grad: (N, K, P, Q) or (rows, K).
         rule: Rule of selection; its rescaling is ignored.
-        seed: Seed of `random` and `unbiased` masks, 0 to 2^64 - 1.
+        seed: Seed of random masks, 0 to 2^64 - 1.
     """
     if rule.mode == "unbiased":
         return _sample_unbiased(grad, rule, seed)[0]

@@ -29,12 +29,13 @@ MOST_REGISTERS = {"prune_units": 64, "prune_and_multiply": 64, "prune_and_compre
 def kernels_of(n: int, m: int) -> list[str]:
     """Return every kernel that a plan may contain for n:m."""
     found: dict[str, None] = {}
-    for dtype, mode in itertools.product(plans.FORMATS, MODES[:2]):
+    for dtype, mode in itertools.product(plans.FORMATS, MODES):
         for shape in (Shape(2, 9, 64), Shape(2, 9, 63), Shape(5, 1, 64, matrix=True)):
-            for rescale, shared in itertools.product(("none", "group", "sample_channel", "channel"), (2**20, 0)):
+            scopes = ("none",) if mode == "unbiased" else ("none", "group", "sample_channel", "channel")
+            for rescale, shared in itertools.product(scopes, (2**20, 0)):
                 planned = plans.plan_prune(shape, dtype, PruneRule(n, m, mode, rescale), True, shared)
                 found.update({launch.kernel: None for launch in planned.launches})
-        if n <= 2 and m in (4, 8, 16) and dtype != "float32":
+        if n <= 2 and m in (4, 8, 16) and dtype != "float32" and mode != "unbiased":
             found[plans.plan_compress(Shape(1, 1, 16), dtype, PruneRule(n, m, mode)).kernel] = None
     return list(found)
 
@@ -182,6 +183,11 @@ def test_cupy_compiles_the_same_code(tmp_path):
         assert found[0] == found[1]
 
 
+def is_unbiased(name: str) -> bool:
+    """Return whether a kernel samples: its last two template arguments are the mode and a bool."""
+    return re.search(rf"ELi{MODES.index('unbiased')}ELb[01]E", name) is not None
+
+
 def may_spill(name: str, m: int) -> bool:
     """Return whether a register may be spilled: in the slow kernel for any shape with 32 keys."""
     return "prune_any" in name and m == 32
@@ -196,7 +202,8 @@ def test_no_kernel_spills_or_uses_local_memory(compiled):
         rescales = "prune_units" in name and "ELb1E" in name
         for kernel, most in MOST_REGISTERS.items():
             if kernel in name and compiled.m <= 16 and not rescales:
-                assert usage["REG"] <= most, (name, usage["REG"])
+                # Sampling needs the magnitudes next to the values.
+                assert usage["REG"] <= (96 if is_unbiased(name) else most), (name, usage["REG"])
 
 
 def test_the_fast_kernels_read_and_write_16_bytes_at_a_time(compiled):
@@ -218,11 +225,11 @@ def test_the_fast_kernels_read_and_write_16_bytes_at_a_time(compiled):
     assert looked_at
 
 
-def test_memory_and_not_arithmetic_bounds_the_kernels_without_rescaling(compiled):
+def test_memory_and_not_arithmetic_bounds_the_kernels_that_select(compiled):
     # An H200 copies about 1.1e12 16-bit elements a second and issues about 27 instructions for each, half of them on
     # the units that compare and select; 32-bit elements have twice that.
     for name, opcodes in compiled.instructions.items():
-        if "prune_units" not in name or "ELb1E" in name:
+        if "prune_units" not in name or "ELb1E" in name or is_unbiased(name):
             continue
         size = 4 if "Float32" in name else 2
         elements = 16 // size * sum(bool(re.match(r"LDG\.E\.\S*128", opcode)) for opcode in opcodes)

@@ -42,11 +42,21 @@ __global__ void __launch_bounds__(256) prune_any(const typename Format::Bits* gr
             keep[i] = keep_at_random(static_cast<int32_t>(number % 2 ? word >> 16 : word & 0xffffu), size - i, needed);
         }
     } else {
-        int32_t key[M];
-        UNROLL
-        for (int i = 0; i < M; ++i)
-            key[i] = i < size ? magnitude_key<int32_t>(value[i], Format::without_sign, Format::infinity + 1) : -1;
-        keep_largest<M>(key, N, keep);
+        bool sampled = false;
+        if constexpr (MODE == mode_unbiased) {
+            const PhiloxBlock<uint64_t> block = philox4x32(static_cast<uint64_t>(group) / 4, read_seed(seed_memory, seed));
+            sampled = sample_group<Format, M>(value, N, uniform_of_group(block, static_cast<uint64_t>(group)));
+        }
+        if (sampled) {
+            UNROLL
+            for (int i = 0; i < M; ++i) keep[i] = -1;
+        } else {
+            int32_t key[M];
+            UNROLL
+            for (int i = 0; i < M; ++i)
+                key[i] = i < size ? magnitude_key<int32_t>(value[i], Format::without_sign, Format::infinity + 1) : -1;
+            keep_largest<M>(key, N, keep);
+        }
     }
     float dense = 0.0f, kept = 0.0f;
     UNROLL

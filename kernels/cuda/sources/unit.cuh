@@ -3,13 +3,40 @@
 
 #include "float_formats.h"
 #include "group_selection.h"
+#include "unbiased_sampling.h"
 
 namespace pdt {
 
-enum Mode { mode_magnitude = 0, mode_random = 1 };
+enum Mode { mode_magnitude = 0, mode_random = 1, mode_unbiased = 2 };
 
 // Key of random masks: an argument of the launch, or device memory, which a replayed graph reads again.
 HOST_DEVICE uint64_t read_seed(const uint64_t* memory, uint64_t number) { return memory ? *memory : number; }
+
+// Uniform number of a group; `block` is Philox block group / 4. The word is selected by comparison, because an index known
+// only at run time would put the block into local memory.
+HOST_DEVICE float uniform_of_group(const PhiloxBlock<uint64_t>& block, uint64_t group) {
+    const uint64_t low = group & 1 ? block.word[1] : block.word[0];
+    const uint64_t high = group & 1 ? block.word[3] : block.word[2];
+    return uniform_of<float>(static_cast<uint32_t>(group & 2 ? high : low));
+}
+
+// Samples a group of M channels, of which missing ones have the value 0. If the sum of its magnitudes is not finite, nothing
+// is changed, and the result is false.
+template <class Format, int M>
+HOST_DEVICE bool sample_group(typename Format::Bits (&bits)[M], int n, float uniform) {
+    using Bits = typename Format::Bits;
+    float value[M];
+    UNROLL
+    for (int i = 0; i < M; ++i) value[i] = Format::decode(static_cast<Bits>(bits[i] & Format::without_sign));
+    const float total = sample_unbiased<M>(value, n, uniform);
+    if (!(total < float_of_bits(0x7f800000u))) return false;
+    UNROLL
+    for (int i = 0; i < M; ++i) {
+        const Bits sampled = Format::encode(value[i]);
+        bits[i] = static_cast<Bits>(sampled != 0 ? sampled | (bits[i] & ~Format::without_sign) : 0);
+    }
+    return true;
+}
 
 // A unit has at least 16 bytes, one group, and in random mode one Philox block.
 template <class Format, int M, int MODE>
@@ -74,6 +101,7 @@ struct Unit {
     // Sets keep[i] to all ones if element i is kept, otherwise to 0. `first` is the index of element 0 in the gradient.
     template <int N>
     HOST_DEVICE void select(int64_t first, uint64_t seed, int32_t (&keep)[elements]) const {
+        static_assert(MODE != mode_unbiased, "values change, so that a mask is not enough");
         if constexpr (MODE == mode_random)
             select_at_random<N>(first, seed, keep);
         else
@@ -93,9 +121,13 @@ struct Unit {
 
     template <int N>
     HOST_DEVICE void prune(int64_t first, uint64_t seed) {
-        int32_t keep[elements];
-        select<N>(first, seed, keep);
-        apply(keep);
+        if constexpr (MODE == mode_unbiased) {
+            sample<N>(first, seed);
+        } else {
+            int32_t keep[elements];
+            select<N>(first, seed, keep);
+            apply(keep);
+        }
     }
 
     // A pruned element stays exactly zero even if the ratio is not finite.
@@ -117,24 +149,52 @@ struct Unit {
     HOST_DEVICE void select_by_magnitude(int32_t (&keep)[elements]) const {
         UNROLL
         for (int start = 0; start < elements; start += M) {
-            int32_t key[M], kept[M];
-            UNROLL
-            for (int i = 0; i < M; ++i)
-                key[i] = magnitude_key<int32_t>(static_cast<int32_t>(get(start + i)), Format::without_sign,
-                                                Format::infinity + 1);
-            if constexpr (size == 2) {
-                // A 16-bit magnitude leaves room for the index, so that all keys differ.
-                int32_t sorted[M];
-                UNROLL
-                for (int i = 0; i < M; ++i) sorted[i] = key[i] = key[i] << 16 | (M - 1 - i);
-                sort_descending<M>(sorted);
-                UNROLL
-                for (int i = 0; i < M; ++i) kept[i] = Lane<int32_t>::mask(key[i] >= sorted[N - 1]);
-            } else {
-                keep_largest<M>(key, N, kept);
-            }
+            int32_t kept[M];
+            select_group<N>(start, kept);
             UNROLL
             for (int i = 0; i < M; ++i) keep[start + i] = kept[i];
+        }
+    }
+
+    // Selects the N largest of the group that starts at an element of the unit.
+    template <int N>
+    HOST_DEVICE void select_group(int start, int32_t (&kept)[M]) const {
+        int32_t key[M];
+        UNROLL
+        for (int i = 0; i < M; ++i)
+            key[i] = magnitude_key<int32_t>(static_cast<int32_t>(get(start + i)), Format::without_sign,
+                                            Format::infinity + 1);
+        if constexpr (size == 2) {
+            // A 16-bit magnitude leaves room for the index, so that all keys differ.
+            int32_t sorted[M];
+            UNROLL
+            for (int i = 0; i < M; ++i) sorted[i] = key[i] = key[i] << 16 | (M - 1 - i);
+            sort_descending<M>(sorted);
+            UNROLL
+            for (int i = 0; i < M; ++i) kept[i] = Lane<int32_t>::mask(key[i] >= sorted[N - 1]);
+        } else {
+            keep_largest<M>(key, N, kept);
+        }
+    }
+
+    template <int N>
+    HOST_DEVICE void sample(int64_t first, uint64_t seed) {
+        static_assert(elements / M <= 4, "the groups of a unit share a Philox block");
+        const uint64_t group = static_cast<uint64_t>(first) / M;
+        const PhiloxBlock<uint64_t> block = philox4x32(group / 4, seed);
+        UNROLL
+        for (int start = 0; start < elements; start += M) {
+            Bits bits[M];
+            UNROLL
+            for (int i = 0; i < M; ++i) bits[i] = get(start + i);
+            if (!sample_group<Format, M>(bits, N, uniform_of_group(block, group + start / M))) {
+                int32_t kept[M];
+                select_group<N>(start, kept);
+                UNROLL
+                for (int i = 0; i < M; ++i) bits[i] = static_cast<Bits>(bits[i] & kept[i]);
+            }
+            UNROLL
+            for (int i = 0; i < M; ++i) set(start + i, bits[i]);
         }
     }
 
