@@ -189,18 +189,18 @@ HOST_DEVICE Vector<typename Format::Bits> rescaled(Vector<typename Format::Bits>
     return (Wide<Format>::encode(value) & nonzero) | (bits & ~nonzero);
 }
 
-// Multiplies pixels by the ratios of their channels, in place.
+// Multiplies pixels by the ratios of their channels; `to` may be `from`.
 template <class Format>
-void multiply_pixels(const ChannelSums<Format>& shape, typename Format::Bits* pixel, int64_t count,
-                     const Vector<float>* ratio) {
-    using Bits = typename Format::Bits;
+void multiply_pixels(const ChannelSums<Format>& shape, const typename Format::Bits* from, typename Format::Bits* to,
+                     int64_t count, const Vector<float>* ratio) {
     constexpr int parts = Wide<Format>::parts;
-    for (int64_t p = 0; p < count; ++p, pixel += shape.channels)
-        for (int64_t row = 0; row < shape.rows; ++row) {
-            Bits* place = pixel + row * shape.width;
-            const int64_t left = shape.channels - row * shape.width;
-            store_first(place, rescaled<Format>(load_first(place, left), ratio + row * parts), left);
-        }
+    const int64_t whole = shape.channels / shape.width * shape.width, left = shape.channels - whole;
+    for (int64_t p = 0; p < count; ++p, from += shape.channels, to += shape.channels) {
+        const Vector<float>* row = ratio;
+        for (int64_t c = 0; c < whole; c += shape.width, row += parts)
+            store<typename Format::Bits>(to + c, rescaled<Format>(load<typename Format::Bits>(from + c), row));
+        if (left > 0) store_first(to + whole, rescaled<Format>(load_first(from + whole, left), row), left);
+    }
 }
 
 }  // namespace pdt

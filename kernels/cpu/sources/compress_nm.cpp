@@ -32,17 +32,22 @@ struct Result {
     }
 };
 
-// Compresses pixels; multiplies them by the ratios of their channels if `ratio` is not null.
+// Compresses pixels.
 template <class Format>
-void compress_pixels(const typename Format::Bits* pixel, const uint8_t* keep_bits, int64_t pixels, int64_t channels,
-                     const Vector<float>* ratio, Compressed to) {
-    constexpr int width = lanes<typename Format::Bits>, parts = Wide<Format>::parts;
-    for (int64_t p = 0; p < pixels; ++p, pixel += channels)
-        for (int64_t c = 0; c < channels; c += width) {
-            const int64_t left = std::min<int64_t>(width, channels - c);
-            auto value = load_first(pixel + c, left);
-            if (ratio != nullptr) value = rescaled<Format>(value, ratio + c / width * parts);
-            append_kept<Format>(value, bits_from(keep_bits, p * channels + c, static_cast<int>(left)), c, to);
+void compress_pixels(const Problem& problem, const typename Format::Bits* pixel, const uint8_t* keep_bits,
+                     int64_t pixels, Compressed to) {
+    constexpr int width = lanes<typename Format::Bits>;
+    const int64_t channels = problem.channels, elements = pixels * channels;
+    int64_t done = 0;
+    if (problem.whole_groups() && 64 % problem.m == 0 && (channels % 64 == 0 || 64 % channels == 0)) {
+        const KeptWords<Format> words{channels, 64 / problem.m * problem.n};
+        done = 64 * words.compress(pixel, keep_bits, elements / 64, to);
+    }
+    for (int64_t p = done / channels, c = done % channels; p < pixels; ++p, c = 0)
+        for (; c < channels; c += width) {
+            const int64_t left = std::min<int64_t>(width, channels - c), element = p * channels + c;
+            append_kept<Format>(load_first(pixel + element, left),
+                                bits_from(keep_bits, element, static_cast<int>(left)), c, to);
         }
 }
 
@@ -81,14 +86,27 @@ void compress_without_rescaling(const Problem& problem, const Result& result) {
         if (unbiased) {  // the kept values are not those of the gradient
             const Target<Format, Output::values_and_keep_bits> to{sampled.own(), keep_bits.own()};
             prune_pixels(problem, pixel, pixels, to);
-            compress_pixels<Format>(to.values, to.keep_bits, pixels, channels, nullptr, result.part(pixel, pixels));
+            compress_pixels<Format>(problem, to.values, to.keep_bits, pixels, result.part(pixel, pixels));
             continue;
         }
         const Target<Format, Output::keep_bits> to{nullptr, keep_bits.own()};
         prune_pixels(problem, pixel, pixels, to);
-        compress_pixels<Format>(static_cast<const Bits*>(problem.grad) + pixel * channels, to.keep_bits, pixels, channels,
-                                nullptr, result.part(pixel, pixels));
+        compress_pixels<Format>(problem, static_cast<const Bits*>(problem.grad) + pixel * channels, to.keep_bits, pixels,
+                                result.part(pixel, pixels));
     }
+}
+
+// Prunes whole pixels into keep bits and, in `pruned`, into values.
+template <class Format>
+void prune_into(const Problem& problem, int64_t first_pixel, int64_t pixels, uint8_t* keep_bits,
+                typename Format::Bits* pruned) {
+    using Bits = typename Format::Bits;
+    const Target<Format, Output::keep_bits> to{nullptr, keep_bits};
+    prune_pixels(problem, first_pixel, pixels, to);
+    const Bits* grad = static_cast<const Bits*>(problem.grad) + first_pixel * problem.channels;
+    const int64_t elements = pixels * problem.channels;
+    for (int64_t e = 0; e < elements; e += lanes<Bits>)
+        store_first(pruned + e, keep_where<Bits>(keep_bits, e, load_first(grad + e, elements - e)), elements - e);
 }
 
 // Ratio per group or per row. A chunk is pruned and rescaled in memory of its thread, and compressed from there.
@@ -107,13 +125,13 @@ void compress_and_rescale_runs(const Problem& problem, const Result& result) {
         const int64_t pixel = chunk * chunk_pixels, pixels = std::min(chunk_pixels, all_pixels - pixel);
         const Target<Format, Output::values_and_keep_bits> to{pruned.own(), keep_bits.own()};
         if (by_groups) {
-            prune_pixels(problem, pixel, pixels, to);
+            prune_into<Format>(problem, pixel, pixels, to.keep_bits, to.values);
             rescale_groups_of<Format>(problem.m, static_cast<const Bits*>(problem.grad) + pixel * channels, to.values,
                                       to.values, pixels * channels);
         } else {
             prune_and_rescale_chunk(problem, shape, pixel, pixels, to, sums.own());
         }
-        compress_pixels<Format>(to.values, to.keep_bits, pixels, channels, nullptr, result.part(pixel, pixels));
+        compress_pixels<Format>(problem, to.values, to.keep_bits, pixels, result.part(pixel, pixels));
     }
 }
 
@@ -136,21 +154,22 @@ void keep_and_sum(const Problem& problem, const ChannelSums<Format>& shape, cons
     for (int64_t pixel = 0; pixel < pixels; pixel += kept.chunk_pixels, keep_bits += kept.chunk_bytes) {
         const int64_t count = std::min(kept.chunk_pixels, pixels - pixel);
         add_magnitudes<Format>(shape, grad + pixel * problem.channels, count, shape.dense(sums));
-        const Target<Format, Output::values_and_keep_bits> to{pruned, keep_bits};
-        prune_pixels(problem, first_pixel + pixel, count, to);
+        prune_into<Format>(problem, first_pixel + pixel, count, keep_bits, pruned);
         add_magnitudes<Format>(shape, pruned, count, shape.kept(sums));
     }
 }
 
+// Multiplies pixels by the ratios of their channels, in `scratch` for a chunk, and compresses them.
 template <class Format>
-void compress_kept(const Problem& problem, const KeptPixels& kept, int64_t first_pixel, int64_t pixels,
-                   const uint8_t* keep_bits, const Vector<float>* ratio, const Result& result) {
+void rescale_and_compress(const Problem& problem, const ChannelSums<Format>& shape, const KeptPixels& kept,
+                          int64_t first_pixel, int64_t pixels, const uint8_t* keep_bits, const Vector<float>* ratio,
+                          typename Format::Bits* scratch, const Result& result) {
     using Bits = typename Format::Bits;
     const Bits* grad = static_cast<const Bits*>(problem.grad) + first_pixel * problem.channels;
     for (int64_t pixel = 0; pixel < pixels; pixel += kept.chunk_pixels, keep_bits += kept.chunk_bytes) {
         const int64_t count = std::min(kept.chunk_pixels, pixels - pixel);
-        compress_pixels<Format>(grad + pixel * problem.channels, keep_bits, count, problem.channels, ratio,
-                                result.part(first_pixel + pixel, count));
+        multiply_pixels<Format>(shape, grad + pixel * problem.channels, scratch, count, ratio);
+        compress_pixels<Format>(problem, scratch, keep_bits, count, result.part(first_pixel + pixel, count));
     }
 }
 
@@ -170,7 +189,8 @@ void compress_and_rescale_samples(const Problem& problem, const Result& result) 
         shape.clear(sums);
         keep_and_sum(problem, shape, kept, first, problem.pixels, keep_bits.own(), pruned.own(), sums);
         shape.divide(sums);
-        compress_kept<Format>(problem, kept, first, problem.pixels, keep_bits.own(), shape.dense(sums), result);
+        rescale_and_compress(problem, shape, kept, first, problem.pixels, keep_bits.own(), shape.dense(sums),
+                             pruned.own(), result);
     }
 }
 
@@ -197,8 +217,8 @@ void compress_and_rescale_batch(const Problem& problem, const Result& result) {
     const Vector<float>* ratio = shape.ratios(sums_of_blocks, blocks);
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
     for (int64_t block = 0; block < blocks; ++block)
-        compress_kept<Format>(problem, kept, block * block_pixels, pixels_of(block),
-                              keep_bits.data() + block * block_bytes, ratio, result);
+        rescale_and_compress(problem, shape, kept, block * block_pixels, pixels_of(block),
+                             keep_bits.data() + block * block_bytes, ratio, pruned.own(), result);
 }
 
 template <class Format>

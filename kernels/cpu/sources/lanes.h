@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #if defined(__x86_64__)
@@ -126,6 +127,38 @@ HOST_DEVICE void store_bits(uint8_t* bits, int64_t element, Vector<Bits> mask) {
         *to = static_cast<uint8_t>(word);
     else
         *to = static_cast<uint8_t>(element % 8 == 0 ? word : *to | word << 4);
+#endif
+}
+
+// Integer with one bit per lane.
+#if defined(__AVX512BW__)
+constexpr bool has_mask_words = true;
+template <class Bits>
+using MaskWord = std::conditional_t<sizeof(Bits) == 2, uint32_t, uint16_t>;
+#elif defined(__AVX2__)
+constexpr bool has_mask_words = true;
+template <class Bits>
+using MaskWord = std::conditional_t<sizeof(Bits) == 2, uint16_t, uint8_t>;
+#else
+constexpr bool has_mask_words = false;
+template <class Bits>
+using MaskWord = uint8_t;
+#endif
+
+// Returns in which lanes a >= b.
+template <class Bits>
+HOST_DEVICE MaskWord<Bits> at_least(Vector<Bits> a, Vector<Bits> b) {
+#if defined(__AVX512BW__)
+    if constexpr (sizeof(Bits) == 2)
+        return _mm512_cmpge_epi16_mask((__m512i)a, (__m512i)b);
+    else
+        return _mm512_cmpge_epi32_mask((__m512i)a, (__m512i)b);
+#else
+    uint8_t bits[4] = {};
+    store_bits<Bits>(bits, 0, a >= b);
+    MaskWord<Bits> word;
+    std::memcpy(&word, bits, sizeof word);
+    return word;
 #endif
 }
 
@@ -298,7 +331,7 @@ HOST_DEVICE void philox_words(uint64_t first, uint64_t seed, Vector<uint32_t> (&
 // Returns the value in lanes whose bit is set, otherwise 0. Bit first + e of `bits` belongs to lane e; `first` is a
 // multiple of the number of lanes.
 template <class Bits>
-HOST_DEVICE Vector<Bits> keep_where(const uint8_t* bits, int first, Vector<Bits> value) {
+HOST_DEVICE Vector<Bits> keep_where(const uint8_t* bits, int64_t first, Vector<Bits> value) {
 #if defined(__AVX512BW__)
     if constexpr (sizeof(Bits) == 2) {
         uint32_t mask;

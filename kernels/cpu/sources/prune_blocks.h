@@ -107,6 +107,10 @@ struct Tile {
     // Prunes a tile by magnitude; the values may replace `from`. The whole tile is loaded before anything is stored.
     template <Output What>
     static HOST_DEVICE void prune(const Bits* from, const Target<Format, What>& to, int n) {
+        if constexpr (What == Output::keep_bits && M >= 4 && has_mask_words) {
+            if (n == 1) return keep_few<1>(from, to);
+            if (n == 2) return keep_few<2>(from, to);
+        }
         if constexpr (M <= 4) {
             rank_and_store(from, to, n);
         } else {
@@ -125,6 +129,99 @@ struct Tile {
     }
 
   private:
+    // Writes the keep bits of the N largest of each group.
+    template <int N>
+    static HOST_DEVICE void keep_few(const Bits* from, const Target<Format, Output::keep_bits>& to) {
+        Vec largest[M][N];
+        UNROLL
+        for (int i = 0; i < M; ++i) largest[i][0] = key_of(load<Bits>(from + i * lanes<Bits>));
+        find_largest<N, M, 1>(largest);
+        constexpr std::make_index_sequence<M> all{};
+        const KeepWords reach = reaching<false>(from, largest[0][N - 1], all);
+        int kept = 0;
+        UNROLL
+        for (int i = 0; i < M; ++i) kept += __builtin_popcount(reach.word[i]);
+        // If some group has equal keys on both sides of the cut, too many reach the threshold.
+        if (kept == N * lanes<Bits>)
+            std::memcpy(to.keep_bits, reach.word, sizeof reach.word);
+        else if (M <= 4)
+            rank_and_store(from, to, N);
+        else
+            keep_lowest<N>(reach, reaching<true>(from, largest[0][N - 1], all), to.keep_bits);
+    }
+    struct KeepWords {
+        MaskWord<Bits> word[M];
+    };
+    // Keeps the larger ones of each group, and the lowest of those that reach the threshold.
+    template <int N>
+    static __attribute__((noinline)) void keep_lowest(const KeepWords& reach, const KeepWords& larger, uint8_t* keep_bits) {
+        constexpr int words = M * lanes<Bits> <= 64 ? 1 : M * lanes<Bits> / 64;
+        uint64_t all[words] = {}, keep[words] = {};
+        std::memcpy(all, reach.word, sizeof reach.word);
+        std::memcpy(keep, larger.word, sizeof larger.word);
+        for (int first = 0; first < M * lanes<Bits>; first += M) {
+            const uint64_t group = (~uint64_t{0} >> (64 - M)) << first % 64, chosen = keep[first / 64] & group;
+            const uint64_t lowest = all[first / 64] & group & ~chosen, others = lowest & (lowest - 1);
+            const int room = N - __builtin_popcountll(chosen);
+            if (room == 1) keep[first / 64] |= lowest ^ others;
+            if (room == 2) keep[first / 64] |= lowest ^ (others & (others - 1));
+        }
+        std::memcpy(keep_bits, keep, sizeof reach.word);
+    }
+    // The first Count entries have the Found largest keys of 1 / Count of the elements of each group, in descending order.
+    template <int N, int Count, int Found>
+    static HOST_DEVICE void find_largest(Vec (&largest)[M][N]) {
+        if constexpr (Count > 1) {
+            constexpr int more = Found < N ? 2 * Found : N;
+            UNROLL
+            for (int i = 0; i < Count / 2; ++i) {
+                Vec even[Found], odd[Found];
+                UNROLL
+                for (int k = 0; k < Found; ++k) split_pairs<Count == M>(largest[2 * i][k], largest[2 * i + 1][k], even[k], odd[k]);
+                const Vec smaller = even[0] < odd[0] ? even[0] : odd[0];
+                largest[i][0] = even[0] < odd[0] ? odd[0] : even[0];
+                if constexpr (N == 2 && Found == 1) largest[i][1] = smaller;
+                if constexpr (N == 2 && Found == 2) {
+                    const Vec second = even[1] < odd[1] ? odd[1] : even[1];
+                    largest[i][1] = second < smaller ? smaller : second;
+                }
+            }
+            find_largest<N, Count / 2, more>(largest);
+        }
+    }
+    // Separates neighbours. Neighbours of 16 bits are in one word of 32 bits, where shifts are faster than permutations;
+    // afterwards the words of the first vector are in the lower halves and those of the second one in the upper halves.
+    template <bool First>
+    static HOST_DEVICE void split_pairs(Vec a, Vec b, Vec& even, Vec& odd) {
+        using Words = Vector<uint32_t>;
+        using Sequence = std::make_index_sequence<lanes<uint32_t>>;
+        if constexpr (First && sizeof(Bits) == 2) {
+            even = (Vec)(((Words)a & 0xffffu) | ((Words)b << 16));
+            odd = (Vec)(((Words)a >> 16) | ((Words)b & 0xffff0000u));
+        } else {
+            even = (Vec)even_lanes((Words)a, (Words)b, Sequence{});
+            odd = (Vec)odd_lanes((Words)a, (Words)b, Sequence{});
+        }
+    }
+    // Returns which elements reach the threshold of their group, or are larger.
+    template <bool Larger, std::size_t... Part>
+    static HOST_DEVICE KeepWords reaching(const Bits* from, Vec threshold, std::index_sequence<Part...>) {
+        return {{reaching_part<Larger, Part>(from, threshold, std::make_index_sequence<lanes<Bits>>{})...}};
+    }
+    template <bool Larger, std::size_t Part, std::size_t... I>
+    static HOST_DEVICE MaskWord<Bits> reaching_part(const Bits* from, Vec threshold, std::index_sequence<I...>) {
+        constexpr int groups = lanes<Bits> / M;  // of a vector; 0 if a group has several
+        constexpr auto place = [](int element) {
+            const int group = (static_cast<int>(Part) * lanes<Bits> + element) / M;
+            if (sizeof(Bits) == 4 || groups == 0) return group;
+            return 2 * (static_cast<int>(Part) / 2 * groups + element / M) + static_cast<int>(Part) % 2;
+        };
+        const Vec bar = __builtin_shufflevector(threshold, threshold, place(I)...);
+        const Vec key = key_of(load<Bits>(from + Part * lanes<Bits>));
+        if (Larger) return static_cast<MaskWord<Bits>>(~at_least<Bits>(bar, key));
+        return at_least<Bits>(key, bar);
+    }
+
     static HOST_DEVICE Vec key_of(Vec value) {
         return magnitude_key(value, Lane<Vec>::splat(Format::without_sign), Lane<Vec>::splat(Format::infinity + 1));
     }

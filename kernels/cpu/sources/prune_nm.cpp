@@ -109,7 +109,7 @@ void prune_and_rescale_samples(const Problem& problem) {
         shape.clear(sums);
         prune_and_sum<Format>(problem, shape, sample * problem.pixels, problem.pixels, pixels, sums);
         shape.divide(sums);
-        multiply_pixels<Format>(shape, pixels, problem.pixels, shape.dense(sums));
+        multiply_pixels<Format>(shape, pixels, pixels, problem.pixels, shape.dense(sums));
     }
 }
 
@@ -135,7 +135,7 @@ void prune_and_rescale_batch(const Problem& problem) {
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
     for (int64_t block = 0; block < blocks; ++block) {
         Bits* pixels = pruned + block * block_pixels * channels;
-        multiply_pixels<Format>(shape, pixels, pixels_of(block), ratio);
+        multiply_pixels<Format>(shape, pixels, pixels, pixels_of(block), ratio);
     }
 }
 
