@@ -1,4 +1,4 @@
-"""Alternatives to `kernels.prune_nm`, and the expansion of the compressed output of `prune_compress_24`."""
+"""Alternatives to `kernels.prune_nm`, and the expansion of the compressed outputs of the other kernels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from torch import Tensor
 from kernels import PruneRule
 from kernels.prune import reference
 
+PRUNE = "prune_nm"
 TOPK, ORACLE, COMPILED, TILE = "topk and scatter", "plain torch", "torch.compile", "torch's 2:4 tile"
 # The algorithm of torch that ranks by magnitude.
 TILE_ALGORITHM = "largest_abs_values_greedy"
 TILE_ROWS, TILE_COLUMNS = 32, 64
 
 NOTES = {
+    PRUNE: "kernels.prune_nm, which returns the pruned gradient with its zeros; compared with kernels.compress_nm.",
     TOPK: "torch.topk in groups and a scatter; random pruning takes topk of random numbers; rescaling adds sums and a "
     "product. Ties and random choices differ from the kernel's.",
     ORACLE: "kernels.prune.reference.prune_nm, which defines the result and is used if no kernel can be compiled.",
@@ -82,6 +84,12 @@ def prune_by_tiles(grad: Tensor) -> Tensor:
     matrix = channels_last.reshape(-1, grad.shape[1])
     masks = torch._sparse_semi_structured_tile(matrix, algorithm=TILE_ALGORITHM)[-1]
     return torch._sparse_semi_structured_apply_dense(matrix, masks).reshape(channels_last.shape).movedim(-1, 1)
+
+
+def expand(values: Tensor, channels: Tensor, grad: Tensor) -> Tensor:
+    """Return the dense gradient, with the shape and dtype of `grad`, for the output of `kernels.compress_nm`."""
+    dense = torch.zeros_like(grad.movedim(1, -1))
+    return dense.scatter_(-1, channels.to(torch.int64), values.to(grad.dtype)).movedim(-1, 1)
 
 
 def expand_24(values: Tensor, metadata: Tensor) -> Tensor:

@@ -76,7 +76,30 @@ def test_prune_nm(
     measure(benchmark, case, grad, plan, watch, fastest_copies, prune, 2 * bytes_of(grad))
     benchmark.extra_info["backend"] = kernels.backend_of(grad)
     if plan.slow_rounds and case.mode in plan.slow_modes:
-        benchmark.extra_info["instead"] = compare(case, grad, plan, watch, prune, expected)
+        others = alternatives.alternatives(grad, case.rule, compiled=plan.compiled)
+        benchmark.extra_info["instead"] = compare(others, plan.slow_rounds, plan, watch, prune, expected)
+
+
+def test_compress_nm(
+    benchmark: Any, case: Case, grad: Tensor, plan: Plan, watch: Watch, fastest_copies: dict[Any, dict[str, float]]
+) -> None:
+    def compress() -> tuple[Tensor, Tensor]:
+        return kernels.compress_nm(grad, case.rule, seed=SEED)
+
+    def prune() -> Tensor:
+        return kernels.prune_nm(grad, case.rule, seed=SEED)
+
+    with poisoned_memory():
+        values, channels = compress()
+    expected = oracle(case, grad)
+    assert_same(case, alternatives.expand(values, channels, grad), expected)
+    least = bytes_of(grad) + bytes_of(values) + bytes_of(channels)
+    del values, channels
+    measure(benchmark, case, grad, plan, watch, fastest_copies, compress, least)
+    benchmark.extra_info["backend"] = kernels.backend_of(grad)
+    # The time of `prune_nm` over that of this kernel: more than 1 where compression is the faster one.
+    others: dict[str, Callable[[], Tensor]] = {alternatives.PRUNE: prune}
+    benchmark.extra_info["instead"] = compare(others, plan.rounds, plan, watch, compress, expected)
 
 
 def test_prune_compress_24(
@@ -193,11 +216,15 @@ def rates(ways: dict[str, Callable[[], object]], moved_bytes: int, watch: Watch)
 
 
 def compare(
-    case: Case, grad: Tensor, plan: Plan, watch: Watch, prune: Callable[[], object], expected: Tensor
+    others: dict[str, Callable[[], Tensor]],
+    rounds: int,
+    plan: Plan,
+    watch: Watch,
+    kernel: Callable[[], object],
+    expected: Tensor,
 ) -> dict[str, dict[str, Any]]:
     """Return the time of each alternative relative to the kernel's, measured in alternation with it."""
     found: dict[str, dict[str, Any]] = {}
-    others = alternatives.alternatives(grad, case.rule, compiled=plan.compiled)
     for name, function in others.items():
         try:
             result = function()
@@ -211,9 +238,9 @@ def compare(
         times: tuple[list[float], list[float]] = ([], [])
         watch.time(function)
         began = time.monotonic()
-        for turn in range(plan.slow_rounds):
+        for turn in range(rounds):
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
-                times[which].append(watch.time((function, prune)[which]))
+                times[which].append(watch.time((function, kernel)[which]))
             if turn + 1 >= LEAST_ROUNDS and time.monotonic() - began > SLOW_BUDGET_S[plan.device.type]:
                 break
         ratio: Ratio = ratio_of(*times)

@@ -108,8 +108,8 @@ def read(typed: Mapping[str, Any]) -> Plan:
         for dtype in dtypes
         for n, m in groups
         for mode in modes
-        for kernel in ("prune_nm", "prune_compress_24")
-        if kernel == "prune_nm" or (kind == "cuda" and compresses(gradient, dtype, n, m))
+        for kernel in ("prune_nm", "compress_nm", "prune_compress_24")
+        if has_kernel(kernel, kind, gradient, dtype, n, m)
     ]
     # On a CPU an alternative takes about fifty times as long as the kernel, so one mode must suffice.
     slow_modes = ("magnitude",) if kind == "cpu" else tuple(MODES)
@@ -125,9 +125,12 @@ def large_bytes(device: torch.device) -> int:
     return min(wanted, memory // ORACLE_SHARE)
 
 
-def compresses(gradient: Gradient, dtype: str, n: int, m: int) -> bool:
-    """Return whether the CUDA kernel of `prune_compress_24` supports this case."""
-    return (n, m) == (2, 4) and dtype in ("bfloat16", "float16") and gradient.shape[1] % 16 == 0
+def has_kernel(kernel: str, kind: str, gradient: Gradient, dtype: str, n: int, m: int) -> bool:
+    """Return whether the kind of device has a compiled kernel for this case."""
+    if kernel == "prune_compress_24":
+        right_type = dtype in ("bfloat16", "float16") and gradient.shape[1] % 16 == 0
+        return kind == "cuda" and (n, m) == (2, 4) and right_type
+    return kernel == "prune_nm" or kind == "cpu"
 
 
 def _at_least(option: str, value: int | None, default: int, least: int) -> int:

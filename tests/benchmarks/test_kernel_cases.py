@@ -154,6 +154,12 @@ def test_compressed_gradients_are_expanded_by_the_layout_of_the_sparse_units():
     assert alternatives.expand_24(values, metadata).tolist() == [expected]
 
 
+def test_a_compressed_gradient_expands_to_the_pruned_one():
+    grad = torch.randn(2, 10, 3, 3).to(torch.bfloat16)
+    expanded = alternatives.expand(*kernels.compress_nm(grad, PruneRule(2, 4)), grad)
+    assert torch.equal(expanded, reference.prune_nm(grad, PruneRule(2, 4)))
+
+
 def test_expanding_undoes_compressing():
     grad = torch.randn(5, 32, 2, 3).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
     expanded = alternatives.expand_24(*kernels.prune_compress_24(grad, PruneRule(2, 4)))
