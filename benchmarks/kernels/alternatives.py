@@ -31,9 +31,9 @@ NOTES = {
 def alternatives(grad: Tensor, rule: PruneRule, *, compiled: bool) -> dict[str, Callable[[], Tensor]]:
     """Return functions by name for the alternatives that apply to a channels-last gradient (N, K, P, Q)."""
     found: dict[str, Callable[[], Tensor]] = {}
-    if grad.shape[1] % rule.m == 0:
+    if grad.shape[1] % rule.m == 0 and rule.mode != "unbiased":
         found[TOPK] = lambda: prune_by_topk(grad, rule)
-    if rule.mode == "magnitude":
+    if rule.mode != "random":
         found[ORACLE] = lambda: reference.prune_nm(grad, rule)
     if compiled and rule.mode == "magnitude":
         torch._dynamo.reset()  # compile each case separately, without dynamic shapes

@@ -37,9 +37,14 @@ def _on_gpu(row: Row, pruned: bool) -> bool:
     return row.kernel == "prune_nm" and row.device == "cuda" and row.tensor_bytes > LARGE_BYTES and pruned
 
 
+def _selects(row: Row) -> bool:
+    """Return whether kept values are those of the gradient: the other modes need more arithmetic."""
+    return row.rescale == "none" and row.mode != "unbiased"
+
+
 def _fraction_gpu(sizes: tuple[int, ...]) -> Callable[[Row, Run], float | None]:
     def of(row: Row, run: Run) -> float | None:
-        judged = _on_gpu(row, row.rescale == "none" and row.m in sizes)
+        judged = _on_gpu(row, _selects(row) and row.m in sizes)
         return row.fraction.median if judged else None
 
     return of
@@ -50,7 +55,7 @@ def _fraction_gpu_rescaled(row: Row, run: Run) -> float | None:
 
 
 def _on_cpu(row: Row, run: Run) -> bool:
-    plain = row.rescale == "none" and row.m in (4, 8, 16) and row.dtype in ("float32", "bfloat16")
+    plain = _selects(row) and row.m in (4, 8, 16) and row.dtype in ("float32", "bfloat16")
     large = row.tensor_bytes >= CACHES * run.cache_bytes
     return row.kernel == "prune_nm" and row.device == "cpu" and plain and large
 

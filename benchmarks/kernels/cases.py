@@ -22,6 +22,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 MODES: dict[str, tuple[Mode, Scope]] = {
     "magnitude": ("magnitude", "none"),
     "random": ("random", "none"),
+    "unbiased": ("unbiased", "none"),
     "sample_channel": ("magnitude", "sample_channel"),
     "group": ("magnitude", "group"),
     "channel": ("magnitude", "channel"),
@@ -33,7 +34,10 @@ ORACLE_SHARE = 64  # memory that the reference needs for a random mask, in multi
 SHAPES = {"cpu": "resnet9[width=0.25],large", "cuda": "large,resnet9,resnet18,resnet50"}
 TYPES = {"cpu": "float32,bfloat16", "cuda": "float32,bfloat16,float16"}
 GROUPS = {"cpu": "2:4,4:8,8:16", "cuda": "1:2,2:4,4:8,8:16,16:32,2:8,2:16"}
-CHOSEN_MODES: dict[str, tuple[Mode, Scope]] = {"cpu": "magnitude,random,sample_channel", "cuda": ",".join(MODES)}
+CHOSEN_MODES: dict[str, tuple[Mode, Scope]] = {
+    "cpu": "magnitude,random,unbiased,sample_channel",
+    "cuda": ",".join(MODES),
+}
 ROUNDS = {"cpu": 30, "cuda": 100}
 SLOW_ROUNDS = {"cpu": 3, "cuda": 20}
 QUICK_ROUNDS, QUICK_SLOW_ROUNDS = 5, 2

@@ -19,7 +19,7 @@ from reports.figures import svg
 from reports.figures.figure import Figure
 
 # Ways of pruning in the order of the palette, the same in every chart; index 0 (black) is the copy.
-PRUNINGS = ("magnitude", "random", "rescaled by sample_channel", "rescaled by group", "rescaled by channel")
+PRUNINGS = ("magnitude", "random", "rescaled by sample_channel", "rescaled by group", "rescaled by channel", "unbiased")
 COPY, KERNEL = "copy", "prune_nm"
 PANEL = (3.1, 3.1)
 CHARACTERS_PER_INCH = 13.5  # in the font of the legend

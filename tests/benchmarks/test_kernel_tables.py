@@ -46,6 +46,8 @@ def test_a_row_is_read_with_its_interval(results, case):
         ({**CPU, "fraction": 0.79, "dtype": "bfloat16"}, [(0.80, False)]),
         ({**CPU, "fraction": 0.81, "dtype": "float16"}, []),
         ({**CPU, "fraction": 0.81, "rescale": "sample_channel"}, []),
+        ({**CPU, "fraction": 0.81, "mode": "unbiased"}, []),
+        ({"fraction": 0.60, "mode": "unbiased"}, []),
         ({**CPU, "fraction": 0.81, "shape": [1, 61440, 32, 32]}, [(0.80, True)]),  # just four caches of 60 MiB
         ({**CPU, "fraction": 0.81, "shape": [1, 61439, 32, 32]}, []),
     ],
