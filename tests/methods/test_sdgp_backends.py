@@ -70,7 +70,7 @@ RULES = st.builds(
     lambda m, share, mode, scope: {"n": max(1, round(share * (m - 1))), "m": m, "mode": mode, "scope": scope},
     st.integers(2, 17),
     st.floats(0, 1),
-    st.sampled_from(["random", "magnitude", "rescaled"]),
+    st.sampled_from(["random", "magnitude", "rescaled", "unbiased"]),
     st.sampled_from(["sample_channel", "group", "channel"]),
 )
 CONVOLUTIONS = st.fixed_dictionaries(
@@ -267,6 +267,14 @@ def test_auto_takes_what_was_measured_to_be_the_fastest(skipping, monkeypatch):
     assert record["backends"] == {name: one["chosen"] for name, one in record["choices"].items()} == expected
     hooks.ctx.epochs_done = 2
     assert method.record(hooks.ctx) == {"backends": expected}
+
+
+@pytest.mark.parametrize("backend", ["skip", "masked"])
+def test_kernels_that_a_trial_needs_are_compiled_in_setup(skipping, monkeypatch, backend):
+    called, compress = [], kernels.compress_nm
+    monkeypatch.setattr(kernels, "compress_nm", lambda *given, **rest: called.append(1) or compress(*given, **rest))
+    planned(nn.Sequential(nn.Conv2d(8, 8, 3)), SDGP(backend=backend), (8, 6, 6))
+    assert bool(called) is (backend == "skip")
 
 
 def test_with_both_products_one_of_them_may_skip(skipping, monkeypatch):
