@@ -77,7 +77,9 @@ def spoilt(change):
     [
         lambda channels: channels.flip(-1).contiguous(),
         lambda channels: channels // 2 * 2,  # the same channel twice, here and there
-        lambda channels: channels // 8 * 8 + torch.tensor([6, 8], dtype=torch.int16).repeat(channels.shape[-1] // 2),
+        lambda channels: torch.cat(
+            [torch.tensor([0, 8, 9, 10]).to(channels).expand_as(channels[..., :4]), channels[..., 4:]], -1
+        ),
     ],
     ids=["descending", "twice", "of the next group"],
 )
