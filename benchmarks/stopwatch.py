@@ -100,11 +100,10 @@ def copies(source: Tensor) -> dict[str, Callable[[], object]]:
     ways: dict[str, Callable[[], object]] = {"Tensor.copy_": lambda: target.copy_(source)}
     if source.device.type != "cpu":
         return ways
-    origin, size = source.data_ptr(), source.numel() * source.element_size()
-    destination = target.data_ptr()
+    size = source.numel() * source.element_size()
     from_bytes, to_bytes = (_bytes_of(tensor) for tensor in (source, target))
     ways["numpy.copyto"] = lambda: np.copyto(to_bytes, from_bytes)
-    ways["memmove"] = lambda: ctypes.memmove(destination, origin, size)
+    ways["memmove"] = lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), size)  # keeps both tensors
     threads = torch.get_num_threads()
     if threads > 1:
         pool = ThreadPoolExecutor(threads)
@@ -112,7 +111,7 @@ def copies(source: Tensor) -> dict[str, Callable[[], object]]:
         starts = range(0, size, part)
 
         def move(start: int) -> None:  # ctypes lets other threads run meanwhile
-            ctypes.memmove(destination + start, origin + start, min(part, size - start))
+            ctypes.memmove(target.data_ptr() + start, source.data_ptr() + start, min(part, size - start))
 
         ways[f"memmove in {threads} threads"] = lambda: list(pool.map(move, starts))
     return ways

@@ -1,10 +1,12 @@
-"""Tests of the GPU clock, with a replacement of CUDA events."""
+"""Tests of the GPU clock, with a replacement of CUDA events, and of the copies."""
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from benchmarks import stopwatch
@@ -40,3 +42,18 @@ def test_the_cache_is_emptied_by_reading_twice_its_size(monkeypatch):
     assert happened == ["sleep", "record", "call", "record", "wait"]
     assert watch._sum.item() == 0.5 * watch._other.numel()  # everything was read
     assert watch._other._version == version  # and nothing was written
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_way_to_copy_keeps_the_memory_that_it_reads(monkeypatch, threads):
+    """A way may be used alone, after the tensor and the other ways are gone."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    names = list(stopwatch.copies(torch.ones(10)))
+    assert len(names) == 2 + threads
+    for name in names:
+        source = torch.ones(10)
+        way, kept = stopwatch.copies(source)[name], weakref.ref(source)
+        del source
+        way()
+        # numpy keeps the memory by another tensor.
+        assert name == "numpy.copyto" or kept() is not None
