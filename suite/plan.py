@@ -113,7 +113,8 @@ class Compressed:
         m: Number of consecutive channels that form a group.
 
     Raises:
-        ValueError: if shapes or number types do not agree. The channels themselves are not read.
+        ValueError: if shapes or number types do not agree, or n is not in 1 .. m. The channels themselves are not read:
+            `check` reads them, and the kernels refuse a channel outside of the group of its value.
     """
 
     values: Tensor
@@ -124,6 +125,8 @@ class Compressed:
     m: int
 
     def __post_init__(self) -> None:
+        if not 1 <= self.n <= self.m:
+            raise ValueError(f"Compressed: n must be in 1 .. m, got n={self.n} and m={self.m}")
         outer, channels = (self.shape[0], *self.shape[2:]), self.shape[1]
         wanted = (*outer, channels // self.m * self.n + min(self.n, channels % self.m))
         for name, dtype in (("values", torch.float32), ("channels", torch.int16)):

@@ -122,5 +122,11 @@ def _call(
         numbers.ctypes.data, values.data_ptr(), channels.data_ptr(), operand.data_ptr(), out.data_ptr(),
         FORMATS[dtype], torch.get_num_threads(),
     )  # fmt: skip
+    if status == 3:
+        n, m = numbers[-3], numbers[-2]
+        raise ValueError(
+            f"a compressed gradient of {n} of every {m} of {numbers[6]} channels has a value whose channel is not in "
+            f"its group: the first {n} values of a pixel belong to the first {m} channels, and so on"
+        )
     if status:
         raise MemoryError(f"{name.removeprefix('pdt_')}: no memory for a layer of {tuple(operand.shape)}")

@@ -12,8 +12,9 @@ pytestmark = pytest.mark.skipif(not dispatch.available(torch.device("cpu")), rea
 
 # The largest error relative to the largest result: of a sum in float32, and of the rounding of a result to 8 or 11
 # bits, where a small error of the sum may decide between two neighbours.
-ERROR = {torch.float32: 2e-6, torch.bfloat16: 2e-6 + 2.0**-8, torch.float16: 2e-6 + 2.0**-11}
+ERROR = {torch.float32: 2e-6, torch.bfloat16: 2e-6 + 2.0**-7, torch.float16: 2e-6 + 2.0**-10}
 dtypes = st.sampled_from([*ERROR])
+LINEAR = ((1, 1), (0, 0), (1, 1), 1)  # stride, padding, dilation and groups, which a linear layer does not use
 
 
 def pairs(low, high):
@@ -137,6 +138,49 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             dispatch.data_gradient(wrong_values, wrong_channels, weight, (4, 4), *geometry, n, 4)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 8, 12, 30_000, -30_000])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("place", [(0, 0, 0, 1), (1, 3, 3, 1)], ids=["first", "last"])
+def test_channels_outside_of_their_group_are_refused(wrong, groups, place):
+    """Value 1 belongs to channels 4 to 7; other numbers would be indices outside of the kernels' memory."""
+    drawn = ((3, 3), (1, 1), (1, 1), (1, 1), groups, (4, 4), 8 * groups, 8, 1, 4)
+    values, channels, activation, weight, geometry = operands(2, drawn, torch.float32)
+    channels[place] = wrong
+    message = "1 of every 4 of 8 channels has a value whose channel is not in its group"
+    with pytest.raises(ValueError, match=message):
+        dispatch.data_gradient(values, channels, weight, (4, 4), *geometry, 1, 4)
+    with pytest.raises(ValueError, match=message):
+        dispatch.weight_gradient(values, channels, activation, weight, *geometry, 1, 4)
+
+
+def test_channels_outside_of_a_short_last_group_are_refused():
+    values, weight = torch.ones(3, 3), torch.ones(10, 5)
+    for last, fits in ((7, False), (8, True), (9, True), (10, False)):
+        channels = torch.tensor([0, 7, last], dtype=torch.int16).repeat(3, 1)
+        if fits:
+            dispatch.data_gradient(values, channels, weight, (1, 1), *LINEAR, 1, 4)
+            continue
+        with pytest.raises(ValueError, match="not in its group"):
+            dispatch.data_gradient(values, channels, weight, (1, 1), *LINEAR, 1, 4)
+
+
+def test_layers_that_do_not_fit_are_refused():
+    drawn = ((1, 1), (1, 1), (1, 1), (0, 0), 2, (4, 4), 16, 8, 1, 4)
+    values, channels, activation, weight, (*window, groups) = operands(2, drawn, torch.float32)
+    for n, m in ((0, 4), (5, 4), (1, 0)):
+        with pytest.raises(ValueError, match="with 1 <= n <= m"):
+            dispatch.data_gradient(values, channels, weight, (4, 4), *window, groups, n, m)
+    for wrong_groups in (0, 3):
+        with pytest.raises(ValueError, match=f"cannot be divided into {wrong_groups} groups"):
+            dispatch.data_gradient(values, channels, weight, (4, 4), *window, wrong_groups, 1, 4)
+    for wrong in (activation[:1], activation[:, :8], activation.double(), activation[0]):
+        with pytest.raises(ValueError, match=r"begin with \(2, 16\), and torch.float32 on cpu"):
+            dispatch.weight_gradient(values, channels, wrong, weight, *window, groups, 1, 4)
+    many = torch.zeros(2, 8192)
+    with pytest.raises(ValueError, match="at most 32767 channels"):
+        dispatch.data_gradient(many, many.short(), torch.zeros(32768, 1), (1, 1), *LINEAR, 1, 4)
 
 
 def test_nothing_is_compiled_when_the_kernels_are_switched_off(monkeypatch):

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <vector>
 
 #if defined(__linux__)
 #include <unistd.h>
@@ -49,6 +50,30 @@ struct Layer {
     // Number of values of a pixel in channels below `channel`, which is a multiple of m or the number of channels.
     int64_t values_below(int64_t channel) const { return channel / m * n + std::min(n, channel % m); }
 };
+
+// Whether the channel of each value is in the group of its place among the values of a pixel. The kernels use channels as
+// indices without further checks, so that another channel would read and write outside of their memory.
+inline bool channels_are_in_their_groups(const Layer& layer, const int16_t* channel, int threads) {
+    // The lowest channel and the size of the group of each value, for several pixels: long loops are faster.
+    const int64_t pixels = layer.images * layer.out_pixels(), stretch = std::max<int64_t>(1, 2048 / layer.kept);
+    std::vector<uint16_t> lowest(static_cast<std::size_t>(stretch * layer.kept)), size(lowest.size());
+    for (int64_t j = 0; j < stretch * layer.kept; ++j) {
+        const int64_t first = j % layer.kept / layer.n * layer.m;
+        lowest[static_cast<std::size_t>(j)] = static_cast<uint16_t>(first);
+        size[static_cast<std::size_t>(j)] = static_cast<uint16_t>(std::min(layer.m, layer.out_channels - first));
+    }
+    bool wrong = false;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(|| : wrong)
+    for (int64_t pixel = 0; pixel < pixels; pixel += stretch) {
+        const int64_t count = std::min(stretch, pixels - pixel) * layer.kept;
+        const int16_t* from = channel + pixel * layer.kept;
+        uint16_t outside = 0;
+        for (int64_t j = 0; j < count; ++j)
+            outside |= static_cast<uint16_t>(from[j] - lowest[static_cast<std::size_t>(j)]) >= size[static_cast<std::size_t>(j)];
+        wrong = wrong || outside != 0;
+    }
+    return !wrong;
+}
 
 // Positions of the convolution kernel that one call of a loop covers, and vectors of input channels in a block.
 struct Window {
