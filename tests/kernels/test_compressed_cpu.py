@@ -166,6 +166,24 @@ def test_channels_outside_of_a_short_last_group_are_refused():
             dispatch.data_gradient(values, channels, weight, (1, 1), *LINEAR, 1, 4)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_only_numbers_of_kept_channels_reach_the_gradients(bad):
+    """Channel 1 is never kept: its broken weights are ignored. A broken kept value is not."""
+    channels = torch.tensor([0, 4], dtype=torch.int16).repeat(2, 3, 3, 1)
+    values, weight, activation = torch.ones(2, 3, 3, 2), torch.ones(8, 16, 1, 1), torch.ones(2, 16, 3, 3)
+    weight[1] = bad
+    geometry = ((1, 1), (0, 0), (1, 1), 1)
+    found = dispatch.data_gradient(values, channels, weight, (3, 3), *geometry, 1, 4)
+    assert torch.equal(found, torch.full_like(found, 2.0))
+    values[1, 2, 2, 0] = bad
+    found = dispatch.data_gradient(values, channels, weight, (3, 3), *geometry, 1, 4)
+    assert not found[1, :, 2, 2].isfinite().any()
+    assert found.isfinite().sum() == found.numel() - 16
+    found = dispatch.weight_gradient(values, channels, activation, weight, *geometry, 1, 4)
+    assert not found[0].isfinite().any()
+    assert found[1:].isfinite().all()
+
+
 def test_layers_that_do_not_fit_are_refused():
     drawn = ((1, 1), (1, 1), (1, 1), (0, 0), 2, (4, 4), 16, 8, 1, 4)
     values, channels, activation, weight, (*window, groups) = operands(2, drawn, torch.float32)

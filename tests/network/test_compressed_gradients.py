@@ -133,6 +133,12 @@ def test_fields_that_do_not_agree_are_refused(fault):
         FAULTS[fault](torch.randn(2, 8, 4, 5))
 
 
+@pytest.mark.parametrize(("n", "m"), [(0, 4), (5, 4), (-1, 4), (1, 0)])
+def test_n_outside_of_its_range_is_refused(n, m):
+    with pytest.raises(ValueError, match=rf"^Compressed: n must be in 1 \.\. m, got n={n} and m={m}$"):
+        made(torch.randn(2, 8, 4, 5), n=n, m=m)
+
+
 MISMATCHES = {
     "another type": (lambda grad: made(grad, dtype=torch.bfloat16), r"of shape \(2, 8, 4, 4\) and torch.bfloat16"),
     "another shape": (lambda grad: made(grad[:1]), r"of shape \(1, 8, 4, 4\) and torch.float32"),
