@@ -110,6 +110,7 @@ class SDGP(Method):
             if (channels := self._pruned_channels(layer))
         ]
         # Compile the kernels before training time is measured.
+        self._backends.compile_kernels()
         kernels.prepare(shapes, ctx.device, self._rule)
         if self.n < self.m:  # n = m keeps everything
             self._backends.choose(ctx, [name for name, layer in ctx.layers.items() if self._pruned_channels(layer)])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 from kernels import cache
 from kernels.cpu.build import Build, BuildError, build
@@ -32,3 +35,22 @@ def open_library(name: str) -> tuple[ctypes.CDLL, Build]:
             return ctypes.CDLL(str(built.library)), built
         except OSError as error:
             raise BuildError(f"the compiled library cannot be loaded: {error}") from error
+
+
+def compile_together(*names: str) -> None:
+    """Compile several sources at the same time, which `open_library` would compile one after the other.
+
+    A source that cannot be compiled is left to `open_library`, which reports why. `PDT_CPU_KERNEL=0` compiles nothing.
+
+    Args:
+        names: As in `open_library`.
+    """
+    if os.environ.get("PDT_CPU_KERNEL") == "0":
+        return
+
+    def compile_one(name: str) -> None:
+        with contextlib.suppress(BuildError):
+            build(name)
+
+    with ThreadPoolExecutor(len(names)) as threads:
+        list(threads.map(compile_one, names))

@@ -8,14 +8,15 @@ import shutil
 import signal
 import stat
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from kernels import cache as cache_module
-from kernels.cpu import build
-from kernels.cpu.build import BASE_FLAGS, INCLUDE_FOLDERS, SOURCES
+from kernels.cpu import build, library
+from kernels.cpu.build import BASE_FLAGS, INCLUDE_FOLDERS, SOURCES, BuildError
 
 PRUNE = """
 import logging, sys
@@ -216,8 +217,8 @@ def test_a_compiler_ends_with_the_process_that_started_it(tmp_path, start_python
 # The process ends later than the interrupt, since its end would stop the compiler too.
 LIVES_ON = """
 import time
-from kernels.cpu import build
-from kernels.cpu.build import BASE_FLAGS, INCLUDE_FOLDERS, SOURCES
+from kernels.cpu import build, library
+from kernels.cpu.build import BASE_FLAGS, INCLUDE_FOLDERS, SOURCES, BuildError
 try:
     build.build("prune_nm")
 except KeyboardInterrupt:
@@ -319,3 +320,22 @@ def test_narrower_vectors_agree_with_the_oracle(start_python, tmp_path, flag, bi
     # A branch that does not compile would be replaced by a narrower one, which gives the same values.
     assert f"{min(bits, widest_vectors())}-bit vectors" in output
     assert "which is slower" not in errors
+
+
+def test_several_sources_are_compiled_at_the_same_time(tmp_path, monkeypatch):
+    """Both compilers wait for each other, so that the test would end with an error if one followed the other."""
+    together, built = threading.Barrier(2, timeout=30), []
+
+    def build(name):
+        together.wait()
+        built.append(name)
+        if name == "broken":
+            raise BuildError("no compiler was found")
+
+    monkeypatch.setattr(library, "build", build)
+    monkeypatch.delenv("PDT_CPU_KERNEL", raising=False)
+    library.compile_together("good", "broken")
+    assert sorted(built) == ["broken", "good"]
+    monkeypatch.setenv("PDT_CPU_KERNEL", "0")
+    library.compile_together("good", "broken")
+    assert len(built) == 2
