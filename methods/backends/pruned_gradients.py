@@ -18,8 +18,6 @@ from suite.method import Backend, Compressed, Context, Geometry, Layer, OpPlan, 
 from suite.ops import TORCH
 from suite.plan import GradTransform, Operand, takes_compressed
 
-MOST_CHANNELS = torch.iinfo(torch.int16).max
-"""A `Compressed` numbers its channels in int16."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -171,7 +169,7 @@ class PrunedGradientBackends(LayerChoices):
     def _candidates(self, ctx: Context, name: str) -> list[str]:
         """Return the backends that a layer can have; the first is the baseline."""
         layer = ctx.layers[name]
-        fits = layer.weight.shape[0] <= MOST_CHANNELS and {ctx.dtype, layer.weight.dtype} <= set(DTYPES)
+        fits = layer.weight.shape[0] <= dispatch.MOST_CHANNELS and {ctx.dtype, layer.weight.dtype} <= set(DTYPES)
         # A plan with a backend is refused for a weight that another layer reads too.
         shared = sum(other.weight is layer.weight for other in ctx.layers.values()) > 1
         if self.wanted == MASKED or not fits or shared or not can_skip(self._device):
