@@ -269,6 +269,14 @@ def test_auto_takes_what_was_measured_to_be_the_fastest(skipping, monkeypatch):
     assert method.record(hooks.ctx) == {"backends": expected}
 
 
+def test_layers_of_another_memory_layout_are_measured_on_their_own(skipping, monkeypatch):
+    chooses = Chooses(monkeypatch, lambda layer: "masked")
+    model = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)))
+    model[1].to(memory_format=torch.channels_last)
+    planned(model, SDGP(), (8, 6, 6))
+    assert [name for name, *_ in chooses.asked] == ["0", "1"]
+
+
 @pytest.mark.parametrize("backend", ["skip", "masked"])
 def test_kernels_that_a_trial_needs_are_compiled_in_setup(skipping, monkeypatch, backend):
     called, compress = [], kernels.compress_nm
