@@ -245,3 +245,12 @@ def test_compression_has_the_values_of_pruning(n, m):
 def test_rescaling_is_refused():
     with pytest.raises(ValueError, match=r"'unbiased' keeps the expectation.*rescale must be 'none', got 'group'"):
         PruneRule(2, 4, "unbiased", "group")
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_point_that_rounding_moves_beyond_the_last_interval_selects_the_last_channel(n):
+    uniform = torch.tensor([1 - 2.0**-24])  # in fp32, uniform + 1 is 2
+    kept, value = unbiased.sample(torch.ones(4, 1), n, uniform)
+    assert kept.sum() == n
+    assert kept[-1]
+    torch.testing.assert_close(value.sum(), torch.tensor(4.0))
