@@ -1,10 +1,11 @@
-"""Check the ratios that the documentation quotes against the last measurement; with `--write`, correct them.
+"""Check the ratios that the documentation quotes against the last measurements; with `--write`, correct them.
 
     python -m benchmarks.evidence.quoted_ratios [--write] [FILE]
 
 A ratio is quoted by its name in `bench_step.json`, its median and its 95 % interval, for example
-`sdgp 2:4 rescaled / dense` 1.052 [1.045, 1.060]; a name without an execution means eager. The number of "interleaved
-pairs" is checked too. The exit status is 0 if all quotes are as measured (or were corrected), 1 if some are not, and 2
+`sdgp 2:4 rescaled / dense` 1.052 [1.045, 1.060]; in a table, the figure may be in the next cell. A name without an
+execution means eager. Names of `bench_sdgp` are looked up in its own files. The number of "interleaved pairs" is that
+of `bench_step.json`. The exit status is 0 if all quotes are as measured (or were corrected), 1 if some are not, and 2
 for a name that the file does not have.
 """
 
@@ -18,9 +19,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "results" / "cpu-zen4-2cores" / "bench_step.json"
+OF_SDGP = [ROOT / "results" / "cpu-emr-2cores" / name for name in ("bench_sdgp.json", "bench_sdgp_large.json")]
 TEXTS = ("README.md", "docs/methods/dense.md", "docs/methods/sdgp.md", "docs/methods/prunetrain.md")
 FIGURE = r"\d+\.\d+\s+\[\d+\.\d+,\s+\d+\.\d+\]"
-QUOTED = re.compile(rf"(?:`(?P<name>[^`]+)`\s+)?(?P<figure>{FIGURE})")
+QUOTED = re.compile(rf"(?:`(?P<name>[^`]+)`\s+(?:\|\s+)?)?(?P<figure>{FIGURE})")
 PAIRS = re.compile(r"\d+(?=\s+interleaved\s+pairs)")
 
 
@@ -62,6 +64,8 @@ def main() -> int:
         parser.error(f"{chosen.file}: {error}")
     if not isinstance(measured, dict) or not {"ratios", "pairs"} <= measured.keys():
         parser.error(f"{chosen.file}: was not written by bench_step.py")
+    of_sdgp = [json.loads(path.read_text(encoding="utf-8"))["ratios"] for path in OF_SDGP]
+    measured["ratios"] = {name: ratio for ratios in (*of_sdgp, measured["ratios"]) for name, ratio in ratios.items()}
     differs = False
     for name in TEXTS:
         path = ROOT / name
