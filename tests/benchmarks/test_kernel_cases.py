@@ -144,7 +144,7 @@ def test_alternatives_apply_where_they_can():
     assert names(2, 4, "magnitude", "channel", compiled=True) == [topk, oracle, compiled]
     assert names(2, 4, "random", "none", compiled=True) == [topk]
     assert names(2, 4, "unbiased", "none", compiled=True) == [oracle]
-    assert set(alternatives.NOTES) == {topk, oracle, compiled, tile}
+    assert set(alternatives.NOTES) == {alternatives.PRUNE, topk, oracle, compiled, tile}
 
 
 def test_compressed_gradients_are_expanded_by_the_layout_of_the_sparse_units():
