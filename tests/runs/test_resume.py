@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = ("dense", "sdgp", "prunetrain")
 PRUNETRAIN = "prunetrain[gating=true,dynamic_batch=start]"  # everything that a reconfiguration may change
 METHODS = f"dense,sdgp,{PRUNETRAIN}"
-TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s")
+TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s", "choices")  # and what was measured for a choice
 EPOCHS = 6  # long enough to be killed during training; PruneTrain reconfigures from the second epoch
 IMAGES = 640
 OPTIONS = ("--task", "digits", "--preset", "smoke", "--set", f"recipe.train_images={IMAGES}")
