@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = ("dense", "sdgp", "prunetrain")
 PRUNETRAIN = "prunetrain[gating=true,dynamic_batch=start]"  # everything that a reconfiguration may change
 METHODS = f"dense,sdgp,{PRUNETRAIN}"
-TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s", "choices")  # and what was measured for a choice
+TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s")
 EPOCHS = 6  # long enough to be killed during training; PruneTrain reconfigures from the second epoch
 IMAGES = 640
 OPTIONS = ("--task", "digits", "--preset", "smoke", "--set", f"recipe.train_images={IMAGES}")
@@ -55,8 +55,12 @@ def trial(out, method):
 
 
 def records(folder):
+    """Return the records of a trial's epochs without what was measured: times, and how a backend was chosen."""
     lines = (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+    found = [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+    for record in found:
+        record.get("method", {}).pop("choices", None)
+    return found
 
 
 def train_times(folder):
