@@ -17,6 +17,7 @@ from benchmarks.gradients.layers import LayerShape, Operands, dense_product
 from benchmarks.interleaved import ratio_of
 from kernels import PruneRule, compress_nm, prune_nm
 from kernels.compressed.dispatch import data_gradient, weight_gradient
+from suite.method import Compressed
 
 KEY = 1  # of random masks
 FEWEST_PAIRS = 3
@@ -45,15 +46,16 @@ class Candidate:
         return between - began, time.perf_counter() - between
 
 
-def skipping_product(
-    product: str, pruned: tuple[Tensor, Tensor], given: Operands, shape: LayerShape, rule: PruneRule
-) -> Tensor:
+def compressed(grad: Tensor, rule: PruneRule) -> Compressed:
+    """Prune and compress an output gradient."""
+    return Compressed(*compress_nm(grad, rule, KEY), tuple(grad.shape), grad.dtype, rule.n, rule.m)
+
+
+def skipping_product(product: str, pruned: Compressed, given: Operands, shape: LayerShape) -> Tensor:
     """Return a gradient from kept values and their channels."""
-    geometry = shape.geometry
-    rest = (geometry.stride, geometry.padding, geometry.dilation, geometry.groups, rule.n, rule.m)
     if product == "dgrad":
-        return data_gradient(*pruned, given.weight, shape.size, *rest)
-    return weight_gradient(*pruned, given.activation, given.weight, *rest)
+        return data_gradient(pruned, given.weight, shape.size, shape.geometry)
+    return weight_gradient(pruned, given.activation, given.weight, shape.geometry)
 
 
 def relative_error(product: str, given: Operands, shape: LayerShape, rule: PruneRule) -> float:
@@ -61,7 +63,7 @@ def relative_error(product: str, given: Operands, shape: LayerShape, rule: Prune
 
     Torch multiplies in float32 what `prune_nm` keeps of the same gradient.
     """
-    found = skipping_product(product, compress_nm(given.grad, rule, KEY), given, shape, rule).float()
+    found = skipping_product(product, compressed(given.grad, rule), given, shape).float()
     pruned = prune_nm(given.grad, rule, KEY).float()
     expected = dense_product(product, pruned, given.to(torch.float32), shape.geometry)
     return float((found - expected).abs().max() / expected.abs().max())
@@ -103,14 +105,12 @@ def candidates(
         found["dense", dtype, None] = Candidate(lambda given=given: given.grad, dense)
         for rule in rules:
 
-            def skip(pruned: Any, given: Operands = given, rule: PruneRule = rule) -> Tensor:
-                return skipping_product(product, pruned, given, shape, rule)
+            def skip(pruned: Any, given: Operands = given) -> Tensor:
+                return skipping_product(product, pruned, given, shape)
 
             masked = Candidate(lambda given=given, rule=rule: prune_nm(given.grad, rule, KEY), dense)
             found["masked", dtype, rule] = masked
-            found["skip", dtype, rule] = Candidate(
-                lambda given=given, rule=rule: compress_nm(given.grad, rule, KEY), skip
-            )
+            found["skip", dtype, rule] = Candidate(lambda given=given, rule=rule: compressed(given.grad, rule), skip)
     return found
 
 

@@ -8,60 +8,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-Pair = tuple[int, int]
+from kernels.compressed.operands import Geometry, Gradient, Pair
 
 
-def data_gradient(
-    values: Tensor,
-    channels: Tensor,
-    weight: Tensor,
-    size: Pair,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-) -> Tensor:
+def data_gradient(grad: Gradient, weight: Tensor, size: Pair, geometry: Geometry) -> Tensor:
     """Return the data gradient; arguments and meaning as in `kernels.compressed.dispatch.data_gradient`."""
-    grad = dense(values, channels, len(weight))
+    dense = _dense(grad, len(weight))
     if weight.ndim == 2:
-        return (grad @ weight.double()).to(weight.dtype)
-    shape = (len(grad), weight.shape[1] * groups, *size)
-    activation = grad.new_empty(1).expand(shape)  # only its shape is used
-    found, _, _ = torch.ops.aten.convolution_backward(
-        grad, activation, weight.double(), None, stride, padding, dilation, False, (0, 0), groups, (True, False, False)
-    )
-    return found.to(weight.dtype).contiguous(memory_format=torch.channels_last)  # type: ignore[no-any-return]
+        return (dense @ weight.double()).to(weight.dtype)
+    shape = (len(dense), weight.shape[1] * geometry.groups, *size)
+    activation = dense.new_empty(1).expand(shape)  # only its shape is used
+    found, _ = _convolution_gradients(dense, activation, weight, geometry, (True, False))
+    return found.to(weight.dtype).contiguous(memory_format=torch.channels_last)
 
 
-def weight_gradient(
-    values: Tensor,
-    channels: Tensor,
-    activation: Tensor,
-    weight: Tensor,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-) -> Tensor:
+def weight_gradient(grad: Gradient, activation: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Return the weight gradient; arguments and meaning as in `kernels.compressed.dispatch.weight_gradient`."""
-    grad = dense(values, channels, len(weight))
+    dense, activation = _dense(grad, len(weight)), activation.double()
     if weight.ndim == 2:
-        found = grad.t() @ activation.double()
+        found = dense.t() @ activation
     else:
-        _, found, _ = torch.ops.aten.convolution_backward(
-            *(grad, activation.double(), weight.double(), None, stride, padding, dilation),
-            *(False, (0, 0), groups, (False, True, False)),
-        )
+        _, found = _convolution_gradients(dense, activation, weight, geometry, (False, True))
     return torch.empty_like(weight).copy_(found)
 
 
-def dense(values: Tensor, channels: Tensor, out_channels: int) -> Tensor:
-    """Return the dense output gradient in float64, (N, K, P, Q) in channels-last order or (rows, K).
+def _dense(grad: Gradient, out_channels: int) -> Tensor:
+    """Return the dense output gradient in float64, (N, K, P, Q) in channels-last order or (rows, K)."""
+    values = grad.values.double()
+    dense = values.new_zeros((*values.shape[:-1], out_channels))
+    return dense.scatter_(-1, grad.channels.long(), values).movedim(-1, 1)
 
-    Args:
-        values: (N, P, Q, J) or (rows, J), the kept values of each pixel.
-        channels: Their channel numbers, in the same shape.
-        out_channels: K.
-    """
-    grad = values.new_zeros((*values.shape[:-1], out_channels), dtype=torch.float64)
-    return grad.scatter_(-1, channels.long(), values.double()).movedim(-1, 1)
+
+def _convolution_gradients(
+    grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, needed: tuple[bool, bool]
+) -> tuple[Tensor, Tensor]:
+    """Return the data gradient and the weight gradient of a convolution in float64, those that are needed."""
+    found = torch.ops.aten.convolution_backward(
+        *(grad, activation, weight.double(), None, geometry.stride, geometry.padding, geometry.dilation),
+        *(False, (0, 0), geometry.groups, (*needed, False)),
+    )
+    return found[0], found[1]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 from kernels import cache
 from kernels.cpu.build import Build, BuildError, build
+
+log = logging.getLogger("pdt.kernels")
 
 
 def open_library(name: str) -> tuple[ctypes.CDLL, Build]:
@@ -35,6 +38,27 @@ def open_library(name: str) -> tuple[ctypes.CDLL, Build]:
             return ctypes.CDLL(str(built.library)), built
         except OSError as error:
             raise BuildError(f"the compiled library cannot be loaded: {error}") from error
+
+
+def open_optional(name: str, what: str) -> ctypes.CDLL | None:
+    """Open a library whose kernels can be done without, and log which one or why not.
+
+    Args:
+        name: As in `open_library`.
+        what: The kernels of the library, for the log.
+
+    Returns:
+        None if the library cannot be compiled or opened, and with `PDT_CPU_KERNEL=0`, which logs nothing.
+    """
+    if os.environ.get("PDT_CPU_KERNEL") == "0":
+        return None
+    try:
+        loaded, built = open_library(name)
+    except BuildError as error:
+        log.warning("%s: no compiled kernels, because %s", what, error)
+        return None
+    log.info("%s: compiled (%s; %s)", what, built.compiler, built.library)
+    return loaded
 
 
 def compile_together(*names: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.build import BuildError
-from kernels.cpu.library import open_library
+from kernels.cpu.library import open_library, open_optional
 from kernels.prune.rule import MODES, SCOPES, PruneRule
 
 log = logging.getLogger("pdt.kernels")
@@ -88,14 +88,10 @@ def load_compress() -> ctypes.CDLL | None:
     """Build and load the kernel that compresses, once per process; None, logged once, if it is not available."""
     if not load().available:
         return None
-    try:
-        library, built = open_library("compress_nm")
-    except BuildError as error:
-        log.warning("compress_nm: pruning by the compiled kernel, then compression by plain torch, because %s", error)
-        return None
-    library.pdt_compress_nm.restype = ctypes.c_int
-    library.pdt_compress_nm.argtypes = [*[ctypes.c_void_p] * 3, *_PROBLEM]
-    log.info("compress_nm: compiled CPU kernel (%s; %s)", built.compiler, built.library)
+    library = open_optional("compress_nm", "compression in one pass with the pruning")
+    if library is not None:
+        library.pdt_compress_nm.restype = ctypes.c_int
+        library.pdt_compress_nm.argtypes = [*[ctypes.c_void_p] * 3, *_PROBLEM]
     return library
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
-import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,12 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.cpu.build import BuildError
-from kernels.cpu.library import open_library
+from kernels.cpu.library import open_optional
 from kernels.sparse_conv.neighbours import neighbours
 from kernels.sparse_conv.taps import ConvolutionTaps, Integers, Pair, Taps, Window, without_border
-
-log = logging.getLogger("pdt.kernels")
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -31,18 +26,12 @@ FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled kernels, built at first use, or None if they are unavailable, which is logged once."""
-    if os.environ.get("PDT_CPU_KERNEL") == "0":
-        return None
-    try:
-        loaded, built = open_library("sparse_conv")
-    except BuildError as error:
-        log.warning("sparse convolution: no compiled kernels, because %s", error)
-        return None
-    pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    loaded.pdt_blocks.argtypes = [pointer, pointer, pointer, small, small, small]
-    loaded.pdt_sum_taps.argtypes = [pointer, pointer, pointer, number, number, *[pointer] * 5, small]
-    loaded.pdt_sum_products.argtypes = [pointer] * 4 + [number] * 3 + [pointer, pointer, small]
-    log.info("sparse convolution: compiled (%s; %s)", built.compiler, built.library)
+    loaded = open_optional("sparse_conv", "sparse convolution")
+    if loaded is not None:
+        pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        loaded.pdt_blocks.argtypes = [pointer, pointer, pointer, small, small, small]
+        loaded.pdt_sum_taps.argtypes = [pointer, pointer, pointer, number, number, *[pointer] * 5, small]
+        loaded.pdt_sum_products.argtypes = [pointer] * 4 + [number] * 3 + [pointer, pointer, small]
     return loaded
 
 

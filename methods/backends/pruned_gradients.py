@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.compressed import dispatch
 from kernels.cpu.library import compile_together
+from kernels.prune.compress import MOST_CHANNELS
 from methods.backends.autotune import Choice, Step, choose
 from methods.backends.layer_choices import MASKED, LayerChoices, Shape
 from methods.backends.sparse_convolution import kernels_version
@@ -46,10 +47,7 @@ class SkipPruned:
         if not isinstance(grad, Compressed):
             return TORCH.dgrad(grad, weight, activation, geometry)
         size = (activation.shape[2], activation.shape[3]) if activation.ndim == 4 else (1, 1)
-        return dispatch.data_gradient(
-            *(grad.values, grad.channels, weight, size, geometry.stride, geometry.padding, geometry.dilation),
-            *(geometry.groups, grad.n, grad.m),
-        )
+        return dispatch.data_gradient(grad, weight, size, geometry)
 
     def wgrad(
         self, grad: Tensor | Compressed, activation: Tensor, weight: Tensor, geometry: Geometry, with_bias: bool
@@ -57,10 +55,7 @@ class SkipPruned:
         """See `suite.method.Backend`; `grad` may be compressed."""
         if not isinstance(grad, Compressed):
             return TORCH.wgrad(grad, activation, weight, geometry, with_bias)
-        found = dispatch.weight_gradient(
-            *(grad.values, grad.channels, activation, weight, geometry.stride, geometry.padding, geometry.dilation),
-            *(geometry.groups, grad.n, grad.m),
-        )
+        found = dispatch.weight_gradient(grad, activation, weight, geometry)
         return found, grad.channel_sums() if with_bias else None
 
     def executed(self, product: str, grad: Tensor | Compressed | None, weight: Tensor, geometry: Geometry) -> float:
@@ -169,7 +164,7 @@ class PrunedGradientBackends(LayerChoices):
     def _candidates(self, ctx: Context, name: str) -> list[str]:
         """Return the backends that a layer can have; the first is the baseline."""
         layer = ctx.layers[name]
-        fits = layer.weight.shape[0] <= dispatch.MOST_CHANNELS and {ctx.dtype, layer.weight.dtype} <= set(DTYPES)
+        fits = layer.weight.shape[0] <= MOST_CHANNELS and {ctx.dtype, layer.weight.dtype} <= set(DTYPES)
         # A plan with a backend is refused for a weight that another layer reads too.
         shared = sum(other.weight is layer.weight for other in ctx.layers.values()) > 1
         if self.wanted == MASKED or not fits or shared or not can_skip(self._device):

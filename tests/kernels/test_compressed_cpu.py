@@ -1,12 +1,15 @@
 """The compiled products with a compressed output gradient against their definition, for layers of every geometry."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_compressed import compressed
+from test_compressed import LINEAR, Gradient, compressed
 
 from kernels.compressed import cpu, dispatch, reference
+from suite.plan import Geometry
 
 pytestmark = pytest.mark.skipif(not dispatch.available(torch.device("cpu")), reason="no C++ compiler was found")
 
@@ -14,7 +17,6 @@ pytestmark = pytest.mark.skipif(not dispatch.available(torch.device("cpu")), rea
 # bits, where a small error of the sum may decide between two neighbours.
 ERROR = {torch.float32: 2e-6, torch.bfloat16: 2e-6 + 2.0**-7, torch.float16: 2e-6 + 2.0**-10}
 dtypes = st.sampled_from([*ERROR])
-LINEAR = ((1, 1), (0, 0), (1, 1), 1)  # stride, padding, dilation and groups, which a linear layer does not use
 
 
 def pairs(low, high):
@@ -36,7 +38,7 @@ def convolutions(draw):
 
 
 def operands(images, drawn, dtype, seed=0):
-    """Return a compressed gradient, an activation, a weight, and the arguments that both products take."""
+    """Return a compressed gradient, an activation, a weight, and the geometry."""
     kernel, stride, dilation, padding, groups, size, inputs, outputs, n, m = drawn
     generator = torch.Generator().manual_seed(seed)
     activation = torch.randn(images, inputs, *size, generator=generator).to(dtype)
@@ -45,15 +47,16 @@ def operands(images, drawn, dtype, seed=0):
         (s + 2 * p - d * (k - 1) - 1) // t + 1
         for s, p, d, k, t in zip(size, padding, dilation, kernel, stride, strict=True)
     ]
-    _, values, channels = compressed((images, outputs, *out), n, m, generator)
-    return values, channels.contiguous(), activation, weight, (stride, padding, dilation, groups)
+    _, grad = compressed((images, outputs, *out), n, m, generator)
+    return grad, activation, weight, Geometry("conv", stride, padding, dilation, groups)
 
 
-def agree(found, product, values, channels, *operands):
+def agree(found, product, grad, *operands):
     """Compare with the definition; errors are relative to the sums of magnitudes, since terms may cancel."""
     weight = next(operand for operand in reversed(operands) if isinstance(operand, torch.Tensor))
-    expected = product(values, channels, *operands)
-    terms = product(values.abs(), channels, *(one.abs() if isinstance(one, torch.Tensor) else one for one in operands))
+    expected = product(grad, *operands)
+    magnitudes = (one.abs() if isinstance(one, torch.Tensor) else one for one in operands)
+    terms = product(grad._replace(values=grad.values.abs()), *magnitudes)
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     error = (found.double() - expected.double()).abs().max() / terms.double().abs().max().clamp(min=1e-30)
     assert error <= ERROR[weight.dtype], error
@@ -62,16 +65,16 @@ def agree(found, product, values, channels, *operands):
 @settings(max_examples=150, deadline=None)
 @given(convolutions(), dtypes, st.integers(1, 3), st.booleans())
 def test_products_of_convolutions(drawn, dtype, images, channels_last):
-    values, channels, activation, weight, geometry = operands(images, drawn, dtype)
+    grad, activation, weight, geometry = operands(images, drawn, dtype)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     activation, weight = activation.contiguous(memory_format=layout), weight.contiguous(memory_format=layout)
-    size, (n, m) = drawn[5], drawn[-2:]
-    found = dispatch.data_gradient(values, channels, weight, size, *geometry, n, m)
+    size = drawn[5]
+    found = dispatch.data_gradient(grad, weight, size, geometry)
     assert found.is_contiguous(memory_format=torch.channels_last)
-    agree(found, reference.data_gradient, values, channels, weight, size, *geometry)
-    found = dispatch.weight_gradient(values, channels, activation, weight, *geometry, n, m)
+    agree(found, reference.data_gradient, grad, weight, size, geometry)
+    found = dispatch.weight_gradient(grad, activation, weight, geometry)
     assert found.stride() == weight.stride()
-    agree(found, reference.weight_gradient, values, channels, activation, weight, *geometry)
+    agree(found, reference.weight_gradient, grad, activation, weight, geometry)
 
 
 @settings(max_examples=30, deadline=None)
@@ -80,12 +83,11 @@ def test_products_of_linear_layers(rows, inputs, outputs, m, dtype):
     generator = torch.Generator().manual_seed(0)
     activation = torch.randn(rows, inputs, generator=generator).to(dtype)
     weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
-    _, values, channels = compressed((rows, outputs), 1, m, generator)
-    geometry = ((1, 1), (0, 0), (1, 1), 1)
-    found = dispatch.data_gradient(values, channels, weight, (1, 1), *geometry, 1, m)
-    agree(found, reference.data_gradient, values, channels, weight, (1, 1), *geometry)
-    found = dispatch.weight_gradient(values, channels, activation, weight, *geometry, 1, m)
-    agree(found, reference.weight_gradient, values, channels, activation, weight, *geometry)
+    _, grad = compressed((rows, outputs), 1, m, generator)
+    found = dispatch.data_gradient(grad, weight, (1, 1), LINEAR)
+    agree(found, reference.data_gradient, grad, weight, (1, 1), LINEAR)
+    found = dispatch.weight_gradient(grad, activation, weight, LINEAR)
+    agree(found, reference.weight_gradient, grad, activation, weight, LINEAR)
 
 
 # Batches and images that are divided into several units, tiles of weights and parts of the weight gradient.
@@ -102,37 +104,38 @@ LARGE = [
 @pytest.mark.parametrize("drawn", LARGE, ids=str)
 def test_products_do_not_depend_on_the_number_of_threads(drawn, dtype):
     images = 70 if drawn[5] == (4, 4) else 5
-    values, channels, activation, weight, geometry = operands(images, drawn, dtype)
+    grad, activation, weight, geometry = operands(images, drawn, dtype)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             found.append(
                 (
-                    dispatch.data_gradient(values, channels, weight, drawn[5], *geometry, *drawn[-2:]),
-                    dispatch.weight_gradient(values, channels, activation, weight, *geometry, *drawn[-2:]),
+                    dispatch.data_gradient(grad, weight, drawn[5], geometry),
+                    dispatch.weight_gradient(grad, activation, weight, geometry),
                 )
             )
     finally:
         torch.set_num_threads(before)
-    agree(found[0][0], reference.data_gradient, values, channels, weight, drawn[5], *geometry)
-    agree(found[0][1], reference.weight_gradient, values, channels, activation, weight, *geometry)
+    agree(found[0][0], reference.data_gradient, grad, weight, drawn[5], geometry)
+    agree(found[0][1], reference.weight_gradient, grad, activation, weight, geometry)
     for other in found[1:]:
         assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
 
 
 def test_an_empty_batch():
     drawn = ((3, 3), (1, 1), (1, 1), (1, 1), 1, (4, 4), 16, 8, 1, 4)
-    values, channels, activation, weight, geometry = operands(2, drawn, torch.float32)
-    found = dispatch.data_gradient(values[:0], channels[:0], weight, (4, 4), *geometry, 1, 4)
+    grad, activation, weight, geometry = operands(2, drawn, torch.float32)
+    empty = grad._replace(values=grad.values[:0], channels=grad.channels[:0])
+    found = dispatch.data_gradient(empty, weight, (4, 4), geometry)
     assert found.shape == (0, 16, 4, 4)
-    found = dispatch.weight_gradient(values[:0], channels[:0], activation[:0], weight, *geometry, 1, 4)
+    found = dispatch.weight_gradient(empty, activation[:0], weight, geometry)
     assert torch.equal(found, torch.zeros_like(weight))
 
 
 def test_what_does_not_fit_is_refused():
     drawn = ((1, 1), (1, 1), (1, 1), (0, 0), 1, (4, 4), 16, 8, 1, 4)
-    values, channels, _, weight, geometry = operands(2, drawn, torch.float32)
+    (values, channels, *_), _, weight, geometry = operands(2, drawn, torch.float32)
     for wrong_values, wrong_channels, n, message in (
         (values, channels, 2, "2 of every 4 of 8 channels has 4 values a pixel"),
         (values.double(), channels, 1, "float32 values and int16 channels"),
@@ -141,7 +144,7 @@ def test_what_does_not_fit_is_refused():
         (values[0, 0], channels[0, 0], 1, "4 dimensions"),
     ):
         with pytest.raises(ValueError, match=message):
-            dispatch.data_gradient(wrong_values, wrong_channels, weight, (4, 4), *geometry, n, 4)
+            dispatch.data_gradient(Gradient(wrong_values, wrong_channels, n, 4), weight, (4, 4), geometry)
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 8, 12, 30_000, -30_000])
@@ -150,59 +153,59 @@ def test_what_does_not_fit_is_refused():
 def test_channels_outside_of_their_group_are_refused(wrong, groups, place):
     """Value 1 belongs to channels 4 to 7; other numbers would be indices outside of the kernels' memory."""
     drawn = ((3, 3), (1, 1), (1, 1), (1, 1), groups, (4, 4), 8 * groups, 8, 1, 4)
-    values, channels, activation, weight, geometry = operands(2, drawn, torch.float32)
-    channels[place] = wrong
+    grad, activation, weight, geometry = operands(2, drawn, torch.float32)
+    grad.channels[place] = wrong
     message = "1 of every 4 of 8 channels has a value whose channel is not in its group"
     with pytest.raises(ValueError, match=message):
-        dispatch.data_gradient(values, channels, weight, (4, 4), *geometry, 1, 4)
+        dispatch.data_gradient(grad, weight, (4, 4), geometry)
     with pytest.raises(ValueError, match=message):
-        dispatch.weight_gradient(values, channels, activation, weight, *geometry, 1, 4)
+        dispatch.weight_gradient(grad, activation, weight, geometry)
 
 
 def test_channels_outside_of_a_short_last_group_are_refused():
     values, weight = torch.ones(3, 3), torch.ones(10, 5)
     for last, fits in ((7, False), (8, True), (9, True), (10, False)):
-        channels = torch.tensor([0, 7, last], dtype=torch.int16).repeat(3, 1)
+        grad = Gradient(values, torch.tensor([0, 7, last], dtype=torch.int16).repeat(3, 1), 1, 4)
         if fits:
-            dispatch.data_gradient(values, channels, weight, (1, 1), *LINEAR, 1, 4)
+            dispatch.data_gradient(grad, weight, (1, 1), LINEAR)
             continue
         with pytest.raises(ValueError, match="not in its group"):
-            dispatch.data_gradient(values, channels, weight, (1, 1), *LINEAR, 1, 4)
+            dispatch.data_gradient(grad, weight, (1, 1), LINEAR)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_only_numbers_of_kept_channels_reach_the_gradients(bad):
     """Channel 1 is never kept: its broken weights are ignored. A broken kept value is not."""
     channels = torch.tensor([0, 4], dtype=torch.int16).repeat(2, 3, 3, 1)
-    values, weight, activation = torch.ones(2, 3, 3, 2), torch.ones(8, 16, 1, 1), torch.ones(2, 16, 3, 3)
+    grad = Gradient(torch.ones(2, 3, 3, 2), channels, 1, 4)
+    weight, activation, geometry = torch.ones(8, 16, 1, 1), torch.ones(2, 16, 3, 3), Geometry("conv")
     weight[1] = bad
-    geometry = ((1, 1), (0, 0), (1, 1), 1)
-    found = dispatch.data_gradient(values, channels, weight, (3, 3), *geometry, 1, 4)
+    found = dispatch.data_gradient(grad, weight, (3, 3), geometry)
     assert torch.equal(found, torch.full_like(found, 2.0))
-    values[1, 2, 2, 0] = bad
-    found = dispatch.data_gradient(values, channels, weight, (3, 3), *geometry, 1, 4)
+    grad.values[1, 2, 2, 0] = bad
+    found = dispatch.data_gradient(grad, weight, (3, 3), geometry)
     assert not found[1, :, 2, 2].isfinite().any()
     assert found.isfinite().sum() == found.numel() - 16
-    found = dispatch.weight_gradient(values, channels, activation, weight, *geometry, 1, 4)
+    found = dispatch.weight_gradient(grad, activation, weight, geometry)
     assert not found[0].isfinite().any()
     assert found[1:].isfinite().all()
 
 
 def test_layers_that_do_not_fit_are_refused():
     drawn = ((1, 1), (1, 1), (1, 1), (0, 0), 2, (4, 4), 16, 8, 1, 4)
-    values, channels, activation, weight, (*window, groups) = operands(2, drawn, torch.float32)
+    grad, activation, weight, geometry = operands(2, drawn, torch.float32)
     for n, m in ((0, 4), (5, 4), (1, 0)):
         with pytest.raises(ValueError, match="with 1 <= n <= m"):
-            dispatch.data_gradient(values, channels, weight, (4, 4), *window, groups, n, m)
+            dispatch.data_gradient(grad._replace(n=n, m=m), weight, (4, 4), geometry)
     for wrong_groups in (0, 3):
         with pytest.raises(ValueError, match=f"cannot be divided into {wrong_groups} groups"):
-            dispatch.data_gradient(values, channels, weight, (4, 4), *window, wrong_groups, 1, 4)
+            dispatch.data_gradient(grad, weight, (4, 4), dataclasses.replace(geometry, groups=wrong_groups))
     for wrong in (activation[:1], activation[:, :8], activation.double(), activation[0]):
         with pytest.raises(ValueError, match=r"begin with \(2, 16\), and torch.float32 on cpu"):
-            dispatch.weight_gradient(values, channels, wrong, weight, *window, groups, 1, 4)
+            dispatch.weight_gradient(grad, wrong, weight, geometry)
     many = torch.zeros(2, 8192)
     with pytest.raises(ValueError, match="at most 32767 channels"):
-        dispatch.data_gradient(many, many.short(), torch.zeros(32768, 1), (1, 1), *LINEAR, 1, 4)
+        dispatch.data_gradient(Gradient(many, many.short(), 1, 4), torch.zeros(32768, 1), (1, 1), LINEAR)
 
 
 def test_nothing_is_compiled_when_the_kernels_are_switched_off(monkeypatch):

@@ -384,7 +384,7 @@ def test_a_measurement_prunes_dense_gradients_and_multiplies_them(skipping, monk
     for name in ("dgrad", "wgrad"):
         note(pruned_gradients.TORCH, name, calls, lambda given: type(given[0]))
     for name in ("data_gradient", "weight_gradient"):
-        note(pruned_gradients.dispatch, name, calls, lambda given: given[0].shape[-1])
+        note(pruned_gradients.dispatch, name, calls, lambda given: given[0].values.shape[-1])
     for name in ("prune_nm", "compress_nm"):
         note(kernels, name, pruned, lambda given: given[0])
     method = SDGP(layers="all", products=products)

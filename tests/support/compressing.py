@@ -43,15 +43,13 @@ class CompressedBackend(TorchBackend):
         self.seen["dgrad"] = type(grad)
         if not isinstance(grad, Compressed):
             return super().dgrad(grad, weight, activation, geometry)
-        numbers = (geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
-        return reference.data_gradient(grad.values, grad.channels, weight, tuple(activation.shape[2:]), *numbers)
+        return reference.data_gradient(grad, weight, tuple(activation.shape[2:]), geometry)
 
     def wgrad(self, grad, activation, weight, geometry, with_bias):
         self.seen["wgrad"] = type(grad)
         if not isinstance(grad, Compressed):
             return super().wgrad(grad, activation, weight, geometry, with_bias)
-        numbers = (geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
-        found = reference.weight_gradient(grad.values, grad.channels, activation, weight, *numbers)
+        found = reference.weight_gradient(grad, activation, weight, geometry)
         return found, grad.channel_sums() if with_bias else None
 
     def executed(self, product, grad, weight, geometry):

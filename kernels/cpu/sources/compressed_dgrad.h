@@ -46,15 +46,7 @@ void add_products(const Layer& layer, ValuesOfImage values, const float* weight,
             for (int64_t j = values.first; j < values.last; ++j) {
                 const int64_t channel = values.channel[j];
                 if (Checked && (channel < values.lowest || channel >= values.end)) continue;
-                const float* from = weight + channel * line;
-                const Lanes factor = values.value[j] - Lanes{};
-                UNROLL
-                for (int r = 0; r < Rows; ++r)
-                    UNROLL
-                    for (int c = 0; c < Columns; ++c)
-                        UNROLL
-                        for (int i = 0; i < Wide; ++i)
-                            sum[r][c][i] += factor * load<float>(from + ((r * Columns + c) * Wide + i) * width);
+                add_window<Rows, Columns, Wide>(values.value[j], weight + channel * line, Columns * place, place, sum);
             }
             add_columns(Step);
             UNROLL

@@ -4,10 +4,6 @@
 #include <cstring>
 #include <new>
 
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
 #include "compressed_dgrad.h"
 #include "compressed_wgrad.h"
 

@@ -19,6 +19,7 @@
 
 #include "float_formats.h"
 #include "lanes.h"
+#include "threads.h"
 
 namespace pdt {
 
@@ -139,12 +140,16 @@ inline int64_t first_level_bytes() {
     return (size > 0 ? size : 32768) / 4 * 3;
 }
 
-inline int64_t thread_index() {
-#if defined(_OPENMP)
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
+// Adds a factor times the window at `from` to sums. Its rows are `row` floats apart, and its columns `column` floats.
+template <int Rows, int Columns, int Wide>
+inline void add_window(float factor, const float* from, int64_t row, int64_t column, Lanes (&sum)[Rows][Columns][Wide]) {
+    const Lanes factors = factor - Lanes{};
+    UNROLL
+    for (int r = 0; r < Rows; ++r)
+        UNROLL
+        for (int c = 0; c < Columns; ++c)
+            UNROLL
+            for (int i = 0; i < Wide; ++i) sum[r][c][i] += factors * load<float>(from + r * row + c * column + i * width);
 }
 
 } // namespace pdt

@@ -97,17 +97,8 @@ void add_entries(const Layer& layer, const float* tile, const Entry* entry, int6
     const int64_t row = layer.row_dilation * layer.padded_columns() * place, column = layer.column_dilation * place;
     Lanes sum[Rows][Columns][Wide];
     std::memcpy(sum, gradient, sizeof sum);
-    for (int64_t e = 0; e < count; ++e) {
-        const float* from = tile + entry[e].place * place;
-        const Lanes factor = entry[e].value - Lanes{};
-        UNROLL
-        for (int r = 0; r < Rows; ++r)
-            UNROLL
-            for (int c = 0; c < Columns; ++c)
-                UNROLL
-                for (int i = 0; i < Wide; ++i)
-                    sum[r][c][i] += factor * load<float>(from + r * row + c * column + i * width);
-    }
+    for (int64_t e = 0; e < count; ++e)
+        add_window<Rows, Columns, Wide>(entry[e].value, tile + entry[e].place * place, row, column, sum);
     std::memcpy(gradient, sum, sizeof sum);
 }
 

@@ -5,13 +5,10 @@
 #include <cstdint>
 #include <new>
 
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
 #include "channel_sums.h"
 #include "group_ratio.h"
 #include "prune_run.h"
+#include "threads.h"
 
 namespace pdt {
 
@@ -21,14 +18,6 @@ constexpr int64_t block_elements = 16384;  // both copies of a block stay in the
 constexpr int64_t chunk_elements = 2048;   // both copies of a chunk stay in the first-level cache
 constexpr int64_t short_sum = 256;         // terms that are added sequentially; a long sum is a sum of short ones
 constexpr int64_t chunk_least_pixels = 16;  // the same for sums over pixels
-
-inline int64_t thread_index() {
-#if defined(_OPENMP)
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
 
 HOST_DEVICE float ratio_of(float dense, float kept) { return kept == 0.0f ? 0.0f : dense / kept; }
 
