@@ -39,7 +39,7 @@ HOST_DEVICE Real sample_unbiased(Real (&value)[M], int n, Real uniform) {
     }
     const Real total_of_group = total;
 
-    // Channels that are kept with certainty leave the sum, until there are no others.
+    // Channels that are kept with certainty leave the sum, until all channels in it are uncertain.
     for (;;) {
         const Real bar = total > zero ? total : infinity;
         Real still_needed = needed;

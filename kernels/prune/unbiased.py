@@ -25,8 +25,8 @@ def sample(magnitude: Tensor, n: int, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
     A channel whose magnitude is at least 1 / (channels still to keep) of the sum is kept for certain, and unchanged; it
     leaves the sum and the count. This repeats until no such channel remains. The rest is sampled systematically: each
-    of the points (uniform + j) * step, where step = sum / (channels still to keep), selects the channel in whose
-    interval of the cumulative sum it lies. Its probability is magnitude / step, so that its value becomes `step`.
+    of the points (uniform + j) * step, where step = sum / (channels still to keep), selects the channel whose interval
+    of the cumulative sum contains it. Its probability is magnitude / step, so that its value becomes `step`.
 
     Sums are rounded in the dtype, so that expectations are exact up to m * 2^-23 of the group's sum of magnitudes.
 
