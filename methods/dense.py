@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge
 
 from suite.method import Context, Method, ReconfigPlan
 from suite.registry import register
@@ -18,12 +20,16 @@ class Dense(Method):
         match: A method as on the command line, such as `prunetrain`. All spaces of the network are narrowed by the same
             share, until its inference costs no more FLOPs than the network that this method's trial ended with. Empty:
             the network is not narrowed.
+        repeat: Number of the repetition. It changes nothing but the trial's id: the same seed is trained again, to
+            measure how much two equal trials differ.
     """
 
     source: ClassVar[str] = "none: ordinary training"
     replayable: ClassVar[bool] = True
+    added_parameters: ClassVar[Mapping[str, Any]] = {"repeat": 1}
 
     match: str = ""
+    repeat: Annotated[int, Ge(1)] = 1
 
     def depends_on(self) -> tuple[str, ...]:
         return (self.match,) if self.match else ()

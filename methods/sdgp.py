@@ -74,6 +74,7 @@ class SDGP(Method):
     version: ClassVar[int] = 2  # 2: other random masks
     source: ClassVar[str] = "McDanel et al., Structured Data Gradient Pruning, ICPR 2022"
     replayable: ClassVar[bool] = True
+    random_twin: ClassVar[Mapping[str, Any]] = {"mode": "random"}
 
     n: Annotated[int, Ge(1)] = 2
     m: Annotated[int, Interval(ge=2, le=32)] = 4

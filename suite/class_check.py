@@ -10,10 +10,11 @@ import dataclasses
 import inspect
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from suite.parameters import can_be_set
+from suite.errors import nearest
+from suite.parameters import can_be_set, check, declared, normal, show
 
 
 def check_class(cls: type, base: type, context: type) -> None:
@@ -39,6 +40,39 @@ def check_class(cls: type, base: type, context: type) -> None:
                 raise TypeError(f"{kind.__name__}.{name} uses plan_version, which has no effect; call ctx.replan()")
             if inspect.isroutine(vars(base).get(name)):
                 _check_arguments(kind, name, function, base, context)
+
+
+def check_facts(cls: type) -> None:
+    """Check the class variables that name parameters, when the class has its parameters.
+
+    Args:
+        cls: A subclass of `suite.method.Method`, which explains `shrinks_network`, `random_twin` and
+            `added_parameters`.
+
+    Raises:
+        TypeError: One line that names class, class variable and parameter, and says what is allowed.
+    """
+    shrinks: Any = vars(cls).get("shrinks_network", False)
+    if not isinstance(shrinks, bool):
+        raise TypeError(f"{cls.__name__}.shrinks_network is {shrinks!r}; allowed: True, False")
+    for name in ("random_twin", "added_parameters"):
+        values, where = getattr(cls, name), f"{cls.__name__}.{name}"
+        if not isinstance(values, Mapping):
+            raise TypeError(f"{where} is {values!r}; write a dictionary of values by parameter")
+        for key in values:
+            if key not in declared(cls):
+                raise TypeError(f"{where}: {cls.__name__} has no parameter '{key}'{nearest(str(key), declared(cls))}")
+        try:
+            if values:  # otherwise, types of parameters that are defined later need not be known yet
+                check(cls, values, prefix=f"{where}: ")
+        except ValueError as error:
+            raise TypeError(str(error)) from None
+    for key, value in cls.added_parameters.items():  # type: ignore[attr-defined]
+        default = normal(declared(cls)[key].default, declared(cls)[key].annotation)
+        if value != default:
+            raise TypeError(
+                f"{cls.__name__}.added_parameters: {key} is {show(value)}; it must be the default, {show(default)}"
+            )
 
 
 def _check_values(cls: type, base: type) -> None:

@@ -53,13 +53,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Final, Self, dataclass_transform
 
 import torch
 from torch import Tensor, nn
 
-from suite.class_check import check_class
+from suite.class_check import check_class, check_facts
 from suite.index_spaces import IndexSpaces
 from suite.parameters import check
 from suite.plan import (
@@ -77,7 +76,7 @@ from suite.plan import (
     Transform,
     random_key,
 )
-from suite.reconfiguration import IndexMap, ReconfigPlan
+from suite.reconfiguration import IndexMap, OtherTrial, ReconfigPlan
 
 __all__ = [
     "EMPTY_PLAN", "SKIP_STEP", "Backend", "Compact", "Compressed", "Context", "Density", "Geometry", "IndexMap",
@@ -95,21 +94,6 @@ class _SkipStep:
 
 SKIP_STEP: Final = _SkipStep()
 """Return value of `before_optimizer_step` that leaves out the optimizer step; everything else runs as usual."""
-
-
-@dataclass(frozen=True)
-class OtherTrial:
-    """Result of a trial that this trial depends on (`Method.depends_on`).
-
-    Attributes:
-        reconfigurations: Plans that were carried out on its network, in order.
-        inference_flops: FLOPs of one image's inference by its final network.
-        model_file: Path of its `model.pt`, which `suite.checkpoint.load_model` reads; `None` if it was not given.
-    """
-
-    reconfigurations: tuple[ReconfigPlan, ...]
-    inference_flops: float
-    model_file: Path | None = None
 
 
 @dataclass
@@ -207,17 +191,26 @@ class Method:
             (`recipe.execution=cuda_graph`). Transforms and `regularization` must then use `site.kernel_seed` and not
             the step number, read no values from the device, and have shapes that do not depend on values; no hook may
             move a parameter to other memory. All other hooks run as usual.
+        shrinks_network: Whether a trial may end with a smaller network than it began with.
+        random_twin: Parameters and values with which the method selects at random what it otherwise selects by a
+            criterion: `{"mode": "random"}`. Empty if it has no such parameter.
+        added_parameters: Parameters that were added later, with their defaults. A trial's specification omits a
+            parameter with this value, so that the ids of earlier trials stay the same.
     """
 
     registered_name: ClassVar[str] = ""
     version: ClassVar[int] = 1
     source: ClassVar[str] = ""
     replayable: ClassVar[bool] = False
+    shrinks_network: ClassVar[bool] = False
+    random_twin: ClassVar[Mapping[str, Any]] = {}
+    added_parameters: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         check_class(cls, Method, Context)
         dataclass(kw_only=True, eq=False, repr=False)(cls)
+        check_facts(cls)
 
     def __new__(cls, **values: Any) -> Self:
         """Check the values of parameters against their declared types and bounds (`ValueError`)."""

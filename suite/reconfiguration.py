@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -46,6 +47,21 @@ class ReconfigPlan:
         """Return the plan that `to_json` wrote."""
         lists = {name: tuple(data.get(name, ())) for name in ("removed_branches", "gated")}
         return cls(**{**data, **lists})
+
+
+@dataclass(frozen=True)
+class OtherTrial:
+    """Result of a trial that this trial depends on (`Method.depends_on`).
+
+    Attributes:
+        reconfigurations: Plans that were carried out on its network, in order.
+        inference_flops: FLOPs of one image's inference by its final network.
+        model_file: Path of its `model.pt`, which `suite.checkpoint.load_model` reads; `None` if it was not given.
+    """
+
+    reconfigurations: tuple[ReconfigPlan, ...]
+    inference_flops: float
+    model_file: Path | None = None
 
 
 class IndexMap:

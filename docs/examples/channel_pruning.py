@@ -13,6 +13,8 @@ class ChannelPruning(Method):
         epoch: Number of epochs after which the channels are removed.
     """
 
+    shrinks_network = True
+
     ratio: float = 0.25
     epoch: int = 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt, Interval
@@ -46,6 +46,8 @@ class GroupLasso(Method):
         watch: Whether `epochs.jsonl` stores, for every epoch, the largest |w| of each output channel before anything is
             set to zero: about 13 bytes per channel and epoch. It changes nothing else.
     """
+
+    shrinks_network: ClassVar[bool] = True
 
     ratio: Annotated[float, Interval(gt=0, lt=1)] = 0.2
     threshold: Annotated[float, Gt(0)] = 1e-4

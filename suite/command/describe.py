@@ -105,6 +105,8 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
         "summary": _summary(thing),
         "source": thing.source,
         "version": thing.version,
+        "shrinks_network": thing.shrinks_network,
+        "random_twin": dict(thing.random_twin),
         "parameters": [
             {
                 "name": name,
@@ -185,6 +187,8 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
 
 def as_text(found: dict[str, Any]) -> str:
     """Return a description as text: one line per fact, one or two per parameter, a block per recipe."""
+    from suite.parameters import show
+
     lines = []
     for key, value in found.items():
         if key == "parameters":
@@ -203,6 +207,11 @@ def as_text(found: dict[str, Any]) -> str:
             from suite.command.describe_runs import parts_as_text
 
             lines += ["parts:", *parts_as_text(value)]
+        elif key == "shrinks_network":
+            lines.append(f"shrinks the network: {'yes' if value else 'no'}")
+        elif key == "random_twin":
+            values = ", ".join(f"{name}={show(held)}" for name, held in value.items())
+            lines.append(f"selects at random with: {values or 'no parameter'}")
         elif isinstance(value, dict):
             lines.append(f"{key}:" if value else f"{key}: none")
             lines += _block(value)

@@ -101,7 +101,8 @@ class _Method:
 
     Attributes:
         choice: The method with its typed parameters.
-        parameters: Values of all parameters, with paths of files made absolute.
+        parameters: Values of all parameters, with paths of files made absolute, without those of
+            `Method.added_parameters` that have the value there.
         files: SHA-256 of the files that parameters name, by parameter.
         before: The methods that it depends on, by the text with which it names them.
     """
@@ -181,6 +182,8 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
         if not path.is_file():
             raise UsageError(f"{choice}: {name} is '{path}': no such file")
     files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
+    added = choice.definition.added_parameters
+    parameters = {key: value for key, value in parameters.items() if key not in added or value != added[key]}
     return _Method(choice, {**parameters, **{name: str(path) for name, path in paths.items()}}, files, before)
 
 

@@ -31,7 +31,8 @@ class TrialSpec:
 
     Attributes:
         method: Name of the method.
-        parameters: Values of all parameters of the method.
+        parameters: Values of all parameters of the method, without those of `Method.added_parameters` that have the
+            value there.
         method_version: `Method.version`.
         variant: Typed parameters of the method, `k=v` joined by commas; not hashed.
         task: Name of the task.

@@ -59,6 +59,18 @@ def test_describe(folder, capsys, forget_toys):
     assert "n: int = 2 (smoke 1)" in capsys.readouterr().out
 
 
+def test_describe_says_which_controls_a_method_has(capsys):
+    for name, shrinks, twin, lines in (
+        ("sdgp[n=1]", False, {"mode": "random"}, ("shrinks the network: no", "selects at random with: mode=random")),
+        ("prunetrain", True, {}, ("shrinks the network: yes", "selects at random with: no parameter")),
+    ):
+        assert cli.main(["describe", name, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["shrinks_network"], found["random_twin"]) == (shrinks, twin)
+        assert cli.main(["describe", name]) == 0
+        assert {*lines} <= {*capsys.readouterr().out.splitlines()}
+
+
 def test_describe_a_model(capsys):
     assert cli.main(["describe", "resnet9[width=0.25]", "--json"]) == 0
     model = json.loads(capsys.readouterr().out)

@@ -56,6 +56,27 @@ REFUSED = {
         {},
         r"Wrong\.on_epoch_end uses plan_version, which has no effect; call ctx\.replan\(\)",
     ),
+    "a random twin of no parameter": (
+        {"mode": "best", "random_twin": {"mod": "random"}},
+        {"mode": Literal["best", "random"]},
+        r"Wrong\.random_twin: Wrong has no parameter 'mod'; did you mean 'mode'\?",
+    ),
+    "a random twin with a value that is not allowed": (
+        {"mode": "best", "random_twin": {"mode": "rand"}},
+        {"mode": Literal["best", "random"]},
+        r"Wrong\.random_twin: mode is 'rand'; allowed: best, random",
+    ),
+    "a random twin that is text": ({"random_twin": "mode=random"}, {}, r"Wrong\.random_twin is 'mode=random'; write a"),
+    "an added parameter with another default": (
+        {"share": 0.5, "added_parameters": {"share": 1.0}},
+        {"share": float},
+        r"Wrong\.added_parameters: share is 1\.0; it must be the default, 0\.5",
+    ),
+    "a number for whether the network shrinks": (
+        {"shrinks_network": 1},
+        {},
+        r"shrinks_network is 1; allowed: T",
+    ),
     "a tuple of dicts": ({"sizes": ()}, {"sizes": tuple[dict[str, int], ...]}, r"Wrong\.sizes"),
 }
 ALLOWED = {
@@ -70,6 +91,10 @@ ALLOWED = {
         {},
     ),
     "a constant of the contract": ({"version": 2}, {}),
+    "facts about parameters": (
+        {"n": 2, "shrinks_network": True, "random_twin": {"n": 1}, "added_parameters": {"n": 2}},
+        {"n": int},
+    ),
     "private constants": ({"_cache": None}, {}),
     "types that are defined later": ({"later": None}, {"later": "Undefined"}),
 }
