@@ -6,12 +6,15 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from reports.content.budgets import budget_table
 from reports.content.headlines import headlines
 from reports.content.model import Group, Report
 from reports.content.problems import problem_section
 from reports.content.provenance import flatten, provenance_section
 from reports.content.remarks import backend_remarks, missing_file_notes, retained_figure_notes
 from reports.content.tables import group_tables
+from reports.content.verdict import verdict
+from reports.data.budget import budget_curve, fold_budgets
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
 from reports.data.groups import BASELINE, TrialGroup, group_trials, label
 from reports.data.method_rows import method_rows, repeated_seeds
@@ -34,6 +37,7 @@ def build(records: Records, earlier_figures: Collection[str] = ()) -> Report:
             no longer have an epochs.jsonl are retained and named in the omissions.
     """
     groups, unassigned = group_trials(records.trials)
+    groups = fold_budgets(groups)
     colours = _colours([label(trial) for trial in records.trials])
     slugs = _slugs(groups)
     sections = tuple(_group(group, groups, slug, colours) for group, slug in zip(groups, slugs, strict=True))
@@ -77,8 +81,9 @@ def _colours(labels: Sequence[str]) -> dict[str, int]:
 def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: dict[str, int]) -> Group:
     rows = method_rows(group, colours)
     title, setting = _titles(group, groups)
+    curve = budget_curve(group)
     device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
-    tradeoffs, missing_tradeoffs = tradeoff_figures(rows, slug)
+    tradeoffs, missing_tradeoffs = tradeoff_figures(rows, slug, curve)
     curves, missing_curves = curve_figures(rows, slug)
     is_smoke = group.key["preset"] == SMOKE
     smoke = "A smoke test shows that everything runs; its numbers do not show which method to use."
@@ -88,6 +93,7 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
+        verdict=None if is_smoke else verdict(rows, curve, device, group.key["epochs"]),
         headlines=headlines(rows, setting),
         remarks=(
             *((smoke,) if is_smoke else ()),
@@ -98,7 +104,9 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
             *repeated_seeds(group),
             *backend_remarks(rows),
         ),
-        tables=group_tables(rows, slug, device) if any(row.done for row in rows) else (),
+        tables=(*group_tables(rows, slug, device), *budget_table(curve, float(group.key["epochs"] or 0), slug))
+        if any(row.done for row in rows)
+        else (),
         tradeoff_figures=tuple(tradeoffs),
         curve_figures=tuple(curves),
         missing_figures=(*missing_tradeoffs, *missing_curves),

@@ -2,10 +2,11 @@
 
 1. A sentence names task, data copy, model and number of seeds. Trials that are not done are named before any number.
 2. Accuracy: if the 95 % interval of the paired difference to dense covers 0, the accuracy is "not distinguishable from
-   dense"; otherwise it is so many points "above" or "below". For one seed the sentence says that there is no interval.
+   dense"; otherwise it is so many points "above" or "below". A difference that is not certain, since it is one of many
+   comparisons, is marked as such. For one seed the sentence says that there is no interval.
 3. Training time: the mean of the paired ratios. If its interval covers 1, it is "not distinguishable from dense";
-   otherwise "longer" or "shorter". A time that is shorter than the effective FLOPs explain, and a disturbed time, are
-   marked as such.
+   otherwise "longer" or "shorter", marked in the same way. A time that is shorter than the effective FLOPs explain, and
+   a disturbed time, are marked as such.
 4. Training FLOPs: "executed" refers only to what kernels computed. Multiply-adds that could have been skipped but were
    not are stated in the conditional: a saving that the hardware did not realise is never stated in the past tense.
 5. The final model: inference FLOPs of its shapes, and the share that hardware could skip because weights are zero.
@@ -93,7 +94,8 @@ def _accuracy(row: MethodRow) -> str:
         text = interval(points, 2, sign=True, reference=0)
         return f"accuracy not distinguishable from dense ({text} points)" + _fewer_pairs(row, difference)
     size = interval(Estimate(abs(points.mean), points.half_width, points.count), 2, reference=0)
-    return f"accuracy {size} points {'below' if points.mean < 0 else 'above'} dense" + _fewer_pairs(row, difference)
+    text = f"accuracy {size} points {'below' if points.mean < 0 else 'above'} dense"
+    return text + _uncertain(row, row.accuracy_is_certain) + _fewer_pairs(row, difference)
 
 
 def _time(row: MethodRow) -> str:
@@ -108,8 +110,12 @@ def _time(row: MethodRow) -> str:
         text = f"measured training time not distinguishable from dense ({ratio(times)} × dense)"
         return text + _fewer_pairs(row, times) + warning
     word = "longer" if times.mean > 1 else "shorter"
-    text = f"measured training time {ratio(times)} × dense, {word}"
+    text = f"measured training time {ratio(times)} × dense, {word}" + _uncertain(row, row.time_is_certain)
     return text + _fewer_pairs(row, times) + _unexplained(row, times) + warning
+
+
+def _uncertain(row: MethodRow, certain: bool) -> str:
+    return "" if certain else f" (not certain, as one of {row.claims} comparisons)"
 
 
 def _unexplained(row: MethodRow, times: Estimate) -> str:

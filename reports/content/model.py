@@ -82,6 +82,21 @@ class Headline:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """Whether the methods of a group pay.
+
+    Attributes:
+        sentence: The answer about all methods.
+        advice: What would give a verdict where there is none; may be empty.
+        lines: One line per method: its outcome, and why.
+    """
+
+    sentence: str
+    advice: str
+    lines: tuple[Headline, ...]
+
+
+@dataclass(frozen=True)
 class Group:
     """The section about one group of comparable trials: one task, data copy, model, hardware, data type and recipe.
 
@@ -91,6 +106,7 @@ class Group:
         slug: Prefix of anchors and file names.
         subtitle: Epochs, batch size, device, versions and data copy.
         data_note: What the data copy means for the numbers.
+        verdict: Whether its methods pay; `None` for a smoke test, and if there is no method besides dense.
         headlines: One sentence per method.
         remarks: Warnings that concern several methods, for example disturbed times.
         tables: Tables with one row per method; empty if no trial is done.
@@ -104,6 +120,7 @@ class Group:
     slug: str
     subtitle: str
     data_note: str
+    verdict: Verdict | None
     headlines: tuple[Headline, ...]
     remarks: tuple[str, ...]
     tables: tuple[Table, ...]

@@ -20,10 +20,18 @@ BASELINE = "dense"
 
 @dataclass(frozen=True)
 class TrialGroup:
-    """Trials with the same key. `key` maps each name of `KEY` to its text."""
+    """Trials with the same key.
+
+    Attributes:
+        key: Text of each name of `KEY`.
+        trials: The trials, in the order of the table.
+        budgets: Dense trainings for fewer epochs that the trials are compared with (`reports.data.budget`), one group
+            for each number of epochs, ascending.
+    """
 
     key: Mapping[str, str]
     trials: tuple[Trial, ...]
+    budgets: tuple[TrialGroup, ...] = ()
 
 
 def label(trial: Trial) -> str:

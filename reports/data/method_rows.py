@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate, mean_of, paired
 from reports.data.groups import BASELINE, TrialGroup, label, seed_of
 from reports.data.records import Trial
+from reports.data.significance import holm, p_value
 
 FLOPS = ("dense", "current", "effective", "executed")
 
 NOT_MEASURED = Missing("not measured")
+# A page makes a false claim with a probability of at most 5 %: half of it for these, half for the verdict.
+LEVEL = 0.025
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class MethodRow:
         inference_ratio: Inference FLOPs of the final model over those of the dense network.
         inference_effective_ratio: The same without multiply-adds of zero weights.
         params_ratio: Parameters of the final model over those of the dense network.
+        accuracy_is_certain: Whether the accuracy is shown to differ from dense's, as one of many claims (`certain`).
+        time_is_certain: The same for the training time.
+        claims: Number of these claims.
         time_is_disturbed: Whether the time of one of the trials is disturbed.
         ratio_is_disturbed: Whether that holds for one of the trials or one of dense's.
     """
@@ -53,6 +59,9 @@ class MethodRow:
     inference_ratio: Quantity = NOT_MEASURED
     inference_effective_ratio: Quantity = NOT_MEASURED
     params_ratio: Quantity = NOT_MEASURED
+    accuracy_is_certain: bool = False
+    time_is_certain: bool = False
+    claims: int = 0
     time_is_disturbed: bool = False
     ratio_is_disturbed: bool = False
 
@@ -84,7 +93,30 @@ def method_rows(group: TrialGroup, colours: Mapping[str, int]) -> list[MethodRow
     for trial in group.trials:
         members.setdefault(label(trial), []).append(trial)
     dense = members.get(BASELINE, [])
-    return ranked([_row(name, colours[name], trials, dense) for name, trials in members.items()])
+    return ranked(certain([_row(name, colours[name], trials, dense) for name, trials in members.items()]))
+
+
+def certain(rows: Sequence[MethodRow]) -> list[MethodRow]:
+    """Decide which rows differ from dense in accuracy and time.
+
+    The claims about all rows are t-tests, corrected together by Holm's method at `LEVEL`: without any difference, a
+    group makes a false claim with at most this probability.
+    """
+    compared = [row for row in rows if not row.is_baseline]
+    accuracy = [p_value(row.accuracy_difference, 0.0, "either") for row in compared]
+    times = [p_value(row.time_ratio, 1.0, "either") for row in compared]
+    shown = iter([value <= LEVEL for value in holm([*accuracy, *times])])
+    differs = {row.label: next(shown) for row in compared}
+    longer = {row.label: next(shown) for row in compared}
+    return [
+        replace(
+            row,
+            accuracy_is_certain=differs.get(row.label, False),
+            time_is_certain=longer.get(row.label, False),
+            claims=2 * len(compared),
+        )
+        for row in rows
+    ]
 
 
 def _row(name: str, colour: int, trials: Sequence[Trial], dense: Sequence[Trial]) -> MethodRow:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import matplotlib.figure
 
 from reports import formatting
+from reports.data.budget import BudgetCurve
 from reports.data.disturbed_times import DISTURBED, is_disturbed, mark_disturbed
 from reports.data.estimates import Estimate, estimate
 from reports.data.method_rows import MethodRow
@@ -21,6 +22,7 @@ _CAPTION = (
     "directions if there are at least two seeds. Up and to the left is better."
 )
 _CROSSES = "Crosses mark disturbed times, and means that include one: do not rely on their position on this axis."
+_BUDGET = "Dashed: dense training for fewer epochs, at its share of dense's mean cost; above this line, a method pays."
 _SKIPS = "Effective FLOPs assume hardware that skips; the part below the executed FLOPs is not a measured saving."
 
 
@@ -34,8 +36,13 @@ class _Point:
     disturbed: bool
 
 
-def tradeoff_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], list[str]]:
+def tradeoff_figures(rows: Sequence[MethodRow], slug: str, curve: BudgetCurve) -> tuple[list[Figure], list[str]]:
     """Draw accuracy against measured training time and against effective training FLOPs.
+
+    Args:
+        rows: Rows of one group.
+        slug: Prefix of the figures' names.
+        curve: Dense training for shares of the epochs, drawn as a line.
 
     Returns:
         The figures, and one line for each figure that cannot be drawn.
@@ -51,7 +58,10 @@ def tradeoff_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure]
         disturbed = any(point.disturbed for several in points.values() for point in several)
         warning = f"; ×: {DISTURBED}, not reliable" if disturbed else ""
         by_method = [(rows[row], several) for row, several in points.items()]
-        figures.append(_scatter(by_method, f"{slug}-{name}", title, caption, f"{axis} ({unit}){warning}", unit))
+        line = _budget_line(by_method, curve)
+        if line:
+            caption = f"{caption} {_BUDGET}"
+        figures.append(_scatter(by_method, line, f"{slug}-{name}", title, caption, f"{axis} ({unit}){warning}", unit))
 
     divisor, unit = formatting.time_scale(_largest(rows, "train_time_s"))
     title = "Accuracy against measured training time"
@@ -89,13 +99,33 @@ def _mean_over_seeds(points: Sequence[_Point], name: str) -> Estimate:
     return found
 
 
+def _budget_line(
+    methods: Sequence[tuple[MethodRow, Sequence[_Point]]], curve: BudgetCurve
+) -> list[tuple[float, float]]:
+    """Return the points (cost, accuracy in percent) of dense training for fewer epochs, as means over seeds."""
+    dense = next((points for row, points in methods if row.is_baseline), None)
+    if dense is None or len(curve.shares) < 2:
+        return []
+    whole = _mean_over_seeds(dense, "cost").mean
+    found = ((share, list(curve.with_share(share).values())) for share in curve.shares)
+    return [(share * whole, 100 * sum(several) / len(several)) for share, several in found]
+
+
 def _scatter(
-    methods: Sequence[tuple[MethodRow, Sequence[_Point]]], name: str, title: str, caption: str, axis: str, unit: str
+    methods: Sequence[tuple[MethodRow, Sequence[_Point]]],
+    line: Sequence[tuple[float, float]],
+    name: str,
+    title: str,
+    caption: str,
+    axis: str,
+    unit: str,
 ) -> Figure:
     alts = []
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
         axes = figure.add_subplot()
+        if line:
+            axes.plot(*zip(*line, strict=True), color=svg.INK, linestyle="--", marker=".", linewidth=1.1, zorder=2)
         for row, points in methods:
             colour, marker = svg.colour(row.colour), svg.marker(row.colour)
             xs, ys = [point.cost for point in points], [point.accuracy for point in points]

@@ -28,9 +28,12 @@ def numbers(text: str) -> dict[str, list[str]]:
     """Return the numbers and verdicts of headlines and tables by method, in reading order, for any wording.
 
     References to notes and marks of disturbed times are left out: whether a time was disturbed is in the trials'
-    records, which the earliest committed suites do not have.
+    records, which the earliest committed suites do not have. The verdict, and marks of comparisons that are not
+    certain, are left out because earlier reports do not have them.
     """
     shown = re.split(r"\n## (?:Can I trust|What went wrong|Failed trials)", text)[0]
+    shown = re.sub(r"\n### Verdict\n.*?(?=\n### )", "", shown, flags=re.DOTALL)
+    shown = re.sub(r" \(not certain, as one of \d+ comparisons\)", "", shown)
     found: dict[str, list[str]] = {}
     for line in shown.splitlines():
         line = re.sub(r"<sup>\d+</sup>| \(disturbed[^)]*\)", "", line)

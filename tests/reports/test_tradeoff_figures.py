@@ -5,6 +5,7 @@ import json
 import pytest
 from matplotlib.colors import to_hex
 
+from reports.data.budget import BudgetCurve
 from reports.data.groups import group_trials
 from reports.data.method_rows import method_rows
 from reports.data.records import read
@@ -19,7 +20,7 @@ def test_methods_with_equal_accuracy_and_cost_are_both_visible(suite, drawn):
         for seed, accuracy in enumerate((70.0, 72.0)):
             suite.add(method, seed, accuracy=accuracy, time=100.0, variant="", train_flops_effective=1e12)
     (group,), _ = group_trials(read(suite.write()).trials)
-    figures, missing = tradeoff_figures(method_rows(group, {"dense": 0, "sdgp": 1}), "slug")
+    figures, missing = tradeoff_figures(method_rows(group, {"dense": 0, "sdgp": 1}), "slug", BudgetCurve({}))
     assert not missing
     assert [figure.name for figure in figures] == ["slug-accuracy-time", "slug-accuracy-flops"]
     for figure in drawn:
@@ -55,7 +56,7 @@ def test_a_disturbed_time_is_crossed_out_in_the_figure_itself(suite, drawn):
     folder = suite.write()
     disturb(folder, "sdgp")
     (group,), _ = group_trials(read(folder).trials)
-    figures, _ = tradeoff_figures(method_rows(group, {"dense": 0, "sdgp": 1}), "slug")
+    figures, _ = tradeoff_figures(method_rows(group, {"dense": 0, "sdgp": 1}), "slug", BudgetCurve({}))
     by_time, by_flops = (figure.axes[0] for figure in drawn)
     assert crosses(by_time) == [pytest.approx((100.0, 70.0)), pytest.approx((100.5, 71.0))]  # the trial, and the mean
     assert by_time.get_xlabel().endswith("×: disturbed, not reliable")

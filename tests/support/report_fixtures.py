@@ -199,7 +199,7 @@ def make_full(folder: Path) -> Suite:
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build reports without figures, which take seconds to draw."""
-    monkeypatch.setattr("reports.content.build.tradeoff_figures", lambda rows, slug: ([], []))
+    monkeypatch.setattr("reports.content.build.tradeoff_figures", lambda rows, slug, curve: ([], []))
     monkeypatch.setattr("reports.content.build.curve_figures", lambda rows, slug: ([], []))
 
 

@@ -1,0 +1,128 @@
+"""The verdict of a group: one sentence about all methods, and one line for each method that says why.
+
+Both are made from the findings (`reports.data.verdict`) by fixed rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reports.content.model import Headline, Verdict
+from reports.data.budget import BudgetCurve
+from reports.data.estimates import Estimate, Missing, Quantity
+from reports.data.method_rows import MethodRow
+from reports.data.verdict import FEWEST_SEEDS, MARGIN, Cost, Finding, findings, is_dense
+from reports.formatting import interval, ratio
+
+_AT = {"time": "at the same measured training time", "flops": "at the same executed FLOPs"}
+
+
+def verdict(rows: Sequence[MethodRow], curve: BudgetCurve, device: str, epochs: str) -> Verdict | None:
+    """Return the verdict about the methods of a group; `None` if there is none to compare with dense.
+
+    Args:
+        rows: Ranked rows of one group.
+        curve: Dense training for shares of the epochs.
+        device: Device of the group, `cpu` or `cuda`.
+        epochs: Number of epochs of the group.
+    """
+    methods = [row for row in rows if not is_dense(row)]
+    if not methods:
+        return None
+    found = findings(rows, curve)
+    where = f"On this {'GPU' if device.startswith('cuda') else 'CPU'}, for {epochs or 'these'} epochs"
+    lines = tuple(
+        Headline(row.label, _line([one for one in found if one.label == row.label], row), row.colour) for row in methods
+    )
+    return Verdict(f"{where}: {_sentence(found, 'time')}; {_sentence(found, 'flops')}.", _advice(found, curve), lines)
+
+
+def _sentence(found: Sequence[Finding], cost: Cost) -> str:
+    """Return the clause about all methods at one cost."""
+    ours = [one for one in found if one.cost == cost]
+    by_outcome = {
+        outcome: [one.label for one in ours if one.outcome == outcome]
+        for outcome in ("pays", "does not pay", "undecided", "none")
+    }
+    at, margin = _AT[cost], f"{100 * MARGIN:g} points"
+    if by_outcome["pays"]:
+        return f"{at}, {_names(by_outcome['pays'])} {_verb(by_outcome['pays'], 'reaches')} a higher accuracy than dense"
+    if len(by_outcome["none"]) == len(ours):
+        reasons = list(dict.fromkeys(one.reason for one in ours))
+        return f"{at}, there is no verdict ({'; '.join(reasons)})"
+    if len(by_outcome["does not pay"]) == len(ours):
+        return f"{at}, use dense: no method gains {margin} over it"
+    rest = [*by_outcome["undecided"], *by_outcome["none"]]
+    text = f"{at}, no method is shown to gain over dense, and {_names(rest)} {_verb(rest, 'is')} undecided"
+    if by_outcome["does not pay"]:
+        text += f"; {_names(by_outcome['does not pay'])} {_verb(by_outcome['does not pay'], 'does')} not gain {margin}"
+    return text
+
+
+def _advice(found: Sequence[Finding], curve: BudgetCurve) -> str:
+    """Return what would give or sharpen a verdict; empty if every method has one."""
+    if all(one.outcome in ("pays", "does not pay") for one in found):
+        return ""
+    options = []
+    if any("of at least" in one.reason for one in found):
+        options.append(f"--seeds {FEWEST_SEEDS}")
+    if any("dense was not" in one.reason for one in found):
+        options.append("--controls")
+    advice = []
+    if options:
+        advice.append(f"The same command with {' '.join(options)} gives a verdict.")
+    if any("disturbed" in one.reason for one in found):
+        advice.append("Times are compared only if they were measured on a quiet machine.")
+    return " ".join(advice)
+
+
+def _line(found: Sequence[Finding], row: MethodRow) -> str:
+    """Return the outcome of a method at each cost, and why: from theory to accuracy."""
+    return f"{'; '.join(map(_outcome, found))}. Why: {'; '.join(_why(row))}."
+
+
+def _outcome(finding: Finding) -> str:
+    at = _AT[finding.cost]
+    if finding.outcome == "none":
+        return f"no verdict {at} ({finding.reason})"
+    assert isinstance(finding.gain, Estimate)
+    assert isinstance(finding.share, Estimate)
+    gain = interval(finding.gain.scaled(100), 2, sign=True, reference=0)
+    text = f"{finding.outcome} {at} ({gain} points, at {ratio(finding.share)} × dense"
+    if finding.outcome == "undecided":
+        more = "more than 100 seeds" if finding.seeds_needed is None else f"about {finding.seeds_needed} seeds"
+        text += f"; {more} would decide"
+    return f"{text})"
+
+
+def _why(row: MethodRow) -> list[str]:
+    """Return what was saved in theory, what was skipped, what that gained in time, and what it cost in accuracy."""
+
+    def saved(quantity: Quantity) -> str:
+        if isinstance(quantity, Missing):
+            return "an unknown part"
+        share = 100 * (1 - quantity.mean)
+        return f"{abs(share):.0f} %" if share >= -0.5 else f"minus {abs(share):.0f} %"
+
+    effective, executed = row.flops_ratio["effective"], row.flops_ratio["executed"]
+    pieces = [
+        f"{saved(effective)} of dense's training FLOPs can be skipped in theory",
+        f"{saved(executed)} were skipped",
+    ]
+    if isinstance(row.time_ratio, Estimate):
+        disturbed = " (disturbed)" if row.ratio_is_disturbed else ""
+        pieces.append(f"training took {ratio(row.time_ratio)} × the time of dense{disturbed}")
+    if isinstance(row.accuracy_difference, Estimate):
+        points = interval(row.accuracy_difference.scaled(100), 2, sign=True, reference=0)
+        pieces.append(f"after equal epochs, accuracy differs by {points} points")
+    return pieces
+
+
+def _names(labels: Sequence[str]) -> str:
+    *most, last = labels
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _verb(labels: Sequence[str], singular: str) -> str:
+    plural = {"reaches": "reach", "is": "are", "does": "do"}
+    return singular if len(labels) == 1 else plural[singular]

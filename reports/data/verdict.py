@@ -1,0 +1,126 @@
+"""Whether a method pays: its accuracy against that of dense training at the same cost.
+
+The rules, which depend on no method's name:
+
+1. The gain of a method is its accuracy minus the accuracy that dense training reaches for the same cost, paired by
+   seed. The cost is the measured training time, or the executed training FLOPs, relative to dense. Dense training for
+   fewer epochs gives the accuracy at a smaller cost (`reports.data.budget`). A method that costs more than dense is
+   compared with the whole dense training, which costs less.
+2. A method *pays* if its gain is shown to be above 0. It *does not pay* if its gain is shown to be below the margin.
+   Both are one-sided t-tests, corrected by Holm's method over all methods and both costs, each at `LEVEL`. Otherwise
+   the outcome is *undecided*, with the number of seeds that would decide if mean and spread stayed as they are.
+3. There is no outcome with fewer than `FEWEST_SEEDS` seeds, for disturbed times, and where dense was not trained for so
+   small a share of the cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reports.data.budget import BudgetCurve
+from reports.data.estimates import Estimate, Missing, Quantity, estimate
+from reports.data.method_rows import MethodRow, by_seed
+from reports.data.significance import holm, p_value, seeds_needed
+
+Cost = Literal["time", "flops"]
+Outcome = Literal["pays", "does not pay", "undecided", "none"]
+
+COSTS: tuple[Cost, ...] = ("time", "flops")
+MARGIN = 0.005  # 0.5 points of accuracy
+FEWEST_SEEDS = 3
+LEVEL = 0.025  # of all claims that a method pays, and of all claims that one does not pay
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known about a method at one cost.
+
+    Attributes:
+        label: Method with its parameters.
+        cost: The cost that is equal.
+        outcome: `none` if there is no outcome, for the reason in `gain` or `reason`.
+        gain: Accuracy minus that of dense training at the same cost, as a fraction.
+        share: Cost relative to dense.
+        seeds_needed: For `undecided`, the number of seeds that would decide; `None` if even `MOST_SEEDS` would not.
+        reason: Why there is no outcome.
+    """
+
+    label: str
+    cost: Cost
+    outcome: Outcome
+    gain: Quantity
+    share: Quantity
+    seeds_needed: int | None = None
+    reason: str = ""
+
+
+def findings(rows: Sequence[MethodRow], curve: BudgetCurve, margin: float = MARGIN) -> list[Finding]:
+    """Return the findings about all methods but dense training itself, for each cost, in the order of the rows.
+
+    Args:
+        rows: Rows of one group, with the dense trainings among them.
+        curve: Dense training for shares of the epochs.
+        margin: Smallest gain in accuracy that matters, as a fraction.
+    """
+    found = [_gain(row, curve, cost) for row in rows if not is_dense(row) for cost in COSTS]
+    tested = [one for one in found if not one.reason]
+    above = holm([p_value(one.gain, 0.0, "above") for one in tested])
+    below = holm([p_value(one.gain, margin, "below") for one in tested])
+    outcomes = {
+        id(one): _decided(one, pays, pays_not, margin, len(tested))
+        for one, pays, pays_not in zip(tested, above, below, strict=True)
+    }
+    return [outcomes.get(id(one), one) for one in found]
+
+
+def is_dense(row: MethodRow) -> bool:
+    """Return whether a row is a dense training: the baseline, or a control such as a narrower dense network."""
+    return row.label.partition("[")[0] == "dense"
+
+
+def _decided(finding: Finding, above: float, below: float, margin: float, claims: int) -> Finding:
+    gain, outcome, needed = finding.gain, "undecided", None
+    assert isinstance(gain, Estimate)
+    if above <= LEVEL:
+        outcome = "pays"
+    elif below <= LEVEL:
+        outcome = "does not pay"
+    else:
+        # The largest correction of Holm's method, so that the number does not depend on the other methods' outcomes.
+        counts = [seeds_needed(gain, bound, LEVEL / claims) for bound in (0.0, margin) if _towards(gain, bound, margin)]
+        needed = min((count for count in counts if count is not None), default=None)
+    return Finding(finding.label, finding.cost, outcome, gain, finding.share, needed)  # type: ignore[arg-type]
+
+
+def _towards(gain: Estimate, bound: float, margin: float) -> bool:
+    """Return whether more seeds with the same mean would show that the gain is above 0, or below the margin."""
+    return gain.mean > 0 if bound == 0.0 else gain.mean < margin
+
+
+def _gain(row: MethodRow, curve: BudgetCurve, cost: Cost) -> Finding:
+    share = row.time_ratio if cost == "time" else row.flops_ratio["executed"]
+
+    def without(reason: str, gain: Quantity | None = None) -> Finding:
+        return Finding(row.label, cost, "none", gain or Missing(reason), share, reason=reason)
+
+    if not row.done:
+        return without("no trial is done")
+    if not curve.points:
+        return without("dense was not run")
+    if isinstance(share, Missing):
+        return without(share.reason)
+    if cost == "time" and row.ratio_is_disturbed:
+        return without("the training times are disturbed")
+    accuracies = by_seed(row.done, "test_accuracy")
+    seeds = sorted(set(accuracies) & set(curve.points))
+    if not seeds:
+        return without("no seed in common with dense")
+    dense = {seed: curve.at(seed, share.mean) for seed in seeds}
+    if any(accuracy is None for accuracy in dense.values()):
+        return without(f"dense was not trained for {share.mean:.2f} of its cost")
+    gain = estimate([accuracies[seed] - dense[seed] for seed in seeds], "not measured")  # type: ignore[operator]
+    if len(seeds) < FEWEST_SEEDS:
+        return without(f"{len(seeds)} of at least {FEWEST_SEEDS} seeds", gain)
+    return Finding(row.label, cost, "undecided", gain, share)

@@ -1,0 +1,171 @@
+"""Rules of the verdict, its statistics, and the dense trainings for fewer epochs that it compares with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from benchmarks.evidence.simulate_claims import makes_a_false_claim, page
+from reports.content.build import build
+from reports.data.budget import BudgetCurve
+from reports.data.estimates import Estimate, Missing, estimate
+from reports.data.records import read
+from reports.data.significance import holm, p_value, seeds_needed
+
+pytestmark = pytest.mark.usefixtures("without_figures")
+
+DENSE = (71.2, 71.9, 70.8)
+
+
+def group_of(suite: Any) -> Any:
+    (group,) = build(read(suite.write())).groups
+    return group
+
+
+def add_dense(suite: Any, epochs: int, loss: float, seeds: int = 3) -> None:
+    """Add dense trainings for some epochs, which lose `loss` points."""
+    for seed in range(seeds):
+        suite.add(
+            "dense", seed, accuracy=DENSE[seed] - loss, time=73.0 * epochs, epochs=epochs, recipe={"epochs": epochs}
+        )
+
+
+def add_method(suite: Any, name: str, gains: tuple[float, ...], time: float = 0.8, executed: float = 1.0) -> None:
+    """Add a method that gains so many points over dense training for all epochs."""
+    flops = {"train_flops_executed": executed * 1.8e12, "train_flops_dense": 1.8e12}
+    for seed, gain in enumerate(gains):
+        suite.add(name, seed, accuracy=DENSE[seed] + gain, time=365.0 * time, **flops)
+
+
+@pytest.mark.parametrize(("side", "alternative"), [("above", "greater"), ("below", "less"), ("either", "two-sided")])
+def test_p_values_are_those_of_scipy(side: Any, alternative: str) -> None:
+    values = np.random.default_rng(0).normal(0.3, 1.0, 5)
+    expected = scipy.stats.ttest_1samp(values, 0.1, alternative=alternative).pvalue
+    assert p_value(estimate(list(values), ""), 0.1, side) == pytest.approx(expected)
+
+
+def test_nothing_is_shown_without_a_spread() -> None:
+    assert p_value(Missing("not measured"), 0.0, "above") == 1.0
+    assert p_value(estimate([1.0], ""), 0.0, "above") == 1.0
+    assert p_value(estimate([1.0, 1.0, 1.0], ""), 0.0, "above") == 1.0
+
+
+def test_holm_correction() -> None:
+    # The example of R's p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm").
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_the_number_of_seeds_that_would_decide() -> None:
+    known = estimate([0.0, 1.0, 2.0], "")
+    assert isinstance(known, Estimate)
+    count = seeds_needed(known, 0.0, 0.025)
+    assert count is not None
+    quantile = {n: scipy.stats.t.ppf(0.975, n - 1) for n in (count - 1, count)}
+    assert math.sqrt(count - 1) < quantile[count - 1]
+    assert math.sqrt(count) >= quantile[count]
+    assert seeds_needed(known, 0.99, 0.025) is None
+
+
+def test_accuracies_between_two_trainings_are_interpolated() -> None:
+    curve = BudgetCurve({0: ((0.4, 0.6), (0.8, 0.8), (1.0, 0.85))})
+    assert curve.at(0, 0.5) == pytest.approx(0.65)
+    assert curve.at(0, 0.4) == 0.6
+    assert curve.at(0, 0.9) == pytest.approx(0.825)
+    assert curve.at(0, 1.3) == 0.85
+    assert curve.at(0, 0.39) is None
+    assert curve.at(1, 0.5) is None
+
+
+def test_a_method_pays_that_beats_dense_for_the_same_time(suite: Any) -> None:
+    """It loses 0.3 points after equal epochs, but dense loses 2 points when it trains for as short a time."""
+    add_dense(suite, 5, 0.0)
+    add_dense(suite, 4, 2.0)
+    add_method(suite, "quick", (-0.3, -0.28, -0.32))
+    verdict = group_of(suite).verdict
+    assert verdict.sentence == (
+        "On this CPU, for 5 epochs: at the same measured training time, quick reaches a higher accuracy than dense; at "
+        "the same executed FLOPs, use dense: no method gains 0.5 points over it."
+    )
+    (line,) = verdict.lines
+    assert "pays at the same measured training time (+1.70 ± 0.05 points, at 0.80" in line.text
+    assert "does not pay at the same executed FLOPs (−0.30 ± 0.05 points, at 1.00 × dense)" in line.text
+    assert verdict.advice == ""
+
+
+def test_a_method_does_not_pay_if_dense_for_the_same_time_is_as_good(suite: Any) -> None:
+    """Interpolated halfway between 4 and 5 epochs, dense loses 0.5 points; the method loses 0.6."""
+    add_dense(suite, 5, 0.0)
+    add_dense(suite, 4, 1.0)
+    add_method(suite, "quick", (-0.6, -0.58, -0.62), time=0.9, executed=0.9)
+    verdict = group_of(suite).verdict
+    assert verdict.sentence.count("use dense: no method gains 0.5 points over it") == 2
+    assert "does not pay at the same executed FLOPs (−0.10 ± 0.05 points, at 0.90 × dense)" in verdict.lines[0].text
+
+
+def test_a_large_spread_is_undecided_and_asks_for_seeds(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "quick", (1.5, -0.5, 0.8), time=1.0)
+    verdict = group_of(suite).verdict
+    assert "no method is shown to gain over dense, and quick is undecided" in verdict.sentence
+    assert "about" in verdict.lines[0].text
+    assert "seeds would decide" in verdict.lines[0].text
+
+
+def test_without_the_budget_or_seeds_there_is_no_verdict_but_a_command(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "quick", (-0.3, -0.28, -0.32), time=0.8)
+    verdict = group_of(suite).verdict
+    assert "at the same measured training time, there is no verdict (dense was not trained for 0.80" in verdict.sentence
+    assert verdict.advice == "The same command with --controls gives a verdict."
+
+
+def test_two_seeds_give_no_verdict(suite: Any) -> None:
+    add_dense(suite, 5, 0.0, seeds=2)
+    add_method(suite, "quick", (3.0, 3.1), time=1.0)
+    verdict = group_of(suite).verdict
+    assert "there is no verdict (2 of at least 3 seeds)" in verdict.sentence
+    assert verdict.advice == "The same command with --seeds 3 gives a verdict."
+
+
+def test_no_verdict_without_a_method_or_for_a_smoke_test(suite: Any) -> None:
+    suite.add_all(("dense",))
+    assert group_of(suite).verdict is None
+    suite.add_all(("dense", "sdgp"), preset="smoke")
+    assert [group.verdict for group in build(read(suite.write())).groups] == [None, None]
+
+
+def test_dense_trainings_for_fewer_epochs_join_the_group_of_their_methods(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_dense(suite, 3, 2.5)
+    add_method(suite, "quick", (0.0, 0.1, 0.2))
+    group = group_of(suite)
+    budgets = group.tables[-1]
+    assert [[cell.text for cell in row] for row in budgets.rows] == [
+        ["3", "0.60", "3", "68.8 ± 1.4", "−2.50"],
+        ["5", "1.00", "3", "71.3 ± 1.4", "0"],
+    ]
+    # Dense with another learning rate is not the same training for fewer epochs.
+    for seed in range(3):
+        suite.add("dense", seed, accuracy=60.0, time=1.0, epochs=4, recipe={"epochs": 4, "learning_rate": 0.1})
+    first, second = build(read(suite.write())).groups
+    assert len(first.tables[-1].rows) == 2
+    assert second.verdict is None
+
+
+@pytest.mark.parametrize("methods", [1, 5, 12])
+def test_a_page_without_differences_rarely_claims_one(methods: int) -> None:
+    """At most 5 % of pages; of 200 pages, more than 20 would be false with a probability below 0.001."""
+    generator = np.random.default_rng(methods)
+    assert sum(makes_a_false_claim(*page(generator, methods, 3, 0.002)) for _ in range(200)) <= 20
+
+
+def test_a_loss_of_twice_the_margin_is_found_with_five_seeds() -> None:
+    generator = np.random.default_rng(0)
+    rows = [row for _ in range(40) for row in page(generator, 5, 5, 0.002, loss=0.01)[0] if not row.is_baseline]
+    assert sum(row.accuracy_is_certain for row in rows) >= 0.8 * len(rows)
