@@ -7,9 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.prune.compress import MOST_CHANNELS
-
 Pair = tuple[int, int]
+MOST_CHANNELS = torch.iinfo(torch.int16).max
 
 
 class Gradient(Protocol):

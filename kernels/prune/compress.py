@@ -11,7 +11,7 @@ from kernels.prune.dispatch import is_compiled, prune_nm, read_key, rule_of
 from kernels.prune.rule import Mode, PruneRule, Scope
 
 DTYPES = tuple(cpu.DTYPES)
-MOST_CHANNELS = 2**15 - 1  # of an int16
+MOST_CHANNELS = torch.iinfo(torch.int16).max
 
 
 def compress_nm(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> tuple[Tensor, Tensor]:
