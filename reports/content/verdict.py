@@ -34,11 +34,13 @@ def verdict(rows: Sequence[MethodRow], curve: BudgetCurve, device: str, epochs: 
     lines = tuple(
         Headline(row.label, _line([one for one in found if one.label == row.label], row), row.colour) for row in methods
     )
-    return Verdict(f"{where}: {_sentence(found, 'time')}; {_sentence(found, 'flops')}.", _advice(found, curve), lines)
+    # The measured time decides; FLOPs say what other kernels could make of the method.
+    sentence = f"{where}, {_sentence(found, 'time')}. A{_sentence(found, 'flops')[1:]}."
+    return Verdict(sentence, _advice(found, curve), lines)
 
 
 def _sentence(found: Sequence[Finding], cost: Cost) -> str:
-    """Return the clause about all methods at one cost."""
+    """Return the sentence about all methods at one cost, without its first capital letter and its full stop."""
     ours = [one for one in found if one.cost == cost]
     by_outcome = {
         outcome: [one.label for one in ours if one.outcome == outcome]
@@ -53,9 +55,10 @@ def _sentence(found: Sequence[Finding], cost: Cost) -> str:
     if len(by_outcome["does not pay"]) == len(ours):
         return f"{at}, use dense: no method gains {margin} over it"
     rest = [*by_outcome["undecided"], *by_outcome["none"]]
-    text = f"{at}, no method is shown to gain over dense, and {_names(rest)} {_verb(rest, 'is')} undecided"
+    text = f"{at}, no method is shown to gain over dense: {_names(rest)} {_verb(rest, 'is')} undecided"
     if by_outcome["does not pay"]:
-        text += f"; {_names(by_outcome['does not pay'])} {_verb(by_outcome['does not pay'], 'does')} not gain {margin}"
+        names = by_outcome["does not pay"]
+        text += f", and {_names(names)} {_verb(names, 'does')} not gain {margin}"
     return text
 
 

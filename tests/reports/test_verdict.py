@@ -89,7 +89,7 @@ def test_a_method_pays_that_beats_dense_for_the_same_time(suite: Any) -> None:
     add_method(suite, "quick", (-0.3, -0.28, -0.32))
     verdict = group_of(suite).verdict
     assert verdict.sentence == (
-        "On this CPU, for 5 epochs: at the same measured training time, quick reaches a higher accuracy than dense; at "
+        "On this CPU, for 5 epochs, at the same measured training time, quick reaches a higher accuracy than dense. At "
         "the same executed FLOPs, use dense: no method gains 0.5 points over it."
     )
     (line,) = verdict.lines
@@ -112,7 +112,7 @@ def test_a_large_spread_is_undecided_and_asks_for_seeds(suite: Any) -> None:
     add_dense(suite, 5, 0.0)
     add_method(suite, "quick", (1.5, -0.5, 0.8), time=1.0)
     verdict = group_of(suite).verdict
-    assert "no method is shown to gain over dense, and quick is undecided" in verdict.sentence
+    assert "no method is shown to gain over dense: quick is undecided" in verdict.sentence
     assert "about" in verdict.lines[0].text
     assert "seeds would decide" in verdict.lines[0].text
 
