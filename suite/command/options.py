@@ -33,7 +33,7 @@ SHORTHANDS = {"epochs": "epochs", "batch-size": "batch_size"}  # option: field o
 MAX_JOBS = 1000
 LISTS = ("methods", "task", "model", "seeds")  # options that a TOML file may give as arrays
 RECIPE = ("preset", "recipe", *SHORTHANDS)
-TEXTS = (*LISTS, *RECIPE, "device", "dtype", "data-root", "out", "only", "jobs", "engine", "timeout")
+TEXTS = (*LISTS, *RECIPE, "device", "dtype", "data-root", "out", "only", "jobs", "engine", "timeout", "controls")
 
 EXAMPLES = """\
 examples:
@@ -121,6 +121,7 @@ class RunOptions:
     engine: str
     timeout: float | None
     plugins: tuple[Path, ...]
+    controls: bool
 
 
 def run_parser() -> Parser:
@@ -157,6 +158,14 @@ def add_run_options(parser: Parser) -> None:
         "--seeds",
         metavar="N|LIST",
         help="count (3), list (0,1,7) or single seed (7,) (default: 3 for paper, otherwise 1)",
+    )
+    what.add_argument(
+        "--controls",
+        metavar="true|false",
+        nargs="?",
+        const="true",
+        help="add control trials: dense with fewer epochs, dense twice, dense as narrow as each pruned network, and "
+        "random selection",
     )
     what.add_argument(
         "--plugin",
@@ -270,6 +279,7 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
         engine=values["engine"],
         timeout=_seconds(values["timeout"]) if "timeout" in values else None,
         plugins=plugins,
+        controls=_flag("controls", values.get("controls", "false")),
     )
 
 
@@ -296,6 +306,12 @@ def _count(option: str, text: str) -> int:
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MAX_JOBS:
         raise UsageError(f"--{option} '{text}': expected an integer from 1 to {MAX_JOBS}")
     return int(text)
+
+
+def _flag(option: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise UsageError(f"--{option} '{text}': expected true or false")
+    return text == "true"
 
 
 def _seconds(text: str) -> float:

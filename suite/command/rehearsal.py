@@ -45,7 +45,8 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
             model = build_model(trial.model, task.input_shape, task.num_classes)
             _check_outputs(model, trial, task)
             network = (trial.task, trial.model), model
-        data = canonical_json([trial.task, trial.recipe, trial.data_copy])
+        recipe = {name: value for name, value in trial.recipe.items() if name != "epochs"}  # the images are the same
+        data = canonical_json([trial.task, recipe, trial.data_copy])
         if data not in images:
             splits = task.load(DataCopy(**trial.data_copy), trial.make_recipe(), trial.seed, torch.device("cpu"))
             images[data] = splits.train.num_samples

@@ -87,7 +87,7 @@ def parser() -> Parser:
     found.add_argument("--parts", metavar="LIST", help="parts to run (default: those of the preset), or all")
     add_run_options(found)
     for action in found._actions:
-        if action.dest in DECIDED:
+        if action.dest in (*DECIDED, "controls"):
             action.help = argparse.SUPPRESS
         elif action.dest == "seeds":
             action.help = "count (3), list (0,1,7) or single seed (7,) (default: set by the reproduction)"
@@ -150,6 +150,8 @@ def _read_options(namespace: argparse.Namespace) -> RunOptions:
     for name in DECIDED:
         if getattr(namespace, name) is not None:
             raise UsageError(f"reproduce: --{name} cannot be given: {namespace.name} sets it")
+    if namespace.controls is not None:
+        raise UsageError("reproduce: --controls cannot be given: the paper decides the trials; use it with run")
     options = resolve_run_options(namespace)
     if options.model:
         from suite.runs.planning import read_names

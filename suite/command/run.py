@@ -97,6 +97,7 @@ def resolve(options: RunOptions) -> SuiteSpec:
         dtype=resolve_dtype(options.dtype, device, index),
         data_root=str(options.data_root),
         plugins=tuple(str(path) for path in options.plugins),
+        controls=options.controls,
     )
 
 

@@ -16,6 +16,7 @@ from suite.errors import UsageError, nearest
 from suite.files import read_path
 from suite.parameters import convert, declared, normal
 from suite.recipe import Recipe
+from suite.runs import controls
 from suite.runs.plugin_files import defining_files
 from suite.runs.spec import SuiteSpec, TrialSpec, checksum
 from suite.training.execution import check_execution
@@ -61,7 +62,8 @@ def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
 def plan(suite: SuiteSpec) -> list[TrialSpec]:
     """Return every trial of a suite, each once, ordered by task, model, seed and method, with dense first.
 
-    An interrupted folder therefore holds whole comparisons: all methods of the first seed, then all of the next.
+    An interrupted folder therefore holds whole comparisons: all methods of the first seed, then all of the next. The
+    control trials of a seed follow its methods; the second dense trial comes last, as far from the first as possible.
     Methods and networks are constructed once to check that their parameters are allowed. Data is prepared last, since
     that may take time and space.
 
@@ -76,22 +78,33 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
     typed_models = read_choices(suite.models, ModelChoice, "--model") if suite.models else []
 
     settings = [_setting(suite, name, task, methods, typed_models) for name, task in tasks.items()]
+    parts = {one.task: _with_controls(suite, one, tasks[one.task]) if suite.controls else [one] for one in settings}
     copies = {name: task.prepare(Path(suite.data_root), suite.preset) for name, task in tasks.items()}
     for setting in settings:
         _check_fits(setting.task, tasks[setting.task], copies[setting.task], setting.recipe)
 
     found: dict[str, TrialSpec] = {}
+    own: dict[str, TrialSpec] = {}  # without those that only controls need
     for setting in settings:
         data_copy = dataclasses.asdict(copies[setting.task])
         for model in setting.models:
-            templates = [_template(suite, setting, method, model, data_copy) for method in setting.methods]
+            templates = [
+                (_template(suite, part, method, model, data_copy), part.is_control)
+                for part in parts[setting.task]
+                for method in part.methods
+            ]
             for seed in suite.seeds:
-                for template in templates:
+                for template, is_control in templates:
                     trials = template.trials(seed)
-                    if trials[-1].hash in found:
-                        log.info("%s repeats %s; it is trained once", trials[-1].label, found[trials[-1].hash].label)
-                    for trial in trials:
-                        found.setdefault(trial.hash, trial)
+                    if trials[-1].hash in own and not is_control:
+                        log.info("%s repeats %s; it is trained once", trials[-1].label, own[trials[-1].hash].label)
+                    for digest, trial in [(trial.hash, trial) for trial in trials]:
+                        found.setdefault(digest, trial)
+                        if not is_control:
+                            own.setdefault(digest, trial)
+    if suite.controls:
+        added = [trial for digest, trial in found.items() if digest not in own]
+        log.info("%s", controls.summary(added, {setting.task: setting.recipe.epochs for setting in settings}))
     return list(found.values())
 
 
@@ -115,13 +128,14 @@ class _Method:
 
 @dataclass(frozen=True)
 class _Setting:
-    """What the trials of one task share: recipe, source of the recipe, models and methods."""
+    """What trials of a task share: recipe, source of the recipe, models and methods, and whether they are controls."""
 
     task: str
     recipe: Recipe
     recipe_source: str
     models: list[ModelChoice]
     methods: list[_Method]
+    is_control: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,8 +164,7 @@ def _setting(
     suite: SuiteSpec, name: str, task: Any, methods: Sequence[MethodChoice], typed_models: list[ModelChoice]
 ) -> _Setting:
     try:
-        base, source = _recipe(task, suite)
-        recipe = dataclasses.replace(base, **suite.overrides)
+        recipe, source = _recipe(task, suite)
     except ValueError as error:
         raise UsageError(f"task {name}: {error}") from error
     models = typed_models or [ModelChoice.read(task.default_model(suite.preset))]
@@ -159,6 +172,21 @@ def _setting(
         model.check_size(task.input_shape, task.num_classes)
         model.build(task.input_shape, task.num_classes)
     return _Setting(name, recipe, source, models, [_method(suite, choice, name, recipe) for choice in methods])
+
+
+def _with_controls(suite: SuiteSpec, setting: _Setting, task: Any) -> list[_Setting]:
+    """Return the setting of a task among those of its controls, in the order in which a seed is trained."""
+
+    def control(choices: Sequence[MethodChoice], epochs: int = setting.recipe.epochs) -> _Setting:
+        # Override the epochs as `--epochs` does, so that recipe and source are those of a command without --controls.
+        overrides = {"epochs": epochs, **{key: value for key, value in suite.overrides.items() if key != "epochs"}}
+        recipe, source = _recipe(task, dataclasses.replace(suite, overrides=overrides))
+        methods = [_method(suite, choice, setting.task, recipe) for choice in choices]
+        return dataclasses.replace(setting, recipe=recipe, recipe_source=source, methods=methods, is_control=True)
+
+    others = controls.control_methods([method.choice for method in setting.methods], setting.task, suite.preset)
+    shorter = [control([controls.dense()], epochs) for epochs in controls.control_epochs(setting.recipe.epochs)]
+    return [control([controls.dense()]), setting, *shorter, control(others)]
 
 
 def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -> _Method:
@@ -216,10 +244,11 @@ def _template(
 
 
 def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
-    """Return the recipe before overrides, and its source, which is empty for the suite's own recipes.
+    """Return the recipe with its overrides, and its source, which is empty for the suite's own recipes.
 
     Raises:
         UsageError: The task has no recipe of that name, or the preset does not allow the choice.
+        ValueError: The recipe does not allow the overrides.
     """
     if suite.recipe:
         if suite.recipe not in task.paper_recipes:
@@ -234,7 +263,8 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
     else:
         source, recipe = "", task.recipe(suite.preset)
     changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if getattr(recipe, name) != value)
-    return recipe, f"{source}; changed: {changed}" if source and changed else source
+    source = f"{source}; changed: {changed}" if source and changed else source
+    return dataclasses.replace(recipe, **suite.overrides), source
 
 
 def _check_fits(name: str, task: Any, copy: Any, recipe: Recipe) -> None:

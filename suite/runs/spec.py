@@ -153,6 +153,7 @@ class SuiteSpec:
         device, device_index, dtype: As in `TrialSpec`.
         data_root: Absolute path of the folder of data sets.
         plugins: Absolute paths of plugin files.
+        controls: Whether control trials are added (`suite.runs.controls`).
     """
 
     methods: str
@@ -167,6 +168,7 @@ class SuiteSpec:
     data_root: str
     plugins: tuple[str, ...] = ()
     recipe: str = ""
+    controls: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `suite.json`."""

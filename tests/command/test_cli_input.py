@@ -37,6 +37,9 @@ NAMES = [
     (["--jobs", "0"], "--jobs '0'"),
     (["--engine", "ray"], "--engine 'ray'"),
     (["--timeout", "0"], "--timeout '0'"),
+    (["--controls", "sdgp"], "--controls 'sdgp': expected true or false"),
+    (["--controls", "--controls"], "--controls is given twice"),
+    (["--contols"], "did you mean '--controls'"),
     (["--data-root", "toy.py"], "is a file"),
     (["--data-root", "toy.py/below"], "is a file"),
     (["--plugin", "absent.py"], "no such file"),
@@ -111,6 +114,7 @@ def test_a_user_sees_one_line(folder, arguments, expected):
         ("[set.recipe]\nepoch = 3", "did you mean 'epochs'"),
         ("[set.recipe]\nepochs = 'x'", "an integer"),
         ("seeds = -1", "--seeds '-1'"),
+        ("controls = 1", "--controls '1': expected true or false"),
     ],
 )
 def test_a_config_that_is_wrong(folder, capsys, text, expected):
@@ -137,6 +141,11 @@ def test_a_config_gives_options_that_are_not_on_the_command_line(folder, monkeyp
     assert read_config(folder / "c.toml", TEXTS, LISTS) == {"seeds": "3", "plugin": ["toy.py"]}
     monkeypatch.setenv("PDT_DATA", "/elsewhere")
     assert read_run_options([]).data_root == Path("/elsewhere")
+    assert not read_run_options([]).controls
+    assert read_run_options(["--controls", "--seeds", "1"]).controls
+    (folder / "c.toml").write_text("controls = true")
+    assert read_run_options(["--config", "c.toml"]).controls
+    assert not read_run_options(["--config", "c.toml", "--controls=false"]).controls
     assert read_run_options(["--data-root", "/x"]).data_root == Path("/x")
 
 

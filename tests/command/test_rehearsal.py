@@ -14,6 +14,7 @@ from suite.method import Method
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec
 from suite.training.hooks import Hooks
+from tasks.digits import Digits
 from tasks.models.resnet9 import resnet9
 
 NETWORKS = textwrap.dedent(
@@ -155,6 +156,16 @@ def test_each_combination_is_begun_once_and_all_that_the_suite_brings_fit(monkey
     monkeypatch.setattr(Hooks, "__init__", lambda self, *a, **k: begun.append(a[1]) or original(self, *a, **k))
     rehearse(planned(methods="dense,sdgp,sdgp[n=1],prunetrain,clicktrain,ssl,oneshot,scratch,dense[match=prunetrain]"))
     assert len(begun) == 9  # prunetrain once, although two trials depend on it
+
+
+def test_images_are_loaded_once_for_trainings_of_different_length(monkeypatch):
+    loaded = []
+    original = Digits.load
+    monkeypatch.setattr(Digits, "load", lambda *arguments: loaded.append(1) or original(*arguments))
+    trials = [*planned(methods="dense"), *planned(methods="dense", overrides={"epochs": 1})]
+    loaded.clear()
+    rehearse(trials)
+    assert len(loaded) == 1
 
 
 def test_a_training_on_another_device_is_rehearsed_on_the_cpu():

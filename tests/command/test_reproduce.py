@@ -40,6 +40,7 @@ def folder(tmp_path, monkeypatch):
         (["sdgp-table1", "--methods", "dense"], "--methods cannot be given: sdgp-table1 sets it"),
         (["sdgp-table1", "--task", "digits"], "--task cannot be given"),
         (["sdgp-table1", "--config", "x.toml"], "--config cannot be given"),
+        (["sdgp-table1", "--controls"], "--controls cannot be given: the paper decides the trials"),
         (["sdgp-table1", "--model", "resnet9,resnet9[width=0.5]"], "expected one"),
         (["sdgp-table1", "--sedes", "3"], "did you mean '--seeds'"),
         (["sdgp-table1", "--epochs", "0"], "--epochs"),

@@ -118,7 +118,7 @@ CHILD = textwrap.dedent(
         file.write("x")
     for name in FILES:
         (folder / name).touch()
-    if spec.parameters["n"] == 3:
+    if spec.parameters.get("n") == 3:
         raise RuntimeError("three is too many")
     result = {"test_accuracy": 0.75, "train_time_s": 2.0, "train_flops_dense": 4, "train_flops_executed": 4}
     write_record(folder, spec, "done", result={**result, "train_flops_effective": 3.0})
