@@ -53,7 +53,7 @@ def page(
     trials += [trial(name, seed, ACCURACY - loss, EPOCHS, time) for name in names for seed in range(seeds)]
     (group,) = fold_budgets(group_trials(trials)[0])
     rows = method_rows(group, dict.fromkeys(["dense", *names], 0))
-    return rows, findings(rows, budget_curve(group))
+    return rows, findings(rows, budget_curve(group), MARGIN)
 
 
 def makes_a_false_claim(rows: Sequence[MethodRow], found: Sequence[Finding]) -> bool:

@@ -20,6 +20,7 @@ from reports.data.groups import BASELINE, TrialGroup, group_trials, label
 from reports.data.method_rows import method_rows, repeated_seeds
 from reports.data.records import Records, Trial
 from reports.data.trial_files import clean
+from reports.data.verdict import margins
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 
@@ -40,7 +41,8 @@ def build(records: Records, earlier_figures: Collection[str] = ()) -> Report:
     groups = fold_budgets(groups)
     colours = _colours([label(trial) for trial in records.trials])
     slugs = _slugs(groups)
-    sections = tuple(_group(group, groups, slug, colours) for group, slug in zip(groups, slugs, strict=True))
+    declared = margins(records.suite)
+    sections = tuple(_group(group, groups, slug, colours, declared) for group, slug in zip(groups, slugs, strict=True))
     tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
     # Keep figures that need files which have been removed since.
     retained: tuple[str, ...] = ()
@@ -78,7 +80,9 @@ def _colours(labels: Sequence[str]) -> dict[str, int]:
     return {BASELINE: 0, **{name: index for index, name in enumerate(others, 1)}}
 
 
-def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: dict[str, int]) -> Group:
+def _group(
+    group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: dict[str, int], declared: Sequence[float]
+) -> Group:
     rows = method_rows(group, colours)
     title, setting = _titles(group, groups)
     curve = budget_curve(group)
@@ -93,7 +97,7 @@ def _group(group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: 
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
-        verdict=None if is_smoke else verdict(rows, curve, device, group.key["epochs"]),
+        verdict=None if is_smoke else verdict(rows, curve, device, group.key["epochs"], declared),
         headlines=headlines(rows, setting),
         remarks=(
             *((smoke,) if is_smoke else ()),

@@ -11,13 +11,15 @@ from reports.content.model import Headline, Verdict
 from reports.data.budget import BudgetCurve
 from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.method_rows import MethodRow
-from reports.data.verdict import FEWEST_SEEDS, MARGIN, Cost, Finding, findings, is_dense
+from reports.data.verdict import FEWEST_SEEDS, Cost, Finding, findings, is_dense
 from reports.formatting import interval, ratio
 
 _AT = {"time": "at the same measured training time", "flops": "at the same executed FLOPs"}
 
 
-def verdict(rows: Sequence[MethodRow], curve: BudgetCurve, device: str, epochs: str) -> Verdict | None:
+def verdict(
+    rows: Sequence[MethodRow], curve: BudgetCurve, device: str, epochs: str, margins: Sequence[float]
+) -> Verdict | None:
     """Return the verdict about the methods of a group; `None` if there is none to compare with dense.
 
     Args:
@@ -25,28 +27,41 @@ def verdict(rows: Sequence[MethodRow], curve: BudgetCurve, device: str, epochs: 
         curve: Dense training for shares of the epochs.
         device: Device of the group, `cpu` or `cuda`.
         epochs: Number of epochs of the group.
+        margins: Margins that the commands of the folder declared, in order; the last one applies.
     """
     methods = [row for row in rows if not is_dense(row)]
     if not methods:
         return None
-    found = findings(rows, curve)
+    found = findings(rows, curve, margins[-1])
     where = f"On this {'GPU' if device.startswith('cuda') else 'CPU'}, for {epochs or 'these'} epochs"
     lines = tuple(
         Headline(row.label, _line([one for one in found if one.label == row.label], row), row.colour) for row in methods
     )
     # The measured time decides; FLOPs say what other kernels could make of the method.
-    sentence = f"{where}, {_sentence(found, 'time')}. A{_sentence(found, 'flops')[1:]}."
-    return Verdict(sentence, _advice(found, curve), lines)
+    margin = _points(margins[-1])
+    sentence = f"{where}, {_sentence(found, 'time', margin)}. A{_sentence(found, 'flops', margin)[1:]}."
+    return Verdict(sentence, " ".join([*_advice(found), *_changed(margins)]), lines)
 
 
-def _sentence(found: Sequence[Finding], cost: Cost) -> str:
+def _points(margin: float) -> str:
+    return f"{100 * margin:g} {'point' if margin == 0.01 else 'points'}"
+
+
+def _changed(margins: Sequence[float]) -> list[str]:
+    """Say that the margin was changed by a later command, which may have known results."""
+    if len(margins) == 1:
+        return []
+    return [f"The margin was {_points(margins[0])} in the first command and was changed later."]
+
+
+def _sentence(found: Sequence[Finding], cost: Cost, margin: str) -> str:
     """Return the sentence about all methods at one cost, without its first capital letter and its full stop."""
     ours = [one for one in found if one.cost == cost]
     by_outcome = {
         outcome: [one.label for one in ours if one.outcome == outcome]
         for outcome in ("pays", "does not pay", "undecided", "none")
     }
-    at, margin = _AT[cost], f"{100 * MARGIN:g} points"
+    at = _AT[cost]
     if by_outcome["pays"]:
         return f"{at}, {_names(by_outcome['pays'])} {_verb(by_outcome['pays'], 'reaches')} a higher accuracy than dense"
     if len(by_outcome["none"]) == len(ours):
@@ -62,10 +77,8 @@ def _sentence(found: Sequence[Finding], cost: Cost) -> str:
     return text
 
 
-def _advice(found: Sequence[Finding], curve: BudgetCurve) -> str:
-    """Return what would give or sharpen a verdict; empty if every method has one."""
-    if all(one.outcome in ("pays", "does not pay") for one in found):
-        return ""
+def _advice(found: Sequence[Finding]) -> list[str]:
+    """Return what would give a verdict where there is none."""
     options = []
     if any("of at least" in one.reason for one in found):
         options.append(f"--seeds {FEWEST_SEEDS}")
@@ -76,7 +89,7 @@ def _advice(found: Sequence[Finding], curve: BudgetCurve) -> str:
         advice.append(f"The same command with {' '.join(options)} gives a verdict.")
     if any("disturbed" in one.reason for one in found):
         advice.append("Times are compared only if they were measured on a quiet machine.")
-    return " ".join(advice)
+    return advice
 
 
 def _line(found: Sequence[Finding], row: MethodRow) -> str:

@@ -15,20 +15,22 @@ The rules, which depend on no method's name:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import groupby
+from typing import Any, Literal
 
 from reports.data.budget import BudgetCurve
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
 from reports.data.method_rows import MethodRow, by_seed
 from reports.data.significance import holm, p_value, seeds_needed
+from reports.data.trial_files import finite
 
 Cost = Literal["time", "flops"]
 Outcome = Literal["pays", "does not pay", "undecided", "none"]
 
 COSTS: tuple[Cost, ...] = ("time", "flops")
-MARGIN = 0.005  # 0.5 points of accuracy
+MARGIN = 0.005  # of commands that do not record one; 0.5 points of accuracy
 FEWEST_SEEDS = 3
 LEVEL = 0.025  # of all claims that a method pays, and of all claims that one does not pay
 
@@ -56,7 +58,22 @@ class Finding:
     reason: str = ""
 
 
-def findings(rows: Sequence[MethodRow], curve: BudgetCurve, margin: float = MARGIN) -> list[Finding]:
+def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the margins that the commands of a folder declared, in order and without repetitions.
+
+    Args:
+        suite: Content of `suite.json`, of any version.
+    """
+    commands = suite.get("commands")
+    found = []
+    for command in commands if isinstance(commands, list) else ():
+        spec = command.get("spec") if isinstance(command, Mapping) else None
+        margin = finite(spec.get("margin")) if isinstance(spec, Mapping) else None
+        found.append(margin if margin is not None and margin > 0 else MARGIN)
+    return tuple(margin for margin, _ in groupby(found)) or (MARGIN,)
+
+
+def findings(rows: Sequence[MethodRow], curve: BudgetCurve, margin: float) -> list[Finding]:
     """Return the findings about all methods but dense training itself, for each cost, in the order of the rows.
 
     Args:

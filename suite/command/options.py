@@ -28,12 +28,26 @@ DEFAULTS = {
     "only": "missing",
     "jobs": "1",
     "engine": "local",
+    "margin": "0.5",
 }
 SHORTHANDS = {"epochs": "epochs", "batch-size": "batch_size"}  # option: field of the recipe
 MAX_JOBS = 1000
 LISTS = ("methods", "task", "model", "seeds")  # options that a TOML file may give as arrays
 RECIPE = ("preset", "recipe", *SHORTHANDS)
-TEXTS = (*LISTS, *RECIPE, "device", "dtype", "data-root", "out", "only", "jobs", "engine", "timeout", "controls")
+TEXTS = (
+    *LISTS,
+    *RECIPE,
+    "device",
+    "dtype",
+    "data-root",
+    "out",
+    "only",
+    "jobs",
+    "engine",
+    "timeout",
+    "controls",
+    "margin",
+)
 
 EXAMPLES = """\
 examples:
@@ -122,6 +136,7 @@ class RunOptions:
     timeout: float | None
     plugins: tuple[Path, ...]
     controls: bool
+    margin: float
 
 
 def run_parser() -> Parser:
@@ -166,6 +181,12 @@ def add_run_options(parser: Parser) -> None:
         const="true",
         help="add control trials: dense with fewer epochs, dense twice, dense as narrow as each pruned network, and "
         "random selection",
+    )
+    what.add_argument(
+        "--margin",
+        metavar="POINTS",
+        help="smallest gain in accuracy that matters for the report's verdict, in percentage points (default: "
+        f"{DEFAULTS['margin']})",
     )
     what.add_argument(
         "--plugin",
@@ -277,9 +298,10 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
         only=values["only"],
         jobs=_count("jobs", values["jobs"]),
         engine=values["engine"],
-        timeout=_seconds(values["timeout"]) if "timeout" in values else None,
+        timeout=_number("timeout", values["timeout"], "seconds") if "timeout" in values else None,
         plugins=plugins,
         controls=_flag("controls", values.get("controls", "false")),
+        margin=_number("margin", values["margin"], "percentage points") / 100,
     )
 
 
@@ -314,14 +336,14 @@ def _flag(option: str, text: str) -> bool:
     return text == "true"
 
 
-def _seconds(text: str) -> float:
+def _number(option: str, text: str, unit: str) -> float:
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise UsageError(f"--timeout '{text}': expected a positive number of seconds")
-    return seconds
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise UsageError(f"--{option} '{text}': expected a positive number of {unit}")
+    return number
 
 
 def _default(option: str) -> str:

@@ -98,6 +98,7 @@ def resolve(options: RunOptions) -> SuiteSpec:
         data_root=str(options.data_root),
         plugins=tuple(str(path) for path in options.plugins),
         controls=options.controls,
+        margin=options.margin,
     )
 
 

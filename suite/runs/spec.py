@@ -154,6 +154,7 @@ class SuiteSpec:
         data_root: Absolute path of the folder of data sets.
         plugins: Absolute paths of plugin files.
         controls: Whether control trials are added (`suite.runs.controls`).
+        margin: Smallest gain in accuracy that matters for the report's verdict, as a fraction.
     """
 
     methods: str
@@ -169,6 +170,7 @@ class SuiteSpec:
     plugins: tuple[str, ...] = ()
     recipe: str = ""
     controls: bool = False
+    margin: float = 0.005
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `suite.json`."""

@@ -37,6 +37,7 @@ NAMES = [
     (["--jobs", "0"], "--jobs '0'"),
     (["--engine", "ray"], "--engine 'ray'"),
     (["--timeout", "0"], "--timeout '0'"),
+    (["--margin", "wide"], "--margin 'wide'"),
     (["--controls", "sdgp"], "--controls 'sdgp': expected true or false"),
     (["--controls", "--controls"], "--controls is given twice"),
     (["--contols"], "did you mean '--controls'"),

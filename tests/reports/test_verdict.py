@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from reports.data.budget import BudgetCurve
 from reports.data.estimates import Estimate, Missing, estimate
 from reports.data.records import read
 from reports.data.significance import holm, p_value, seeds_needed
+from reports.data.verdict import margins
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -156,6 +158,31 @@ def test_dense_trainings_for_fewer_epochs_join_the_group_of_their_methods(suite:
     first, second = build(read(suite.write())).groups
     assert len(first.tables[-1].rows) == 2
     assert second.verdict is None
+
+
+def test_the_last_declared_margin_applies_and_a_change_is_named(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "quick", (-0.1, 0.0, 0.1), time=1.0)
+    folder = suite.write()
+
+    def verdict_with(*declared: float) -> Any:
+        commands = [{"spec": {"margin": margin}} for margin in declared]
+        (folder / "suite.json").write_text(json.dumps({"commands": commands}))
+        (group,) = build(read(folder)).groups
+        return group.verdict
+
+    assert verdict_with(0.005).sentence.endswith("use dense: no method gains 0.5 points over it.")
+    assert verdict_with(0.01).sentence.endswith("use dense: no method gains 1 point over it.")
+    assert "quick is undecided" in verdict_with(0.001).sentence
+    assert verdict_with(0.005, 0.005).advice == ""
+    changed = verdict_with(0.005, 0.01)
+    assert changed.sentence.endswith("no method gains 1 point over it.")
+    assert changed.advice == "The margin was 0.5 points in the first command and was changed later."
+
+
+def test_a_margin_that_cannot_be_read_is_the_default() -> None:
+    for suite in ({}, {"commands": 3}, {"commands": [{"spec": {"margin": "wide"}}, {}, 1]}):
+        assert margins(suite) == (0.005,)
 
 
 @pytest.mark.parametrize("methods", [1, 5, 12])
