@@ -201,6 +201,8 @@ def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
 def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> Table:
     """Return a table of accuracy, training time and FLOPs per method, as means over the seeds that are done.
 
+    A method that was trained with fewer epochs than others on its task and model has a row for each number of epochs.
+
     Args:
         rows: Rows of the results table.
         disturbed: Ids of trials whose times were disturbed; their methods' times are marked.
@@ -213,8 +215,13 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
     for column in ("done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
         table.add_column(column, justify="right", overflow="fold")
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: (row["task"] or "", row["model"] or "", row["method"] != "dense")):
+    most: dict[tuple[Any, ...], int] = {}
+    for row in rows:
+        most[row["task"], row["model"]] = max(most.get((row["task"], row["model"]), 0), row.get("epochs") or 0)
+    for row in sorted(rows, key=_place):
         method = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
+        if method and 0 < (epochs := row.get("epochs") or 0) < most[row["task"], row["model"]]:
+            method += f", {epochs} {'epoch' if epochs == 1 else 'epochs'}"
         groups.setdefault((row["task"] or "", row["model"] or "", method or row["trial_id"]), []).append(row)
     for names, group in groups.items():
         done = [row for row in group if row["status"] == "done"]
@@ -230,6 +237,13 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
             _share(done, "train_flops_executed"),
         )
     return table
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return where a row belongs: dense first, then dense with parameters, each with most epochs first."""
+    dense = row["method"] == "dense"
+    order = (row["variant"] or "", -(row.get("epochs") or 0)) if dense else ()
+    return (row["task"] or "", row["model"] or "", not dense, *order)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

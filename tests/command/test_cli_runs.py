@@ -133,6 +133,25 @@ def test_a_polite_kill_ends_as_an_interruption(folder):
     assert errors == "pdt: interrupted; finished work is kept, and the same command continues\n"
 
 
+def test_the_summary_keeps_trainings_of_different_length_apart():
+    row = {"task": "t", "model": "m", "method": "dense", "variant": "", "status": "done", "trial_id": "a"}
+    row |= {"train_time_s": 2.0, **dict.fromkeys(("train_flops_dense", "train_flops_effective"), 1.0)}
+    row |= {"train_flops_executed": 1.0}
+    lengths = [("m", 1, 0.25), ("m", 2, 0.375), ("m", 4, 0.5), ("m", 2, 0.375), ("other", 2, 0.5)]
+    rows = [{**row, "model": model, "epochs": epochs, "test_accuracy": accuracy} for model, epochs, accuracy in lengths]
+    again = {**rows[2], "variant": "repeat=2"}
+    table = summary([again, {**again, "method": "sdgp", "variant": ""}, *rows])
+    shown = list(zip(*(table.columns[index].cells for index in (1, 2, 3, 4)), strict=True))
+    assert shown == [
+        ("m", "dense", "1/1", "50.00 %"),
+        ("m", "dense, 2 epochs", "2/2", "37.50 %"),
+        ("m", "dense, 1 epoch", "1/1", "25.00 %"),
+        ("m", "dense[repeat=2]", "1/1", "50.00 %"),
+        ("m", "sdgp", "1/1", "50.00 %"),
+        ("other", "dense", "1/1", "50.00 %"),
+    ]
+
+
 def test_the_summary_marks_disturbed_times():
     row = {"task": "t", "model": "m", "method": "dense", "variant": "", "status": "done", "trial_id": "a"}
     row |= {"test_accuracy": 0.5, "train_time_s": 2.0}
