@@ -146,7 +146,7 @@ def test_the_summary_keeps_trainings_of_different_length_apart():
         ("m", "dense", "1/1", "50.00 %"),
         ("m", "dense, 2 epochs", "2/2", "37.50 %"),
         ("m", "dense, 1 epoch", "1/1", "25.00 %"),
-        ("m", "dense[repeat=2]", "1/1", "50.00 %"),
+        ("m", r"dense\[repeat=2]", "1/1", "50.00 %"),
         ("m", "sdgp", "1/1", "50.00 %"),
         ("other", "dense", "1/1", "50.00 %"),
     ]
