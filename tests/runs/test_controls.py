@@ -144,7 +144,7 @@ def papers(monkeypatch):
     [
         {},
         {"preset": "quick", "overrides": {"epochs": 7, "batch_size": 32, "learning_rate": 0.3}},
-        {"preset": "paper", "recipe": "prunetrain", "overrides": {"epochs": 20}},
+        {"preset": "paper", "recipe": "prunetrain", "overrides": {"epochs": 20, "batch_size": 64}},
         {"preset": "paper", "recipe": "prunetrain"},
         {"preset": "paper", "models": "resnet9[width=0.125],resnet9[width=0.25]", "seeds": (3, 5)},
     ],
