@@ -34,6 +34,8 @@ MAX_FILE_BYTES = 1 << 20  # of a file of options or a plugin
 _PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.part")
 _ABANDONED_AFTER_S = 3600
 """Temporary files older than this are considered abandoned."""
+_NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
+"""Errors of file systems that have no hard links, or do not allow another one."""
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
@@ -248,6 +250,27 @@ def write(path: Path, content: bytes | str, *, durable: bool = True) -> None:
     """
     with replacing(path, durable=durable) as file:
         file.write(_encoded(content) if isinstance(content, str) else content)
+
+
+def keep_copy(source: Path, path: Path) -> None:
+    """Give a file a second name, which stays when the file is replaced; copy it where there are no hard links.
+
+    Raises:
+        UsageError: If `path` is a symbolic link.
+        OSError: If the file cannot be read, linked or copied.
+    """
+    refuse_link(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        os.link(source, temporary)
+        temporary.replace(path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with open(source, "rb") as content, replacing(path) as file:
+            shutil.copyfileobj(content, file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _encoded(text: str) -> bytes:

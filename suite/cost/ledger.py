@@ -39,6 +39,7 @@ class Ledger:
         dense, current: Layers of the model as it was built, and now.
         train_flops: FLOPs of all steps, by variant.
         step_flops: FLOPs of the last step, by variant.
+        step_overhead: Operations of the method itself in the last step.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Ledger:
         self.dense = dict(self.current if dense is None else dense)
         self.train_flops = dict.fromkeys(COLUMNS, 0.0)
         self.step_flops = dict.fromkeys(COLUMNS, 0.0)
+        self.step_overhead = 0.0
         self._interval: dict[str, Flops] = {}
         self._rows: list[dict[str, Any]] = []
         self._first_epoch = 1
@@ -87,9 +89,16 @@ class Ledger:
 
     def add_overhead(self, samples: int) -> None:
         """Add the method's own operations in a step, after all its hooks of that step."""
+        self.step_overhead = 0.0
         for name in self.dense:
             if name in self.current and name in self._ctx.layers:
-                self._overhead[name] += self._method.overhead(name, samples, self._ctx)
+                overhead = self._method.overhead(name, samples, self._ctx)
+                self._overhead[name] += overhead
+                self.step_overhead += overhead
+
+    def step_cost(self) -> dict[str, Any]:
+        """Return what the last step cost, for the record of an epoch; call it after `add_overhead`."""
+        return {"step_flops": dict(self.step_flops), "step_overhead": self.step_overhead}
 
     def close_interval(self, epochs_done: int) -> None:
         """Store the rows of the interval that ends with `epochs_done`, before the model is changed."""

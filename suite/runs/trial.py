@@ -66,48 +66,29 @@ class Trial:
 
     def run(self, result: dict[str, Any], provenance: dict[str, Any]) -> None:
         """Train to the end and fill in `result` and `provenance`, which keep their content if the training fails."""
-        import torch
-
         import kernels
         from suite import registry
-        from suite.choices import build_method, build_model
         from suite.cost.hardware import use_threads_of_environment
         from suite.files import without_home
         from suite.network import model_files
+        from suite.runs.building import build_trainer, device_of, load_splits
         from suite.runs.progress import ProgressFile
         from suite.runs.provenance import collect
-        from suite.task import DataCopy
         from suite.training.trainer import Trainer
 
         spec = self.spec
         for plugin in spec.plugins:
             registry.load_plugin(plugin)
-        device = torch.device(spec.device, spec.device_index) if spec.device == "cuda" else torch.device("cpu")
+        device, recipe = device_of(spec), spec.make_recipe()
         use_threads_of_environment()
         provenance.update(collect(device))
         provenance["method"] = {"source": registry.get("method", spec.method).source}
         spec.check_files()
-        task, recipe = registry.get("task", spec.task)(), spec.make_recipe()
-        splits = task.load(DataCopy(**spec.data_copy), recipe, spec.seed, device)
-
-        torch.manual_seed(spec.seed)  # the same weights for every method of a seed
-        model = build_model(spec.model, task.input_shape, task.num_classes)
-        model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         progress = ProgressFile(self.folder)  # tells the engine where the trial is
-        trainer = Trainer(
-            model,
-            build_method(spec.method, spec.parameters, spec.label),
-            recipe,
-            splits,
-            input_shape=task.input_shape,
-            num_classes=task.num_classes,
-            seed=spec.seed,
-            device=device,
-            dtype=getattr(torch, spec.dtype),
-            task=spec.task,
-            network=spec.model.partition("[")[0],
-            preset=spec.preset,
-            others=self._others(),
+        trainer: Trainer = build_trainer(
+            spec,
+            self.folder.parent,
+            load_splits(spec),
             on_epoch=self._append_record,
             on_checkpoint=lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
             on_step=lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
@@ -131,8 +112,8 @@ class Trial:
             self.folder / "model.pt",
             trainer.model,
             name=spec.model,
-            num_classes=task.num_classes,
-            input_shape=task.input_shape,
+            num_classes=trainer.ctx.num_classes,
+            input_shape=trainer.hooks.input_shape,
             reconfigurations=trainer.hooks.reconfigurations,
         )
 
@@ -142,30 +123,6 @@ class Trial:
         for product in found if isinstance(found, list) else []:
             log.warning("oneDNN has no fast implementation of %s: the times do not represent a tuned kernel", product)
         return found or "none"
-
-    def _others(self) -> dict[str, Any]:
-        """Return the results of the trials that this one depends on, by the text with which the method names them.
-
-        Raises:
-            UsageError: One of them is not done or damaged.
-        """
-        from suite.errors import UsageError
-        from suite.method import OtherTrial
-        from suite.network import model_files
-        from suite.runs.folder.records import damage, read_record
-
-        found = {}
-        for text, trial_id in self.spec.depends_on.items():
-            folder = self.folder.parent / trial_id
-            record = read_record(folder) or {}
-            flops = (record.get("result") or {}).get("inference_flops")
-            if flops is None or record["status"] != "done":
-                raise UsageError(f"this trial depends on {trial_id}, which is not done")
-            if reason := damage(folder, record):
-                raise UsageError(f"this trial depends on {trial_id}, which is damaged: {reason}")
-            model_file = folder / "model.pt"
-            found[text] = OtherTrial(tuple(model_files.read_reconfigurations(model_file)), flops, model_file)
-        return found
 
     def _resume(self, trainer: Any, provenance: dict[str, Any]) -> int:
         """Continue from the checkpoint, if there is one, and drop records that were written after it.
@@ -180,10 +137,12 @@ class Trial:
         from suite import files
         from suite.errors import UsageError
         from suite.network import model_files
+        from suite.runs.stages import StageKeeper
 
         path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
         if not path.is_file():
             records.unlink(missing_ok=True)
+            self.stages = StageKeeper(self.folder)
             return 0
         hint = f"delete {path} to start from the beginning"
         try:
@@ -219,6 +178,7 @@ class Trial:
         trainer.load_state_dict(state["trainer"])
         self.earlier_wall_time, self.earlier_rss = state["wall_time_s"], state["peak_rss_bytes"]
         files.write(records, "".join(lines))
+        self.stages = StageKeeper(self.folder, map(json.loads, lines))
         log.info("resumed after epoch %d", done)
         return int(done)
 
@@ -226,6 +186,7 @@ class Trial:
         from suite import files
 
         files.append(self.folder / "epochs.jsonl", json.dumps(record, allow_nan=False) + "\n")
+        self.stages.add(record)
 
     def _save_checkpoint(self, state: Callable[[], dict[str, Any]], epochs_done: int) -> None:
         from suite.network import model_files

@@ -167,7 +167,7 @@ class Trainer:
         steps = batches.steps_per_epoch(ctx.batch_size)
         loss_sum = term_sum = seen = 0.0
         skipped = 0
-        step_flops: dict[str, float] = {}
+        step_cost: Record = {}
         scale = self.scaler.get_scale() if self.scaler else None
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -204,9 +204,9 @@ class Trainer:
             # Add up losses and costs.
             share = len(images) / ctx.batch_size  # below 1 in a last, smaller batch
             loss_sum, seen = loss_sum + task_loss * share, seen + share
-            if share == 1 or not step_flops:
-                step_flops = dict(self.ledger.step_flops)
             self.ledger.add_overhead(len(images))
+            if share == 1 or not step_cost:
+                step_cost = self.ledger.step_cost()
             self.progress.samples += len(images)
             self.on_step((done + 1 / steps) / recipe.epochs)
         if skipped == steps and not self._scale_still_falls(scale):
@@ -222,7 +222,7 @@ class Trainer:
             "backends": {name: backend_name(layer) for name, layer in ctx.layers.items()},
             "steps": steps,
             "skipped_steps": skipped,
-            "step_flops": step_flops,
+            **step_cost,
             **({"loss_scale": self.scaler.get_scale()} if self.scaler else {}),
         }
 

@@ -124,7 +124,8 @@ class Store:
 
         No trial of this folder runs now, but `report` may be writing.
         """
-        for folder in (self.folder, self.folder / "figures", self.folder / "reproduce", *self.trial_folders()):
+        trials = [place for folder in self.trial_folders() for place in (folder, folder / "stages")]
+        for folder in (self.folder, self.folder / "figures", self.folder / "reproduce", *trials):
             if folder == self.folder or not folder.is_symlink():
                 files.remove_abandoned(folder)
 

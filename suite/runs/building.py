@@ -1,0 +1,86 @@
+"""The objects of a trial, built from its specification: device, data, network and trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suite import registry
+from suite.choices import build_method, build_model
+from suite.errors import UsageError
+from suite.method import OtherTrial
+from suite.network import model_files
+from suite.runs.folder.records import damage, read_record
+from suite.runs.spec import TrialSpec
+from suite.task import DataCopy, Splits
+from suite.training.trainer import Trainer
+
+
+def device_of(spec: TrialSpec) -> torch.device:
+    """Return the device of a trial."""
+    if spec.device == "cuda":
+        return torch.device("cuda", spec.device_index or 0)
+    return torch.device("cpu")
+
+
+def load_splits(spec: TrialSpec) -> Splits:
+    """Return the data of a trial on its device. Plugins must have been loaded."""
+    task = registry.get("task", spec.task)()
+    splits: Splits = task.load(DataCopy(**spec.data_copy), spec.make_recipe(), spec.seed, device_of(spec))
+    return splits
+
+
+def build_trainer(spec: TrialSpec, trials: Path, splits: Splits, **callbacks: Any) -> Trainer:
+    """Return the trainer of a trial before its first step.
+
+    Args:
+        spec: Specification of the trial.
+        trials: Folder of the trials that this one may depend on.
+        splits: The data (`load_splits`).
+        callbacks: Arguments of `Trainer` whose names begin with `on_`.
+
+    Raises:
+        UsageError: A trial that this one depends on is not done or damaged.
+    """
+    task, device = registry.get("task", spec.task)(), device_of(spec)
+    torch.manual_seed(spec.seed)  # the same weights for every method of a seed
+    model = build_model(spec.model, task.input_shape, task.num_classes)
+    model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Trainer(
+        model,
+        build_method(spec.method, spec.parameters, spec.label),
+        spec.make_recipe(),
+        splits,
+        input_shape=task.input_shape,
+        num_classes=task.num_classes,
+        seed=spec.seed,
+        device=device,
+        dtype=getattr(torch, spec.dtype),
+        task=spec.task,
+        network=spec.model.partition("[")[0],
+        preset=spec.preset,
+        others=_others(spec, trials),
+        **callbacks,
+    )
+
+
+def _others(spec: TrialSpec, trials: Path) -> dict[str, OtherTrial]:
+    """Return the results of the trials that a trial depends on, by the text with which the method names them.
+
+    Raises:
+        UsageError: One of them is not done or damaged.
+    """
+    found = {}
+    for text, trial_id in spec.depends_on.items():
+        folder = trials / trial_id
+        record = read_record(folder) or {}
+        flops = (record.get("result") or {}).get("inference_flops")
+        if flops is None or record["status"] != "done":
+            raise UsageError(f"this trial depends on {trial_id}, which is not done")
+        if reason := damage(folder, record):
+            raise UsageError(f"this trial depends on {trial_id}, which is damaged: {reason}")
+        model_file = folder / "model.pt"
+        found[text] = OtherTrial(tuple(model_files.read_reconfigurations(model_file)), flops, model_file)
+    return found

@@ -1,0 +1,171 @@
+"""Stages of a trial: epochs whose training steps cost the same, each with a state from which such steps run again.
+
+A trial keeps the checkpoint from which the first epoch of a stage started, as `stages/EPOCH.pt`. The first stage has no
+file, since it starts from the new network. Which stages a trial has follows from its `epochs.jsonl` alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from suite import files
+
+MOST_STAGES = 12
+TOLERANCE = 1e-3
+"""Relative difference of FLOPs up to which two steps cost the same; densities that are measured vary a little."""
+
+_FLOPS = ("dense", "current", "effective", "executed")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the time of a step depends on, as a record of `epochs.jsonl` has it.
+
+    Attributes:
+        batch_size: Images per step.
+        flops: FLOPs of a step: dense, current, effective, executed, and the method's overhead.
+        backends: Backend by layer.
+    """
+
+    batch_size: int
+    flops: tuple[float, ...]
+    backends: Mapping[str, str]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Cost:
+        """Return the cost of an epoch's last full step. Records of earlier versions have no overhead.
+
+        Raises:
+            ValueError: The record does not have it.
+        """
+        flops, batch_size = record.get("step_flops"), record.get("batch_size")
+        if not isinstance(flops, Mapping) or not isinstance(batch_size, int):
+            raise ValueError(f"epoch {record.get('epoch')} has no step_flops or batch_size in epochs.jsonl")
+        values = [*(flops.get(name) for name in _FLOPS), record.get("step_overhead", 0.0)]
+        if not all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in values):
+            raise ValueError(f"step_flops of epoch {record.get('epoch')} in epochs.jsonl are not numbers")
+        return cls(batch_size, tuple(map(float, values)), dict(record.get("backends") or {}))
+
+    def equals(self, other: Cost) -> bool:
+        """Return whether the steps cost the same."""
+        return (self.batch_size, self.backends) == (other.batch_size, other.backends) and all(
+            math.isclose(mine, theirs, rel_tol=TOLERANCE) for mine, theirs in zip(self.flops, other.flops, strict=True)
+        )
+
+    @property
+    def executed(self) -> float:
+        """FLOPs that the backends multiply in a step."""
+        return self.flops[_FLOPS.index("executed")]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a trial.
+
+    Attributes:
+        epoch: Its first epoch, counted from 1; the name of its file.
+        steps: Number of steps that it stands for.
+        cost: Cost of a step in its first epoch.
+    """
+
+    epoch: int
+    steps: int
+    cost: Cost
+
+
+class StageList:
+    """The stages of a training, from the records of its epochs.
+
+    A stage ends when the cost of a step changes. If there are more than `MOST_STAGES`, the one whose neighbours are
+    nearest to each other in executed FLOPs is given up, so that the others are spread over the cost. The first and the
+    newest stage are never given up. The steps of one that was given up count for that neighbour whose steps execute
+    the nearest number of FLOPs.
+
+    Args:
+        records: Records of `epochs.jsonl`, in order.
+
+    Raises:
+        ValueError: A record does not have what a stage needs.
+    """
+
+    def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._found: list[Stage] = []
+        self._kept: list[int] = []  # indices in `_found`
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add the record of the next epoch."""
+        cost, epoch, steps = Cost.of(record), record.get("epoch"), record.get("steps")
+        if not (isinstance(epoch, int) and isinstance(steps, int) and steps > 0):
+            raise ValueError(f"epoch {epoch} has no number of steps in epochs.jsonl")
+        if self._found and self._found[-1].cost.equals(cost):
+            self._found[-1] = dataclasses.replace(self._found[-1], steps=self._found[-1].steps + steps)
+            return
+        self._kept.append(len(self._found))
+        self._found.append(Stage(epoch, steps, cost))
+        if len(self._kept) > MOST_STAGES:
+            del self._kept[1 + _nearest_neighbours([self._found[index].cost.executed for index in self._kept])]
+
+    def stages(self) -> list[Stage]:
+        """Return the stages that were not given up, in order, with the steps of all epochs."""
+        steps = {index: self._found[index].steps for index in self._kept}
+        for before, after in pairwise(self._kept):
+            for index in range(before + 1, after):
+                cost = self._found[index].cost.executed
+                nearest = min((before, after), key=lambda near: abs(self._found[near].cost.executed - cost))
+                steps[nearest] += self._found[index].steps
+        return [dataclasses.replace(self._found[index], steps=steps[index]) for index in self._kept]
+
+
+def _nearest_neighbours(costs: Sequence[float]) -> int:
+    """Return the index, among all but the first and last of the costs, of the one with the nearest neighbours."""
+    gaps = [abs(after - before) for before, after in zip(costs, costs[2:], strict=False)]
+    return gaps.index(min(gaps))
+
+
+def stage_file(folder: Path, epoch: int) -> Path:
+    """Return the file with the state from which a trial started an epoch."""
+    return folder / "stages" / f"{epoch}.pt"
+
+
+class StageKeeper:
+    """Keeps the files of a trial's stages while it trains.
+
+    Args:
+        folder: Folder of the trial.
+        records: Records of the epochs before a resumption. Files of later epochs are removed.
+    """
+
+    def __init__(self, folder: Path, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._folder, self._list = folder, StageList(records)
+        self._remove_others()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add an epoch. Call this while `checkpoint.pt` still is the one from which the epoch started.
+
+        Raises:
+            OSError: The file of a stage cannot be written.
+        """
+        self._list.add(record)
+        newest = self._remove_others()[-1].epoch
+        if newest == record["epoch"] > 1:
+            files.make_folder(self._folder / "stages")
+            files.keep_copy(self._folder / "checkpoint.pt", stage_file(self._folder, newest))
+
+    def _remove_others(self) -> list[Stage]:
+        """Remove the files that belong to none of the stages, and return the stages."""
+        stages = self._list.stages()
+        wanted = {stage_file(self._folder, stage.epoch) for stage in stages[1:]}
+        place = self._folder / "stages"
+        files.refuse_link(place)
+        for path in place.glob("[0-9]*.pt"):
+            if path not in wanted:
+                path.unlink()
+        return stages
