@@ -14,7 +14,7 @@ from reports.content.provenance import flatten, provenance_section
 from reports.content.remarks import backend_remarks, missing_file_notes, retained_figure_notes
 from reports.content.tables import group_tables
 from reports.content.verdict import verdict
-from reports.data.budget import budget_curve, fold_budgets
+from reports.data.budget import budget_curve, epochs, fold_budgets
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
 from reports.data.groups import BASELINE, TrialGroup, group_trials, label
 from reports.data.method_rows import method_rows, repeated_seeds
@@ -97,7 +97,7 @@ def _group(
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
-        verdict=None if is_smoke else verdict(rows, curve, device, group.key["epochs"], declared),
+        verdict=None if is_smoke else verdict(rows, curve, device, epochs(group), declared),
         headlines=headlines(rows, setting),
         remarks=(
             *((smoke,) if is_smoke else ()),
@@ -108,7 +108,7 @@ def _group(
             *repeated_seeds(group),
             *backend_remarks(rows),
         ),
-        tables=(*group_tables(rows, slug, device), *budget_table(curve, float(group.key["epochs"] or 0), slug))
+        tables=(*group_tables(rows, slug, device), *budget_table(curve, epochs(group), slug))
         if any(row.done for row in rows)
         else (),
         tradeoff_figures=tuple(tradeoffs),

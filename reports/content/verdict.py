@@ -5,20 +5,23 @@ Both are made from the findings (`reports.data.verdict`) by fixed rules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from reports.content.model import Headline, Verdict
 from reports.data.budget import BudgetCurve
-from reports.data.estimates import Estimate, Missing, Quantity
+from reports.data.estimates import Estimate, Missing, Quantity, mean_of
 from reports.data.method_rows import MethodRow
+from reports.data.significance import MOST_SEEDS
 from reports.data.verdict import FEWEST_SEEDS, Cost, Finding, findings, is_dense
 from reports.formatting import interval, ratio
 
+_MOST_REASONS = 2
 _AT = {"time": "at the same measured training time", "flops": "at the same executed FLOPs"}
 
 
 def verdict(
-    rows: Sequence[MethodRow], curve: BudgetCurve, device: str, epochs: str, margins: Sequence[float]
+    rows: Sequence[MethodRow], curve: BudgetCurve, device: str, epochs: float, margins: Sequence[float]
 ) -> Verdict | None:
     """Return the verdict about the methods of a group; `None` if there is none to compare with dense.
 
@@ -26,21 +29,22 @@ def verdict(
         rows: Ranked rows of one group.
         curve: Dense training for shares of the epochs.
         device: Device of the group, `cpu` or `cuda`.
-        epochs: Number of epochs of the group.
+        epochs: Number of epochs of the group; 0 if it is not known.
         margins: Margins that the commands of the folder declared, in order; the last one applies.
     """
     methods = [row for row in rows if not is_dense(row)]
     if not methods:
         return None
     found = findings(rows, curve, margins[-1])
-    where = f"On this {'GPU' if device.startswith('cuda') else 'CPU'}, for {epochs or 'these'} epochs"
+    length = f"{epochs:g} {'epoch' if epochs == 1 else 'epochs'}" if epochs else "these epochs"
+    where = f"On this {'GPU' if device.startswith('cuda') else 'CPU'}, for {length}"
     lines = tuple(
         Headline(row.label, _line([one for one in found if one.label == row.label], row), row.colour) for row in methods
     )
     # The measured time decides; FLOPs say what other kernels could make of the method.
     margin = _points(margins[-1])
     sentence = f"{where}, {_sentence(found, 'time', margin)}. A{_sentence(found, 'flops', margin)[1:]}."
-    return Verdict(sentence, " ".join([*_advice(found), *_changed(margins)]), lines)
+    return Verdict(sentence, " ".join([*_advice(found, methods, epochs), *_changed(margins)]), lines)
 
 
 def _points(margin: float) -> str:
@@ -66,27 +70,57 @@ def _sentence(found: Sequence[Finding], cost: Cost, margin: str) -> str:
         return f"{at}, {_names(by_outcome['pays'])} {_verb(by_outcome['pays'], 'reaches')} a higher accuracy than dense"
     if len(by_outcome["none"]) == len(ours):
         reasons = list(dict.fromkeys(one.reason for one in ours))
-        return f"{at}, there is no verdict ({'; '.join(reasons)})"
+        why = "; ".join(reasons) if len(reasons) <= _MOST_REASONS else "for several reasons, one per method below"
+        return f"{at}, there is no verdict ({why})"
     if len(by_outcome["does not pay"]) == len(ours):
         return f"{at}, use dense: no method gains {margin} over it"
-    rest = [*by_outcome["undecided"], *by_outcome["none"]]
-    text = f"{at}, no method is shown to gain over dense: {_names(rest)} {_verb(rest, 'is')} undecided"
-    if by_outcome["does not pay"]:
-        names = by_outcome["does not pay"]
-        text += f", and {_names(names)} {_verb(names, 'does')} not gain {margin}"
-    return text
+    endings = {
+        "undecided": ("is", "undecided"),
+        "none": ("has", "no verdict"),
+        "does not pay": ("does", f"not gain {margin}"),
+    }
+    clauses = [
+        f"{_names(names)} {_verb(names, verb)} {ending}"
+        for outcome, (verb, ending) in endings.items()
+        if (names := by_outcome[outcome])
+    ]
+    return f"{at}, no method is shown to gain over dense: {'; '.join(clauses)}"
 
 
-def _advice(found: Sequence[Finding]) -> list[str]:
+def fewest_control_epochs(epochs: int) -> int:
+    """Return the smallest of `suite.runs.controls.control_epochs`, which a report cannot import; at least 1."""
+    return max(1, (40 * epochs + 50) // 100)
+
+
+def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: float) -> list[str]:
     """Return what would give a verdict where there is none."""
-    options = []
-    if any("of at least" in one.reason for one in found):
-        options.append(f"--seeds {FEWEST_SEEDS}")
-    if any("dense was not" in one.reason for one in found):
+    options, advice = [], []
+    tried = {row.label: len({trial.number("seed") for trial in row.trials}) for row in methods}
+    # A seed that failed will fail again, so that another one has to take its place.
+    failed = [
+        tried[one.label] - one.gain.count
+        for one in found
+        if "of at least" in one.reason and isinstance(one.gain, Estimate)
+    ]
+    if failed:
+        options.append(f"--seeds {FEWEST_SEEDS + max(failed)}")
+    untrained = [mean_of(one.share) or 0.0 for one in found if one.reason.startswith("dense was not trained")]
+    # The epochs of dense that cost as much, where dense can be trained for so few.
+    shorter = [count for share in untrained if share < 1 and (count := math.floor(share * epochs)) >= 1]
+    least = fewest_control_epochs(int(epochs))
+    if any(count >= least for count in shorter) or any(one.reason == "dense was not run" for one in found):
         options.append("--controls")
-    advice = []
     if options:
         advice.append(f"The same command with {' '.join(options)} gives a verdict.")
+    if shorter and min(shorter) < least:
+        command = f"--methods dense --epochs {min(shorter)}"
+        advice.append(
+            f"So does {command} for the smallest cost."
+            if options
+            else f"The same command with {command} gives a verdict."
+        )
+    if any(share > 1 for share in untrained):
+        advice.append("A method that costs more than dense cannot be shown to pay here.")
     if any("disturbed" in one.reason for one in found):
         advice.append("Times are compared only if they were measured on a quiet machine.")
     return advice
@@ -106,24 +140,26 @@ def _outcome(finding: Finding) -> str:
     gain = interval(finding.gain.scaled(100), 2, sign=True, reference=0)
     text = f"{finding.outcome} {at} ({gain} points, at {ratio(finding.share)} × dense"
     if finding.outcome == "undecided":
-        more = "more than 100 seeds" if finding.seeds_needed is None else f"about {finding.seeds_needed} seeds"
-        text += f"; {more} would decide"
+        text += f"; {_more_seeds(finding, finding.gain)}"
     return f"{text})"
+
+
+def _more_seeds(finding: Finding, gain: Estimate) -> str:
+    if gain.half_width is None:
+        return "all seeds have the same gain, so that it is unknown how many would decide"
+    if finding.seeds_needed is None:
+        return f"more than {MOST_SEEDS} seeds would be needed to decide"
+    more = finding.seeds_needed - gain.count
+    return f"about {more} more {'seed' if more == 1 else 'seeds'} would decide"
 
 
 def _why(row: MethodRow) -> list[str]:
     """Return what was saved in theory, what was skipped, what that gained in time, and what it cost in accuracy."""
 
-    def saved(quantity: Quantity) -> str:
-        if isinstance(quantity, Missing):
-            return "an unknown part"
-        share = 100 * (1 - quantity.mean)
-        return f"{abs(share):.0f} %" if share >= -0.5 else f"minus {abs(share):.0f} %"
-
     effective, executed = row.flops_ratio["effective"], row.flops_ratio["executed"]
     pieces = [
-        f"{saved(effective)} of dense's training FLOPs can be skipped in theory",
-        f"{saved(executed)} were skipped",
+        f"{_saved(effective)} of dense's training FLOPs can be skipped in theory",
+        f"{_saved(executed)} were skipped",
     ]
     if isinstance(row.time_ratio, Estimate):
         disturbed = " (disturbed)" if row.ratio_is_disturbed else ""
@@ -131,7 +167,16 @@ def _why(row: MethodRow) -> list[str]:
     if isinstance(row.accuracy_difference, Estimate):
         points = interval(row.accuracy_difference.scaled(100), 2, sign=True, reference=0)
         pieces.append(f"after equal epochs, accuracy differs by {points} points")
+    if row.failures:
+        pieces.append(f"{row.failures} of {len(row.trials)} trials, which are not included")
     return pieces
+
+
+def _saved(quantity: Quantity) -> str:
+    if isinstance(quantity, Missing):
+        return "an unknown number"
+    share = 100 * (1 - quantity.mean)
+    return f"{abs(share):.0f} %" if share >= -0.5 else f"minus {abs(share):.0f} %"
 
 
 def _names(labels: Sequence[str]) -> str:
@@ -140,5 +185,5 @@ def _names(labels: Sequence[str]) -> str:
 
 
 def _verb(labels: Sequence[str], singular: str) -> str:
-    plural = {"reaches": "reach", "is": "are", "does": "do"}
+    plural = {"reaches": "reach", "is": "are", "does": "do", "has": "have"}
     return singular if len(labels) == 1 else plural[singular]

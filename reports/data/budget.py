@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from reports.data.groups import BASELINE, TrialGroup, label, seed_of
@@ -41,6 +42,14 @@ class BudgetCurve:
         (low, below), (high, above) = points[place - 1], points[place]
         return below + (above - below) * (share - low) / (high - low)
 
+    def slope(self, seed: int, share: float) -> float:
+        """Return how fast the accuracy rises with the share where `at` interpolates; 0 where it does not."""
+        points = self.points.get(seed, ())
+        for (low, below), (high, above) in pairwise(points):
+            if low <= share < high:
+                return (above - below) / (high - low)
+        return 0.0
+
     @property
     def shares(self) -> list[float]:
         """All shares for which some seed has a dense training, ascending."""
@@ -65,19 +74,19 @@ def fold_budgets(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
     for group in groups:
         shorter = [other for other in groups if _is_budget(other, group)]
         absorbed |= {id(other) for other in shorter}
-        found.append((group, replace(group, budgets=tuple(sorted(shorter, key=_epochs)))))
+        found.append((group, replace(group, budgets=tuple(sorted(shorter, key=epochs)))))
     return [folded for group, folded in found if id(group) not in absorbed]
 
 
 def budget_curve(group: TrialGroup) -> BudgetCurve:
     """Return the dense trainings of a group and of its budgets."""
-    whole = _epochs(group)
     accuracies: dict[int, dict[float, list[float]]] = {}
     for one in (*group.budgets, group):
+        share = 1.0 if one is group else epochs(one) / epochs(group)  # the epochs of a group may be unknown
         for trial in one.trials:
             accuracy = trial.number("test_accuracy")
             if trial.done and label(trial) == BASELINE and accuracy is not None:
-                accuracies.setdefault(seed_of(trial), {}).setdefault(_epochs(one) / whole, []).append(accuracy)
+                accuracies.setdefault(seed_of(trial), {}).setdefault(share, []).append(accuracy)
     return BudgetCurve(
         {
             seed: tuple((share, sum(several) / len(several)) for share, several in sorted(by_share.items()))
@@ -94,12 +103,13 @@ def _is_budget(other: TrialGroup, group: TrialGroup) -> bool:
         and BASELINE in names
         and len(names) > 1
         and all(other.key[name] == group.key[name] for name in group.key if name not in _MAY_DIFFER)
-        and 0 < _epochs(other) < _epochs(group)
+        and 0 < epochs(other) < epochs(group)
         and _without_epochs(other) == _without_epochs(group)
     )
 
 
-def _epochs(group: TrialGroup) -> float:
+def epochs(group: TrialGroup) -> float:
+    """Return the number of epochs of a group; 0 if it is not known."""
     return float(group.key["epochs"] or 0)
 
 

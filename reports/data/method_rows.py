@@ -14,7 +14,8 @@ from reports.data.significance import holm, p_value
 FLOPS = ("dense", "current", "effective", "executed")
 
 NOT_MEASURED = Missing("not measured")
-# A page makes a false claim with a probability of at most 5 %: half of it for these, half for the verdict.
+# A group without any difference makes a false claim with a probability of at most 5 %: half of it for these, half for
+# the verdict.
 LEVEL = 0.025
 
 

@@ -1,7 +1,7 @@
 """Tests of means over seeds: p-values, their correction for many claims, and the number of seeds that a claim needs.
 
-All tests are t-tests of one value per seed. Claims that a page makes together are corrected by Holm's method, so that
-the page makes any false claim with at most the stated probability (S. Holm, Scandinavian Journal of Statistics 1979).
+All tests are t-tests of one value per seed. Claims that a group makes together are corrected by Holm's method, so that
+the group makes any false claim with at most the stated probability (S. Holm, Scandinavian Journal of Statistics 1979).
 """
 
 from __future__ import annotations

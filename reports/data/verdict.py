@@ -4,19 +4,20 @@ The rules, which depend on no method's name:
 
 1. The gain of a method is its accuracy minus the accuracy that dense training reaches for the same cost, paired by
    seed. The cost is the measured training time, or the executed training FLOPs, relative to dense. Dense training for
-   fewer epochs gives the accuracy at a smaller cost (`reports.data.budget`). A method that costs more than dense is
-   compared with the whole dense training, which costs less.
+   fewer epochs gives the accuracy at a smaller cost (`reports.data.budget`). The spread of the costs over seeds is part
+   of the gain's spread. A method that costs more than dense is compared with the whole dense training, which costs
+   less: this can show that it does not pay, but never that it pays.
 2. A method *pays* if its gain is shown to be above 0. It *does not pay* if its gain is shown to be below the margin.
    Both are one-sided t-tests, corrected by Holm's method over all methods and both costs, each at `LEVEL`. Otherwise
    the outcome is *undecided*, with the number of seeds that would decide if mean and spread stayed as they are.
 3. There is no outcome with fewer than `FEWEST_SEEDS` seeds, for disturbed times, and where dense was not trained for so
-   small a share of the cost.
+   small or so large a share of the cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ Outcome = Literal["pays", "does not pay", "undecided", "none"]
 COSTS: tuple[Cost, ...] = ("time", "flops")
 MARGIN = 0.005  # of commands that do not record one; 0.5 points of accuracy
 FEWEST_SEEDS = 3
+SAME_COST = 0.02  # a cost that is larger than dense's by at most this share counts as the same
 LEVEL = 0.025  # of all claims that a method pays, and of all claims that one does not pay
 
 
@@ -45,7 +47,8 @@ class Finding:
         outcome: `none` if there is no outcome, for the reason in `gain` or `reason`.
         gain: Accuracy minus that of dense training at the same cost, as a fraction.
         share: Cost relative to dense.
-        seeds_needed: For `undecided`, the number of seeds that would decide; `None` if even `MOST_SEEDS` would not.
+        seeds_needed: For `undecided`, the number of seeds that would decide; `None` if even `MOST_SEEDS` would not, and
+            if all seeds have the same gain, so that there is no spread to compute it from.
         reason: Why there is no outcome.
     """
 
@@ -81,9 +84,10 @@ def findings(rows: Sequence[MethodRow], curve: BudgetCurve, margin: float) -> li
         curve: Dense training for shares of the epochs.
         margin: Smallest gain in accuracy that matters, as a fraction.
     """
-    found = [_gain(row, curve, cost) for row in rows if not is_dense(row) for cost in COSTS]
+    dense = next((row for row in rows if row.is_baseline), None)
+    found = [_gain(row, dense, curve, cost) for row in rows if not is_dense(row) for cost in COSTS]
     tested = [one for one in found if not one.reason]
-    above = holm([p_value(one.gain, 0.0, "above") for one in tested])
+    above = holm([1.0 if _costs_more(one) else p_value(one.gain, 0.0, "above") for one in tested])
     below = holm([p_value(one.gain, margin, "below") for one in tested])
     outcomes = {
         id(one): _decided(one, pays, pays_not, margin, len(tested))
@@ -98,25 +102,33 @@ def is_dense(row: MethodRow) -> bool:
 
 
 def _decided(finding: Finding, above: float, below: float, margin: float, claims: int) -> Finding:
-    gain, outcome, needed = finding.gain, "undecided", None
+    gain = finding.gain
     assert isinstance(gain, Estimate)
     if above <= LEVEL:
-        outcome = "pays"
-    elif below <= LEVEL:
-        outcome = "does not pay"
-    else:
-        # The largest correction of Holm's method, so that the number does not depend on the other methods' outcomes.
-        counts = [seeds_needed(gain, bound, LEVEL / claims) for bound in (0.0, margin) if _towards(gain, bound, margin)]
-        needed = min((count for count in counts if count is not None), default=None)
-    return Finding(finding.label, finding.cost, outcome, gain, finding.share, needed)  # type: ignore[arg-type]
+        return replace(finding, outcome="pays")
+    if below <= LEVEL:
+        return replace(finding, outcome="does not pay")
+    # More seeds with the same mean would show that the gain is above 0, or below the margin, or both.
+    bounds = [0.0] if gain.mean > 0 and not _costs_more(finding) else []
+    bounds += [margin] if gain.mean < margin else []
+    if not bounds:
+        return replace(finding, outcome="none", reason=_not_trained(finding.share))
+    # The largest correction of Holm's method, so that the number does not depend on the other methods' outcomes.
+    counts = [seeds_needed(gain, bound, LEVEL / claims) for bound in bounds]
+    needed = min((count for count in counts if count is not None), default=None)
+    return replace(finding, seeds_needed=needed)
 
 
-def _towards(gain: Estimate, bound: float, margin: float) -> bool:
-    """Return whether more seeds with the same mean would show that the gain is above 0, or below the margin."""
-    return gain.mean > 0 if bound == 0.0 else gain.mean < margin
+def _costs_more(finding: Finding) -> bool:
+    return isinstance(finding.share, Estimate) and finding.share.mean > 1 + SAME_COST
 
 
-def _gain(row: MethodRow, curve: BudgetCurve, cost: Cost) -> Finding:
+def _not_trained(share: Quantity) -> str:
+    assert isinstance(share, Estimate)
+    return f"dense was not trained for {share.mean:.2f} of its cost"
+
+
+def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cost) -> Finding:
     share = row.time_ratio if cost == "time" else row.flops_ratio["executed"]
 
     def without(reason: str, gain: Quantity | None = None) -> Finding:
@@ -124,20 +136,35 @@ def _gain(row: MethodRow, curve: BudgetCurve, cost: Cost) -> Finding:
 
     if not row.done:
         return without("no trial is done")
-    if not curve.points:
+    if dense is None:
         return without("dense was not run")
+    if not dense.done:
+        return without("no dense trial is done")
     if isinstance(share, Missing):
         return without(share.reason)
     if cost == "time" and row.ratio_is_disturbed:
         return without("the training times are disturbed")
     accuracies = by_seed(row.done, "test_accuracy")
-    seeds = sorted(set(accuracies) & set(curve.points))
-    if not seeds:
+    common = sorted(set(accuracies) & set(curve.points))
+    if not common:
         return without("no seed in common with dense")
-    dense = {seed: curve.at(seed, share.mean) for seed in seeds}
-    if any(accuracy is None for accuracy in dense.values()):
-        return without(f"dense was not trained for {share.mean:.2f} of its cost")
-    gain = estimate([accuracies[seed] - dense[seed] for seed in seeds], "not measured")  # type: ignore[operator]
-    if len(seeds) < FEWEST_SEEDS:
-        return without(f"{len(seeds)} of at least {FEWEST_SEEDS} seeds", gain)
+    reached = {seed: accuracy for seed in common if (accuracy := curve.at(seed, share.mean)) is not None}
+    if not reached:
+        return without(_not_trained(share))
+    # The accuracy of dense at the mean cost is as uncertain as this cost: to first order, by the slope of the curve.
+    slope = sum(curve.slope(seed, share.mean) for seed in reached) / len(reached)
+    costs = _costs(row, dense, cost)
+    further = {seed: costs.get(seed, share.mean) - share.mean for seed in reached}
+    # Rounding leaves differences of 1e-16 between equal gains, which are no spread.
+    gains = [round(accuracies[seed] - reached[seed] - slope * further[seed], 12) for seed in reached]
+    gain = estimate(gains, "not measured")
+    if len(gains) < FEWEST_SEEDS:
+        return without(f"{len(gains)} of at least {FEWEST_SEEDS} seeds", gain)
     return Finding(row.label, cost, "undecided", gain, share)
+
+
+def _costs(row: MethodRow, dense: MethodRow, cost: Cost) -> dict[int, float]:
+    """Return the cost relative to dense of each seed that has both."""
+    column, base = ("train_time_s",) * 2 if cost == "time" else ("train_flops_executed", "train_flops_dense")
+    own, other = by_seed(row.done, column), by_seed((dense if cost == "time" else row).done, base)
+    return {seed: own[seed] / other[seed] for seed in own if other.get(seed, 0.0) > 0}

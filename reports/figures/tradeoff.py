@@ -22,7 +22,9 @@ _CAPTION = (
     "directions if there are at least two seeds. Up and to the left is better."
 )
 _CROSSES = "Crosses mark disturbed times, and means that include one: do not rely on their position on this axis."
-_BUDGET = "Dashed: dense training for fewer epochs, at its share of dense's mean cost; above this line, a method pays."
+_BUDGET = "Dashed: dense training for fewer epochs, at its share of dense's mean cost."
+_BEATS = "A method above this line is more accurate than dense training for the same time."
+_WOULD_BEAT = "A method above this line would be more accurate than dense training for the same cost on such hardware."
 _SKIPS = "Effective FLOPs assume hardware that skips; the part below the executed FLOPs is not a measured saving."
 
 
@@ -60,7 +62,7 @@ def tradeoff_figures(rows: Sequence[MethodRow], slug: str, curve: BudgetCurve) -
         by_method = [(rows[row], several) for row, several in points.items()]
         line = _budget_line(by_method, curve)
         if line:
-            caption = f"{caption} {_BUDGET}"
+            caption = f"{caption} {_BUDGET} {_BEATS if column == 'train_time_s' else _WOULD_BEAT}"
         figures.append(_scatter(by_method, line, f"{slug}-{name}", title, caption, f"{axis} ({unit}){warning}", unit))
 
     divisor, unit = formatting.time_scale(_largest(rows, "train_time_s"))
