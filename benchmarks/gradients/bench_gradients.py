@@ -37,8 +37,8 @@ from benchmarks.gradients.bounds import SIDE, peak
 from benchmarks.gradients.layers import Network, networks
 from benchmarks.gradients.measure import FEWEST_PAIRS, WrongProduct, measure, name_of
 from benchmarks.gradients.tables import HEAD, lines, summary
-from benchmarks.interleaved import restart_in_trial_environment
 from benchmarks.partial_results import OtherRunError, PartialResults, kept
+from benchmarks.trial_environment import restart_in_trial_environment
 from kernels import PruneRule
 from kernels.compressed.dispatch import available
 from suite.errors import UsageError, nearest

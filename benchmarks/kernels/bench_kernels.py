@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 import kernels
-from benchmarks.interleaved import Ratio, ratio_of
 from benchmarks.kernels import alternatives
 from benchmarks.kernels.cases import LEAST_ROUNDS, Case, Plan
 from benchmarks.stopwatch import Watch, copies, count, measured_time, watch_of
 from kernels.prune import reference
+from suite.cost.interleaved import Ratio, ratio_of
 
 pytestmark = pytest.mark.benchmark(timer=measured_time)
 

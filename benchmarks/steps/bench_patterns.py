@@ -30,10 +30,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.interleaved import Ratio, interleaved_ratio, ratio_of, restart_in_trial_environment
 from benchmarks.partial_results import OtherRunError, PartialResults, kept
 from benchmarks.steps.training_steps import Setting, random_splits, trainer_steps
 from benchmarks.stopwatch import Watch, watch_of
+from benchmarks.trial_environment import restart_in_trial_environment
 from kernels.cuda import library as cuda
 from kernels.sparse_conv.dispatch import available, sparse_convolution
 from methods.clicktrain import ClickTrain
@@ -43,6 +43,7 @@ from methods.shared.structures import least_important_kernels
 from reproductions.clicktrain.timed_layers import Layer
 from reproductions.clicktrain.timed_layers import conversions as ways_to_convert
 from suite.choices import build_model
+from suite.cost.interleaved import Ratio, interleaved_ratio, ratio_of
 from suite.errors import UsageError
 from suite.method import Geometry
 from suite.network.channels.spaces import find_index_spaces

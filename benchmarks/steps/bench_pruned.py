@@ -31,13 +31,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.interleaved import interleaved_ratio, restart_in_trial_environment
 from benchmarks.partial_results import OtherRunError, kept
 from benchmarks.steps.cut_networks import by_prunetrain, cut, final_plan, smaller
 from benchmarks.steps.training_steps import SHAPE, Setting, device_clock, random_splits, trainer_steps
+from benchmarks.trial_environment import restart_in_trial_environment
 from methods.prunetrain import PruneTrain
 from suite.choices import build_model
 from suite.cost.flops import count_model
+from suite.cost.interleaved import interleaved_ratio
 from suite.errors import UsageError
 from suite.method import ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces

@@ -30,13 +30,14 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.interleaved import Ratio, interleaved_ratio, restart_in_trial_environment
 from benchmarks.partial_results import OtherRunError, PartialResults, kept
 from benchmarks.steps.training_steps import SHAPE, Setting, new_trainer, random_splits, steps_of, trainer_steps
+from benchmarks.trial_environment import restart_in_trial_environment
 from kernels.compressed import cpu
 from suite import registry
 from suite.brackets import split
 from suite.choices import MethodChoice
+from suite.cost.interleaved import Ratio, interleaved_ratio
 from suite.errors import UsageError
 
 STEPS = 2

@@ -31,12 +31,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
-from benchmarks.interleaved import interleaved_ratio, restart_in_trial_environment
 from benchmarks.partial_results import OtherRunError, kept
 from benchmarks.steps.training_steps import SHAPE, Setting, device_clock, random_splits, trainer_steps
+from benchmarks.trial_environment import restart_in_trial_environment
 from suite import registry
 from suite.choices import build_method
 from suite.cost.flops import count_layers
+from suite.cost.interleaved import interleaved_ratio
 from suite.errors import UsageError
 from suite.method import OpPlan
 from suite.ops import convert

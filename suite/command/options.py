@@ -45,8 +45,7 @@ TEXTS = (
     "jobs",
     "engine",
     "timeout",
-    "controls",
-    "margin",
+    *("controls", "margin"),
 )
 
 EXAMPLES = """\
@@ -150,6 +149,7 @@ def run_parser() -> Parser:
         "  describe NAME    show a method's parameters, a model's size, a task's recipes, ...\n"
         "  check METHOD     check a method against its contract\n"
         "  report DIR       update results.csv and the report of a suite\n"
+        "  time DIR         measure training times relative to dense, without the machine's drift\n"
         "  export DIR DEST  copy a suite without models and logs, to share or commit it\n"
         "  reproduce NAME   repeat a table or figure of a paper and compare the numbers",
         epilog=EXAMPLES.format(program=program_name()),

@@ -1,4 +1,4 @@
-"""The verbs `check` and `report`."""
+"""The verbs `check`, `report` and `time`."""
 
 from __future__ import annotations
 
@@ -69,3 +69,38 @@ def report(arguments: Sequence[str]) -> int:
         written = write_report(folder)
     print(f"report: {written[0]}")
     return 0
+
+
+def time(arguments: Sequence[str]) -> int:
+    """Measure training times relative to dense after the trials; return 1 if a method could not be measured."""
+    parser = Parser(
+        prog=f"{program_name()} time",
+        description="Measure the training time of each method relative to dense, by steps of both that run in turn.",
+    )
+    parser.add_argument("folder", metavar="DIR", help="output folder of a command")
+    parser.add_argument("--methods", metavar="LIST", help="methods to measure (default: all of the folder)")
+    parser.add_argument(
+        "--pairs",
+        metavar="N",
+        help="pairs of steps for each stage of a trial, at least 10 (default: 30, or fewer if steps take long)",
+    )
+    parser.add_argument("--threads", metavar="N", help="threads of torch (default: those of the trials)")
+    parser.add_argument("--busy", action="store_true", help="measure even if other programs use the machine")
+    typed = parser.read(arguments)
+    folder = files.read_path(typed.folder, "time")
+    pairs = _integer(typed.pairs, "--pairs", 10, 100_000)
+    threads = _integer(typed.threads, "--threads", 1, 1000)
+    if not any((folder / name).exists() for name in ("suite.json", "results.csv", "trials")):
+        raise UsageError(f"time {folder}: not the folder of a suite: no suite.json, results.csv or trials")
+
+    from suite.timing import time_pass
+
+    with files.errors_of(folder):
+        complete = time_pass.run(folder, typed.methods or "", pairs, threads, typed.busy)
+    return 0 if complete else 1
+
+
+def _integer(text: str | None, option: str, least: int, most: int) -> int | None:
+    if text is not None and not (text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
+        raise UsageError(f"{option} '{text}': expected an integer from {least} to {most}")
+    return None if text is None else int(text)

@@ -29,17 +29,19 @@ class Cost:
 
     Attributes:
         batch_size: Images per step.
-        flops: FLOPs of a step: dense, current, effective, executed, and the method's overhead.
+        flops: FLOPs of a step: dense, current, effective, executed.
         backends: Backend by layer.
+        overhead: Operations of the method itself; `None` in records of earlier versions, and then not compared.
     """
 
     batch_size: int
     flops: tuple[float, ...]
     backends: Mapping[str, str]
+    overhead: float | None = None
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Cost:
-        """Return the cost of an epoch's last full step. Records of earlier versions have no overhead.
+        """Return the cost of an epoch's last full step.
 
         Raises:
             ValueError: The record does not have it.
@@ -47,15 +49,20 @@ class Cost:
         flops, batch_size = record.get("step_flops"), record.get("batch_size")
         if not isinstance(flops, Mapping) or not isinstance(batch_size, int):
             raise ValueError(f"epoch {record.get('epoch')} has no step_flops or batch_size in epochs.jsonl")
-        values = [*(flops.get(name) for name in _FLOPS), record.get("step_overhead", 0.0)]
-        if not all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in values):
-            raise ValueError(f"step_flops of epoch {record.get('epoch')} in epochs.jsonl are not numbers")
-        return cls(batch_size, tuple(map(float, values)), dict(record.get("backends") or {}))
+        overhead = record.get("step_overhead")
+        values: list[Any] = [flops.get(name) for name in _FLOPS]
+        known = values if overhead is None else [*values, overhead]
+        if not all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in known):
+            raise ValueError(f"the FLOPs of a step of epoch {record.get('epoch')} in epochs.jsonl are not numbers")
+        return cls(batch_size, tuple(map(float, values)), dict(record.get("backends") or {}), overhead)
 
     def equals(self, other: Cost) -> bool:
         """Return whether the steps cost the same."""
+        pairs = list(zip(self.flops, other.flops, strict=True))
+        if self.overhead is not None and other.overhead is not None:
+            pairs.append((self.overhead, other.overhead))
         return (self.batch_size, self.backends) == (other.batch_size, other.backends) and all(
-            math.isclose(mine, theirs, rel_tol=TOLERANCE) for mine, theirs in zip(self.flops, other.flops, strict=True)
+            math.isclose(mine, theirs, rel_tol=TOLERANCE) for mine, theirs in pairs
         )
 
     @property

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.interleaved import interleaved_ratio
 from benchmarks.steps import bench_step
 from suite.choices import build_model
+from suite.cost.interleaved import interleaved_ratio
 
 
 @pytest.mark.parametrize("pairs", ["1", "0", "-3"])

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import kernels
-from benchmarks import interleaved as pairs
 from benchmarks import stopwatch
 from benchmarks.kernels import alternatives
 from benchmarks.kernels import cases as kernel_cases
 from benchmarks.kernels.gradient_shapes import gradients
 from kernels import PruneRule
 from kernels.prune import reference
+from suite.cost import interleaved as pairs
 from suite.errors import UsageError
 
 TYPED = dict.fromkeys(("shapes", "batch_size", "dtypes", "groups", "modes", "rounds", "slow_rounds"))

@@ -31,7 +31,11 @@ class SubprocessResult(NamedTuple):
 
 
 def call_in_subprocess(
-    function: str, arguments: Mapping[str, Any], device: str, plugins: tuple[str, ...] = ()
+    function: str,
+    arguments: Mapping[str, Any],
+    device: str,
+    plugins: tuple[str, ...] = (),
+    threads: int | None = None,
 ) -> SubprocessResult:
     """Call a function in a new process and wait for its result.
 
@@ -40,17 +44,19 @@ def call_in_subprocess(
         arguments: Arguments by name; `device` is added.
         device: `cpu`, `cuda` or `cuda:N`.
         plugins: Plugin files to load first.
+        threads: Threads that torch computes with; those of a trial that runs alone if `None`.
 
     Raises:
         RuntimeError: The function failed; the message has the last line of its output.
     """
     asked = {"arguments": {**arguments, "device": device}, "plugins": plugins}
+    variables = environment(1) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     done = subprocess.run(
         [sys.executable, "-m", "suite.runs.engines.subprocess_call", function],
         input=json.dumps(asked),
         capture_output=True,
         text=True,
-        env={name: value for name, value in environment(1).items() if name != PARENT},  # this process has no lifeline
+        env={name: value for name, value in variables.items() if name != PARENT},  # this process has no lifeline
     )
     if done.returncode:
         raise RuntimeError(f"{function} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
-
-from suite.runs.engines.local import environment
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,14 @@ def interleaved_ratio(
     first: Callable[[], object], second: Callable[[], object], pairs: int, now: Callable[[], float] = time.perf_counter
 ) -> Ratio:
     """Measure the time of `first` over that of `second`; each runs once before, unmeasured. The order alternates."""
+    times = interleaved_times(first, second, pairs, now)
+    return ratio_of(times[:, 0], times[:, 1])
+
+
+def interleaved_times(
+    first: Callable[[], object], second: Callable[[], object], pairs: int, now: Callable[[], float] = time.perf_counter
+) -> NDArray[np.float64]:
+    """Return the seconds of `first` and `second`, (pairs, 2), as `interleaved_ratio` measures them."""
     times = np.empty((pairs, 2))
     for function in (first, second):
         function()
@@ -48,7 +52,7 @@ def interleaved_ratio(
             began = now()
             (first, second)[column]()
             pair[column] = now() - began
-    return ratio_of(times[:, 0], times[:, 1])
+    return times
 
 
 def ratio_of(first: ArrayLike, second: ArrayLike) -> Ratio:
@@ -65,15 +69,3 @@ def ratio_of(first: ArrayLike, second: ArrayLike) -> Ratio:
     return Ratio(
         least, float(np.median(ratios)), float(low), float(high), float(np.median(first)), float(np.median(second))
     )
-
-
-def restart_in_trial_environment(before: Callable[[], object] = lambda: None) -> None:
-    """Restart this program in the environment of a trial, with its allocator settings and threads.
-
-    Args:
-        before: Called just before a restart.
-    """
-    wanted = environment(1)
-    if any(os.environ.get(name) != value for name, value in wanted.items() if name != "PYTHONPATH"):
-        before()
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)

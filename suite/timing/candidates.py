@@ -1,0 +1,121 @@
+"""The methods of a suite's folder whose training time can be measured, each with the trial that is run again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.data.groups import BASELINE, group_trials, label, seed_of
+from reports.data.records import Trial, read
+from suite.brackets import split
+from suite.choices import MethodChoice
+from suite.errors import UsageError, nearest
+from suite.runs.folder.records import read_record
+from suite.runs.spec import TrialSpec
+from suite.runs.stages import Stage, StageList, stage_file
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One method of one group of comparable trials.
+
+    Attributes:
+        key: Text of each part of the group's key.
+        label: The method with its parameters.
+        trial: Name of the folder of the trial with the lowest seed that is done.
+        spec: Specification of that trial; `None` if it cannot be run again.
+        stages: Stages of that trial; empty if it cannot be run again.
+        reconfigure_s: Recorded seconds of its reconfigurations.
+        threads: Threads of the trial; 0 if they are not known.
+        reason: Why the trial cannot be run again; empty if it can.
+    """
+
+    key: Mapping[str, str]
+    label: str
+    trial: str
+    spec: TrialSpec | None = None
+    stages: tuple[Stage, ...] = ()
+    reconfigure_s: float = 0.0
+    threads: int = 0
+    reason: str = ""
+
+
+def find_candidates(folder: Path, methods: str = "") -> list[Candidate]:
+    """Return the methods of every group of a folder, without the baseline.
+
+    Args:
+        folder: Folder of a suite.
+        methods: Comma list of methods, with or without their parameters; all methods if it is empty.
+
+    Raises:
+        UsageError: The folder has no results, or no finished trial of one of the methods.
+    """
+    found = []
+    for group in group_trials(read(folder).trials)[0]:
+        by_label: dict[str, list[Trial]] = {}
+        for trial in group.trials:
+            if trial.done and label(trial) != BASELINE:
+                by_label.setdefault(label(trial), []).append(trial)
+        for name, trials in by_label.items():
+            found.append(_candidate(folder, group.key, name, min(trials, key=seed_of)))
+    if not found:
+        raise UsageError(f"time {folder}: no method other than {BASELINE} has a finished trial")
+    return found if not methods else _chosen(found, split(methods))
+
+
+def _chosen(found: Sequence[Candidate], typed: Iterable[str]) -> list[Candidate]:
+    known = {name for one in found for name in (one.label, _name(one.label))}
+    for text in typed:
+        if text not in known:
+            raise UsageError(f"--methods '{text}': the folder has no finished trial of it{nearest(text, known)}")
+    return [one for one in found if {one.label, _name(one.label)} & set(typed)]
+
+
+def _name(method: str) -> str:
+    return method.partition("[")[0]
+
+
+def _candidate(folder: Path, key: Mapping[str, str], name: str, trial: Trial) -> Candidate:
+    """Return a candidate for a finished trial."""
+    place = folder / "trials" / trial.name
+    refused = Candidate(key, name, trial.name)
+    try:
+        record = read_record(place)
+        if record is None:
+            raise ValueError("its trial is not in the folder")
+        if "spec" not in record:
+            raise ValueError(record["message"])
+        if trial.damage:
+            raise ValueError(trial.damage[0])
+        if not trial.epochs:
+            raise ValueError("its trial has no epochs.jsonl")
+        stages = StageList(trial.epochs).stages()
+    except ValueError as error:
+        return dataclasses.replace(refused, reason=str(error))
+    missing = [stage.epoch for stage in stages[1:] if not stage_file(place, stage.epoch).is_file()]
+    if missing:
+        reason = f"no stages: its steps changed in epoch {missing[0]}, whose state was not kept"
+        return dataclasses.replace(refused, reason=f"{reason}; run it again with --only all")
+    return dataclasses.replace(
+        refused,
+        spec=TrialSpec.from_json(record["spec"]),
+        stages=tuple(stages),
+        reconfigure_s=trial.number("reconfigure_time_s") or 0.0,
+        threads=int(trial.number("threads") or 0),
+    )
+
+
+def dense_spec(spec: TrialSpec) -> TrialSpec:
+    """Return the specification of dense training with the same data, model, recipe and seed."""
+    choice = MethodChoice.read(BASELINE)
+    return dataclasses.replace(
+        spec,
+        method=choice.name,
+        variant="",
+        parameters=choice.parameters(spec.task, spec.preset),
+        depends_on={},
+        files={},
+        defined_by={kind: files for kind, files in spec.defined_by.items() if kind != "method"},
+    )

@@ -1,0 +1,180 @@
+"""The time pass: measures the training time of each method of a folder relative to dense, without the machine's drift.
+
+Wall times of trials that run one after another contain whatever the machine did meanwhile. Here, steps of a method and
+of dense run in turn, so that both are slowed alike, and the ratio of each pair of steps does not contain it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from suite.cost.hardware import available_cores, busy_cores, competition
+from suite.cost.interleaved import ratio_of
+from suite.errors import UsageError
+from suite.runs.engines.subprocess_call import call_in_subprocess
+from suite.runs.folder.store import Store
+from suite.runs.folder.times import NAME, Interval, MethodTime, StageTime, add_time, read_times
+from suite.runs.stages import Stage
+from suite.timing.candidates import Candidate, dense_spec, find_candidates
+from suite.timing.estimate import run_ratio
+
+METHOD_S = 120.0
+"""Seconds that the pairs of one method should take together."""
+DEFAULT_PAIRS = 30
+
+Measure = Callable[[Candidate, Mapping[str, Any], int], dict[str, Any]]
+
+
+def run(
+    folder: Path,
+    methods: str = "",
+    pairs: int | None = None,
+    threads: int | None = None,
+    busy: bool = False,
+    measure: Measure | None = None,
+    show: Callable[[str], None] = print,
+) -> bool:
+    """Measure the methods of a suite's folder, and add their times to `time.json`.
+
+    Args:
+        folder: Folder of a suite.
+        methods: Comma list of methods; all if it is empty.
+        pairs: Pairs of steps for each stage; by default 30, or at least 10 if steps take long.
+        threads: Threads; by default those of the trials.
+        busy: Whether to measure although other programs use the machine.
+        measure: Function that measures one stage with a number of threads; by default in a new process.
+        show: Function that prints a line.
+
+    Returns:
+        Whether every method could be measured.
+
+    Raises:
+        UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
+    """
+    store = Store(folder)
+    with store.lock():
+        read_times(folder)  # a damaged file is refused before anything is measured
+        candidates = find_candidates(folder, methods)
+        if not busy:
+            _refuse_competition(folder, [threads or one.threads or available_cores() for one in candidates])
+        several = len({tuple(one.key.items()) for one in candidates}) > 1
+        measured = 0
+        for candidate in candidates:
+            where = f"{candidate.key['task']}, {candidate.key['model']}: " if several else ""
+            try:
+                time = _time_of(candidate, folder, pairs, threads, measure or in_subprocess)
+            except UsageError as error:
+                show(f"{where}{candidate.label}: not measured: {error}")
+                continue
+            add_time(folder, candidate.key, candidate.label, time)
+            show(f"{where}{_line(candidate.label, time)}")
+            measured += 1
+    if measured:
+        show(f"time: {folder / NAME}")
+    return measured == len(candidates)
+
+
+def in_subprocess(candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
+    """Measure one stage in a new process with the environment of a trial.
+
+    Raises:
+        UsageError: The process failed.
+    """
+    assert candidate.spec is not None
+    try:
+        result = call_in_subprocess(
+            "suite.timing.steps:measure", arguments, candidate.spec.device, candidate.spec.plugins, threads
+        )
+    except RuntimeError as error:
+        raise UsageError(str(error)) from error
+    return dict(result.value)
+
+
+def _refuse_competition(folder: Path, threads: Iterable[int]) -> None:
+    load, cores = busy_cores(1.0), min(threads)
+    if competition(load, cores):
+        raise UsageError(
+            f"time {folder}: {load:.1f} cores are busy with other programs, which slow one step more than another; "
+            "stop them, or measure all the same with --busy"
+        )
+
+
+def _time_of(
+    candidate: Candidate, folder: Path, pairs: int | None, threads: int | None, measure: Measure
+) -> MethodTime:
+    """Measure all stages of a method.
+
+    Raises:
+        UsageError: The trial cannot be run again.
+    """
+    if candidate.spec is None:
+        raise UsageError(candidate.reason)
+    threads = threads or candidate.threads or available_cores()
+    found: list[dict[str, Any]] = []
+    before = candidate.stages[0].cost.flops[0]  # dense
+    for stage in candidate.stages:
+        arguments = {
+            "spec": candidate.spec.to_json(),
+            "dense": dense_spec(candidate.spec).to_json(),
+            "trials": str(folder / "trials"),
+            "epoch": stage.epoch,
+            "cost": dataclasses.asdict(stage.cost),
+            "executed_before": before,
+            "pairs": pairs or DEFAULT_PAIRS,
+            "limit_s": METHOD_S / len(candidate.stages) if pairs is None else 1e9,
+            "twice": not found,
+        }
+        result = measure(candidate, arguments, threads)
+        if "error" in result:
+            raise UsageError(result["error"])
+        found.append(result)
+        before = stage.cost.executed
+    return _summary(candidate, found, threads)
+
+
+def _summary(candidate: Candidate, found: list[dict[str, Any]], threads: int) -> MethodTime:
+    """Return the entry of `time.json` for the measurements of all stages."""
+    times = [np.array(result["times"], dtype=float) for result in found]
+    first = found[0]
+    total = run_ratio(times, [stage.steps for stage in candidate.stages], first["dense_steps"], candidate.reconfigure_s)
+    twice = np.array(first["twice"], dtype=float)
+    return MethodTime(
+        **dataclasses.asdict(total),
+        trial=candidate.trial,
+        pairs=sum(map(len, times)),
+        stages=tuple(_stage_time(stage, pairs) for stage, pairs in zip(candidate.stages, times, strict=True)),
+        dense_steps=first["dense_steps"],
+        dense_twice=Interval(**_interval(twice)),
+        load=max(float(result["provenance"]["busy_cores"]) for result in found),
+        threads=threads,
+        provenance=first["provenance"],
+    )
+
+
+def _stage_time(stage: Stage, pairs: np.ndarray[Any, Any]) -> StageTime:
+    return StageTime(epoch=stage.epoch, steps=stage.steps, pairs=len(pairs), **_interval(pairs))
+
+
+def _interval(pairs: np.ndarray[Any, Any]) -> dict[str, float]:
+    found = ratio_of(pairs[:, 0], pairs[:, 1])
+    return {"ratio": found.median, "low": found.low, "high": found.high}
+
+
+def _line(label: str, time: MethodTime) -> str:
+    stages = "1 stage" if len(time.stages) == 1 else f"{len(time.stages)} stages"
+    line = (
+        f"{label}: {_text(time)} of the training time of dense; dense twice {_text(time.dense_twice)}; "
+        f"{stages}, {time.pairs} pairs"
+    )
+    if competition(time.load, time.threads):
+        line += f"; disturbed: other programs used {time.load:.1f} cores"
+    return line
+
+
+def _text(time: Interval) -> str:
+    return f"{time.ratio:.3f} [{time.low:.3f}, {time.high:.3f}]"

@@ -1,0 +1,47 @@
+"""Small trials on digits that run in the process of the test."""
+
+import json
+from pathlib import Path
+
+from suite import registry
+from suite.choices import MethodChoice
+from suite.recipe import Recipe
+from suite.runs.folder.records import write_record
+from suite.runs.spec import TrialSpec
+from suite.runs.trial import Trial
+
+
+def spec(method, seed=0, **changes):
+    """Return the spec of a small trial on digits; `changes` are fields of the recipe."""
+    task = registry.get("task", "digits")()
+    choice = MethodChoice.read(method)
+    recipe = Recipe(**task.recipe("smoke").fields() | {"train_images": 256, "epochs": 4} | changes)
+    return TrialSpec(
+        method=choice.name,
+        variant=choice.variant,
+        parameters=choice.parameters("digits", "smoke"),
+        task="digits",
+        model=task.default_model("smoke"),
+        preset="smoke",
+        recipe=recipe.fields(),
+        seed=seed,
+        device="cpu",
+        dtype="float32",
+        data_copy=vars(task.prepare(Path("unused"), "smoke")),
+    )
+
+
+def train(folder, trial):
+    """Train a trial in a folder, and return the records of its epochs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    result, provenance = {}, {}
+    Trial(trial, folder).run(result, provenance)
+    write_record(folder, trial, "done", result=result, provenance=provenance)
+    return [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+
+
+def train_in_suite(out, trial):
+    """Train a trial in its place in a suite's folder, and return the trial's folder."""
+    folder = out / "trials" / trial.trial_id
+    train(folder, trial)
+    return folder

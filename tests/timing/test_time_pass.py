@@ -1,0 +1,227 @@
+"""The time pass with clocks that the tests move: what it measures, and what it refuses."""
+
+import json
+from functools import partial
+from typing import ClassVar
+
+import pytest
+from small_trials import spec, train_in_suite
+from stopwatches import FakeTime
+
+from suite.command import cli
+from suite.command.export import contents
+from suite.cost import clock
+from suite.cost.ledger import Ledger
+from suite.errors import UsageError
+from suite.method import Method
+from suite.registry import register
+from suite.runs.folder import store
+from suite.runs.folder.times import MethodTime, read_times
+from suite.timing import steps, time_pass
+
+SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 4}
+TRIAL = spec("prunetrain")
+
+
+@register("method", "sleeps_in_steps")
+class SleepsInSteps(Method):
+    """Takes half a dense step longer by its nature, and far longer in the first half of a trial that is disturbed."""
+
+    disturbed: ClassVar[bool] = False
+
+    def after_optimizer_step(self, ctx):
+        clock.time.sleep(0.5)
+        if SleepsInSteps.disturbed and ctx.epochs_done < 2:
+            clock.time.sleep(50.0)
+
+
+def in_this_process(candidate, arguments, threads):
+    return steps.measure(**arguments, device="cpu")
+
+
+def invented(candidate, arguments, threads, ratio=0.75):
+    """Return a measurement without any training."""
+    pairs = [[ratio, 1.0]] * arguments["pairs"]
+    twice = [[1.0, 1.0]] * arguments["pairs"]
+    return {"times": pairs, "twice": twice, "dense_steps": 32, "provenance": {"busy_cores": 0.1, "threads": threads}}
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    monkeypatch.setattr(time_pass, "busy_cores", lambda seconds: 0.1)
+    monkeypatch.setattr(steps, "collect", lambda device: {"busy_cores": 0.1})
+    monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.05)
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+@pytest.fixture
+def measured(lines):
+    """Function that runs the pass on a folder and returns the only entry of its file."""
+
+    def run(out, **options):
+        assert time_pass.run(out, **{"pairs": 10, "measure": in_this_process, "show": lines.append} | options)
+        (group,) = read_times(out)
+        (time,) = group.methods.values()
+        return time
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("shrinking")
+    train_in_suite(out, TRIAL)
+    return out
+
+
+@pytest.fixture
+def shrinking(trained):
+    """Folder with a trial whose network shrinks, and without times."""
+    (trained / "time.json").unlink(missing_ok=True)
+    return trained
+
+
+def test_a_disturbed_trial_gets_the_ratio_of_an_undisturbed_one(tmp_path, monkeypatch, measured):
+    found, recorded = [], []
+    for disturbed in (False, True):
+        monkeypatch.setattr(clock, "time", FakeTime(tick=1.0))  # a dense step takes one second
+        monkeypatch.setattr(SleepsInSteps, "disturbed", disturbed)
+        out = tmp_path / str(disturbed)
+        folder = train_in_suite(out, spec("sleeps_in_steps", **SMALL))
+        recorded.append(json.loads((folder / "trial.json").read_text())["result"])
+        monkeypatch.setattr(SleepsInSteps, "disturbed", False)  # the machine is quiet again
+        found.append(measured(out))
+    assert recorded[1]["train_time_s"] > 5 * recorded[0]["train_time_s"]
+    count = 4 * 96 // 16
+    reconfigurations = [result["reconfigure_time_s"] / count for result in recorded]
+    assert [time.ratio for time in found] == pytest.approx([1.5 + share for share in reconfigurations])
+    assert reconfigurations[0] == pytest.approx(reconfigurations[1])
+    for time in found:
+        assert (time.dense_steps, [stage.steps for stage in time.stages]) == (count, [count])
+        assert (time.stages[0].ratio, time.dense_twice.ratio) == pytest.approx((1.5, 1.0))
+
+
+def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(shrinking, monkeypatch, measured, lines):
+    """Each step takes a second per executed FLOP, so that the ratio of the run is that of the recorded FLOPs."""
+    count = Ledger.add_step
+
+    def take_time(self, samples):
+        count(self, samples)
+        clock.time.sleep(self.step_flops["executed"])
+
+    monkeypatch.setattr(clock, "time", FakeTime())
+    monkeypatch.setattr(Ledger, "add_step", take_time)
+    folder = shrinking / "trials" / TRIAL.trial_id
+    result = json.loads((folder / "trial.json").read_text())["result"]
+    time = measured(shrinking)
+    assert len(time.stages) == 1 + len(list((folder / "stages").iterdir())) > 1
+    expected = result["train_flops_executed"] / result["train_flops_dense"] + time.reconfiguration
+    assert time.ratio == pytest.approx(expected, rel=1e-3)
+    assert time.stages[-1].ratio < time.stages[0].ratio == pytest.approx(1.0)
+    assert time.trial == TRIAL.trial_id
+    assert lines[0].startswith(f"prunetrain: {time.ratio:.3f} [{time.low:.3f}, {time.high:.3f}] of the training time")
+    assert (shrinking / "time.json").read_bytes() in [content for _, content in contents(shrinking)]
+
+
+def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
+    """The records then do not describe the steps that would be timed."""
+
+    def other(candidate, arguments, threads):
+        cost = arguments["cost"]
+        return in_this_process(candidate, arguments | {"cost": cost | {"batch_size": 2 * cost["batch_size"]}}, threads)
+
+    assert not time_pass.run(shrinking, pairs=10, measure=other, show=lines.append)
+    assert "prunetrain: not measured: a step executes" in lines[0]
+
+
+def test_a_busy_machine_is_refused_unless_the_user_insists(shrinking, monkeypatch):
+    monkeypatch.setattr(time_pass, "busy_cores", lambda seconds: 8.0)
+    with pytest.raises(UsageError, match=r"8\.0 cores are busy with other programs.*--busy"):
+        time_pass.run(shrinking, measure=None)
+    assert time_pass.run(shrinking, busy=True, measure=invented)
+
+
+def test_entries_that_are_not_measured_again_stay(shrinking, measured):
+    time = measured(shrinking, measure=invented)
+    stored = json.loads((shrinking / "time.json").read_text())
+    stored["groups"][0]["methods"]["other"] = time.model_dump(mode="json")
+    stored["groups"].append({"key": {"task": "other"}, "methods": {}})
+    (shrinking / "time.json").write_text(json.dumps(stored))
+    assert time_pass.run(shrinking, "prunetrain", measure=partial(invented, ratio=0.5), threads=3)
+    first, second = read_times(shrinking)
+    assert first.methods["other"] == time
+    assert (first.methods["prunetrain"].stages[0].ratio, first.methods["prunetrain"].threads) == (0.5, 3)
+    assert second.key == {"task": "other"}
+
+
+def test_the_lowest_seed_is_run_again(shrinking, tmp_path):
+    out = tmp_path / "out"
+    for seed in (3, 1):
+        train_in_suite(out, spec("dense[repeat=2]", seed=seed, **SMALL | {"epochs": 1}))
+    (candidate,) = time_pass.find_candidates(out)
+    assert (candidate.label, candidate.spec.seed) == ("dense[repeat=2]", 1)
+
+
+def test_a_trial_without_stages_is_named(shrinking, tmp_path, lines):
+    """Records of earlier versions show that the steps changed, and there is no state to run them from."""
+    out = tmp_path / "out"
+    place = out / "trials" / TRIAL.trial_id
+    place.mkdir(parents=True)
+    for name in ("trial.json", "epochs.jsonl", "layers.csv"):
+        (place / name).write_bytes((shrinking / "trials" / TRIAL.trial_id / name).read_bytes())
+    assert not time_pass.run(out, measure=invented, show=lines.append)
+    assert "prunetrain: not measured: no stages: " in lines[0]
+    assert "run it again with --only all" in lines[0]
+    assert read_times(out) == []
+
+
+def test_unknown_methods_and_wrong_options_are_one_line(shrinking, tmp_path, capsys):
+    wrong = [
+        (["--methods", "prunetrian"], "did you mean 'prunetrain'?"),
+        (["--pairs", "9"], "an integer from 10"),
+        (["--threads", "0"], "an integer from 1"),
+        (["--pair", "30"], "did you mean '--pairs'?"),
+    ]
+    for options, expected in wrong:
+        assert cli.main(["time", str(shrinking), *options]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("pdt: error: ")
+        assert error.count("\n") == 1
+        assert expected in error
+    assert cli.main(["time", str(tmp_path)]) == 2
+    assert "not the folder of a suite" in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_refused(shrinking):
+    with store.Store(shrinking).lock(), pytest.raises(UsageError, match="is in use"):
+        time_pass.run(shrinking, measure=invented)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "is damaged: "),
+        ("[]", "is damaged: "),
+        ('{"version": 2, "groups": []}', "version is '?2"),
+        ('{"version": 1, "groups": [], "more": 1}', "unknown key 'more'"),
+        ('{"version": 1, "groups": [{"key": {}, "methods": {"a": {"ratio": NaN}}}]}', "is damaged: "),
+        ('{"version": 1, "groups": [{"key": {}, "methods": {}}, {"key": {}, "methods": {}}]}', "occurs twice"),
+        ("[" * 100_000, "is damaged: "),
+    ],
+)
+def test_a_damaged_file_is_one_line(content, reason, tmp_path):
+    (tmp_path / "time.json").write_text(content)
+    with pytest.raises(UsageError, match=reason) as caught:
+        read_times(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_ratios_in_a_file_are_positive_and_finite(shrinking, measured):
+    good = measured(shrinking, measure=invented).model_dump(mode="json")
+    for name, value in (("ratio", 0), ("low", -1.0), ("high", float("inf")), ("stages", []), ("load", float("nan"))):
+        with pytest.raises(ValueError, match=name):
+            MethodTime.model_validate(good | {name: value})
