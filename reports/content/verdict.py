@@ -110,14 +110,13 @@ def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: floa
     least = fewest_control_epochs(int(epochs))
     if any(count >= least for count in shorter) or any(one.reason == "dense was not run" for one in found):
         options.append("--controls")
+    gives = "gives a verdict" if all(one.outcome == "none" for one in found) else "gives the missing verdicts"
     if options:
-        advice.append(f"The same command with {' '.join(options)} gives a verdict.")
+        advice.append(f"The same command with {' '.join(options)} {gives}.")
     if shorter and min(shorter) < least:
         command = f"--methods dense --epochs {min(shorter)}"
         advice.append(
-            f"So does {command} for the smallest cost."
-            if options
-            else f"The same command with {command} gives a verdict."
+            f"So does {command} for the smallest cost." if options else f"The same command with {command} {gives}."
         )
     if any(share > 1 for share in untrained):
         advice.append("A method that costs more than dense cannot be shown to pay here.")
@@ -134,11 +133,12 @@ def _line(found: Sequence[Finding], row: MethodRow) -> str:
 def _outcome(finding: Finding) -> str:
     at = _AT[finding.cost]
     if finding.outcome == "none":
-        return f"no verdict {at} ({finding.reason})"
+        return f"has no verdict {at} ({finding.reason})"
     assert isinstance(finding.gain, Estimate)
     assert isinstance(finding.share, Estimate)
     gain = interval(finding.gain.scaled(100), 2, sign=True, reference=0)
-    text = f"{finding.outcome} {at} ({gain} points, at {ratio(finding.share)} × dense"
+    verb = "is " if finding.outcome == "undecided" else ""
+    text = f"{verb}{finding.outcome} {at} ({gain} points, at {ratio(finding.share)} × dense"
     if finding.outcome == "undecided":
         text += f"; {_more_seeds(finding, finding.gain)}"
     return f"{text})"

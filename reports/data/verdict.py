@@ -125,7 +125,7 @@ def _costs_more(finding: Finding) -> bool:
 
 def _not_trained(share: Quantity) -> str:
     assert isinstance(share, Estimate)
-    return f"dense was not trained for {share.mean:.2f} of its cost"
+    return f"dense was not trained for {share.mean:.2f} × its cost"
 
 
 def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cost) -> Finding:

@@ -119,8 +119,14 @@ def test_a_large_spread_is_undecided_and_asks_for_seeds(suite: Any) -> None:
     add_method(suite, "quick", (1.5, -0.5, 0.8), time=1.0)
     verdict = group_of(suite).verdict
     assert "no method is shown to gain over dense: quick is undecided" in verdict.sentence
-    assert "about" in verdict.lines[0].text
-    assert "seeds would decide" in verdict.lines[0].text
+    gains = estimate([0.015, -0.005, 0.008], "")
+    assert isinstance(gains, Estimate)
+    # Both costs are the same here, so that two claims are corrected together.
+    more = [count for bound in (0.0, 0.005) if (count := seeds_needed(gains, bound, 0.025 / 2)) is not None]
+    text = (
+        f"is undecided at the same measured training time (+1 ± 3 points, at 1.00 × dense; about {min(more) - 3} more"
+    )
+    assert verdict.lines[0].text.startswith(text)
 
 
 def test_without_the_budget_or_seeds_there_is_no_verdict_but_a_command(suite: Any) -> None:
@@ -128,7 +134,44 @@ def test_without_the_budget_or_seeds_there_is_no_verdict_but_a_command(suite: An
     add_method(suite, "quick", (-0.3, -0.28, -0.32), time=0.8)
     verdict = group_of(suite).verdict
     assert "at the same measured training time, there is no verdict (dense was not trained for 0.80" in verdict.sentence
-    assert verdict.advice == "The same command with --controls gives a verdict."
+    assert verdict.advice == "The same command with --controls gives the missing verdicts."
+
+
+def test_disturbed_times_have_no_verdict_but_flops_have(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "quick", (-2.0, -2.1, -2.2), time=0.5, executed=1.1)
+    monkeypatch.setattr("reports.data.method_rows.is_disturbed", lambda trial: True)
+    verdict = group_of(suite).verdict
+    (line,) = verdict.lines
+    assert line.text.startswith("has no verdict at the same measured training time (the training times are disturbed)")
+    assert "does not pay at the same executed FLOPs" in line.text
+    assert "minus 10 % were skipped; training took 0.50 × the time of dense (disturbed);" in line.text
+    assert verdict.advice == "Times are compared only if they were measured on a quiet machine."
+
+
+def test_controls_are_no_methods_and_other_machines_no_budget(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    for seed in range(3):
+        suite.add("dense", seed, accuracy=70.0, time=365.0, variant="repeat=2")
+    assert group_of(suite).verdict is None
+    add_method(suite, "quick", (-0.3, -0.28, -0.32))
+    for seed in range(3):
+        suite.add("dense", seed, accuracy=60.0, time=1.0, epochs=4, recipe={"epochs": 4}, hardware_id="99999999")
+    first, second = build(read(suite.write())).groups
+    assert [line.name for line in first.verdict.lines] == ["quick"]
+    assert second.verdict is None
+
+
+def test_a_diverged_or_repeated_dense_training_for_fewer_epochs(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_dense(suite, 4, 1.0)
+    suite.add("dense", 0, accuracy=68.2, time=1.0, epochs=4, recipe={"epochs": 4}, trial_id="again")
+    suite.add("dense", 1, accuracy=10.0, time=1.0, epochs=4, recipe={"epochs": 4}, trial_id="bad", status="diverged")
+    suite.add("dense", 7, accuracy=10.0, time=1.0, epochs=4, recipe={"epochs": 4})  # without a whole training
+    add_method(suite, "quick", (0.0, 0.1, 0.2))
+    rows = group_of(suite).tables[-1].rows
+    assert [row[2].text for row in rows] == ["3", "3"]
+    assert rows[0][3].value == pytest.approx((69.2 + 70.9 + 69.8) / 300)  # seed 0: mean of 70.2 and 68.2
 
 
 def test_two_seeds_give_no_verdict(suite: Any) -> None:
@@ -149,7 +192,7 @@ def test_a_method_that_costs_more_than_dense_is_never_said_to_pay(suite: Any) ->
     verdict = group_of(suite).verdict
     lines = {line.name: line.text for line in verdict.lines}
     assert lines["slow"].startswith(
-        "no verdict at the same measured training time (dense was not trained for 1.40 of its cost); "
+        "has no verdict at the same measured training time (dense was not trained for 1.40 × its cost); "
         "pays at the same executed FLOPs"
     )
     assert lines["worse"].startswith("does not pay at the same measured training time")
@@ -187,7 +230,7 @@ def test_many_reasons_are_left_to_the_lines(suite: Any) -> None:
         add_method(suite, f"takes{share}", (0.0, 0.1, 0.2), time=share, executed=share)
     verdict = group_of(suite).verdict
     assert verdict.sentence.count("there is no verdict (for several reasons, one per method below)") == 2
-    assert "dense was not trained for 0.90 of its cost" in verdict.lines[-1].text
+    assert "dense was not trained for 0.90 × its cost" in verdict.lines[-1].text
 
 
 def test_seeds_without_a_shorter_training_of_dense_are_left_out(suite: Any) -> None:
@@ -212,10 +255,13 @@ def test_failed_trials_are_named_and_need_another_seed(suite: Any) -> None:
 def test_less_than_controls_train_has_a_command_of_its_own(suite: Any) -> None:
     add_dense(suite, 5, 0.0)
     add_method(suite, "tiny", (0.0, 0.1, 0.2), time=0.3)
-    assert group_of(suite).verdict.advice == "The same command with --methods dense --epochs 1 gives a verdict."
+    assert (
+        group_of(suite).verdict.advice == "The same command with --methods dense --epochs 1 gives the missing verdicts."
+    )
     add_method(suite, "small", (0.0, 0.1, 0.2), time=0.7)
     assert group_of(suite).verdict.advice == (
-        "The same command with --controls gives a verdict. So does --methods dense --epochs 1 for the smallest cost."
+        "The same command with --controls gives the missing verdicts. "
+        "So does --methods dense --epochs 1 for the smallest cost."
     )
 
 
