@@ -149,6 +149,19 @@ def test_disturbed_times_have_no_verdict_but_flops_have(suite: Any, monkeypatch:
     assert verdict.advice == "Times are compared only if they were measured on a quiet machine."
 
 
+@pytest.mark.parametrize(("gain", "others", "outcome"), [
+    (-0.1, 0, "does not pay"), (-0.1, 9, "undecided"), (0.6, 0, "pays"), (0.6, 9, "undecided"),
+])  # fmt: skip
+def test_both_kinds_of_claims_are_corrected_for_their_number(
+    suite: Any, gain: float, others: int, outcome: str
+) -> None:
+    add_dense(suite, 5, 0.0)
+    for name in ["quick", *(f"other{number}" for number in range(others))]:
+        add_method(suite, name, (gain - 0.1, gain, gain + 0.1), time=1.0)
+    text = group_of(suite).verdict.lines[0].text
+    assert f"{outcome} at the same measured training time" in text
+
+
 def test_controls_are_no_methods_and_other_machines_no_budget(suite: Any) -> None:
     add_dense(suite, 5, 0.0)
     for seed in range(3):
