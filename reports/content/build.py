@@ -11,12 +11,12 @@ from reports.content.headlines import headlines
 from reports.content.model import Group, Report
 from reports.content.problems import problem_section
 from reports.content.provenance import flatten, provenance_section
-from reports.content.remarks import backend_remarks, missing_file_notes, retained_figure_notes
+from reports.content.remarks import backend_remarks, missing_file_notes, retained_figure_notes, time_pass_remarks
 from reports.content.tables import group_tables
 from reports.content.verdict import verdict
 from reports.data.budget import budget_curve, epochs, fold_budgets
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
-from reports.data.groups import BASELINE, TrialGroup, group_trials, label
+from reports.data.groups import BASELINE, TrialGroup, group_trials, label, with_times
 from reports.data.method_rows import method_rows, repeated_seeds
 from reports.data.records import Records, Trial
 from reports.data.trial_files import clean
@@ -38,7 +38,7 @@ def build(records: Records, earlier_figures: Collection[str] = ()) -> Report:
             no longer have an epochs.jsonl are retained and named in the omissions.
     """
     groups, unassigned = group_trials(records.trials)
-    groups = fold_budgets(groups)
+    groups = with_times(fold_budgets(groups), records.times)
     colours = _colours([label(trial) for trial in records.trials])
     slugs = _slugs(groups)
     declared = margins(records.suite)
@@ -105,6 +105,7 @@ def _group(
             *unsteady_times(group.trials),
             *slow_products(group.trials),
             *resumed(group.trials),
+            *time_pass_remarks(rows),
             *repeated_seeds(group),
             *backend_remarks(rows),
         ),

@@ -115,3 +115,23 @@ def retained_figure_notes(figures: Sequence[str]) -> tuple[str, ...]:
         f"{count} of an earlier report cannot be drawn again from these files and "
         f"{'is' if len(figures) == 1 else 'are'} kept unchanged in figures/: {', '.join(figures)}.",
     )
+
+
+def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
+    """Return a line with the training times of the time pass, next to dense timed against itself."""
+    timed = [(row.label, row.timed) for row in rows if row.timed is not None]
+    if not timed:
+        return []
+    ratios = ", ".join(f"{name} {one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}]" for name, one in timed)
+    first = timed[0][1]
+    twice = "; ".join(
+        dict.fromkeys(
+            f"{one.dense_twice.ratio:.3f} [{one.dense_twice.low:.3f}, {one.dense_twice.high:.3f}]" for _, one in timed
+        )
+    )
+    pairs = " or ".join(map(str, sorted({one.pairs for _, one in timed})))
+    return [
+        f"Time pass: training time × dense, measured in {pairs} pairs of alternating steps on {first.threads} threads: "
+        f"{ratios}. A second dense network, timed against dense in the same way: {twice}. The verdict uses these "
+        "ratios."
+    ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from reports.data.records import Trial
+from suite.runs.folder.times import GroupTimes, MethodTime
 
 # Trials that are ranked together agree in these. Hardware, threads and the minor version of torch make their times
 # comparable. The last three are part of the recipe; they are known even if only the table is left.
@@ -27,11 +28,13 @@ class TrialGroup:
         trials: The trials, in the order of the table.
         budgets: Dense trainings for fewer epochs that the trials are compared with (`reports.data.budget`), one group
             for each number of epochs, ascending.
+        times: Training times from the time pass, by label.
     """
 
     key: Mapping[str, str]
     trials: tuple[Trial, ...]
     budgets: tuple[TrialGroup, ...] = ()
+    times: Mapping[str, MethodTime] = field(default_factory=dict)
 
 
 def label(trial: Trial) -> str:
@@ -75,6 +78,13 @@ def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]
     # Order groups by their first finished trial, and groups without one by their first trial.
     groups.sort(key=lambda group: min((not trial.done, places[id(trial)]) for trial in group.trials))
     return groups, sorted(unassigned, key=lambda trial: places[id(trial)])
+
+
+def with_times(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> list[TrialGroup]:
+    """Give each group the training times that the time pass measured for it."""
+    return [
+        replace(group, times=next((one.methods for one in times if one.key == dict(group.key)), {})) for group in groups
+    ]
 
 
 def _contradict(one: Sequence[str], other: Sequence[str]) -> bool:

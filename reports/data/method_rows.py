@@ -10,6 +10,7 @@ from reports.data.estimates import Estimate, Missing, Quantity, estimate, mean_o
 from reports.data.groups import BASELINE, TrialGroup, label, seed_of
 from reports.data.records import Trial
 from reports.data.significance import holm, p_value
+from suite.runs.folder.times import MethodTime
 
 FLOPS = ("dense", "current", "effective", "executed")
 
@@ -43,6 +44,7 @@ class MethodRow:
         accuracy_is_certain: Whether the accuracy is shown to differ from dense's, as one of many claims (`certain`).
         time_is_certain: The same for the training time.
         claims: Number of these claims.
+        timed: Training time over that of dense from the time pass; `None` if it was not run.
         time_is_disturbed: Whether the time of one of the trials is disturbed.
         ratio_is_disturbed: Whether that holds for one of the trials or one of dense's.
     """
@@ -63,6 +65,7 @@ class MethodRow:
     accuracy_is_certain: bool = False
     time_is_certain: bool = False
     claims: int = 0
+    timed: MethodTime | None = None
     time_is_disturbed: bool = False
     ratio_is_disturbed: bool = False
 
@@ -94,7 +97,11 @@ def method_rows(group: TrialGroup, colours: Mapping[str, int]) -> list[MethodRow
     for trial in group.trials:
         members.setdefault(label(trial), []).append(trial)
     dense = members.get(BASELINE, [])
-    return ranked(certain([_row(name, colours[name], trials, dense) for name, trials in members.items()]))
+    rows = [
+        replace(_row(name, colours[name], trials, dense), timed=group.times.get(name))
+        for name, trials in members.items()
+    ]
+    return ranked(certain(rows))
 
 
 def certain(rows: Sequence[MethodRow]) -> list[MethodRow]:

@@ -25,6 +25,7 @@ from reports.data.trial_files import (
 from suite.errors import UsageError
 from suite.runs.folder import packed
 from suite.runs.folder.columns import COLUMNS, NUMBER_COLUMNS, REQUIRED_COLUMNS, TEXT_COLUMNS, minor_version
+from suite.runs.folder.times import GroupTimes, read_times
 
 RECORDS = ("trial.json", f"trial.json{packed.SUFFIX}")
 FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # the files of a trial that a report is made from
@@ -84,6 +85,7 @@ class Records:
         folder: Path of the folder.
         trials: Trials in the order of the table.
         suite: Content of `suite.json`; empty if that file is missing.
+        times: Content of `time.json`, which the time pass writes; empty if that file is missing or damaged.
         source: Description of the table that the numbers come from, with its checksum.
         damage: One line for each damaged file outside the trials' folders.
     """
@@ -93,6 +95,7 @@ class Records:
     suite: Mapping[str, Any]
     source: str
     damage: tuple[str, ...] = ()
+    times: tuple[GroupTimes, ...] = ()
 
 
 def read(folder: Path) -> Records:
@@ -116,7 +119,11 @@ def read(folder: Path) -> Records:
         trials = [_trial(folder / "trials", name, None) for name in dict.fromkeys(paths)]
     if not trials:
         raise UsageError(f"{folder} has no results to report: neither rows in results.csv nor trials/*/trial.json")
-    return Records(folder, tuple(_label_file_versions(trials)), suite, source, tuple(damage))
+    try:
+        times = tuple(read_times(folder))
+    except UsageError as error:
+        times, damage = (), [*damage, clean(str(error))]
+    return Records(folder, tuple(_label_file_versions(trials)), suite, source, tuple(damage), times)
 
 
 def _label_file_versions(trials: Sequence[Trial]) -> list[Trial]:

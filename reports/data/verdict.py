@@ -3,7 +3,8 @@
 The rules, which depend on no method's name:
 
 1. The gain of a method is its accuracy minus the accuracy that dense training reaches for the same cost, paired by
-   seed. The cost is the measured training time, or the executed training FLOPs, relative to dense. Dense training for
+   seed. The cost is the measured training time, or the executed training FLOPs, relative to dense. The time is that of
+   the time pass where it was run, otherwise that of the trials. Dense training for
    fewer epochs gives the accuracy at a smaller cost (`reports.data.budget`). The spread of the costs over seeds is part
    of the gain's spread. A method that costs more than dense is compared with the whole dense training, which costs
    less: this can show that it does not pay, but never that it pays.
@@ -129,7 +130,7 @@ def _not_trained(share: Quantity) -> str:
 
 
 def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cost) -> Finding:
-    share = row.time_ratio if cost == "time" else row.flops_ratio["executed"]
+    share = _share(row, cost)
 
     def without(reason: str, gain: Quantity | None = None) -> Finding:
         return Finding(row.label, cost, "none", gain or Missing(reason), share, reason=reason)
@@ -142,7 +143,7 @@ def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cos
         return without("no dense trial is done")
     if isinstance(share, Missing):
         return without(share.reason)
-    if cost == "time" and row.ratio_is_disturbed:
+    if cost == "time" and row.ratio_is_disturbed and row.timed is None:
         return without("the training times are disturbed")
     accuracies = by_seed(row.done, "test_accuracy")
     common = sorted(set(accuracies) & set(curve.points))
@@ -153,7 +154,7 @@ def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cos
         return without(_not_trained(share))
     # The accuracy of dense at the mean cost is as uncertain as this cost: to first order, by the slope of the curve.
     slope = sum(curve.slope(seed, share.mean) for seed in reached) / len(reached)
-    costs = _costs(row, dense, cost)
+    costs = _costs(row, dense, cost) if cost == "flops" or row.timed is None else {}
     further = {seed: costs.get(seed, share.mean) - share.mean for seed in reached}
     # Rounding leaves differences of 1e-16 between equal gains, which are no spread.
     gains = [round(accuracies[seed] - reached[seed] - slope * further[seed], 12) for seed in reached]
@@ -161,6 +162,15 @@ def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cos
     if len(gains) < FEWEST_SEEDS:
         return without(f"{len(gains)} of at least {FEWEST_SEEDS} seeds", gain)
     return Finding(row.label, cost, "undecided", gain, share)
+
+
+def _share(row: MethodRow, cost: Cost) -> Quantity:
+    """Return the cost of a method relative to dense."""
+    if cost == "flops":
+        return row.flops_ratio["executed"]
+    if row.timed is None:
+        return row.time_ratio
+    return Estimate(row.timed.ratio, (row.timed.high - row.timed.low) / 2, row.seeds)
 
 
 def _costs(row: MethodRow, dense: MethodRow, cost: Cost) -> dict[int, float]:

@@ -18,10 +18,11 @@ from suite.cost.interleaved import ratio_of
 from suite.errors import UsageError
 from suite.runs.engines.subprocess_call import call_in_subprocess
 from suite.runs.folder.store import Store
-from suite.runs.folder.times import NAME, Interval, MethodTime, StageTime, add_time, read_times
+from suite.runs.folder.times import NAME, Interval, MethodTime, StageTime, read_times
 from suite.runs.stages import Stage
 from suite.timing.candidates import Candidate, dense_spec, find_candidates
 from suite.timing.estimate import run_ratio
+from suite.timing.record import add_time
 
 METHOD_S = 120.0
 """Seconds that the pairs of one method should take together."""

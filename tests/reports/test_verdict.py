@@ -16,6 +16,7 @@ from reports.content.build import build
 from reports.content.verdict import fewest_control_epochs
 from reports.data.budget import BudgetCurve
 from reports.data.estimates import Estimate, Missing, estimate
+from reports.data.groups import group_trials
 from reports.data.records import read
 from reports.data.significance import holm, p_value, seeds_needed
 from reports.data.verdict import margins
@@ -366,6 +367,44 @@ def test_the_last_declared_margin_applies_and_a_change_is_named(suite: Any) -> N
 def test_a_margin_that_cannot_be_read_is_the_default() -> None:
     for suite in ({}, {"commands": 3}, {"commands": [{"spec": {"margin": "wide"}}, {}, 1]}):
         assert margins(suite) == (0.005,)
+
+
+def write_time_pass(suite: Any, label: str, ratio: float) -> None:
+    """Write a time pass that measured one method of the suite's only group."""
+    (group,) = group_trials([trial for trial in read(suite.folder).trials if trial.number("epochs") == 5])[0]
+    interval = {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
+    stage = {**interval, "epoch": 1, "steps": 750, "pairs": 30}
+    entry = {
+        **interval, "trial": "x", "pairs": 30, "stages": [stage], "dense_steps": 750, "reconfiguration": 0.0,
+        "dense_twice": {"ratio": 1.0, "low": 0.99, "high": 1.01}, "load": 0.1, "threads": 2, "provenance": {},
+    }  # fmt: skip
+    content = {"version": 1, "groups": [{"key": dict(group.key), "methods": {label: entry}}]}
+    (suite.folder / "time.json").write_text(json.dumps(content))
+
+
+def test_the_verdict_uses_the_time_pass(suite: Any) -> None:
+    """The trials were not faster than dense, which a disturbance hid; the pass says 0.9."""
+    add_dense(suite, 5, 0.0)
+    add_dense(suite, 4, 1.0)
+    add_method(suite, "quick", (-0.6, -0.58, -0.62), time=1.0, executed=1.0)
+    suite.write()
+    assert "(−0.60 ± 0.05 points, at 1.00 × dense)" in group_of(suite).verdict.lines[0].text
+    write_time_pass(suite, "quick", 0.9)
+    group = group_of(suite)
+    assert "(−0.10 ± 0.05 points, at 0.90 ± 0.01 × dense)" in group.verdict.lines[0].text
+    (remark,) = [text for text in group.remarks if text.startswith("Time pass")]
+    assert "in 30 pairs of alternating steps on 2 threads: quick 0.900 [0.890, 0.910]" in remark
+    assert "against dense in the same way: 1.000 [0.990, 1.010]" in remark
+
+
+def test_a_damaged_time_pass_is_named_and_not_used(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "quick", (-0.6, -0.58, -0.62), time=1.0)
+    (suite.write() / "time.json").write_text("{")
+    report = build(read(suite.folder))
+    assert "at 1.00 × dense" in report.groups[0].verdict.lines[0].text
+    assert report.problems is not None
+    assert any("time.json is damaged" in cell.text for row in report.problems.table.rows for cell in row)
 
 
 @pytest.mark.parametrize("methods", [1, 5, 12])

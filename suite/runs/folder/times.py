@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from suite import files
 from suite.errors import UsageError, validate
-from suite.runs.folder.records import write_json
 
 NAME = "time.json"
 LARGEST = 64 * 2**20  # bytes
@@ -89,7 +87,9 @@ class GroupTimes(_Strict):
     methods: dict[str, MethodTime]
 
 
-class _File(_Strict):
+class TimesFile(_Strict):
+    """The whole file."""
+
     version: Literal[1]
     groups: list[GroupTimes]
 
@@ -108,24 +108,7 @@ def read_times(folder: Path) -> list[GroupTimes]:
         data = json.loads(files.read_bytes(path, "time", LARGEST))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}; delete it and run the time pass again") from error
-    groups: list[GroupTimes] = validate(_File, data, f"{path} is damaged").groups
+    groups: list[GroupTimes] = validate(TimesFile, data, f"{path} is damaged").groups
     if len({tuple(sorted(group.key.items())) for group in groups}) < len(groups):
         raise UsageError(f"{path} is damaged: a group occurs twice; delete it and run the time pass again")
     return groups
-
-
-def add_time(folder: Path, key: Mapping[str, str], label: str, time: MethodTime) -> None:
-    """Write the time of a method of one group into `time.json`, atomically; all other entries stay.
-
-    Raises:
-        UsageError: The existing file is damaged.
-        OSError: The file cannot be written.
-    """
-    groups = read_times(folder)
-    if all(group.key != key for group in groups):
-        groups.append(GroupTimes(key=dict(key), methods={}))
-    changed = [
-        group.model_copy(update={"methods": {**group.methods, label: time}}) if group.key == key else group
-        for group in groups
-    ]
-    write_json(folder / NAME, _File(version=1, groups=changed).model_dump(mode="json"))
