@@ -72,7 +72,11 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def time(arguments: Sequence[str]) -> int:
-    """Measure training times relative to dense after the trials; return 1 if a method could not be measured."""
+    """Measure training times relative to dense after the trials, and update the report with them.
+
+    Returns:
+        1 if a method could not be measured, otherwise 0.
+    """
     parser = Parser(
         prog=f"{program_name()} time",
         description="Measure the training time of each method relative to dense, by steps of both that run in turn.",
@@ -97,6 +101,7 @@ def time(arguments: Sequence[str]) -> int:
 
     with files.errors_of(folder):
         complete = time_pass.run(folder, typed.methods or "", pairs, threads, typed.busy)
+    report([typed.folder])
     return 0 if complete else 1
 
 
