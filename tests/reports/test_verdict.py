@@ -163,6 +163,20 @@ def test_both_kinds_of_claims_are_corrected_for_their_number(
     assert f"{outcome} at the same measured training time" in text
 
 
+def test_a_seed_that_costs_more_is_compared_with_longer_dense_training(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_dense(suite, 4, 2.0)
+    for seed, (gain, share) in enumerate([(-1.99, 0.8), (-1.0, 0.9), (-0.01, 1.0)]):
+        suite.add("varied", seed, accuracy=DENSE[seed] + gain, time=365.0 * share)
+    assert "at the same measured training time (0.00 ± 0.02 points" in group_of(suite).verdict.lines[0].text
+
+
+def test_dense_alone_is_not_folded(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_dense(suite, 4, 2.0)
+    assert len(build(read(suite.write())).groups) == 2
+
+
 def test_controls_are_no_methods_and_other_machines_no_budget(suite: Any) -> None:
     add_dense(suite, 5, 0.0)
     for seed in range(3):
