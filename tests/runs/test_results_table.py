@@ -172,7 +172,7 @@ def test_report_needs_something_to_report(tmp_path, capsys):
 @pytest.fixture
 def whole(store, monkeypatch):
     """Folder of a suite with all files of its trials, without a report."""
-    monkeypatch.setattr("reports.content.build.tradeoff_figures", lambda rows, slug: ([], []))
+    monkeypatch.setattr("reports.content.build.tradeoff_figures", lambda *given: ([], []))
     monkeypatch.setattr("reports.content.build.curve_figures", lambda rows, slug: ([], []))
     for folder in store.trial_folders():
         (folder / "epochs.jsonl").write_text('{"epoch": 1, "test_accuracy": 0.5}\n')
