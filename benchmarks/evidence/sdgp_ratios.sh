@@ -14,6 +14,7 @@ python run_suite.py --methods dense --epochs 6 "${quick[@]}"
 python run_suite.py --methods dense --epochs 4 "${quick[@]}"
 python run_suite.py --methods "${both/]/,mode=unbiased]},sdgp[n=1,m=4]" "${quick[@]}"
 python run_suite.py --methods "sdgp[n=2,m=4],sdgp[n=2,m=8],sdgp[n=1,m=8],$both,${both/]/,mode=magnitude]}" "${quick[@]}"
+python run_suite.py time "$out" # refuses a busy machine
 python -m benchmarks.evidence.normalization_offsets "$out" > "$out/normalization_offsets.txt"
 python run_suite.py export "$out" "$destination"
 cp "$out/normalization_offsets.txt" "$destination"

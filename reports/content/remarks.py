@@ -123,7 +123,7 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
     if not timed:
         return []
     ratios = ", ".join(f"{name} {one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}]" for name, one in timed)
-    first = timed[0][1]
+    threads = f"{timed[0][1].threads} thread" + ("" if timed[0][1].threads == 1 else "s")
     twice = "; ".join(
         dict.fromkeys(
             f"{one.dense_twice.ratio:.3f} [{one.dense_twice.low:.3f}, {one.dense_twice.high:.3f}]" for _, one in timed
@@ -131,7 +131,7 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
     )
     pairs = " or ".join(map(str, sorted({one.pairs for _, one in timed})))
     return [
-        f"Time pass: training time × dense, measured in {pairs} pairs of alternating steps on {first.threads} threads: "
+        f"Time pass: training time × dense, measured in {pairs} pairs of alternating steps on {threads}: "
         f"{ratios}. A second dense network, timed against dense in the same way: {twice}. The verdict uses these "
         "ratios."
     ]

@@ -161,7 +161,9 @@ def _why(row: MethodRow) -> list[str]:
         f"{_saved(effective)} of dense's training FLOPs can be skipped in theory",
         f"{_saved(executed)} were skipped",
     ]
-    if isinstance(row.time_ratio, Estimate):
+    if row.timed is not None:
+        pieces.append(f"training takes {row.timed.ratio:.3f} × the time of dense (time pass)")
+    elif isinstance(row.time_ratio, Estimate):
         disturbed = " (disturbed)" if row.ratio_is_disturbed else ""
         pieces.append(f"training took {ratio(row.time_ratio)} × the time of dense{disturbed}")
     if isinstance(row.accuracy_difference, Estimate):

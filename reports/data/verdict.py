@@ -170,7 +170,7 @@ def _share(row: MethodRow, cost: Cost) -> Quantity:
         return row.flops_ratio["executed"]
     if row.timed is None:
         return row.time_ratio
-    return Estimate(row.timed.ratio, (row.timed.high - row.timed.low) / 2, row.seeds)
+    return Estimate(row.timed.ratio, None, row.seeds)  # its interval is that of steps, not of seeds
 
 
 def _costs(row: MethodRow, dense: MethodRow, cost: Cost) -> dict[int, float]:

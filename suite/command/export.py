@@ -12,7 +12,7 @@ from suite.runs.folder import packed
 
 WHOLE = ("suite.json", "results.csv", "report.md", "time.json")  # files of the folder, copied unchanged
 FOLDERS = ("figures", "reproduce")  # subfolders whose files are copied unchanged
-RECORDS = ("trial.json",)  # files of a trial, copied unchanged
+RECORDS = ("trial.json",)  # files of a trial, copied with ~ in place of the home folder
 PACKED = ("epochs.jsonl", "layers.csv")  # files of a trial, compressed
 
 
@@ -56,6 +56,7 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
     Raises:
         UsageError: A file of a trial cannot be read.
     """
+    from suite.runs.folder.records import without_home
     from suite.runs.folder.store import Store
 
     for name in WHOLE:
@@ -78,4 +79,4 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
             if name in PACKED:
                 yield place.with_name(name + packed.SUFFIX), packed.pack(content)
             else:
-                yield place, content
+                yield place, without_home(content)

@@ -62,9 +62,10 @@ def test_rebuilt_reports_of_committed_suites_have_the_same_numbers(folder: Path,
     assert len(old) > 3
     assert all(len(values) >= 4 for values in old.values())
     assert old == new
-    # All figures that the committed report refers to still exist.
-    figures = re.findall(r"\]\((figures/[^)]+\.svg)\)", texts[0])
-    assert all((copy / name.replace("\\", "")).is_file() for name in figures)
+    # All figures that the committed report refers to exist; those that cannot be drawn again are kept.
+    figures = [name.replace("\\", "") for name in re.findall(r"\]\((figures/[^)]+\.svg)\)", texts[0])]
+    place = folder if (folder / "trials").is_dir() else copy
+    assert all((place / name).is_file() for name in figures)
     once = (copy / "results.csv").read_bytes()
     assert report([str(copy)]) == 0
     assert (copy / "results.csv").read_bytes() == once

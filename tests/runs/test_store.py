@@ -15,8 +15,9 @@ import pytest
 
 from suite.errors import UsageError
 from suite.recipe import Recipe
+from suite.runs.folder import records
 from suite.runs.folder.columns import COLUMNS
-from suite.runs.folder.records import FILES
+from suite.runs.folder.records import FILES, without_home
 from suite.runs.folder.results import write_results
 from suite.runs.folder.store import Store, read_record, write_json, write_record
 from suite.runs.spec import SuiteSpec, TrialSpec
@@ -316,3 +317,14 @@ def test_the_table_says_how_steps_were_executed(store):
         "cuda_graph",
         "eager",
     ]
+
+
+def test_the_home_folder_is_left_out_of_an_exported_record(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    content = {"status": "done", "spec": {"data_copy": {"path": str(tmp_path / "data" / "x.npz"), "note": "ü"}}}
+    given = json.dumps({**content, "sha256": "old"}).encode()
+    found = json.loads(without_home(given))
+    assert found["spec"]["data_copy"] == {"path": "~/data/x.npz", "note": "ü"}
+    assert found["sha256"] == records._digest({name: value for name, value in found.items() if name != "sha256"})
+    for other in (b"{", b"[]", json.dumps({"spec": {"data_copy": {"path": "/elsewhere"}}}).encode()):
+        assert without_home(other) == other

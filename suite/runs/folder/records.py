@@ -70,6 +70,24 @@ def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", 
     write_json(folder / "trial.json", {**content, "sha256": _digest(content)})
 
 
+def without_home(content: bytes) -> bytes:
+    """Return the content of a `trial.json` whose path of the data set begins with `~` if it is in the home folder.
+
+    Content that is not a record, or that names no such path, is returned unchanged.
+    """
+    try:
+        record = json.loads(content)
+        copy = record["spec"]["data_copy"]
+        path = files.without_home(copy["path"])
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return content
+    if path == copy["path"]:
+        return content
+    copy["path"] = path
+    plain = {name: value for name, value in record.items() if name != "sha256"}
+    return (json.dumps({**plain, "sha256": _digest(plain)}, indent=2, ensure_ascii=False) + "\n").encode()
+
+
 def read_record(folder: Path) -> dict[str, Any] | None:
     """Return the content of a trial's `trial.json`; `None` if it does not exist.
 
