@@ -25,7 +25,7 @@ from reports.data.trial_files import (
 from suite.errors import UsageError
 from suite.runs.folder import packed
 from suite.runs.folder.columns import COLUMNS, NUMBER_COLUMNS, REQUIRED_COLUMNS, TEXT_COLUMNS, minor_version
-from suite.runs.folder.times import GroupTimes, read_times
+from suite.runs.folder.times import TIMES, GroupTimes
 
 RECORDS = ("trial.json", f"trial.json{packed.SUFFIX}")
 FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # the files of a trial that a report is made from
@@ -120,7 +120,7 @@ def read(folder: Path) -> Records:
     if not trials:
         raise UsageError(f"{folder} has no results to report: neither rows in results.csv nor trials/*/trial.json")
     try:
-        times = tuple(read_times(folder))
+        times = tuple(TIMES.read(folder))
     except UsageError as error:
         times, damage = (), [*damage, clean(str(error))]
     return Records(folder, tuple(_label_file_versions(trials)), suite, source, tuple(damage), times)

@@ -7,28 +7,22 @@ of dense run in turn, so that both are slowed alike, and the ratio of each pair 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from suite.cost.hardware import available_cores, busy_cores, competition
 from suite.cost.interleaved import ratio_of
 from suite.errors import UsageError
-from suite.runs.engines.subprocess_call import call_in_subprocess
-from suite.runs.folder.store import Store
-from suite.runs.folder.times import NAME, Interval, MethodTime, StageTime, read_times
+from suite.passes.candidates import Candidate, dense_spec
+from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, run_pass
+from suite.runs.folder.times import TIMES, Interval, MethodTime, StageTime
 from suite.runs.stages import Stage
-from suite.timing.candidates import Candidate, dense_spec, find_candidates
 from suite.timing.estimate import run_ratio
-from suite.timing.record import add_time
 
-METHOD_S = 120.0
-"""Seconds that the pairs of one method should take together."""
 DEFAULT_PAIRS = 30
-
-Measure = Callable[[Candidate, Mapping[str, Any], int], dict[str, Any]]
+FUNCTION = "suite.timing.steps:measure"
 
 
 def run(
@@ -57,65 +51,20 @@ def run(
     Raises:
         UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
     """
-    store = Store(folder)
-    with store.lock():
-        read_times(folder)  # a damaged file is refused before anything is measured
-        candidates = find_candidates(folder, methods)
-        if not busy:
-            _refuse_competition(folder, [threads or one.threads or available_cores() for one in candidates])
-        several = len({tuple(one.key.items()) for one in candidates}) > 1
-        measured = 0
-        for candidate in candidates:
-            where = f"{candidate.key['task']}, {candidate.key['model']}: " if several else ""
-            try:
-                time = _time_of(candidate, folder, pairs, threads, measure or in_subprocess)
-            except UsageError as error:
-                show(f"{where}{candidate.label}: not measured: {error}")
-                continue
-            add_time(folder, candidate.key, candidate.label, time)
-            show(f"{where}{_line(candidate.label, time)}")
-            measured += 1
-    if measured:
-        show(f"time: {folder / NAME}")
-    return measured == len(candidates)
+
+    def entry_of(candidate: Candidate, threads: int) -> MethodTime:
+        return _time_of(candidate, folder, pairs, threads, measure or in_subprocess(FUNCTION))
+
+    return run_pass("time", TIMES, folder, methods, threads, busy, entry_of, _line, show)
 
 
-def in_subprocess(candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
-    """Measure one stage in a new process with the environment of a trial.
-
-    Raises:
-        UsageError: The process failed.
-    """
-    assert candidate.spec is not None
-    try:
-        result = call_in_subprocess(
-            "suite.timing.steps:measure", arguments, candidate.spec.device, candidate.spec.plugins, threads
-        )
-    except RuntimeError as error:
-        raise UsageError(str(error)) from error
-    return dict(result.value)
-
-
-def _refuse_competition(folder: Path, threads: Iterable[int]) -> None:
-    load, cores = busy_cores(1.0), min(threads)
-    if competition(load, cores):
-        raise UsageError(
-            f"time {folder}: {load:.1f} cores are busy with other programs, which slow one step more than another; "
-            "stop them, or measure all the same with --busy"
-        )
-
-
-def _time_of(
-    candidate: Candidate, folder: Path, pairs: int | None, threads: int | None, measure: Measure
-) -> MethodTime:
+def _time_of(candidate: Candidate, folder: Path, pairs: int | None, threads: int, measure: Measure) -> MethodTime:
     """Measure all stages of a method.
 
     Raises:
         UsageError: The trial cannot be run again.
     """
-    if candidate.spec is None:
-        raise UsageError(candidate.reason)
-    threads = threads or candidate.threads or available_cores()
+    assert candidate.spec is not None
     found: list[dict[str, Any]] = []
     before = candidate.stages[0].cost.flops[0]  # dense
     for stage in candidate.stages:
@@ -168,13 +117,10 @@ def _interval(pairs: np.ndarray[Any, Any]) -> dict[str, float]:
 
 def _line(label: str, time: MethodTime) -> str:
     stages = "1 stage" if len(time.stages) == 1 else f"{len(time.stages)} stages"
-    line = (
+    return (
         f"{label}: {_text(time)} of the training time of dense; dense twice {_text(time.dense_twice)}; "
-        f"{stages}, {time.pairs} pairs"
+        f"{stages}, {time.pairs} pairs{disturbance(time.load, time.threads)}"
     )
-    if competition(time.load, time.threads):
-        line += f"; disturbed: other programs used {time.load:.1f} cores"
-    return line
 
 
 def _text(time: Interval) -> str:

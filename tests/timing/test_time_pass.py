@@ -14,9 +14,11 @@ from suite.cost import clock
 from suite.cost.ledger import Ledger
 from suite.errors import UsageError
 from suite.method import Method
+from suite.passes import running
+from suite.passes.candidates import find_candidates
 from suite.registry import register
 from suite.runs.folder import store
-from suite.runs.folder.times import MethodTime, read_times
+from suite.runs.folder.times import TIMES, MethodTime
 from suite.timing import steps, time_pass
 
 SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 4}
@@ -48,7 +50,7 @@ def invented(candidate, arguments, threads, ratio=0.75):
 
 @pytest.fixture(autouse=True)
 def idle(monkeypatch):
-    monkeypatch.setattr(time_pass, "busy_cores", lambda seconds: 0.1)
+    monkeypatch.setattr(running, "busy_cores", lambda seconds: 0.1)
     monkeypatch.setattr(steps, "collect", lambda device: {"busy_cores": 0.1})
     monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.05)
 
@@ -64,7 +66,7 @@ def measured(lines):
 
     def run(out, **options):
         assert time_pass.run(out, **{"pairs": 10, "measure": in_this_process, "show": lines.append} | options)
-        (group,) = read_times(out)
+        (group,) = TIMES.read(out)
         (time,) = group.methods.values()
         return time
 
@@ -139,7 +141,7 @@ def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
 
 
 def test_a_busy_machine_is_refused_unless_the_user_insists(shrinking, monkeypatch):
-    monkeypatch.setattr(time_pass, "busy_cores", lambda seconds: 8.0)
+    monkeypatch.setattr(running, "busy_cores", lambda seconds: 8.0)
     with pytest.raises(UsageError, match=r"8\.0 cores are busy with other programs.*--busy"):
         time_pass.run(shrinking, measure=None)
     assert time_pass.run(shrinking, busy=True, measure=invented)
@@ -152,7 +154,7 @@ def test_entries_that_are_not_measured_again_stay(shrinking, measured):
     stored["groups"].append({"key": {"task": "other"}, "methods": {}})
     (shrinking / "time.json").write_text(json.dumps(stored))
     assert time_pass.run(shrinking, "prunetrain", measure=partial(invented, ratio=0.5), threads=3)
-    first, second = read_times(shrinking)
+    first, second = TIMES.read(shrinking)
     assert first.methods["other"] == time
     assert (first.methods["prunetrain"].stages[0].ratio, first.methods["prunetrain"].threads) == (0.5, 3)
     assert second.key == {"task": "other"}
@@ -162,7 +164,7 @@ def test_the_lowest_seed_is_run_again(shrinking, tmp_path):
     out = tmp_path / "out"
     for seed in (3, 1):
         train_in_suite(out, spec("dense[repeat=2]", seed=seed, **SMALL | {"epochs": 1}))
-    (candidate,) = time_pass.find_candidates(out)
+    (candidate,) = find_candidates(out, "time")
     assert (candidate.label, candidate.spec.seed) == ("dense[repeat=2]", 1)
 
 
@@ -176,7 +178,7 @@ def test_a_trial_without_stages_is_named(shrinking, tmp_path, lines):
     assert not time_pass.run(out, measure=invented, show=lines.append)
     assert "prunetrain: not measured: no stages: " in lines[0]
     assert "run it again with --only all" in lines[0]
-    assert read_times(out) == []
+    assert TIMES.read(out) == []
 
 
 def test_unknown_methods_and_wrong_options_are_one_line(shrinking, tmp_path, capsys):
@@ -216,7 +218,7 @@ def test_a_folder_in_use_is_refused(shrinking):
 def test_a_damaged_file_is_one_line(content, reason, tmp_path):
     (tmp_path / "time.json").write_text(content)
     with pytest.raises(UsageError, match=reason) as caught:
-        read_times(tmp_path)
+        TIMES.read(tmp_path)
     assert "\n" not in str(caught.value)
 
 

@@ -1,33 +1,18 @@
-"""The file of the time pass, `time.json`: training times relative to dense, by group of trials and method.
-
-    {"version": 1, "groups": [{"key": {name: text}, "methods": {label: {...}}}]}
-
-`key` has the names and texts of `reports.data.groups.KEY`; `label` is the method with its parameters.
-"""
+"""The entries of the file of the time pass, `time.json`: training times relative to dense."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from suite import files
-from suite.errors import UsageError, validate
-
-NAME = "time.json"
-LARGEST = 64 * 2**20  # bytes
+from suite.runs.folder.entries import Content, EntryFile, GroupEntries, Strict
 
 Ratio = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Interval(_Strict):
+class Interval(Strict):
     """A ratio of times with its 95 % interval (percentile bootstrap over pairs of steps)."""
 
     ratio: Ratio
@@ -75,40 +60,5 @@ class MethodTime(Interval):
     provenance: dict[str, Any]
 
 
-class GroupTimes(_Strict):
-    """Times of one group of comparable trials.
-
-    Attributes:
-        key: Text of each part of the group's key.
-        methods: Times by method with its parameters.
-    """
-
-    key: dict[str, str]
-    methods: dict[str, MethodTime]
-
-
-class TimesFile(_Strict):
-    """The whole file."""
-
-    version: Literal[1]
-    groups: list[GroupTimes]
-
-
-def read_times(folder: Path) -> list[GroupTimes]:
-    """Return the times in a suite's folder; empty if no time pass was run.
-
-    Raises:
-        UsageError: `time.json` is damaged; one line.
-    """
-    path = folder / NAME
-    files.refuse_link(path)
-    if not path.exists():
-        return []
-    try:
-        data = json.loads(files.read_bytes(path, "time", LARGEST))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is damaged: {error}; delete it and run the time pass again") from error
-    groups: list[GroupTimes] = validate(TimesFile, data, f"{path} is damaged").groups
-    if len({tuple(sorted(group.key.items())) for group in groups}) < len(groups):
-        raise UsageError(f"{path} is damaged: a group occurs twice; delete it and run the time pass again")
-    return groups
+GroupTimes = GroupEntries[MethodTime]
+TIMES = EntryFile("time.json", "time pass", Content[MethodTime])

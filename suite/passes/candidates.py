@@ -42,12 +42,14 @@ class Candidate:
     reason: str = ""
 
 
-def find_candidates(folder: Path, methods: str = "") -> list[Candidate]:
-    """Return the methods of every group of a folder, without the baseline.
+def find_candidates(folder: Path, verb: str, methods: str = "", with_dense: bool = False) -> list[Candidate]:
+    """Return the methods of every group of a folder.
 
     Args:
         folder: Folder of a suite.
+        verb: Verb of the command, for messages.
         methods: Comma list of methods, with or without their parameters; all methods if it is empty.
+        with_dense: Whether the baseline is one of them.
 
     Raises:
         UsageError: The folder has no results, or no finished trial of one of the methods.
@@ -56,12 +58,13 @@ def find_candidates(folder: Path, methods: str = "") -> list[Candidate]:
     for group in group_trials(read(folder).trials)[0]:
         by_label: dict[str, list[Trial]] = {}
         for trial in group.trials:
-            if trial.done and label(trial) != BASELINE:
+            if trial.done and (with_dense or label(trial) != BASELINE):
                 by_label.setdefault(label(trial), []).append(trial)
         for name, trials in by_label.items():
             found.append(_candidate(folder, group.key, name, min(trials, key=seed_of)))
     if not found:
-        raise UsageError(f"time {folder}: no method other than {BASELINE} has a finished trial")
+        which = "no method" if with_dense else f"no method other than {BASELINE}"
+        raise UsageError(f"{verb} {folder}: {which} has a finished trial")
     return found if not methods else _chosen(found, split(methods))
 
 

@@ -1,0 +1,109 @@
+"""Runs a pass over the methods of a suite's folder, and stores what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from suite.cost.hardware import available_cores, busy_cores, competition
+from suite.errors import UsageError
+from suite.passes.candidates import Candidate, find_candidates
+from suite.runs.engines.subprocess_call import call_in_subprocess
+from suite.runs.folder.entries import EntryFile, Strict
+from suite.runs.folder.store import Store
+
+METHOD_S = 120.0
+"""Seconds that the measured steps of one method should take together."""
+
+Entry = TypeVar("Entry", bound=Strict)
+Measure = Callable[[Candidate, Mapping[str, Any], int], dict[str, Any]]
+"""Measures one stage: takes the candidate, the arguments of a function and the number of threads."""
+
+
+def run_pass(
+    verb: str,
+    file: EntryFile[Entry],
+    folder: Path,
+    methods: str,
+    threads: int | None,
+    busy: bool,
+    entry_of: Callable[[Candidate, int], Entry],
+    line: Callable[[str, Entry], str],
+    show: Callable[[str], None],
+    with_dense: bool = False,
+) -> bool:
+    """Measure the methods of a suite's folder, and add their entries to a file.
+
+    Args:
+        verb: Verb of the command, for messages.
+        file: The file.
+        folder: Folder of a suite.
+        methods: Comma list of methods; all if it is empty.
+        threads: Threads; those of the trials if `None`.
+        busy: Whether to measure although other programs use the machine.
+        entry_of: Measures a candidate with a number of threads; raises `UsageError` if it cannot be run again.
+        line: Returns what to print for a method and its entry.
+        show: Function that prints a line.
+        with_dense: Whether dense training is one of the methods.
+
+    Returns:
+        Whether every method could be measured.
+
+    Raises:
+        UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
+    """
+    store = Store(folder)
+    with store.lock():
+        file.read(folder)  # a damaged file is refused before anything is measured
+        candidates = find_candidates(folder, verb, methods, with_dense)
+        if not busy:
+            _refuse_competition(verb, folder, [threads or one.threads or available_cores() for one in candidates])
+        several = len({tuple(one.key.items()) for one in candidates}) > 1
+        measured = 0
+        for candidate in candidates:
+            where = f"{candidate.key['task']}, {candidate.key['model']}: " if several else ""
+            try:
+                if candidate.spec is None:
+                    raise UsageError(candidate.reason)
+                entry = entry_of(candidate, threads or candidate.threads or available_cores())
+            except UsageError as error:
+                show(f"{where}{candidate.label}: not measured: {error}")
+                continue
+            file.add(folder, candidate.key, candidate.label, entry)
+            show(f"{where}{line(candidate.label, entry)}")
+            measured += 1
+    if measured:
+        show(f"{verb}: {folder / file.name}")
+    return measured == len(candidates)
+
+
+def in_subprocess(function: str) -> Measure:
+    """Return a function that calls `module:name` in a new process with the environment of a trial.
+
+    It raises `UsageError` if the process fails.
+    """
+
+    def measure(candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
+        assert candidate.spec is not None
+        try:
+            result = call_in_subprocess(function, arguments, candidate.spec.device, candidate.spec.plugins, threads)
+        except RuntimeError as error:
+            raise UsageError(str(error)) from error
+        return dict(result.value)
+
+    return measure
+
+
+def _refuse_competition(verb: str, folder: Path, threads: Iterable[int]) -> None:
+    load, cores = busy_cores(1.0), min(threads)
+    if competition(load, cores):
+        raise UsageError(
+            f"{verb} {folder}: {load:.1f} cores are busy with other programs, which slow one step more than another; "
+            "stop them, or measure all the same with --busy"
+        )
+
+
+def disturbance(load: float, threads: int) -> str:
+    """Return the end of a line about a measurement that other programs disturbed; empty if there were few."""
+    return f"; disturbed: other programs used {load:.1f} cores" if competition(load, threads) else ""
