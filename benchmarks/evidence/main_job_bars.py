@@ -48,10 +48,10 @@ def bars(trials: pd.DataFrame) -> Iterator[tuple[str, bool]]:
 
 
 def disagreements(folder: Path, trials: pd.DataFrame) -> Iterator[str]:
-    """Yield a line for each method whose mean accuracy in the report's first table differs from `results.csv`."""
-    rows = re.findall(
-        r"^\| `([^`]+)`[^|]*\| [^|]+\| (-?[\d.]+)", (folder / "report.md").read_text("utf-8"), re.MULTILINE
-    )
+    """Yield a line for each method whose mean accuracy in the report's table of results differs from `results.csv`."""
+    # The table before the first section has other columns.
+    _, _, sections = (folder / "report.md").read_text("utf-8").partition("\n## ")
+    rows = re.findall(r"^\| `([^`]+)`[^|]*\| [^|]+\| (-?[\d.]+)", sections, re.MULTILINE)
     written: dict[str, str] = {}
     for label, text in rows:
         written.setdefault(label, text)

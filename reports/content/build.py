@@ -12,7 +12,7 @@ from reports.content.model import Group, Report
 from reports.content.problems import problem_section
 from reports.content.provenance import flatten, provenance_section
 from reports.content.remarks import backend_remarks, missing_file_notes, retained_figure_notes, time_pass_remarks
-from reports.content.tables import group_tables
+from reports.content.tables import group_tables, summary_table
 from reports.content.verdict import verdict
 from reports.data.budget import budget_curve, epochs, fold_budgets
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
@@ -20,7 +20,7 @@ from reports.data.groups import BASELINE, TrialGroup, group_trials, label, with_
 from reports.data.method_rows import method_rows, repeated_seeds
 from reports.data.records import Records, Trial
 from reports.data.trial_files import clean
-from reports.data.verdict import margins
+from reports.data.verdict import findings, margins
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 
@@ -47,7 +47,7 @@ def build(records: Records, earlier_figures: Collection[str] = ()) -> Report:
     # Keep figures that need files which have been removed since.
     retained: tuple[str, ...] = ()
     if any(trial.done and "epochs.jsonl" in trial.missing_files for trial in records.trials):
-        drawn = {f"{figure.name}.svg" for one in sections for figure in (*one.tradeoff_figures, *one.curve_figures)}
+        drawn = {f"{figure.name}.svg" for one in sections for figure in one.figures}
         retained = tuple(sorted(set(earlier_figures) - drawn))
     names = [name.removeprefix(f"{slugs[0]}-") if len(slugs) == 1 else name for name in retained]
     return Report(
@@ -115,6 +115,7 @@ def _group(
         tradeoff_figures=tuple(tradeoffs),
         curve_figures=tuple(curves),
         missing_figures=(*missing_tradeoffs, *missing_curves),
+        summary=summary_table(rows, () if is_smoke else findings(rows, curve, declared[-1]), slug, title),
     )
 
 

@@ -97,6 +97,25 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Section:
+    """A section of a group that opens and closes, such as an explanation with its tables and figures.
+
+    Attributes:
+        title: Heading of the section.
+        anchor: Part of its anchor, after the slug of the group.
+        lines: Paragraphs above the tables.
+        tables: Tables.
+        figures: Figures below the tables.
+    """
+
+    title: str
+    anchor: str
+    lines: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+
+
+@dataclass(frozen=True)
 class Group:
     """The section about one group of comparable trials: one task, data copy, model, hardware, data type and recipe.
 
@@ -113,6 +132,8 @@ class Group:
         tradeoff_figures: Accuracy against cost.
         curve_figures: Curves and shapes over epochs.
         missing_figures: One line for each figure that cannot be drawn.
+        summary: The table of the first screen, with the verdicts; `None` if no trial is done.
+        sections: Further sections, after the curves.
     """
 
     title: str
@@ -127,6 +148,14 @@ class Group:
     tradeoff_figures: tuple[Figure, ...]
     curve_figures: tuple[Figure, ...]
     missing_figures: tuple[str, ...]
+    summary: Table | None = None
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """All figures in reading order."""
+        further = (figure for section in self.sections for figure in section.figures)
+        return (*self.tradeoff_figures, *self.curve_figures, *further)
 
 
 @dataclass(frozen=True)
@@ -180,7 +209,7 @@ class Report:
     @property
     def figures(self) -> tuple[Figure, ...]:
         """All figures in reading order."""
-        return tuple(figure for group in self.groups for figure in (*group.tradeoff_figures, *group.curve_figures))
+        return tuple(figure for group in self.groups for figure in group.figures)
 
 
 def quantity_cell(quantity: Quantity, text: str, expected: int) -> Cell:

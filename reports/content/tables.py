@@ -1,4 +1,4 @@
-"""Tables of a group: results and time, cost relative to dense, and absolute counts; one row per method."""
+"""Tables of a group: the first screen, results and time, cost relative to dense, absolute counts; a row per method."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
 from reports.data.method_rows import NONE_DONE, MethodRow, by_seed, not_measured
 from reports.data.records import Trial
+from reports.data.significance import MOST_SEEDS
+from reports.data.verdict import Finding, is_dense
 from suite.runs.folder.columns import COLUMNS
 
 _INTERVAL = "± is the half-width of the 95 % confidence interval over seeds."
@@ -23,6 +25,74 @@ _SKIPS = (
     "Assumes hardware that skips every multiply-add that the method's sparsity makes superfluous; "
     "the executed FLOPs are what was computed here."
 )
+
+
+def summary_table(rows: Sequence[MethodRow], found: Sequence[Finding], slug: str, title: str) -> Table | None:
+    """Return the table of the first screen; `None` if no trial is done.
+
+    Args:
+        rows: Ranked rows of one group.
+        found: The findings of its verdict; empty if it has none.
+        slug: Prefix of the table's name.
+        title: Heading of the group.
+    """
+    if not any(row.done for row in rows):
+        return None
+    interval = f"Means over seeds, paired by seed. {_INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED}"
+    timed = "The time pass compares steps that run in turn; its interval in brackets is that of the steps."
+    columns = (
+        Column("Method", numeric=False),
+        Column("Accuracy", "% (difference to dense, points)", "measured", interval),
+        Column("Training time for equal epochs", "× dense", "measured", f"{timed} Otherwise: the times of the trials."),
+        Column("Executed training FLOPs", "× dense", "counted"),
+        Column("Inference FLOPs", "× dense", "counted"),
+        Column("Verdict at equal time", numeric=False),
+        Column("Verdict at equal FLOPs", numeric=False, note="At equal executed training FLOPs."),
+    )
+    by_cost = {(one.label, one.cost): one for one in found}
+
+    def cells(row: MethodRow) -> tuple[Cell, ...]:
+        exact = (_cell(one, row.seeds, _exact_ratio) for one in (row.flops_ratio["executed"], row.inference_ratio))
+        verdicts = (_verdict_cell(row, by_cost.get((row.label, cost))) for cost in ("time", "flops"))
+        return (_accuracy_cell(row), _time_cell(row), *exact, *verdicts)
+
+    return _table(f"{slug}-summary", title, columns, rows, cells)
+
+
+def _accuracy_cell(row: MethodRow) -> Cell:
+    def write(value: Estimate) -> str:
+        difference = row.accuracy_difference
+        if isinstance(difference, Missing):
+            return formatting.percent(value)
+        points = formatting.interval(difference.scaled(100), 2, sign=True, reference=0)
+        return f"{formatting.percent(value)} ({points})"
+
+    return _cell(row.accuracy, row.seeds, write)
+
+
+def _time_cell(row: MethodRow) -> Cell:
+    timed = row.timed
+    if timed is not None:
+        return Cell(f"{timed.ratio:.3f} [{timed.low:.3f}, {timed.high:.3f}] (time pass)", value=timed.ratio)
+    if row.is_baseline:
+        return _cell(row.time_ratio, row.seeds, lambda value: "1")
+    disturbed = ", disturbed" if row.ratio_is_disturbed else ""
+    return _cell(row.time_ratio, row.seeds, lambda value: f"{formatting.ratio(value)} (trials{disturbed})")
+
+
+def _verdict_cell(row: MethodRow, finding: Finding | None) -> Cell:
+    if finding is None:
+        return missing_cell("Dense has no verdict." if is_dense(row) else "A smoke test gives no verdict.")
+    if finding.outcome == "none":
+        return Cell(f"no verdict: {finding.reason}")
+    if finding.outcome != "undecided":
+        return Cell(finding.outcome)
+    gain = finding.gain
+    if finding.seeds_needed is None or isinstance(gain, Missing):
+        same = isinstance(gain, Estimate) and gain.half_width is None
+        return Cell("undecided: all seeds have the same gain" if same else f"undecided: more than {MOST_SEEDS} seeds")
+    more = finding.seeds_needed - gain.count
+    return Cell(f"undecided: {more} more {'seed' if more == 1 else 'seeds'}")
 
 
 def group_tables(rows: Sequence[MethodRow], slug: str, device: str) -> tuple[Table, ...]:
@@ -120,8 +190,11 @@ def _relative_cells(row: MethodRow) -> tuple[Cell, ...]:
     ratios = (
         row.flops_ratio["executed"], row.flops_ratio["effective"], row.inference_ratio, row.params_ratio,
     )  # fmt: skip
-    cells = (_cell(one, row.seeds, lambda value: formatting.ratio(value, exact=True)) for one in ratios)
-    return (*cells, _peak_memory(row.done))
+    return (*(_cell(one, row.seeds, _exact_ratio) for one in ratios), _peak_memory(row.done))
+
+
+def _exact_ratio(value: Estimate) -> str:
+    return formatting.ratio(value, exact=True)
 
 
 def counts_table(rows: Sequence[MethodRow], slug: str) -> Table:

@@ -52,6 +52,28 @@ def test_the_table_agrees_with_results_csv(full_folder: Path, page: Page) -> Non
     assert by_head(found["sdgp[n=2,m=4]"], "Seeds") == "3 of 4"
 
 
+def test_the_first_table_has_the_verdicts_and_the_numbers_of_the_others(full_folder: Path, page: Page) -> None:
+    name, *_ = page.tables
+    assert name.endswith("-summary")
+    first = table(page, "-summary")
+    assert all(len(row) <= 7 for row in first.values())
+    results, relative = table(page, "-results"), table(page, "-relative")
+    assert list(first) == list(results)
+    for label, cells in first.items():
+        accuracy, _, difference = by_head(cells, "Accuracy").partition(" (")
+        assert accuracy == by_head(results[label], "Test accuracy", "measured")
+        assert difference.removesuffix(")") == by_head(results[label], "Difference").replace("–", "")
+        assert by_head(cells, "Executed") == by_head(relative[label], "executed")
+        assert by_head(cells, "Inference") == by_head(relative[label], "Inference")
+    assert by_head(first["prunetrain[ratio=0.2]"], "time", "dense") == "0.80 ± 0.06 (trials)"
+    verdicts = {label: by_head(cells, "Verdict", "time") for label, cells in first.items()}
+    assert verdicts["dense"] == "–"
+    assert verdicts["oneshot"] == "no verdict: 1 of at least 3 seeds"
+    assert verdicts["sdgp[n=2,m=4]"] == "undecided: 3 more seeds"
+    text = (full_folder / "report.md").read_text(encoding="utf-8")
+    assert text.index("| Method | Accuracy (%") < text.index("\n## ")
+
+
 def test_every_number_has_its_kind(page: Page) -> None:
     for name, rows in page.tables.items():
         if name.endswith(("-results", "-relative", "-counts")):
