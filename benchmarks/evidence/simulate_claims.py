@@ -16,7 +16,7 @@ import numpy as np
 
 from reports.data.budget import budget_curve, fold_budgets
 from reports.data.estimates import mean_of
-from reports.data.groups import group_trials
+from reports.data.groups import group_trials, looks
 from reports.data.method_rows import MethodRow, method_rows
 from reports.data.records import Trial
 from reports.data.verdict import MARGIN, Finding, findings
@@ -62,7 +62,7 @@ def page(
     names = [f"method{index}" for index in range(methods)]
     trials += [trial(name, seed, ACCURACY - loss, EPOCHS, time) for name in names for seed in range(seeds)]
     (group,) = fold_budgets(group_trials(trials)[0])
-    rows = method_rows(group, dict.fromkeys(["dense", *names], 0))
+    rows = method_rows(group, looks(names))
     return rows, findings(rows, budget_curve(group), MARGIN)
 
 

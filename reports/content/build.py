@@ -16,7 +16,7 @@ from reports.content.tables import group_tables, summary_table
 from reports.content.verdict import verdict
 from reports.data.budget import budget_curve, epochs, fold_budgets
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
-from reports.data.groups import BASELINE, TrialGroup, group_trials, label, with_times
+from reports.data.groups import Look, TrialGroup, group_trials, label, looks, with_times
 from reports.data.method_rows import method_rows, repeated_seeds
 from reports.data.records import Records, Trial
 from reports.data.trial_files import clean
@@ -39,10 +39,10 @@ def build(records: Records, earlier_figures: Collection[str] = ()) -> Report:
     """
     groups, unassigned = group_trials(records.trials)
     groups = with_times(fold_budgets(groups), records.times)
-    colours = _colours([label(trial) for trial in records.trials])
+    drawn_as = looks(label(trial) for trial in records.trials)
     slugs = _slugs(groups)
     declared = margins(records.suite)
-    sections = tuple(_group(group, groups, slug, colours, declared) for group, slug in zip(groups, slugs, strict=True))
+    sections = tuple(_group(group, groups, slug, drawn_as, declared) for group, slug in zip(groups, slugs, strict=True))
     tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
     # Keep figures that need files which have been removed since.
     retained: tuple[str, ...] = ()
@@ -74,16 +74,10 @@ def _summary(records: Records, unassigned: Sequence[Trial]) -> str:
     return summary
 
 
-def _colours(labels: Sequence[str]) -> dict[str, int]:
-    """Assign colour 0 to dense only, and the others in the order of the table."""
-    others = [name for name in dict.fromkeys(labels) if name != BASELINE]
-    return {BASELINE: 0, **{name: index for index, name in enumerate(others, 1)}}
-
-
 def _group(
-    group: TrialGroup, groups: Sequence[TrialGroup], slug: str, colours: dict[str, int], declared: Sequence[float]
+    group: TrialGroup, groups: Sequence[TrialGroup], slug: str, drawn_as: Mapping[str, Look], declared: Sequence[float]
 ) -> Group:
-    rows = method_rows(group, colours)
+    rows = method_rows(group, drawn_as)
     title, setting = _titles(group, groups)
     curve = budget_curve(group)
     device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")

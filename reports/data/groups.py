@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,9 @@ KEY = (
     *("task", "data_copy", "model", "hardware_id", "threads", "torch", "dtype", "preset", "recipe"),
     *("epochs", "batch_size", "execution"),
 )
+COLOURS = 7  # of methods other than dense
+# With this prefix, the methods of this repository have different colours, in the order of the palette.
+_COLOUR_PREFIX = "8869:"
 # The only method that a report knows by name: without parameters it is the baseline of all comparisons.
 BASELINE = "dense"
 
@@ -35,6 +39,42 @@ class TrialGroup:
     trials: tuple[Trial, ...]
     budgets: tuple[TrialGroup, ...] = ()
     times: Mapping[str, MethodTime] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn.
+
+    Attributes:
+        colour: Number of the colour: 0 is dense, the others follow from the method's name alone.
+        marker: Number of the marker, different for all variants of a report.
+        dash: Number of the dashes, different for all variants of a report that have the same colour.
+    """
+
+    colour: int = 0
+    marker: int = 0
+    dash: int = 0
+
+
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """Return how each method is drawn: in one colour in every report, with markers and dashes that differ here.
+
+    Args:
+        labels: Methods with their parameters, in the order of the table.
+    """
+    found: dict[str, Look] = {}
+    for name in dict.fromkeys([BASELINE, *labels]):
+        colour = colour_of(name)
+        found[name] = Look(colour, len(found), sum(other.colour == colour for other in found.values()))
+    return found
+
+
+def colour_of(name: str) -> int:
+    """Return the number of a method's colour, which follows from its name without parameters."""
+    method = name.partition("[")[0]
+    if method == BASELINE:
+        return 0
+    return 1 + hashlib.blake2s(f"{_COLOUR_PREFIX}{method}".encode()).digest()[0] % COLOURS
 
 
 def label(trial: Trial) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate, mean_of, paired
-from reports.data.groups import BASELINE, TrialGroup, label, seed_of
+from reports.data.groups import BASELINE, Look, TrialGroup, label, seed_of
 from reports.data.records import Trial
 from reports.data.significance import holm, p_value
 from suite.runs.folder.times import MethodTime
@@ -29,7 +29,7 @@ class MethodRow:
 
     Attributes:
         label: Method with its parameters, as a user writes it.
-        colour: Index of the method's colour.
+        look: Colour, marker and dashes in figures.
         is_baseline: Whether this is dense training without parameters.
         trials: All trials of the method, including failed ones.
         accuracy: Test accuracy as a fraction.
@@ -50,7 +50,7 @@ class MethodRow:
     """
 
     label: str
-    colour: int
+    look: Look
     is_baseline: bool
     trials: tuple[Trial, ...]
     accuracy: Quantity
@@ -70,6 +70,11 @@ class MethodRow:
     ratio_is_disturbed: bool = False
 
     @property
+    def colour(self) -> int:
+        """Number of the method's colour."""
+        return self.look.colour
+
+    @property
     def done(self) -> tuple[Trial, ...]:
         """Finished trials. Only their numbers count."""
         return tuple(trial for trial in self.trials if trial.done)
@@ -86,20 +91,19 @@ class MethodRow:
         return ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses)))
 
 
-def method_rows(group: TrialGroup, colours: Mapping[str, int]) -> list[MethodRow]:
+def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]:
     """Return one row per method and variant, in the order of `ranked`.
 
     Args:
         group: Trials that may be compared.
-        colours: Index of the colour of each label. It is the same in the whole report.
+        looks: How each label is drawn (`reports.data.groups.looks`). It is the same in the whole report.
     """
     members: dict[str, list[Trial]] = {}
     for trial in group.trials:
         members.setdefault(label(trial), []).append(trial)
     dense = members.get(BASELINE, [])
     rows = [
-        replace(_row(name, colours[name], trials, dense), timed=group.times.get(name))
-        for name, trials in members.items()
+        replace(_row(name, looks[name], trials, dense), timed=group.times.get(name)) for name, trials in members.items()
     ]
     return ranked(certain(rows))
 
@@ -127,7 +131,7 @@ def certain(rows: Sequence[MethodRow]) -> list[MethodRow]:
     ]
 
 
-def _row(name: str, colour: int, trials: Sequence[Trial], dense: Sequence[Trial]) -> MethodRow:
+def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial]) -> MethodRow:
     done, dense_done = ([trial for trial in several if trial.done] for several in (trials, dense))
     is_baseline = name == BASELINE
     no_baseline = "no dense trial is done" if dense else "dense was not run here"
@@ -143,7 +147,7 @@ def _row(name: str, colour: int, trials: Sequence[Trial], dense: Sequence[Trial]
     difference = Missing("dense is the baseline of the differences")
     return MethodRow(
         label=name,
-        colour=colour,
+        look=look,
         is_baseline=is_baseline,
         trials=tuple(trials),
         accuracy=_over_seeds(done, "test_accuracy"),

@@ -31,7 +31,7 @@ def shape_figures(rows: Sequence[MethodRow], slug: str) -> list[Figure]:
         if not with_epochs:
             continue
         trial = with_epochs[0]
-        name = f"{slug}-shape-{row.colour}"
+        name = f"{slug}-shape-{row.look.marker}"
         channels, original = _channels(trial)
         if channels and any(len({original[layer], *values}) > 1 for layer, values in channels.items()):
             shares = {layer: [value / original[layer] for value in values] for layer, values in channels.items()}

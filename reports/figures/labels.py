@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from reports.data.groups import Look
 from reports.figures import svg
 
 _MAX_NAMED_LINES = 4
@@ -21,7 +22,7 @@ class LineEnd:
     """Last point of a method's line, in data coordinates."""
 
     label: str
-    colour: int
+    look: Look
     x: float
     y: float
 
@@ -29,7 +30,7 @@ class LineEnd:
 def name_lines(axes: Axes, ends: Sequence[LineEnd], unit: str) -> str:
     """Name lines at their right ends if they are few, otherwise in a legend. Return their last values as text."""
     if len(ends) > _MAX_NAMED_LINES:
-        add_legend(axes, [(end.label, end.colour) for end in ends], lines=True)
+        add_legend(axes, [(end.label, end.look) for end in ends], lines=True)
     else:
         low, high = axes.get_ylim()
         names = short_names([end.label for end in ends])
@@ -49,8 +50,8 @@ def name_lines(axes: Axes, ends: Sequence[LineEnd], unit: str) -> str:
                 [height],
                 transform=axes.transAxes,
                 clip_on=False,
-                color=svg.colour(end.colour),
-                marker=svg.marker(end.colour),
+                color=svg.colour(end.look.colour),
+                marker=svg.marker(end.look.marker),
                 markersize=5,
                 markeredgewidth=0,
                 linestyle="none",
@@ -99,12 +100,12 @@ def short_names(labels: Sequence[str], most: int = 30) -> dict[str, str]:
     return shorts
 
 
-def add_legend(axes: Axes, methods: Sequence[tuple[str, int]], *, lines: bool) -> None:
+def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], *, lines: bool) -> None:
     """Add a legend above the axes.
 
     Args:
         axes: The only axes of a figure.
-        methods: Label and index of the colour of each method.
+        methods: Label of each method, and how it is drawn.
         lines: Whether the methods are drawn as lines, and not only as markers.
     """
     names = short_names([label for label, _ in methods])
@@ -112,12 +113,12 @@ def add_legend(axes: Axes, methods: Sequence[tuple[str, int]], *, lines: bool) -
         Line2D(
             [],
             [],
-            color=svg.colour(colour),
-            marker=svg.marker(colour),
-            linestyle="-" if lines else "none",
+            color=svg.colour(look.colour),
+            marker=svg.marker(look.marker),
+            linestyle=svg.dash(look.dash) if lines else "none",
             label=names[label],
         )
-        for label, colour in methods
+        for label, look in methods
     ]
     # Use as many columns as fit for the longest name.
     columns = max(1, min(len(handles), 74 // (6 + max(len(name) for name in names.values()))))

@@ -30,6 +30,8 @@ _LIGHT = {INK: "#1b1f23", MUTED: "#57606a", GRID: "#d8dee4", DENSE: "#000000", G
 # Palette of Okabe and Ito, without black, which is reserved for dense, and with yellow, faint on white, at the end.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+# Dotted lines are reserved for disturbed times.
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (6, 2, 1.5, 2)), (0, (10, 2.5)))
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 _SETTINGS: dict[Any, Any] = {
@@ -75,13 +77,18 @@ def style() -> Iterator[None]:
 
 
 def colour(index: int) -> str:
-    """Return the colour of a method; 0 is dense. Beyond the palette, colours repeat with other markers."""
+    """Return a colour by its number (`reports.data.groups.Look`); 0 is dense. Beyond the palette, colours repeat."""
     return DENSE if index == 0 else PALETTE[(index - 1) % len(PALETTE)]
 
 
 def marker(index: int) -> str:
-    """Return the marker of a method. It distinguishes methods whose colours are equal or hard to see."""
+    """Return a marker by its number. It distinguishes methods whose colours are equal or hard to see."""
     return MARKERS[index % len(MARKERS)]
+
+
+def dash(index: int) -> Any:
+    """Return the dashes of a line by their number. They distinguish variants of one method."""
+    return DASHES[index % len(DASHES)]
 
 
 def css_colour(index: int) -> str:

@@ -129,7 +129,7 @@ def _scatter(
         if line:
             axes.plot(*zip(*line, strict=True), color=svg.INK, linestyle="--", marker=".", linewidth=1.1, zorder=2)
         for row, points in methods:
-            colour, marker = svg.colour(row.colour), svg.marker(row.colour)
+            colour, marker = svg.colour(row.look.colour), svg.marker(row.look.marker)
             xs, ys = [point.cost for point in points], [point.accuracy for point in points]
             x, y = _mean_over_seeds(points, "cost"), _mean_over_seeds(points, "accuracy")
             axes.scatter(xs, ys, color=colour, marker=marker, s=22, alpha=0.65, linewidth=0)
@@ -169,7 +169,7 @@ def _scatter(
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, 0.0), min(high, 100.0))
         axes.set_xlim(left=max(axes.get_xlim()[0], 0.0))
-        add_legend(axes, [(row.label, row.colour) for row, _ in methods], lines=False)
+        add_legend(axes, [(row.label, row.look) for row, _ in methods], lines=False)
         alt = f"{title}. {'; '.join(alts)}."
         inline, standalone = svg.render(figure, name, title, alt)
     return Figure(name, title, alt, caption, inline, standalone)

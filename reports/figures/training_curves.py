@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from reports import formatting
 from reports.data.disturbed_times import DISTURBED, is_disturbed
+from reports.data.groups import Look
 from reports.data.method_rows import MethodRow
 from reports.data.records import Trial
 from reports.data.trial_files import finite
@@ -34,7 +35,7 @@ class _Curve:
     """Records of one method: for each trial, those of its epochs that have all values of a figure."""
 
     label: str
-    colour: int
+    look: Look
     trials: tuple[tuple[Record, ...], ...]
     disturbed: tuple[bool, ...]
 
@@ -53,11 +54,12 @@ class _Curve:
 
     @property
     def style(self) -> dict[str, Any]:
-        """Colour and markers of the line over epochs."""
+        """Colour, markers and dashes of the line over epochs."""
         epochs = {record["epoch"] for trial in self.trials for record in trial}
         return {
-            "color": svg.colour(self.colour),
-            "marker": svg.marker(self.colour),
+            "color": svg.colour(self.look.colour),
+            "marker": svg.marker(self.look.marker),
+            "linestyle": svg.dash(self.look.dash),
             "markersize": 4.5,
             "markeredgewidth": 0,
             "markevery": max(1, len(epochs) // _MARKERS_PER_LINE),
@@ -110,7 +112,7 @@ def _curve(row: MethodRow, records: dict[str, list[Record]], needs: Sequence[str
         if found:
             usable.append((trial, found))
     return _Curve(
-        row.label, row.colour, tuple(found for _, found in usable), tuple(is_disturbed(trial) for trial, _ in usable)
+        row.label, row.look, tuple(found for _, found in usable), tuple(is_disturbed(trial) for trial, _ in usable)
     )
 
 
@@ -140,8 +142,8 @@ def _draw_means(axes: Axes, curves: Sequence[_Curve], name: str, factor: float, 
         # A band shows the range over seeds, where there are several.
         lows = [min(several) if len(several) > 1 else np.nan for several in values.values()]
         highs = [max(several) if len(several) > 1 else np.nan for several in values.values()]
-        axes.fill_between(list(values), lows, highs, color=svg.colour(curve.colour), alpha=0.18, linewidth=0)
-        ends.append(LineEnd(curve.label, curve.colour, max(values), means[-1]))
+        axes.fill_between(list(values), lows, highs, color=svg.colour(curve.look.colour), alpha=0.18, linewidth=0)
+        ends.append(LineEnd(curve.label, curve.look, max(values), means[-1]))
     axes.set(xlabel="Epoch", ylabel=axis)
     _set_epoch_axis(axes, curves)
     return name_lines(axes, ends, unit)
@@ -152,15 +154,15 @@ def _draw_accuracy_over_time(axes: Axes, curves: Sequence[_Curve]) -> str:
     divisor, unit = formatting.time_scale(longest)
     ends = []
     for curve in curves:
-        colour = svg.colour(curve.colour)
+        colour = svg.colour(curve.look.colour)
         for trial, disturbed in zip(curve.trials, curve.disturbed, strict=True):
             xs = [record["train_time_s"] / divisor for record in trial]
             ys = [100 * record["test_accuracy"] for record in trial]
             axes.plot(xs, ys, color=colour, linewidth=0.7, alpha=0.5, linestyle=_DOTTED if disturbed else "-")
         _, xs = curve.means("train_time_s", divisor)
         _, ys = curve.means("test_accuracy", 0.01)
-        axes.plot(xs, ys, **curve.style, linestyle=_DOTTED if any(curve.disturbed) else "-")
-        ends.append(LineEnd(curve.label, curve.colour, xs[-1], ys[-1]))
+        axes.plot(xs, ys, **(curve.style | ({"linestyle": _DOTTED} if any(curve.disturbed) else {})))
+        ends.append(LineEnd(curve.label, curve.look, xs[-1], ys[-1]))
     warning = f"; dotted: {DISTURBED}, not reliable" if any(any(curve.disturbed) for curve in curves) else ""
     axes.set(xlabel=f"Training time, measured ({unit}){warning}", ylabel="Test accuracy (%)")
     return name_lines(axes, ends, "%")
@@ -171,11 +173,11 @@ def _draw_step_flops(axes: Axes, curves: Sequence[_Curve]) -> str:
     divisor, prefix = formatting.si_scale(largest)
     ends = []
     for curve in curves:
-        for kind, dashes in (("executed", "-"), ("effective", (0, (4, 2)))):
+        for kind, width in (("executed", 1.8), ("effective", 0.8)):
             epochs, means = curve.means(f"step_{kind}", divisor)
-            axes.step(epochs, means, where="post", linestyle=dashes, **curve.style)
+            axes.step(epochs, means, where="post", linewidth=width, **curve.style)
             if kind == "executed":
-                ends.append(LineEnd(curve.label, curve.colour, epochs[-1], means[-1]))
+                ends.append(LineEnd(curve.label, curve.look, epochs[-1], means[-1]))
     axes.set(xlabel="Epoch", ylabel=f"FLOPs of a training step, counted ({prefix}FLOPs)")
     axes.set_ylim(0, 1.06 * largest / divisor)
     _set_epoch_axis(axes, curves)
@@ -205,7 +207,7 @@ _DRAWINGS = (
     _Drawing(
         "step-flops",
         "FLOPs of a training step over epochs",
-        "Means over seeds at the end of each epoch. Solid: executed. Dashed: effective, on hardware that skips.",
+        "Means over seeds at the end of each epoch. Thick: executed. Thin: effective, on hardware that skips.",
         ("step_executed",),
         _draw_step_flops,
     ),

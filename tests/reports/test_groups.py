@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,8 +12,9 @@ import pytest
 
 from reports.content.build import build
 from reports.data.disturbed_times import is_disturbed
-from reports.data.groups import group_trials
+from reports.data.groups import COLOURS, colour_of, group_trials, looks
 from reports.data.records import read
+from reports.figures import svg
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -131,6 +133,22 @@ def test_dense_has_colour_zero_and_colours_are_the_same_in_all_groups(suite: Any
     colours = [{line.name: line.colour for line in group.headlines} for group in groups]
     assert colours[0]["dense"] == 0
     assert colours[0]["sdgp[n=2,m=4]"] == colours[1]["sdgp[n=2,m=4]"] != colours[1]["prunetrain[ratio=0.2]"]
+
+
+def test_a_colour_follows_from_the_name_of_a_method_alone(suite: Any) -> None:
+    """Earlier reports had colours by position, so that the same method changed its colour between reports."""
+    alone, among = looks(["sdgp[n=2,m=4]"]), looks(["prunetrain", "sdgp[n=1,m=4]", "dense[repeat=2]", "sdgp[n=2,m=4]"])
+    assert alone["sdgp[n=2,m=4]"].colour == among["sdgp[n=2,m=4]"].colour == among["sdgp[n=1,m=4]"].colour
+    assert among["dense[repeat=2]"].colour == among["dense"].colour == 0
+    assert len({look.marker for look in among.values()}) == len(among)
+    assert [among[f"sdgp[n={n},m=4]"].dash for n in (1, 2)] == [0, 1]
+    assert len(svg.PALETTE) == COLOURS
+
+
+def test_the_methods_of_the_project_have_different_colours() -> None:
+    names = [path.stem for path in (Path(__file__).parents[2] / "methods").glob("[a-z]*.py")]
+    assert {"dense", "sdgp", "prunetrain", "clicktrain"} <= set(names)
+    assert len(set(map(colour_of, names))) == len(names)
 
 
 def test_unsteady_times_are_said_and_shrinking_shapes_are_not_taken_for_them(suite: Any) -> None:

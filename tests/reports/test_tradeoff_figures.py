@@ -6,7 +6,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from reports.data.budget import BudgetCurve
-from reports.data.groups import group_trials
+from reports.data.groups import group_trials, looks
 from reports.data.method_rows import method_rows
 from reports.data.records import read
 from reports.figures import svg
@@ -20,7 +20,7 @@ def test_methods_with_equal_accuracy_and_cost_are_both_visible(suite, drawn):
         for seed, accuracy in enumerate((70.0, 72.0)):
             suite.add(method, seed, accuracy=accuracy, time=100.0, variant="", train_flops_effective=1e12)
     (group,), _ = group_trials(read(suite.write()).trials)
-    figures, missing = tradeoff_figures(method_rows(group, {"dense": 0, "sdgp": 1}), "slug", BudgetCurve({}))
+    figures, missing = tradeoff_figures(method_rows(group, looks(["sdgp"])), "slug", BudgetCurve({}))
     assert not missing
     assert [figure.name for figure in figures] == ["slug-accuracy-time", "slug-accuracy-flops"]
     for figure in drawn:
@@ -56,7 +56,7 @@ def test_a_disturbed_time_is_crossed_out_in_the_figure_itself(suite, drawn):
     folder = suite.write()
     disturb(folder, "sdgp")
     (group,), _ = group_trials(read(folder).trials)
-    figures, _ = tradeoff_figures(method_rows(group, {"dense": 0, "sdgp": 1}), "slug", BudgetCurve({}))
+    figures, _ = tradeoff_figures(method_rows(group, looks(["sdgp"])), "slug", BudgetCurve({}))
     by_time, by_flops = (figure.axes[0] for figure in drawn)
     assert crosses(by_time) == [pytest.approx((100.0, 70.0)), pytest.approx((100.5, 71.0))]  # the trial, and the mean
     assert by_time.get_xlabel().endswith("×: disturbed, not reliable")
@@ -71,7 +71,7 @@ def test_a_disturbed_time_is_dotted_where_accuracy_is_drawn_over_it(suite, drawn
     folder = suite.write()
     disturb(folder, "sdgp")
     (group,), _ = group_trials(read(folder).trials)
-    curve_figures(method_rows(group, {"dense": 0, "sdgp[n=2,m=4]": 1}), "slug")
+    curve_figures(method_rows(group, looks(["sdgp[n=2,m=4]"])), "slug")
     (axes,) = [axes for figure in drawn for axes in figure.axes if "Training time" in axes.get_xlabel()]
     assert axes.get_xlabel().endswith("dotted: disturbed, not reliable")
     styles = {(to_hex(line.get_color()), line.is_dashed()) for line in axes.lines if len(line.get_xdata()) > 1}
