@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor, nn
 
@@ -18,8 +19,9 @@ from methods.shared import clicktrain_settings as settings
 from methods.shared.mixup import mixup
 from methods.shared.pattern_masks import PatternMasks
 from methods.shared.patterns import KEPT, POSITIONS, penalty, penalty_arithmetic
-from methods.shared.scores import saliency
+from methods.shared.scores import saliency, uniform_random
 from suite.method import Context, Density, Method, OpPlan
+from suite.plan import random_key
 from suite.registry import register
 
 Share = Annotated[float, Interval(ge=0, lt=1)]
@@ -49,6 +51,8 @@ class ClickTrain(Method):
         scope: Whether each `kernel` has its own pattern (published), or all kernels of a `filter` share one.
         balance: Whether kernels compete within the `layer` (code), or every `filter` keeps the same number (slides).
         batches: Number of batches whose saliencies are averaged for the decision; the published code uses one.
+        selection: What is pruned. `saliency`: what matters least; `random`: as many kernels of each layer, and patterns
+            of the same pool, chosen by random numbers from the seed in place of saliencies. This is the random twin.
         mask_momentum: Whether the optimizer's momentum is masked like the weights; the published code does not.
         mixup: Both parameters of the Beta distribution for mixing images, from `hard_prune` on; 0 switches it off.
         backend: Implementation of the products with masked weights. `masked`: torch, including the zeros (code);
@@ -58,6 +62,8 @@ class ClickTrain(Method):
     """
 
     source: ClassVar[str] = "Zhang et al., ClickTrain, ICS 2021"
+    random_twin: ClassVar[Mapping[str, Any]] = {"selection": "random"}
+    added_parameters: ClassVar[Mapping[str, Any]] = {"selection": "saliency"}
 
     ratios: str = "published"
     compression: Annotated[float, Gt(POSITIONS / KEPT)] | None = None
@@ -70,6 +76,7 @@ class ClickTrain(Method):
     scope: Literal["kernel", "filter"] = "kernel"
     balance: Literal["layer", "filter"] = "layer"
     batches: Annotated[int, Ge(1)] = 1
+    selection: Literal["saliency", "random"] = "saliency"
     mask_momentum: bool = False
     mixup: Annotated[float, Ge(0)] = 0.3
     backend: Literal["auto", "masked", "skipping", "blocks"] = "auto"
@@ -131,12 +138,20 @@ class ClickTrain(Method):
         if self._masks or ctx.epochs_done < self.choose_epoch:
             return
         for name in self._percent:
-            score = saliency(ctx.layers[name].weight)
+            score = self._score(name, ctx)
             self._saliencies[name] = self._saliencies[name] + score if self._batches_seen else score
         self._batches_seen += 1
         if self._batches_seen == self.batches:
             self._masks.choose(self._saliencies)
             self._saliencies = {}
+
+    def _score(self, name: str, ctx: Context) -> Tensor:
+        """Return how much each weight of a layer matters in this step, or random numbers for a random selection."""
+        weight = ctx.layers[name].weight
+        if self.selection == "saliency":
+            return saliency(weight)
+        key = random_key(ctx.seed, ctx.step, 0, "saliency", name)  # without the rank: equal in all processes
+        return uniform_random(weight, torch.Generator().manual_seed(key))
 
     def after_optimizer_step(self, ctx: Context) -> None:
         if not self._masks or ctx.epochs_done < self.hard_prune_epoch:

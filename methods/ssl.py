@@ -47,7 +47,8 @@ class SSL(GroupLasso):
         return "/" in named or named.endswith(".pt") or (len(named.encode()) < 256 and Path(named).is_file())
 
     def depends_on(self) -> tuple[str, ...]:
-        return (self.from_trained,) if self.from_trained and not self._names_a_file else ()
+        trained = (self.from_trained,) if self.from_trained and not self._names_a_file else ()
+        return (*super().depends_on(), *trained)
 
     def files(self) -> Mapping[str, str]:
         return {"from_trained": self.from_trained} if self._names_a_file else {}

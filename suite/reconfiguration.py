@@ -57,11 +57,13 @@ class OtherTrial:
         reconfigurations: Plans that were carried out on its network, in order.
         inference_flops: FLOPs of one image's inference by its final network.
         model_file: Path of its `model.pt`, which `suite.checkpoint.load_model` reads; `None` if it was not given.
+        epochs: Number of finished epochs after which each of `reconfigurations` was carried out; 0 before training.
     """
 
     reconfigurations: tuple[ReconfigPlan, ...]
     inference_flops: float
     model_file: Path | None = None
+    epochs: tuple[int, ...] = ()
 
 
 class IndexMap:

@@ -25,6 +25,8 @@ from methods.shared.lasso import (
 )
 from suite.index_spaces import IndexSpace
 from suite.method import Context, Method, ReconfigPlan
+from suite.parameters import declared, show
+from suite.plan import random_key
 
 
 class GroupLasso(Method):
@@ -43,11 +45,16 @@ class GroupLasso(Method):
             ones. 8 and 16 suit the vectors of CPUs and the tensor cores of GPUs.
         gating: Whether the layers of a residual stage are cut individually, with gates that gather and scatter their
             channels; otherwise a channel is removed only if it is dead in all of them (channel union).
+        selection: Which channels are removed. `lasso`: dead ones; `random`: the random twin, whose channels are drawn
+            from the seed, as many of each space and after the same epochs as in the trial with `lasso` and otherwise
+            equal parameters. That trial runs first.
         watch: Whether `epochs.jsonl` stores, for every epoch, the largest |w| of each output channel before anything is
             set to zero: about 13 bytes per channel and epoch. It changes nothing else.
     """
 
     shrinks_network: ClassVar[bool] = True
+    random_twin: ClassVar[Mapping[str, Any]] = {"selection": "random"}
+    added_parameters: ClassVar[Mapping[str, Any]] = {"selection": "lasso"}
 
     ratio: Annotated[float, Interval(gt=0, lt=1)] = 0.2
     threshold: Annotated[float, Gt(0)] = 1e-4
@@ -56,6 +63,7 @@ class GroupLasso(Method):
     zeroing: Literal["dead", "removed"] = "dead"
     round_to: Annotated[int, Ge(1)] = 1
     gating: bool = False
+    selection: Literal["lasso", "random"] = "lasso"
     watch: bool = False
 
     @classmethod
@@ -76,6 +84,15 @@ class GroupLasso(Method):
         self._by_size = self.coefficient == "size"
         self._penalty_coefficient: float | None = None
         self._watched: dict[str, Any] = {}
+
+    def depends_on(self) -> tuple[str, ...]:
+        """Return the trial whose numbers of removed channels a random selection repeats."""
+        if self.selection == "lasso":
+            return ()
+        own: type = type(self)
+        values = {name: show(getattr(self, name)) for name in declared(own) if name != "selection"}
+        typed = ",".join(f"{name}={value}" for name, value in values.items() if value)  # an empty text cannot be typed
+        return (f"{self.registered_name}[{typed}]",)
 
     def cuts_now(self, ctx: Context) -> bool:
         """Return whether dead channels are removed after the epoch that has just ended."""
@@ -191,7 +208,25 @@ class GroupLasso(Method):
         wanted = min(space.size, -(-max(count, least) // self.round_to) * self.round_to)
         remaining = alive.clone()
         remaining[torch.where(alive, -1.0, peaks).argsort(descending=True, stable=True)[: wanted - count]] = True
+        if self.selection == "random":
+            remaining = self._drawn_channels(space, ctx).to(alive.device)
         return remaining, remaining & ~alive
+
+    def _drawn_channels(self, space: IndexSpace, ctx: Context) -> Tensor:
+        """Return random channels of a space, (size,) bool: as many as remained in the trial without a random selection.
+
+        Raises:
+            ValueError: if that trial's result does not say when its network was changed.
+        """
+        other = ctx.others[GroupLasso.depends_on(self)[0]]
+        if len(other.epochs) != len(other.reconfigurations):
+            raise ValueError("selection=random needs the epochs of the other trial's reconfigurations")
+        plan = dict(zip(other.epochs, other.reconfigurations, strict=True)).get(ctx.epochs_done, ReconfigPlan())
+        count = len(plan.kept.get(space.name, space.original))
+        # The key has no rank: all processes of a training remove the same channels.
+        key = random_key(ctx.seed, ctx.epochs_done, 0, "channels", space.name)
+        drawn = torch.randperm(space.size, generator=torch.Generator().manual_seed(key))[:count]
+        return torch.zeros(space.size, dtype=torch.bool).index_fill_(0, drawn, True)
 
     def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Return the operations of the lasso on this layer (`methods.shared.lasso`), whatever the batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,5 +83,13 @@ def _others(spec: TrialSpec, trials: Path) -> dict[str, OtherTrial]:
         if reason := damage(folder, record):
             raise UsageError(f"this trial depends on {trial_id}, which is damaged: {reason}")
         model_file = folder / "model.pt"
-        found[text] = OtherTrial(tuple(model_files.read_reconfigurations(model_file)), flops, model_file)
+        plans = tuple(model_files.read_reconfigurations(model_file))
+        found[text] = OtherTrial(plans, flops, model_file, _epochs_of_plans(folder, len(plans)))
     return found
+
+
+def _epochs_of_plans(folder: Path, count: int) -> tuple[int, ...]:
+    """Return the number of finished epochs after which each of the `count` plans of a trial was carried out."""
+    lines = (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()
+    epochs = [record["epoch"] for record in map(json.loads, lines) if record["reconfigured"]]
+    return (*[0] * (count - len(epochs)), *epochs)

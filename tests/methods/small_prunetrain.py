@@ -10,13 +10,13 @@ from tasks.models.resnet9 import resnet9
 SHAPE, CLASSES, BATCH = (3, 16, 16), 10, 16
 
 
-def start(train_images=0, **parameters):
+def start(train_images=0, others=None, seed=0, **parameters):
     """Return a narrow ResNet-9 with the hooks of PruneTrain, and its optimizer."""
     torch.manual_seed(0)
     model = resnet9(width=1 / 16)
     method = PruneTrain(**{"interval": 1, "threshold": 1e-2} | parameters)
     sizes = {"epochs": 4, "batch_size": BATCH, "train_images": train_images}
-    hooks = apply(model, method, input_shape=SHAPE, num_classes=CLASSES, **sizes)
+    hooks = apply(model, method, input_shape=SHAPE, num_classes=CLASSES, others=others, seed=seed, **sizes)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     hooks.attach(optimizer)
     return model, method, hooks, optimizer

@@ -24,7 +24,7 @@ VARIANTS = {
     ),
     "prunetrain": (
         {},
-        {"update": "proximal", "coefficient": "size", "zeroing": "removed"},
+        {"update": "proximal", "coefficient": "size", "zeroing": "removed", "selection": "random"},
         {"gating": True, "round_to": 4, "dynamic_batch": "start"},
     ),
     "dense": ({}, {"match": "prunetrain"}),
@@ -32,7 +32,7 @@ VARIANTS = {
         {},
         {"pool": "dynamic", "scope": "filter", "batches": 3, "mask_momentum": True, "mixup": 0.3},
         {"backend": "skipping"},
-        {"backend": "masked", "pool": 12, "balance": "filter", "schedule": "paper"},
+        {"backend": "masked", "pool": 12, "balance": "filter", "schedule": "paper", "selection": "random"},
     ),
 }
 CONTRACT = {contract.__name__: contract for contract in CONTRACTS}

@@ -112,14 +112,17 @@ def test_the_controls_of_a_seed_follow_its_methods():
         ("prunetrain", 4),
         ("dense", 2),
         ("dense", 3),
+        ("clicktrain[selection=random]", 4),
         ("sdgp[mode=random]", 4),
+        ("prunetrain[selection=random]", 4),
         ("dense[match=prunetrain]", 4),
         ("dense[repeat=2]", 4),
     ]
     assert shown(trials) == [(number, *one) for number in (0, 1) for one in seed]
     assert len({trial.hash for trial in trials}) == len(trials)
     for start in (0, len(seed)):
-        assert trials[start + 7].depends_on == {"prunetrain": trials[start + 3].trial_id}
+        assert trials[start + 9].depends_on == {"prunetrain": trials[start + 3].trial_id}
+        assert [*trials[start + 8].depends_on.values()] == [trials[start + 3].trial_id]
 
 
 @pytest.mark.parametrize("methods", ["dense,sdgp,prunetrain", "sdgp[n=1|2],dense[match=sdgp],dense"])
@@ -151,7 +154,8 @@ def papers(monkeypatch):
 )
 def test_a_control_is_the_trial_of_the_command_that_names_it(papers, settings):
     trials = planned("sdgp[n=1,mode=magnitude],prunetrain[ratio=0.3]", **settings, controls=True)
-    named = "sdgp[n=1,mode=magnitude|random],prunetrain[ratio=0.3],dense[repeat=2],dense[match=prunetrain[ratio=0.3]]"
+    named = "sdgp[n=1,mode=magnitude|random],prunetrain[ratio=0.3],prunetrain[ratio=0.3,selection=random],"
+    named += "dense[repeat=2],dense[match=prunetrain[ratio=0.3]]"
     most = max(trial.recipe["epochs"] for trial in trials)
     expected = planned(f"{named},dense", **settings)
     for epochs in control_epochs(most):
@@ -175,7 +179,8 @@ def test_facts_of_the_methods():
     shrinking = {name for name, method in classes.items() if method.shrinks_network}
     twins = {name: method.random_twin for name, method in classes.items() if method.random_twin}
     assert shrinking == {"prunetrain", "ssl", "oneshot"}
-    assert twins == {"sdgp": {"mode": "random"}}
+    at_random = {"selection": "random"}
+    assert twins == {"sdgp": {"mode": "random"}, "clicktrain": at_random, **dict.fromkeys(shrinking, at_random)}
     assert SDGP(**twins["sdgp"])._rule.mode == "random"
 
 
@@ -185,6 +190,8 @@ def test_controls_are_shared_between_methods():
     assert [*map(str, found)] == [
         "sdgp[mode=random]",
         "sdgp[n=1,mode=random,backend=masked]",
+        "clicktrain[selection=random]",
+        "prunetrain[selection=random]",
         "dense[match=prunetrain]",
         "dense[repeat=2]",
     ]
@@ -226,8 +233,8 @@ def test_one_line_says_what_is_added(caplog):
         planned("dense", overrides={"epochs": 1}, controls=True)
         planned("dense,sdgp")
     assert caplog.messages == [
-        "--controls adds 18 trials: 3 of dense, 6 of dense with fewer epochs (2, 3), 3 of sdgp[mode=random], "
-        "3 of dense[match=prunetrain], 3 of dense[repeat=2]",
+        "--controls adds 21 trials: 3 of dense, 6 of dense with fewer epochs (2, 3), 3 of sdgp[mode=random], "
+        "3 of prunetrain[selection=random], 3 of dense[match=prunetrain], 3 of dense[repeat=2]",
         "--controls adds no trials: the command names all of them",
         "--controls adds 1 trial: 1 of dense[repeat=2]",
     ]

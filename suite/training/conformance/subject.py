@@ -165,6 +165,8 @@ class Subject:
     def _other(self) -> OtherTrial:
         """Result of a trial for a method that depends on one: half of the channels removed, and the complete weights.
 
+        The channels were removed after the first epoch.
+
         Some methods use what was removed, others the weights.
         """
         model = self.model()
@@ -176,7 +178,8 @@ class Subject:
         half = {space.name: space.original[::2] for space in spaces.values() if not space.frozen}
         plan = ReconfigPlan(kept=half)
         apply_plan(model, plan, spaces, None)
-        return OtherTrial((plan,), float(count_model(model, self._task.input_shape)["inference_flops"]), path)
+        flops = float(count_model(model, self._task.input_shape)["inference_flops"])
+        return OtherTrial((plan,), flops, path, epochs=(1,))
 
     def initial_model(self) -> nn.Module:
         """Return the bare model after the changes that the method makes before training."""
