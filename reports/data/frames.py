@@ -1,0 +1,146 @@
+"""The records of a folder as pandas frames, with the unit and kind of each column: `suite.load_results`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reports.data.records import Records, Trial, read
+from reports.data.trial_files import clean
+from suite.runs.folder.columns import SCHEMA, Column
+from suite.runs.folder.frame_columns import EPOCHS, FLOPS_KINDS, LAYERS, TIMES, Frame
+from suite.runs.folder.times import GroupTimes, MethodTime
+
+if TYPE_CHECKING:  # pandas takes half a second to import
+    import pandas as pd
+
+_DTYPES: dict[type, Any] = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
+_NESTED = ("step_flops", "train_flops")  # objects in epochs.jsonl whose numbers become columns
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a suite's folder.
+
+    Texts have the dtype `string`, integers `Int64`, floating-point numbers `float64` and truth values `boolean`. What
+    was not measured is missing (`pandas.NA` or NaN), never 0. `frame.attrs["units"]` and `frame.attrs["kinds"]` of each
+    frame give the unit and the kind of its columns.
+
+    Attributes:
+        folder: The folder.
+        trials: One row per trial with the columns of `results.csv`, in the order of the table. The values are those
+            that the report uses: an invalid cell is missing and named in `damage`. The numbers of a trial count only if
+            its `status` is `done`.
+        epochs: One row per trial and epoch, from `epochs.jsonl`. FLOPs are `step_flops_KIND` and `train_flops_KIND`;
+            the objects `layers`, `backends` and `method` are left out.
+        layers: One row per trial, reconfiguration interval and layer, from `layers.csv`.
+        times: One row per method and group that the time pass measured, from `time.json`.
+        columns: The schema: one row per frame and column with `type`, `unit`, `kind` and `meaning`.
+        damage: One line for each file that cannot be read and each value that is not valid.
+    """
+
+    folder: Path
+    trials: pd.DataFrame
+    epochs: pd.DataFrame
+    layers: pd.DataFrame
+    times: pd.DataFrame
+    columns: pd.DataFrame
+    damage: tuple[str, ...]
+
+
+def load(folder: str | Path) -> Results:
+    """Return the results of a suite's folder; see `suite.load_results`."""
+    import pandas as pd
+
+    records = read(Path(folder).expanduser())
+    schemas: dict[Frame, Sequence[Column]] = {"trials": SCHEMA, "epochs": EPOCHS, "layers": LAYERS, "times": TIMES}
+    frames = {
+        "trials": _frame(SCHEMA, ({**trial.texts, **trial.numbers} for trial in records.trials)),
+        "epochs": _frame(EPOCHS, (_epoch(trial, record) for trial in records.trials for record in trial.epochs)),
+        "layers": _frame(LAYERS, ({"trial_id": trial.name, **row} for trial in records.trials for row in trial.layers)),
+        "times": _frame(TIMES, _times(records.times)),
+    }
+    schema = [
+        (frame, one.name, one.type.__name__, one.unit, one.kind, one.meaning)
+        for frame, several in schemas.items()
+        for one in several
+    ]
+    columns = pd.DataFrame(schema, columns=["frame", "column", "type", "unit", "kind", "meaning"])
+    return Results(
+        folder=records.folder, **frames, columns=columns.set_index(["frame", "column"]), damage=_damage(records)
+    )
+
+
+def _damage(records: Records) -> tuple[str, ...]:
+    ours = [f"{trial.name}: {line}" for trial in records.trials for line in trial.damage]
+    return tuple(clean(line) for line in (*records.damage, *ours))
+
+
+def _frame(schema: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return a frame with the columns of a schema; other values of the rows are left out."""
+    import pandas as pd
+
+    content = list(rows)
+    frame = pd.DataFrame(
+        {
+            column.name: pd.array([_value(column, row.get(column.name)) for row in content], dtype=_DTYPES[column.type])
+            for column in schema
+        }
+    )
+    frame.attrs["units"] = {column.name: column.unit for column in schema}
+    frame.attrs["kinds"] = {column.name: column.kind for column in schema}
+    return frame
+
+
+def _value(column: Column, value: Any) -> Any:
+    """Return a value with the column's type; `None` for a value of another type."""
+    if column.type is str:
+        return None if value is None else str(value)
+    if column.type is bool:
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (column.type is int and value % 1):
+        return float("nan") if column.type is float else None
+    return column.type(value)
+
+
+def _epoch(trial: Trial, record: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {
+        f"{name}_{kind}": numbers.get(kind)
+        for name in _NESTED
+        if isinstance(numbers := record.get(name), Mapping)
+        for kind in FLOPS_KINDS
+    }
+    return {**record, **nested, "trial_id": trial.name}
+
+
+def _times(groups: Sequence[GroupTimes]) -> Iterable[dict[str, Any]]:
+    for group in groups:
+        for label, time in group.methods.items():
+            method, _, rest = label.partition("[")
+            key: dict[str, Any] = {name: text or None for name, text in group.key.items()}
+            key |= {name: _number(group.key.get(name, "")) for name in ("epochs", "batch_size")}
+            yield {**key, "method": method, "variant": rest.removesuffix("]") or None, **_measured(time)}
+
+
+def _measured(time: MethodTime) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "trial_id": time.trial,
+        "reconfiguration": time.reconfiguration,
+        "pairs": time.pairs,
+        "stages": len(time.stages),
+        "load": time.load,
+        "threads": time.threads,
+        "time_utc": time.provenance.get("time_utc"),
+    }
+    for name, interval in (("time_ratio", time), ("dense_twice", time.dense_twice)):
+        found |= {name: interval.ratio, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

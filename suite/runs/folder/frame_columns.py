@@ -1,0 +1,86 @@
+"""Schema of the frames that `suite.load_results` returns, next to that of the results table (`columns.py`).
+
+A column of `epochs.jsonl` or `layers.csv` with the name of a column of `results.csv` has its unit and kind from there.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from suite.runs.folder.columns import COLUMNS, Column, Kind
+
+Frame = Literal["trials", "epochs", "layers", "times"]
+
+FLOPS_KINDS = ("dense", "current", "effective", "executed")
+PRODUCTS = ("forward", "dgrad", "wgrad")
+
+
+def _column(name: str, type_: type, unit: str, kind: Kind, meaning: str) -> Column:
+    return Column(name, type_, unit, kind, name, meaning)
+
+
+_TRIAL_ID = COLUMNS["trial_id"]
+_SO_FAR = "Since the trial began, summed over attempts."
+EPOCHS: tuple[Column, ...] = (
+    _TRIAL_ID,
+    _column("epoch", int, "", "trial", "Epochs done, counted from 1."),
+    _column("epochs_left", int, "", "trial", "Epochs that remain."),
+    _column("train_loss", float, "", "measured", "Loss of the task, averaged over the images of the epoch."),
+    _column("regularization", float, "", "measured", "Term of the regularizer, averaged over steps."),
+    _column("test_accuracy", float, "fraction", "measured", "Of the model after the epoch."),
+    _column("test_loss", float, "", "measured", "Of the model after the epoch."),
+    _column("val_accuracy", float, "fraction", "measured", "Of the model after the epoch."),
+    _column("val_loss", float, "", "measured", "Of the model after the epoch."),
+    _column("learning_rate", float, "", "setting", "Learning rate of the epoch's last step."),
+    _column("batch_size", int, "images", "setting", "Batch size of the epoch; a method may change it."),
+    _column("steps", int, "", "counted", "Steps of the epoch."),
+    _column("skipped_steps", int, "", "measured", "Steps that were skipped because gradients were not finite."),
+    _column("loss_scale", float, "", "measured", "Loss scale after the epoch; with float16 only."),
+    *(_column(name, float, "s", "measured", _SO_FAR)
+      for name in ("train_time_s", "eval_time_s", "reconfigure_time_s", "compile_time_s")),
+    _column("step_memory_bytes", int, "bytes", "measured",
+            "Memory of one training step. CUDA: maximum of the allocator. CPU: counted, as for `peak_memory_bytes`."),
+    *(_column(f"step_flops_{kind}", float, "FLOPs", "counted", "Of the epoch's last step with a full batch.")
+      for kind in FLOPS_KINDS),
+    _column("step_overhead", float, "FLOPs", "counted", "Operations of the method itself in that step."),
+    *(_column(f"train_flops_{kind}", float, "FLOPs", "counted", "Since the trial began.") for kind in FLOPS_KINDS),
+    _column("params", int, "", "counted", "Weights and biases of the model after the epoch."),
+    _column("inference_flops", float, "FLOPs", "counted", "Of the shapes after the epoch, one image."),
+    _column("reconfigured", bool, "", "trial", "Whether the epoch ended with a reconfiguration."),
+)  # fmt: skip
+LAYERS: tuple[Column, ...] = (
+    _TRIAL_ID,
+    _column("interval", int, "", "trial", "Reconfiguration interval."),
+    _column("first_epoch", int, "", "trial", "First epoch of the interval."),
+    _column("last_epoch", int, "", "trial", "Last epoch of the interval."),
+    _column("steps", int, "", "counted", "Steps of the interval."),
+    _column("samples", int, "images", "counted", "Training images of the interval."),
+    _column("layer", str, "", "trial", "Name of the layer's module."),
+    _column("kind", str, "", "trial", "`conv`, `linear` or `attention`."),
+    _column("in_channels", int, "", "counted", "Input channels in the interval."),
+    _column("out_channels", int, "", "counted", "Output channels in the interval."),
+    _column("kernel", str, "", "counted", "Height and width of the kernel."),
+    _column("input", str, "", "counted", "Height and width of the input."),
+    _column("output", str, "", "counted", "Height and width of the output."),
+    _column("params", int, "", "counted", "Weights and biases of the layer."),
+    _column("weight_density", float, "fraction", "counted", "Share of its weights that are not zero."),
+    *(_column(f"{product}_{kind}", float, "FLOPs", "counted", "Summed over the interval.")
+      for product in PRODUCTS for kind in FLOPS_KINDS),
+    _column("overhead", float, "FLOPs", "counted", "Operations of the method itself, summed over the interval."),
+)  # fmt: skip
+_RATIO = "Training time over that of dense, reconfigurations included"
+_TWICE = "Steps of a second dense trainer over dense steps"
+_END = {"": "", "_low": ": lower end of the 95 % interval", "_high": ": upper end of the 95 % interval"}
+TIMES: tuple[Column, ...] = (
+    *(COLUMNS[name] for name in ("method", "variant", "task", "data_copy", "model", "preset", "dtype")),
+    *(COLUMNS[name] for name in ("hardware_id", "threads", "torch", "epochs", "batch_size", "execution")),
+    _column("recipe", str, "", "setting", "Recipe as JSON, as it identifies the group of comparable trials."),
+    _TRIAL_ID,
+    *(_column(f"time_ratio{end}", float, "× dense", "measured", f"{_RATIO}{text}.") for end, text in _END.items()),
+    _column("reconfiguration", float, "× dense", "measured", "Part of the ratio that is time of reconfigurations."),
+    *(_column(f"dense_twice{end}", float, "× dense", "measured", f"{_TWICE}{text}.") for end, text in _END.items()),
+    _column("pairs", int, "", "setting", "Pairs of steps that were measured, in all stages."),
+    _column("stages", int, "", "counted", "Stages of the trial."),
+    _column("load", float, "cores", "measured", "Most cores that other programs used when a measurement began."),
+    _column("time_utc", str, "", "machine", "When the first measurement began."),
+)

@@ -1,0 +1,112 @@
+"""`suite.load_results`: frames with the values of the files, and the unit and kind of each column."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import suite as suite_package
+from suite.errors import UsageError
+from suite.runs.folder import packed
+from suite.runs.folder.columns import SCHEMA
+from suite.runs.folder.frame_columns import EPOCHS, LAYERS
+
+ROOT = Path(__file__).parents[2]
+EXPORT = ROOT / "results" / "cpu-emr-2cores" / "sdgp-ratios"
+RECORDS = sorted(ROOT.glob("results/*/*/trials/*"))
+
+
+def test_frames_have_the_values_of_an_export() -> None:
+    found = suite_package.load_results(EXPORT)
+    with (EXPORT / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert found.damage == ()
+    assert list(found.trials["trial_id"]) == [row["trial_id"] for row in rows]
+    for column in SCHEMA:
+        for value, row in zip(found.trials[column.name], rows, strict=True):
+            text = row[column.name]
+            assert pd.isna(value) if text == "" else value == column.parse(text)
+    folder = EXPORT / "trials" / rows[0]["trial_id"]
+    lines = [json.loads(line) for line in packed.read(folder / "epochs.jsonl.gz").splitlines()]
+    epochs = found.epochs[found.epochs["trial_id"] == folder.name]
+    assert list(epochs["epoch"]) == [line["epoch"] for line in lines]
+    assert list(epochs["step_flops_executed"]) == [line["step_flops"]["executed"] for line in lines]
+    assert list(epochs["test_accuracy"]) == [line["test_accuracy"] for line in lines]
+    layers = found.layers[found.layers["trial_id"] == folder.name]
+    assert list(layers["layer"]) == list(lines[-1]["layers"])
+    # The ledger of the layers adds up to the columns of the trial.
+    parts = [f"{product}_effective" for product in ("forward", "dgrad", "wgrad")]
+    sums = found.layers.groupby("trial_id")[parts].sum().sum(axis=1)
+    trials = found.trials.set_index("trial_id")
+    assert (sums / trials["train_flops_effective"]).to_numpy() == pytest.approx(1.0)
+    (group,) = json.loads((EXPORT / "time.json").read_text())["groups"]
+    assert list(found.times["time_ratio"]) == [one["ratio"] for one in group["methods"].values()]
+    assert list(found.times["epochs"]) == [7, 7, 7]
+    assert found.times.merge(trials, on=["method", "variant", "epochs"]).shape[0] == 7
+
+
+def test_units_kinds_and_types_follow_the_schema() -> None:
+    found = suite_package.load_results(EXPORT)
+    assert found.trials.attrs["units"]["train_time_s"] == "s"
+    assert found.trials.attrs["kinds"]["train_flops_executed"] == "counted"
+    assert found.layers.attrs["units"]["dgrad_executed"] == "FLOPs"
+    assert found.times.attrs["kinds"]["time_ratio"] == "measured"
+    assert found.columns.loc[("epochs", "eval_time_s"), "unit"] == "s"
+    names = {"str": "string", "int": "Int64", "float": "float64", "bool": "boolean"}
+    for name in ("trials", "epochs", "layers", "times"):
+        frame = getattr(found, name)
+        schema = found.columns.loc[name]
+        assert list(frame.columns) == list(schema.index)
+        assert [str(kind) for kind in frame.dtypes] == [names[text] for text in schema["type"]]
+        assert frame.attrs["units"] == schema["unit"].to_dict()
+        assert frame.attrs["kinds"] == schema["kind"].to_dict()
+    # What several files have under one name has one unit and one kind.
+    for one in (EPOCHS, LAYERS):
+        for column in one:
+            shared = [known for known in SCHEMA if known.name == column.name]
+            assert all(known.unit == column.unit for known in shared), column.name
+
+
+def test_every_column_of_the_committed_records_is_in_the_schema() -> None:
+    known = {column.name for column in EPOCHS} | {"layers", "backends", "method", "step_flops", "train_flops"}
+    for folder in RECORDS:
+        if path := packed.held(folder / "epochs.jsonl"):
+            assert set(json.loads(packed.read(path).splitlines()[0])) <= known
+        if path := packed.held(folder / "layers.csv"):
+            heads = packed.read(path).decode().splitlines()[0].split(",")
+            assert ["trial_id", *heads] == [column.name for column in LAYERS]
+
+
+def test_missing_and_damaged_values_are_missing_and_named(suite: Any) -> None:
+    suite.add("dense", 0, accuracy=70.0, time=300.0, peak_memory_bytes=None)
+    suite.add("dense", 1, accuracy=700.0, time=300.0)
+    folder = suite.write()
+    damaged = max((folder / "trials").iterdir())
+    with (damaged / "epochs.jsonl").open("a") as file:
+        file.write("{\n")
+    found = suite_package.load_results(str(folder))
+    assert pd.isna(found.trials.loc[0, "peak_memory_bytes"])
+    assert found.trials["test_accuracy"].isna().tolist() == [False, True]
+    assert found.trials["test_accuracy"].dtype == "float64"
+    assert len(found.damage) == 2
+    assert all(line.startswith("dense-cifar10-resnet9-width0.25-s") for line in found.damage)
+    assert found.epochs.shape[0] == 10
+    assert found.times.shape[0] == 0
+    assert list(found.times.dtypes.astype(str))[:2] == ["string", "string"]
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no results"):
+        suite_package.load_results(tmp_path)
+
+
+def test_the_package_is_imported_without_pandas() -> None:
+    code = "import suite, sys; suite.load_results; sys.exit('pandas' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
