@@ -6,17 +6,20 @@ The package does not import methods, tasks or the trainer. Its parts import in o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from suite import files
 
 
-def write_report(folder: Path) -> list[Path]:
+def write_report(folder: Path, targets: Sequence[float] = ()) -> list[Path]:
     """Write `report.html`, `report.md` and `figures/*.svg` into a suite's folder, each atomically.
 
     Args:
         folder: Path of the suite's folder. It contains `results.csv`, or otherwise `trials/*/trial.json`. The files
             `suite.json`, `trials/*/epochs.jsonl` and `trials/*/layers.csv` are used if they exist.
+        targets: Target accuracies as fractions (default: those that a command declared, otherwise one from dense; see
+            `reports.data.targets`).
 
     Returns:
         Paths of the written files: `report.html`, `report.md`, then the figures.
@@ -31,7 +34,7 @@ def write_report(folder: Path) -> list[Path]:
 
     # The names of a report's figures begin with the slug of a group.
     earlier = {path.name for path in (folder / "figures").glob("g-*.svg")}
-    report = build(read(folder), earlier)
+    report = build(read(folder), earlier, targets)
     figures = [(folder / "figures" / f"{figure.name}.svg", figure.standalone) for figure in report.figures]
     texts = [(folder / "report.html", html.render(report)), (folder / "report.md", markdown.render(report)), *figures]
     # Figures are written first, so that the Markdown file never refers to a missing one.

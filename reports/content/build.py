@@ -13,6 +13,7 @@ from reports.content.problems import problem_section
 from reports.content.provenance import flatten, provenance_section
 from reports.content.remarks import backend_remarks, missing_file_notes, retained_figure_notes, time_pass_remarks
 from reports.content.tables import group_tables, summary_table
+from reports.content.targets import TargetRequest, target_sections
 from reports.content.verdict import verdict
 from reports.data.budget import budget_curve, epochs, fold_budgets
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
@@ -29,20 +30,24 @@ _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch"}
 _IN_TITLE = ("task", "data_copy", "model", "preset", "dtype")
 
 
-def build(records: Records, earlier_figures: Collection[str] = ()) -> Report:
+def build(records: Records, earlier_figures: Collection[str] = (), asked_targets: Sequence[float] = ()) -> Report:
     """Build a whole report, with its figures drawn.
 
     Args:
         records: Records of the folder.
         earlier_figures: File names of the figures of an earlier report. Those that cannot be drawn again because trials
             no longer have an epochs.jsonl are retained and named in the omissions.
+        asked_targets: Target accuracies of the command, as fractions; see `reports.data.targets`.
     """
     groups, unassigned = group_trials(records.trials)
     groups = with_times(fold_budgets(groups), records.times)
     drawn_as = looks(label(trial) for trial in records.trials)
     slugs = _slugs(groups)
     declared = margins(records.suite)
-    sections = tuple(_group(group, groups, slug, drawn_as, declared) for group, slug in zip(groups, slugs, strict=True))
+    targets = TargetRequest(records.suite, tuple(asked_targets))
+    sections = tuple(
+        _group(group, groups, slug, drawn_as, declared, targets) for group, slug in zip(groups, slugs, strict=True)
+    )
     tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
     # Keep figures that need files which have been removed since.
     retained: tuple[str, ...] = ()
@@ -75,7 +80,12 @@ def _summary(records: Records, unassigned: Sequence[Trial]) -> str:
 
 
 def _group(
-    group: TrialGroup, groups: Sequence[TrialGroup], slug: str, drawn_as: Mapping[str, Look], declared: Sequence[float]
+    group: TrialGroup,
+    groups: Sequence[TrialGroup],
+    slug: str,
+    drawn_as: Mapping[str, Look],
+    declared: Sequence[float],
+    targets: TargetRequest,
 ) -> Group:
     rows = method_rows(group, drawn_as)
     title, setting = _titles(group, groups)
@@ -110,6 +120,7 @@ def _group(
         curve_figures=tuple(curves),
         missing_figures=(*missing_tradeoffs, *missing_curves),
         summary=summary_table(rows, () if is_smoke else findings(rows, curve, declared[-1]), slug, title),
+        sections=target_sections(group, rows, targets, declared[-1], slug, default=not is_smoke),
     )
 
 

@@ -1,7 +1,8 @@
-"""The TOML file of `--config`."""
+"""The TOML file of `--config`, and readers of options with one value."""
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 from suite.errors import UsageError, nearest
 from suite.files import read_bytes
+
+MAX_JOBS = 1000
 
 
 def read_config(path: Path, names: Sequence[str], lists: Sequence[str]) -> dict[str, Any]:
@@ -71,3 +74,41 @@ def _text(value: Any, where: str) -> str:
     if isinstance(value, (str, int, float)):
         return str(value)
     raise UsageError(f"{where} is {value!r}; allowed: text or a number")
+
+
+def read_count(option: str, text: str) -> int:
+    """Read an integer from 1 to `MAX_JOBS`.
+
+    Raises:
+        UsageError: The text is something else.
+    """
+    # Check the length first: Python refuses to convert more than 4,300 digits.
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MAX_JOBS:
+        raise UsageError(f"--{option} '{text}': expected an integer from 1 to {MAX_JOBS}")
+    return int(text)
+
+
+def read_flag(option: str, text: str) -> bool:
+    """Read `true` or `false`.
+
+    Raises:
+        UsageError: The text is something else.
+    """
+    if text not in ("true", "false"):
+        raise UsageError(f"--{option} '{text}': expected true or false")
+    return text == "true"
+
+
+def read_number(option: str, text: str, unit: str) -> float:
+    """Read a positive, finite number.
+
+    Raises:
+        UsageError: The text is something else.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise UsageError(f"--{option} '{text}': expected a positive number of {unit}")
+    return number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -12,10 +11,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from suite import registry
-from suite.command.config import read_config
+from suite.command.config import read_config, read_count, read_flag, read_number
 from suite.errors import UsageError, nearest
 from suite.files import read_path
 from suite.runs.folder.store import ONLY, Store
+from suite.runs.folder.targets import read_targets
 from suite.runs.planning import read_names, read_override
 from suite.runs.spec import read_device, read_dtype, read_preset, read_seeds
 
@@ -31,8 +31,7 @@ DEFAULTS = {
     "margin": "0.5",
 }
 SHORTHANDS = {"epochs": "epochs", "batch-size": "batch_size"}  # option: field of the recipe
-MAX_JOBS = 1000
-LISTS = ("methods", "task", "model", "seeds")  # options that a TOML file may give as arrays
+LISTS = ("methods", "task", "model", "seeds", "target")  # options that a TOML file may give as arrays
 RECIPE = ("preset", "recipe", *SHORTHANDS)
 TEXTS = (
     *LISTS,
@@ -136,6 +135,7 @@ class RunOptions:
     plugins: tuple[Path, ...]
     controls: bool
     margin: float
+    targets: tuple[float, ...]
 
 
 def run_parser() -> Parser:
@@ -187,6 +187,12 @@ def add_run_options(parser: Parser) -> None:
         metavar="POINTS",
         help="smallest gain in accuracy that matters for the report's verdict, in percentage points (default: "
         f"{DEFAULTS['margin']})",
+    )
+    what.add_argument(
+        "--target",
+        metavar="PERCENT",
+        help="accuracies to which the report gives time, FLOPs and energy: 90 or 88,90 (default: dense's mean "
+        "accuracy minus the margin)",
     )
     what.add_argument(
         "--plugin",
@@ -296,12 +302,13 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
         data_root=data_root,
         out=out,
         only=values["only"],
-        jobs=_count("jobs", values["jobs"]),
+        jobs=read_count("jobs", values["jobs"]),
         engine=values["engine"],
-        timeout=_number("timeout", values["timeout"], "seconds") if "timeout" in values else None,
+        timeout=read_number("timeout", values["timeout"], "seconds") if "timeout" in values else None,
         plugins=plugins,
-        controls=_flag("controls", values.get("controls", "false")),
-        margin=_number("margin", values["margin"], "percentage points") / 100,
+        controls=read_flag("controls", values.get("controls", "false")),
+        margin=read_number("margin", values["margin"], "percentage points") / 100,
+        targets=read_targets(values["target"]) if "target" in values else (),
     )
 
 
@@ -321,29 +328,6 @@ def _overrides(source: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{option} {assignment}: recipe.{key} is given twice")
         found[key] = value
     return found
-
-
-def _count(option: str, text: str) -> int:
-    # Check the length first: Python refuses to convert more than 4,300 digits.
-    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MAX_JOBS:
-        raise UsageError(f"--{option} '{text}': expected an integer from 1 to {MAX_JOBS}")
-    return int(text)
-
-
-def _flag(option: str, text: str) -> bool:
-    if text not in ("true", "false"):
-        raise UsageError(f"--{option} '{text}': expected true or false")
-    return text == "true"
-
-
-def _number(option: str, text: str, unit: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise UsageError(f"--{option} '{text}': expected a positive number of {unit}")
-    return number
 
 
 def _default(option: str) -> str:

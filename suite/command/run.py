@@ -99,6 +99,7 @@ def resolve(options: RunOptions) -> SuiteSpec:
         plugins=tuple(str(path) for path in options.plugins),
         controls=options.controls,
         margin=options.margin,
+        targets=options.targets,
     )
 
 

@@ -48,12 +48,22 @@ def report(arguments: Sequence[str]) -> int:
     """Update the table and the report of a suite from the files in its folder, and return the exit status."""
     parser = Parser(prog=f"{program_name()} report", description="Update results.csv and the report of a suite.")
     parser.add_argument("folder", metavar="DIR", help="output folder of a command, or a copy without trials/")
-    typed = parser.read(arguments).folder
+    parser.add_argument(
+        "--target",
+        metavar="PERCENT",
+        help="accuracies to which to give time, FLOPs and energy: 90 or 88,90 (default: those of run --target, "
+        "otherwise dense's mean accuracy minus the margin)",
+    )
+    namespace = parser.read(arguments)
+    typed = namespace.folder
     files.read_path(typed, "report")
     folder = Path(typed).expanduser()
 
     from suite.runs.folder import packed
     from suite.runs.folder.store import Store
+    from suite.runs.folder.targets import read_targets
+
+    targets = read_targets(namespace.target) if namespace.target is not None else ()
 
     trials = [path for path in Store(folder).trial_folders() if packed.held(path / "trial.json")]
     if not trials and not any((folder / name).is_file() for name in ("suite.json", "results.csv")):
@@ -65,8 +75,8 @@ def report(arguments: Sequence[str]) -> int:
     if not trials and not read_table(folder):
         raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
     with files.errors_of(folder):
-        write_results(Store(folder))
-        written = write_report(folder)
+        write_results(Store(folder), targets=targets)
+        written = write_report(folder, targets)
     print(f"report: {written[0]}")
     return 0
 

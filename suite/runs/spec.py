@@ -155,6 +155,8 @@ class SuiteSpec:
         plugins: Absolute paths of plugin files.
         controls: Whether control trials are added (`suite.runs.controls`).
         margin: Smallest gain in accuracy that matters for the report's verdict, as a fraction.
+        targets: Accuracies, as fractions, to which the report gives time, FLOPs and energy; see
+            `suite.runs.folder.targets`.
     """
 
     methods: str
@@ -171,10 +173,12 @@ class SuiteSpec:
     recipe: str = ""
     controls: bool = False
     margin: float = 0.005
+    targets: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `suite.json`."""
-        return {**dataclasses.asdict(self), "seeds": list(self.seeds), "plugins": list(self.plugins)}
+        lists = {name: list(getattr(self, name)) for name in ("seeds", "plugins", "targets")}
+        return {**dataclasses.asdict(self), **lists}
 
 
 def checksum(path: Path, name: str) -> str:

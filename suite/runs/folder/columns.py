@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["trial", "setting", "machine", "measured", "counted"]
+Kind = Literal["trial", "setting", "machine", "declared", "measured", "counted"]
 
 KINDS: dict[Kind, str] = {
     "trial": "identifies the trial and says how it ended",
     "setting": "decided before the trial started; two trials that differ in one are different trials",
     "machine": "where the trial ran; times are compared only where these are equal",
+    "declared": "declared for the report; no training depends on it",
     "measured": "observed with a clock, an allocator or a data set",
     "counted": "computed from shapes, plans and masks; exact, and independent of the machine",
 }
@@ -224,6 +225,42 @@ SCHEMA: tuple[Column, ...] = (
     ),
     Column("threads", int, "", "machine", "Threads", "Threads that torch computed with."),
     Column("torch", str, "", "machine", "torch", "Major and minor version of torch."),
+    Column(
+        "energy_j",
+        float,
+        "J",
+        "measured",
+        "Training energy",
+        "Of the GPU, or of the whole CPU package with all other programs, during `train_time_s`; empty where no "
+        "counter can be read.",
+    ),
+    Column(
+        "target_accuracy",
+        float,
+        "fraction",
+        "declared",
+        "Target accuracy",
+        "First accuracy of `--target`; empty without this option.",
+        1,
+    ),
+    Column(
+        "time_to_target_s",
+        float,
+        "s",
+        "measured",
+        "Time to target",
+        "Part of `train_time_s` until the end of the first epoch whose test accuracy is at least `target_accuracy`; "
+        "empty if no epoch reached it.",
+    ),
+    Column(
+        "flops_to_target",
+        float,
+        _FLOPS,
+        "counted",
+        "FLOPs to target",
+        "Part of `train_flops_executed` until then.",
+    ),
+    Column("energy_to_target_j", float, "J", "measured", "Energy to target", "Part of `energy_j` until then."),
 )
 COLUMNS: dict[str, Column] = {column.name: column for column in SCHEMA}
 TEXT_COLUMNS = tuple(column.name for column in SCHEMA if column.type is str)

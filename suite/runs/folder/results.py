@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,16 @@ from suite.errors import UsageError
 from suite.files import canonical_json
 from suite.runs.folder.columns import COLUMNS, REQUIRED_COLUMNS, minor_version
 from suite.runs.folder.store import RUNNING, Store, read_record
+from suite.runs.folder.targets import read_declared_targets, target_columns
 from suite.runs.spec import TrialSpec
 
 
-def row(folder: Path, record: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def row(
+    folder: Path,
+    record: Mapping[str, Any],
+    earlier: Mapping[str, Any] | None = None,
+    targets: Sequence[float] = (),
+) -> dict[str, Any]:
     """Return the row of one trial. Values of its spec take precedence over its result.
 
     Args:
@@ -24,6 +30,7 @@ def row(folder: Path, record: Mapping[str, Any], earlier: Mapping[str, Any] | No
         record: Result of `read_record`.
         earlier: Row of the trial in the existing table. If the record is damaged, its numbers are kept; the status
             says that they do not count.
+        targets: Target accuracies as fractions; see `suite.runs.folder.targets`.
     """
     outcome = {"trial_id": folder.name, "status": record["status"], "message": str(record.get("message", ""))}
     if record["status"] == RUNNING:
@@ -32,7 +39,8 @@ def row(folder: Path, record: Mapping[str, Any], earlier: Mapping[str, Any] | No
     if "spec" in record:
         values, wrong = _values(record)
         others = {name: value for name, value in (earlier or {}).items() if name not in COLUMNS}
-        found = {**dict.fromkeys(COLUMNS), **others, **values, **outcome}
+        reached = target_columns(folder, targets) if record["status"] == "done" else {}
+        found = {**dict.fromkeys(COLUMNS), **others, **values, **reached, **outcome}
         if wrong:
             found |= {"status": "error", "message": f"damaged record: {wrong}"}
     # The name of a folder may not be UTF-8.
@@ -78,7 +86,10 @@ def _encodable(text: str) -> str:
 
 
 def rows(
-    store: Store, none_runs: bool = False, earlier: Mapping[str, Mapping[str, Any]] | None = None
+    store: Store,
+    none_runs: bool = False,
+    earlier: Mapping[str, Mapping[str, Any]] | None = None,
+    targets: Sequence[float] = (),
 ) -> list[dict[str, Any]]:
     """Return the rows of all trials that have ended.
 
@@ -87,13 +98,14 @@ def rows(
         none_runs: Whether the caller has locked the folder and runs no trial. Trials whose record says `running` were
             then left by a killed command.
         earlier: Rows of the existing table by trial id; see `row`.
+        targets: See `row`.
     """
     busy = not none_runs and store.is_locked()
     found = []
     for folder in store.trial_folders():
         record = read_record(folder)
         if record is not None and not (record["status"] == RUNNING and busy):
-            found.append(row(folder, record, (earlier or {}).get(_encodable(folder.name))))
+            found.append(row(folder, record, (earlier or {}).get(_encodable(folder.name)), targets))
     return found
 
 
@@ -125,7 +137,9 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
     return table
 
 
-def write_results(store: Store, none_runs: bool = False, forget: Collection[str] = ()) -> list[dict[str, Any]]:
+def write_results(
+    store: Store, none_runs: bool = False, forget: Collection[str] = (), targets: Sequence[float] = ()
+) -> list[dict[str, Any]]:
     """Update `results.csv` and `results.parquet`, each atomically. Cells without a value are empty.
 
     A trial in the folder replaces its row. Rows without a trial are kept as they are, since suites are shared without
@@ -135,6 +149,7 @@ def write_results(store: Store, none_runs: bool = False, forget: Collection[str]
         store: The folder.
         none_runs: See `rows`.
         forget: Ids of trials whose rows are removed unless the folder has the trial; `--only all` repeats them.
+        targets: Target accuracies as fractions (default: those that a command declared in `suite.json`).
 
     Returns:
         The rows of the trials in the folder.
@@ -146,7 +161,7 @@ def write_results(store: Store, none_runs: bool = False, forget: Collection[str]
     import pyarrow.parquet as parquet
 
     earlier = {name: line for name, line in read_table(store.folder).items() if name not in forget}
-    found = rows(store, none_runs, earlier)
+    found = rows(store, none_runs, earlier, targets or read_declared_targets(store.folder))
     merged = {**earlier, **{line["trial_id"]: line for line in found}}
     table = [merged[name] for name in sorted(merged)]
     others = [name for line in table for name, value in line.items() if name not in COLUMNS and value is not None]

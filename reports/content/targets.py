@@ -1,0 +1,148 @@
+"""The section of target accuracies: a table for each target of what it takes to reach it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reports import formatting
+from reports.content.model import Cell, Column, Section, Table, missing_cell
+from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
+from reports.data.groups import BASELINE, TrialGroup
+from reports.data.method_rows import MethodRow
+from reports.data.targets import TargetRow, of_dense, target_rows, targets_of
+
+_MEDIAN = (
+    "Median over all seeds, of which those that did not reach the target count as longer than the others. There is no "
+    "mean: it would leave out the slowest seeds."
+)
+_EXPLANATION = (
+    "A target is reached with the first epoch whose accuracy on the test images is high enough. This is read from the "
+    "recorded curve, which was not used to choose anything. The learning rate falls until the last epoch, so that a "
+    "shorter training reaches a target earlier; and a method may not have pruned yet when it reaches one."
+)
+_RATIO = "Ratio of the medians, without an interval."
+
+
+@dataclass(frozen=True)
+class TargetRequest:
+    """Which targets a report shows.
+
+    Attributes:
+        suite: Content of `suite.json`, which has declared targets.
+        asked: Targets of the verb `report`, as fractions; they take precedence.
+    """
+
+    suite: Mapping[str, Any]
+    asked: tuple[float, ...] = ()
+
+
+def target_sections(
+    group: TrialGroup, rows: Sequence[MethodRow], request: TargetRequest, margin: float, slug: str, *, default: bool
+) -> tuple[Section, ...]:
+    """Return a section with a table for each target; none if there is no target, or no epochs are known.
+
+    Args:
+        group: Trials that may be compared.
+        rows: Their methods, in the order of the report.
+        request: The targets.
+        margin: The declared margin, as a fraction.
+        slug: Prefix of the tables' names.
+        default: Whether there is a target without a declaration.
+    """
+    tables = []
+    targets, origin = targets_of(request.suite, request.asked, rows, margin, default)
+    for number, target in enumerate(targets, 1):
+        found = target_rows(group, rows, target)
+        if found:
+            tables.append(_table(found, target, origin, f"{slug}-target-{number}"))
+    return (Section("Cost until a target accuracy", "targets", (_EXPLANATION,), tuple(tables)),) if tables else ()
+
+
+def _table(rows: Sequence[TargetRow], target: float, origin: str, name: str) -> Table:
+    disturbed = f" {DISTURBED_NOTE}" if any(row.time_is_disturbed for row in rows) else ""
+    columns = [
+        Column("Method", numeric=False),
+        Column(
+            "Reached by",
+            "",
+            "measured",
+            "Seeds of which an epoch reached the target, of all that are done or diverged. The accuracy may have "
+            "fallen later.",
+            numeric=False,
+        ),
+        Column("After epoch", "", "measured", _MEDIAN),
+        Column("Training time until then", "", "measured", _MEDIAN + disturbed),
+        Column("Training time until then", "× dense", "measured", _RATIO + disturbed),
+        Column("FLOPs executed until then", "", "counted", _MEDIAN),
+        Column("FLOPs executed until then", "× dense", "counted", _RATIO),
+    ]
+    timed = any(row.label != BASELINE and row.share not in (None, math.inf) for row in rows)
+    if timed:
+        note = f"{_RATIO} Each step counts with its time in the time pass, which the machine's drift does not affect."
+        columns.append(Column("Training time until then, time pass", "× dense", "measured", note))
+    energy = any(row.costs["energy_to_target_j"] not in (None, math.inf) for row in rows)
+    if energy:
+        note = f"Of the GPU, or of the whole CPU package with all other programs. {_MEDIAN}"
+        columns.append(Column("Energy until then", "", "measured", note))
+    body = tuple(_cells(row, rows, timed, energy) for row in rows)
+    caption = f"Until the test accuracy reaches {100 * target:g} % ({origin})."
+    return Table(name, caption, tuple(columns), body, pinned=sum(row.label == BASELINE for row in rows))
+
+
+def _cells(row: TargetRow, rows: Sequence[TargetRow], timed: bool, energy: bool) -> tuple[Cell, ...]:
+    counted = row.seeds - row.unknown
+    seeds = f"{row.reached} of {counted} {'seed' if counted == 1 else 'seeds'}"
+    notes = []
+    if row.fell:
+        notes.append(f"{row.fell} of {counted} seeds ended below the target.")
+    if row.unknown:
+        notes.append(f"{row.unknown} more without epochs.jsonl.")
+    within = f"not reached within {row.budget} epochs ({seeds})" if row.budget else f"not reached ({seeds})"
+    is_reached = 2 * row.reached > counted
+    time = row.costs["time_to_target_s"]
+
+    def disturbed(text: str) -> str:
+        return mark_disturbed(text, row.time_is_disturbed)
+
+    cells = [
+        Cell(row.name, code=True, colour=row.colour),
+        Cell(seeds if is_reached else within, " ".join(notes), row.reached / counted),
+        _cell(row.epoch, "" if row.epoch is None else f"{row.epoch:g}"),
+        _cell(time, "" if _absent(time) else disturbed(formatting.duration(time or 0.0))),
+        _ratio(row, rows, "time_to_target_s", disturbed),
+        _cell(row.costs["flops_to_target"], _si(row.costs["flops_to_target"], "FLOPs")),
+        _ratio(row, rows, "flops_to_target", str),
+    ]
+    if timed:
+        cells.append(_ratio(row, rows, "share", str))
+    if energy:
+        joules = row.costs["energy_to_target_j"]
+        cells.append(_cell(joules, _si(joules, "J")))
+    return tuple(cells)
+
+
+def _absent(value: float | None) -> bool:
+    return value is None or math.isinf(value)
+
+
+def _si(value: float | None, unit: str) -> str:
+    return "" if value is None or math.isinf(value) else formatting.si(value, unit)
+
+
+def _cell(value: float | None, text: str) -> Cell:
+    if value is None:
+        return missing_cell("not recorded")
+    if math.isinf(value):
+        return missing_cell("no more than half of the seeds reached the target")
+    return Cell(text, value=value)
+
+
+def _ratio(row: TargetRow, rows: Sequence[TargetRow], column: str, mark: Callable[[str], str]) -> Cell:
+    ratio = of_dense(row, rows, column)
+    if ratio is None:
+        return missing_cell("one of the two medians is not known")
+    text = f"{ratio:.2f}"
+    return Cell(mark(text), value=ratio)

@@ -1,0 +1,272 @@
+"""Time, FLOPs and energy until the test accuracy reaches a target, as medians over seeds.
+
+The rules:
+
+1. A seed reaches a target with the first epoch whose test accuracy is at least the target. What it cost until then is
+   the cost until the end of that epoch.
+2. A seed that does not reach the target within its epochs is censored: its cost is greater than all others. The median
+   is that of all seeds, so that it exists only if more than half of them reached the target. A mean over the seeds
+   that did would be too small.
+3. A trial that diverged did not reach the target. Trials that failed for another reason are left out.
+4. Without declared targets there is one: the mean final accuracy of dense minus the margin, rounded down to a tenth of
+   a percent.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from reports.data.budget import epochs as epochs_of
+from reports.data.disturbed_times import is_disturbed
+from reports.data.estimates import Estimate
+from reports.data.groups import BASELINE, TrialGroup, seed_of
+from reports.data.method_rows import MethodRow
+from reports.data.records import Trial
+from reports.data.trial_files import finite
+from suite.runs.folder.targets import COSTS, cost_until, declared_targets, first_reached
+from suite.runs.folder.times import MethodTime
+
+COLUMNS = ("flops_to_target", *COSTS)
+NOT_REACHED = math.inf
+
+
+@dataclass(frozen=True)
+class TargetRow:
+    """One method, or dense training for fewer epochs, and one target.
+
+    Attributes:
+        label: Method with its parameters.
+        epochs: Epochs of the recipe if they are fewer than the group's, otherwise 0.
+        colour: Index of the method's colour.
+        budget: Epochs within which the target could be reached; 0 if they are not known.
+        seeds: Seeds that count: those whose trial is done or diverged.
+        reached: Seeds that reached the target.
+        fell: Seeds that reached it, and ended below it.
+        unknown: Seeds without a curve.
+        epoch: Median epoch, `NOT_REACHED` if no more than half of the seeds reached the target, `None` if not known.
+        costs: Medians of `COLUMNS` in the same form.
+        share: Median time in units of dense's whole training, from the time pass, in the same form.
+        time_is_disturbed: Whether the time of a trial is disturbed.
+    """
+
+    label: str
+    epochs: int
+    colour: int
+    budget: int
+    seeds: int
+    reached: int
+    fell: int
+    unknown: int
+    epoch: float | None
+    costs: Mapping[str, float | None]
+    share: float | None
+    time_is_disturbed: bool
+
+    @property
+    def name(self) -> str:
+        """The label, with the epochs of a shorter training."""
+        return f"{self.label}, {self.epochs} epochs" if self.epochs else self.label
+
+
+@dataclass(frozen=True)
+class _Seed:
+    """What one seed took to reach the target; `NOT_REACHED` if it did not, `None` if it is not known."""
+
+    epoch: float | None
+    costs: Mapping[str, float | None]
+    share: float | None
+    fell: bool = False
+
+
+def targets_of(
+    suite: Mapping[str, Any], asked: Sequence[float], rows: Sequence[MethodRow], margin: float, default: bool
+) -> tuple[tuple[float, ...], str]:
+    """Return the targets of a group as fractions, and where they come from, in words.
+
+    Args:
+        suite: Content of `suite.json`.
+        asked: Targets of the verb `report`; they take precedence.
+        rows: Rows of the group.
+        margin: The declared margin, as a fraction.
+        default: Whether there is a target without a declaration.
+    """
+    if asked:
+        return tuple(asked), "given to the command report, when results existed"
+    if declared := declared_targets(suite):
+        changed = "" if len(declared) == 1 else f"; the first command with targets declared {_list(declared[0])}"
+        return declared[-1], f"declared by the command that trained{changed}"
+    dense = [row.accuracy for row in rows if row.is_baseline]
+    if not default or len(rows) < 2 or not dense or not isinstance(dense[0], Estimate):
+        return (), ""
+    target = math.floor(1000 * (dense[0].mean - margin) + 1e-6) / 1000
+    rule = (
+        f"the mean accuracy of dense minus the margin of {100 * margin:g} points, rounded down to a tenth of a percent"
+    )
+    return ((target,), rule) if target > 0 else ((), "")
+
+
+def _list(several: Sequence[float]) -> str:
+    return " and ".join(f"{100 * target:g} %" for target in several)
+
+
+def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> list[TargetRow]:
+    """Return a row for each method, in the order of `rows`, and one for each dense training for fewer epochs.
+
+    Args:
+        group: Trials that may be compared.
+        rows: Their methods.
+        target: Accuracy as a fraction.
+    """
+    whole, found = int(epochs_of(group)), []
+    for row in rows:
+        found.append(_row(row.label, 0, row.colour, whole, row.trials, target, row.timed, whole))
+    dense = next((place for place, row in enumerate(rows) if row.is_baseline), None)
+    if dense is not None:
+        shorter = [
+            _row(
+                BASELINE, int(epochs_of(one)), rows[dense].colour, int(epochs_of(one)), one.trials, target, None, whole
+            )
+            for one in group.budgets
+        ]
+        found[dense + 1 : dense + 1] = reversed(shorter)
+    return [row for row in found if row.seeds > row.unknown]
+
+
+def _row(
+    name: str,
+    epochs: int,
+    colour: int,
+    budget: int,
+    trials: Sequence[Trial],
+    target: float,
+    timed: MethodTime | None,
+    whole: int,
+) -> TargetRow:
+    counting = [trial for trial in trials if trial.done or trial.text("status") == "diverged"]
+    by_seed: dict[int, list[_Seed]] = {}
+    for trial in counting:
+        by_seed.setdefault(seed_of(trial), []).append(_seed(trial, target, timed, whole if name == BASELINE else 0))
+    # A seed that was run twice counts once, with the trial that took longer.
+    seeds = [max(several, key=lambda one: -1.0 if one.epoch is None else one.epoch) for several in by_seed.values()]
+    known = [one for one in seeds if one.costs]
+    return TargetRow(
+        label=name,
+        epochs=epochs,
+        colour=colour,
+        budget=budget,
+        seeds=len(seeds),
+        reached=sum(_was_reached(one) for one in known),
+        fell=sum(one.fell for one in known),
+        unknown=len(seeds) - len(known),
+        epoch=median([one.epoch for one in known]),
+        costs={column: median([one.costs[column] for one in known]) for column in COLUMNS},
+        share=median([one.share for one in known]),
+        time_is_disturbed=any(is_disturbed(trial) for trial in counting if trial.done),
+    )
+
+
+def _was_reached(seed: _Seed) -> bool:
+    values = (seed.epoch, *seed.costs.values())
+    return any(value is not None and value < NOT_REACHED for value in values)
+
+
+def _seed(trial: Trial, target: float, timed: MethodTime | None, dense_epochs: int) -> _Seed:
+    """Return what a trial took.
+
+    Args:
+        trial: A trial that is done or diverged.
+        target: Accuracy as a fraction.
+        timed: Times of its method from the time pass.
+        dense_epochs: For dense training, the number of epochs of the whole training; 0 for a method.
+    """
+    none = _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED)
+    if not trial.done:
+        return none
+    if not any("test_accuracy" in record for record in trial.epochs):
+        return _from_table(trial, target)
+    record = first_reached(trial.epochs, target)
+    if record is None:
+        return none
+    epoch = finite(record.get("epoch"))
+    share = None
+    if epoch is not None and dense_epochs:
+        share = epoch / dense_epochs
+    elif epoch is not None and timed is not None:
+        share = time_share(trial, int(epoch), timed)
+    costs = {column: cost_until(record, column) for column in COLUMNS}
+    fell = first_reached(trial.epochs[-1:], target) is None
+    return _Seed(epoch, costs, share, fell)
+
+
+def _from_table(trial: Trial, target: float) -> _Seed:
+    """Return the columns of `results.csv`, if they are those of this target."""
+    declared = trial.number("target_accuracy")
+    if declared is None or abs(declared - target) > 1e-9:
+        return _Seed(None, {}, None)
+    costs = {column: trial.number(column) for column in COLUMNS}
+    if all(value is None for value in costs.values()):
+        return _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED)
+    return _Seed(None, costs, None)
+
+
+def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
+    """Return the time until the end of an epoch in units of dense's whole training, from the time pass.
+
+    The steps of each stage count with the ratio of the stage, and the reconfigurations with the share of their recorded
+    time until then. The stages are those of the trial that was timed.
+
+    Args:
+        trial: The trial.
+        epoch: Number of the epoch, from 1.
+        timed: Times of its method.
+
+    Returns:
+        The share; `None` if the records lack the steps of an epoch.
+    """
+    ends = [after.epoch for _, after in pairwise(timed.stages)]
+    total = 0.0
+    for record in trial.epochs:
+        number, steps = finite(record.get("epoch")), finite(record.get("steps"))
+        if number is None or steps is None:
+            return None
+        if number <= epoch:
+            stage = timed.stages[sum(number >= end for end in ends)]
+            total += steps * stage.ratio / timed.dense_steps
+    records = {finite(record.get("epoch")): record for record in trial.epochs}
+    until, whole = (finite(one.get("reconfigure_time_s")) for one in (records[epoch], trial.epochs[-1]))
+    if timed.reconfiguration and until is not None and whole:
+        total += timed.reconfiguration * until / whole
+    return total
+
+
+def median(values: Sequence[float | None]) -> float | None:
+    """Return the median of values, of which some may be `NOT_REACHED`; `None` if a value is not known or none is given.
+
+    With an even number of values it is the mean of the two in the middle, and `NOT_REACHED` if one of these is.
+    """
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known and len(known) == len(values) else None
+
+
+def of_dense(row: TargetRow, rows: Sequence[TargetRow], column: str) -> float | None:
+    """Return the ratio of a row's median to that of dense; `None` if one of the two is not known or not reached.
+
+    Args:
+        row: The row.
+        rows: All rows of the target.
+        column: One of `COLUMNS`, or `share`.
+    """
+
+    def value(one: TargetRow) -> float | None:
+        return one.share if column == "share" else one.costs[column]
+
+    dense = next((value(one) for one in rows if one.label == BASELINE and not one.epochs), None)
+    own = value(row)
+    if own is None or dense is None or math.inf in (own, dense) or dense <= 0:
+        return None
+    return own / dense

@@ -1,0 +1,181 @@
+"""What it takes to reach a target accuracy: medians over censored seeds, the default target, and the table."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports import write_report
+from reports.content.build import build
+from reports.content.targets import TargetRequest, target_sections
+from reports.data.groups import KEY, TrialGroup, label, looks
+from reports.data.method_rows import method_rows
+from reports.data.records import Trial, read
+from reports.data.targets import NOT_REACHED, median, of_dense, target_rows, targets_of, time_share
+from suite.runs.folder.times import Interval, MethodTime, StageTime
+
+RISING = (0.3, 0.6, 0.7, 0.8)
+
+
+def trial(method: str, seed: int, accuracies: tuple[float, ...] = RISING, pace: float = 1.0, **changed: Any) -> Trial:
+    texts = {"method": method, "status": "done", "trial_id": f"{method}-{seed}", **changed}
+    epochs = tuple(
+        {
+            "epoch": number,
+            "steps": 10,
+            "test_accuracy": accuracy,
+            "train_time_s": 10 * pace * number,
+            "reconfigure_time_s": float(number),
+            "train_flops": {"executed": 4e9 * pace * number},
+        }
+        for number, accuracy in enumerate(accuracies, 1)
+    )
+    numbers = {"seed": float(seed), "epochs": float(len(accuracies)), "test_accuracy": accuracies[-1]}
+    return Trial(texts, numbers, epochs=epochs)
+
+
+def group(*trials: Trial, budgets: tuple[TrialGroup, ...] = (), times: Any = None) -> TrialGroup:
+    epochs = f"{max((len(one.epochs) for one in trials), default=4)}"
+    return TrialGroup({**dict.fromkeys(KEY, ""), "epochs": epochs}, trials, budgets, times or {})
+
+
+def rows_of(one: TrialGroup, target: float) -> dict[str, Any]:
+    return {row.name: row for row in target_rows(one, method_rows(one, looks(map(label, one.trials))), target)}
+
+
+def timed(*ratios: float, reconfiguration: float = 0.0) -> MethodTime:
+    """A time pass with one stage for each epoch from the first on, of 40 dense steps."""
+    stages = tuple(
+        StageTime(ratio=ratio, low=ratio, high=ratio, epoch=1 + place, steps=10, pairs=30)
+        for place, ratio in enumerate(ratios)
+    )
+    return MethodTime(
+        ratio=1, low=1, high=1, trial="x", pairs=30, stages=stages, dense_steps=40, load=0, threads=1, provenance={},
+        reconfiguration=reconfiguration, dense_twice=Interval(ratio=1, low=1, high=1),
+    )  # fmt: skip
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=9), st.integers(0, 9))
+def test_a_seed_that_did_not_reach_the_target_is_longer_than_all_others(reached: list[float], censored: int) -> None:
+    found = median([*reached, *[NOT_REACHED] * censored])
+    assert found is not None
+    assert found >= statistics.median(reached)
+    assert math.isinf(found) == (2 * len(reached) <= len(reached) + censored)
+
+
+def test_a_value_that_is_not_known_makes_the_median_unknown() -> None:
+    assert median([1.0, None, 2.0]) is None
+    assert median([]) is None
+    assert median([3.0, 1.0, NOT_REACHED]) == 3.0
+
+
+def test_costs_are_medians_over_all_seeds() -> None:
+    slow = (0.1, 0.2, 0.3, 0.75)
+    one = group(
+        *(trial("dense", seed) for seed in range(3)),
+        *(trial("fast", seed, pace=0.5) for seed in range(2)), trial("fast", 2, slow, pace=0.5),
+        trial("late", 0), trial("late", 1, (0.1, 0.2, 0.3, 0.4)), trial("late", 2, status="diverged"),
+    )  # fmt: skip
+    rows = rows_of(one, 0.7)
+    assert (rows["dense"].reached, rows["dense"].epoch, rows["dense"].costs["time_to_target_s"]) == (3, 3, 30.0)
+    fast = rows["fast"]
+    assert (fast.reached, fast.costs["time_to_target_s"], fast.costs["flops_to_target"]) == (3, 15.0, 6e9)
+    assert of_dense(fast, list(rows.values()), "time_to_target_s") == 0.5
+    assert fast.costs["energy_to_target_j"] is None  # not recorded
+    late = rows["late"]
+    assert (late.reached, late.seeds, late.epoch) == (1, 3, NOT_REACHED)
+    assert of_dense(late, list(rows.values()), "flops_to_target") is None
+
+
+def test_a_trial_that_failed_otherwise_is_left_out_and_a_seed_counts_once() -> None:
+    one = group(trial("dense", 0), trial("dense", 0, pace=3.0), trial("dense", 1, status="error"))
+    row = rows_of(one, 0.7)["dense"]
+    assert (row.seeds, row.reached) == (1, 1)
+
+
+def test_a_seed_that_fell_below_the_target_again_is_named() -> None:
+    row = rows_of(group(trial("dense", 0, (0.3, 0.9, 0.5, 0.8))), 0.85)["dense"]
+    assert (row.epoch, row.fell) == (2, 1)
+
+
+def test_dense_trainings_for_fewer_epochs_have_rows() -> None:
+    short = group(trial("dense", 0, (0.5, 0.75)))
+    rows = rows_of(group(trial("dense", 0), trial("other", 0), budgets=(short,)), 0.7)
+    assert list(rows) == ["dense", "dense, 2 epochs", "other"]
+    assert rows["dense, 2 epochs"].epoch == 2
+    assert rows["dense, 2 epochs"].share == pytest.approx(2 / 4)  # of the whole training
+    assert of_dense(rows["dense, 2 epochs"], list(rows.values()), "share") == pytest.approx(2 / 3)
+
+
+def test_the_time_pass_gives_the_time_until_an_epoch_by_stages() -> None:
+    pass_ = timed(1.0, 0.5, reconfiguration=0.08)
+    # Epoch 1 as long as dense's, the others half as long; a quarter of the reconfigurations after each epoch.
+    assert time_share(trial("a", 0), 3, pass_) == pytest.approx((10 + 5 + 5) / 40 + 0.75 * 0.08)
+    assert time_share(trial("a", 0), 1, pass_) == pytest.approx(10 / 40 + 0.25 * 0.08)
+    rows = rows_of(group(trial("dense", 0), trial("a", 0, pace=9.0), times={"a": pass_}), 0.7)
+    assert of_dense(rows["a"], list(rows.values()), "share") == pytest.approx(0.56 / 0.75)
+    assert of_dense(rows["a"], list(rows.values()), "time_to_target_s") == 9.0  # the wall time of the trials
+
+
+def test_without_a_curve_the_columns_of_the_table_are_used_for_their_own_target() -> None:
+    numbers = {"seed": 0.0, "target_accuracy": 0.7, "time_to_target_s": 12.0, "flops_to_target": 1e9}
+    alone = Trial({"method": "dense", "status": "done"}, numbers)
+    missed = Trial({"method": "dense", "status": "done"}, {"seed": 1.0, "target_accuracy": 0.7})
+    row = rows_of(group(alone), 0.7)["dense"]
+    assert (row.reached, row.epoch, row.costs["time_to_target_s"]) == (1, None, 12.0)
+    assert rows_of(group(missed), 0.7)["dense"].reached == 0
+    assert rows_of(group(alone), 0.6) == {}
+
+
+def test_the_default_target_follows_from_dense_and_a_declared_one_replaces_it() -> None:
+    one = group(trial("dense", 0, (0.1, 0.7666)), trial("dense", 1, (0.1, 0.7655)), trial("other", 0))
+    rows = method_rows(one, looks(["dense", "other"]))
+    targets, origin = targets_of({}, (), rows, 0.005, True)
+    assert targets == (0.761,)  # 76.605 - 0.5 points, rounded down
+    assert "minus the margin of 0.5 points" in origin
+    assert targets_of({}, (), rows, 0.005, False) == ((), "")  # a smoke test
+    assert targets_of({}, (), rows[:1], 0.005, True) == ((), "")  # there is nothing to compare
+    declared = {"commands": [{"spec": {"targets": [0.9]}}, {"spec": {"targets": [0.8]}}]}
+    targets, origin = targets_of(declared, (), rows, 0.005, False)
+    assert targets == (0.8,)
+    assert "the first command with targets declared 90 %" in origin
+    assert targets_of(declared, (0.5,), rows, 0.005, True)[0] == (0.5,)
+
+
+def test_the_table_says_within_how_many_epochs_a_target_was_not_reached() -> None:
+    one = group(trial("dense", 0), trial("late", 0, (0.1, 0.2, 0.3, 0.9)), trial("late", 1, (0.1, 0.2, 0.3, 0.4)))
+    rows = method_rows(one, looks(["dense", "late"]))
+    (section,) = target_sections(one, rows, TargetRequest({}, (0.7,)), 0.005, "g", default=True)
+    (table,) = section.tables
+    texts = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    assert texts["dense"][:4] == ["1 of 1 seed", "3", "30.0 s", "1.00"]
+    assert texts["late"][0] == "not reached within 4 epochs (1 of 2 seeds)"
+    assert set(texts["late"][1:]) == {"–"}
+    assert "reaches 70 % (" in table.caption
+    assert "not used to choose anything" in section.lines[0]
+    assert not any("time pass" in column.title or "Energy" in column.title for column in table.columns)
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_report_of_a_folder_has_the_table(suite: Any) -> None:
+    suite.add_all()
+    folder = suite.write()
+
+    def tables(*asked: float) -> list[str]:
+        (group,) = build(read(folder), (), asked).groups
+        return [table.caption for section in group.sections for table in section.tables]
+
+    assert [caption.split(" (")[0] for caption in tables()] == ["Until the test accuracy reaches 70.8 %"]  # 71.3 - 0.5
+    assert [caption.split(" (")[0][-4:] for caption in tables(0.6, 0.7)] == ["60 %", "70 %"]
+    stored = json.loads((folder / "suite.json").read_text())
+    stored["commands"][0]["spec"]["targets"] = [0.65]
+    (folder / "suite.json").write_text(json.dumps(stored))
+    write_report(folder)
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "Until the test accuracy reaches 65 % (declared by the command that trained)" in text
