@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge
 
 from suite.method import Context, Method, ReconfigPlan
+from suite.recipe import Tuning
 from suite.registry import register
 
 
@@ -27,6 +28,9 @@ class Dense(Method):
     source: ClassVar[str] = "none: ordinary training"
     replayable: ClassVar[bool] = True
     added_parameters: ClassVar[Mapping[str, Any]] = {"repeat": 1}
+    tuning: ClassVar[Sequence[Tuning]] = (
+        Tuning(trials=0, chosen_on="other", source="it has only its recipe, which belongs to the task"),
+    )
 
     match: str = ""
     repeat: Annotated[int, Ge(1)] = 1

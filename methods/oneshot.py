@@ -6,12 +6,14 @@ Source: PruneTrain (Lym et al., SC 2019), Sec. 2 and Fig. 2, which compares with
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from annotated_types import Interval
 
 from methods.shared.group_lasso import GroupLasso
 from suite.method import Context
+from suite.recipe import Tuning
 from suite.registry import register
 
 
@@ -24,6 +26,10 @@ class OneShot(GroupLasso):
     """
 
     source: ClassVar[str] = "Lym et al., PruneTrain, SC 2019, as a baseline"
+    tuning: ClassVar[Sequence[Tuning]] = (
+        *GroupLasso.tuning,
+        Tuning(trials=0, chosen_on="other", source="`at` is half of the training in all presets"),
+    )
 
     at: Annotated[float, Interval(gt=0, le=1)] = 0.5
 

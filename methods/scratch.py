@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from suite.method import Context, Method, ReconfigPlan
+from suite.recipe import Tuning
 from suite.registry import register
 
 
@@ -24,6 +25,9 @@ class Scratch(Method):
 
     source: ClassVar[str] = "Liu et al., Rethinking the Value of Network Pruning, ICLR 2019"
     replayable: ClassVar[bool] = True
+    tuning: ClassVar[Sequence[Tuning]] = (
+        Tuning(trials=0, chosen_on="other", source="it has only its recipe, which belongs to the task"),
+    )
 
     of: str = "prunetrain"
 

@@ -7,7 +7,7 @@ Source: McDanel, Dinh, Magallanes, "Accelerating DNN Training with Structured Da
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,6 +19,7 @@ from kernels import PruneRule
 from kernels.prune.rule import Mode
 from methods.backends.pruned_gradients import PrunedGradientBackends, Pruning
 from suite.method import Compressed, Context, Density, Method, OpPlan, Site
+from suite.recipe import Tuning
 from suite.registry import register
 
 RGB = 3
@@ -75,6 +76,9 @@ class SDGP(Method):
     source: ClassVar[str] = "McDanel et al., Structured Data Gradient Pruning, ICPR 2022"
     replayable: ClassVar[bool] = True
     random_twin: ClassVar[Mapping[str, Any]] = {"mode": "random"}
+    tuning: ClassVar[Sequence[Tuning]] = (
+        Tuning(trials=0, chosen_on="publication", source="the paper and its code; equal in all presets"),
+    )
 
     n: Annotated[int, Ge(1)] = 2
     m: Annotated[int, Interval(ge=2, le=32)] = 4

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from suite.errors import nearest
 from suite.parameters import can_be_set, check, declared, normal, show
+from suite.recipe import Tuning
 
 
 def check_class(cls: type, base: type, context: type) -> None:
@@ -46,7 +47,7 @@ def check_facts(cls: type) -> None:
     """Check the class variables that name parameters, when the class has its parameters.
 
     Args:
-        cls: A subclass of `suite.method.Method`, which explains `shrinks_network`, `random_twin` and
+        cls: A subclass of `suite.method.Method`, which explains `shrinks_network`, `random_twin`, `tuning` and
             `added_parameters`.
 
     Raises:
@@ -55,6 +56,9 @@ def check_facts(cls: type) -> None:
     shrinks: Any = vars(cls).get("shrinks_network", False)
     if not isinstance(shrinks, bool):
         raise TypeError(f"{cls.__name__}.shrinks_network is {shrinks!r}; allowed: True, False")
+    tuning: Any = vars(cls).get("tuning", ())
+    if not (isinstance(tuning, (tuple, list)) and all(isinstance(one, Tuning) for one in tuning)):
+        raise TypeError(f"{cls.__name__}.tuning is {tuning!r}; write a tuple of suite.recipe.Tuning")
     for name in ("random_twin", "added_parameters"):
         values, where = getattr(cls, name), f"{cls.__name__}.{name}"
         if not isinstance(values, Mapping):

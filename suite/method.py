@@ -76,6 +76,7 @@ from suite.plan import (
     Transform,
     random_key,
 )
+from suite.recipe import Tuning
 from suite.reconfiguration import IndexMap, OtherTrial, ReconfigPlan
 
 __all__ = [
@@ -194,6 +195,7 @@ class Method:
         shrinks_network: Whether a trial may end with a smaller network than it began with.
         random_twin: Parameters and values with which the method selects at random what it otherwise selects by a
             criterion: `{"mode": "random"}`. Empty if it has no such parameter.
+        tuning: How the defaults were chosen, and how many trials that cost, for `describe` and the report.
         added_parameters: Parameters that were added later, with their defaults. A trial's specification omits a
             parameter with this value, so that the ids of earlier trials stay the same.
     """
@@ -205,6 +207,7 @@ class Method:
     shrinks_network: ClassVar[bool] = False
     random_twin: ClassVar[Mapping[str, Any]] = {}
     added_parameters: ClassVar[Mapping[str, Any]] = {}
+    tuning: ClassVar[Sequence[Tuning]] = ()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

@@ -1,4 +1,4 @@
-"""Recipes: optimizer, schedule, batch size, epochs, splits and augmentation of a training."""
+"""Recipes: optimizer, schedule, batch size, epochs, splits, augmentation; and how default values were chosen."""
 
 from __future__ import annotations
 
@@ -13,6 +13,35 @@ from suite.parameters import check
 ADDED: Final = {"crop_padding": "mean", "drop_last": True}
 """Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
 this value, so that the ids of earlier trials stay the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How default values were chosen, and what that cost: data of a method or a task.
+
+    Attributes:
+        trials: Number of trials of this project that were compared for the choice; `None` if it was not recorded.
+        chosen_on: What decided: a `publication`, the accuracy on `validation images` or on `test images`, or `other`
+            reasons, such as the time that a trial may take.
+        source: The publication, or the file with the trials, and what else a reader needs to judge the choice.
+        presets: The presets that have these defaults; empty for all.
+    """
+
+    trials: Annotated[int, Ge(0)] | None
+    chosen_on: Literal["publication", "validation images", "test images", "other"]
+    source: str
+    presets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(Tuning, vars(self), prefix="tuning.")
+
+    def in_words(self) -> str:
+        """Return one line: `quick: 8 trials on validation images (results/...)`."""
+        chosen = {"publication": "published values", "other": "not by accuracy"}.get(self.chosen_on, "")
+        trials = "1 trial" if self.trials == 1 else f"{self.trials} trials"
+        count = "trials not recorded" if self.trials is None else trials
+        what = f"{chosen}, {count}" if chosen else f"{count} on {self.chosen_on}"
+        return f"{', '.join(self.presets)}{': ' if self.presets else ''}{what} ({self.source})"
 
 
 @dataclass(frozen=True, kw_only=True)

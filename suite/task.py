@@ -6,7 +6,7 @@ which implements `prepare` and `load`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from suite.errors import UsageError, nearest
-from suite.recipe import Recipe
+from suite.recipe import Recipe, Tuning
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class Task:
         paper_recipe: The paper whose recipe preset `paper` uses; `none` if there is no such paper.
         paper_recipes: Recipes of papers by name; `--recipe NAME` selects one in preset `paper`. If the name is that of
             a method, the recipe is that of the method's paper.
+        tuning: How the values of `recipes` were chosen, and how many trials that cost.
     """
 
     registered_name: ClassVar[str] = ""
@@ -117,6 +118,7 @@ class Task:
     recipes: ClassVar[Mapping[str, Recipe]] = {}
     paper_recipe: ClassVar[str] = "none"
     paper_recipes: ClassVar[Mapping[str, PaperRecipe]] = {}
+    tuning: ClassVar[Sequence[Tuning]] = ()
 
     def default_model(self, preset: str) -> str:
         """Return the model of `models` that a trial uses if `--model` is not given.

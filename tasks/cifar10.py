@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from suite.recipe import Recipe
+from suite.recipe import Recipe, Tuning
 from suite.registry import register
 from suite.task import DataCopy, PaperRecipe
 from tasks.cifar import Cifar
@@ -93,6 +93,15 @@ class CIFAR10(Cifar):
     models = MODELS
     recipes = RECIPES
     without_data = "--preset smoke or --task digits"
+    tuning = (
+        Tuning(
+            trials=None,
+            chosen_on="other",
+            source="so that a trial takes minutes on two cores; what the learning rate was compared with is not known",
+            presets=("smoke", "quick"),
+        ),
+        Tuning(trials=0, chosen_on="publication", source="the papers of the recipes", presets=("paper",)),
+    )
 
     def prepare(self, data_root: Path, preset: str) -> DataCopy:
         """Prepare the data as `Cifar` does; `smoke` always uses the sample."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from suite.recipe import Recipe
+from suite.recipe import Recipe, Tuning
 from suite.registry import register
 from tasks.cifar import Cifar
 from tasks.paper_recipes import PAPER_RECIPES, PRUNETRAIN
@@ -58,3 +58,12 @@ class CIFAR100(Cifar):
     classes = CLASSES
     models = MODELS
     recipes = RECIPES
+    tuning = (
+        Tuning(
+            trials=None,
+            chosen_on="other",
+            source="as CIFAR-10's, for 10 epochs; not compared with others",
+            presets=("smoke", "quick"),
+        ),
+        Tuning(trials=0, chosen_on="publication", source="the papers of the recipes", presets=("paper",)),
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -27,6 +27,7 @@ from suite.index_spaces import IndexSpace
 from suite.method import Context, Method, ReconfigPlan
 from suite.parameters import declared, show
 from suite.plan import random_key
+from suite.recipe import Tuning
 
 
 class GroupLasso(Method):
@@ -55,6 +56,17 @@ class GroupLasso(Method):
     shrinks_network: ClassVar[bool] = True
     random_twin: ClassVar[Mapping[str, Any]] = {"selection": "random"}
     added_parameters: ClassVar[Mapping[str, Any]] = {"selection": "lasso"}
+    tuning: ClassVar[Sequence[Tuning]] = (
+        Tuning(trials=0, chosen_on="publication", source="PruneTrain's paper and code", presets=("paper",)),
+        Tuning(
+            trials=8,
+            chosen_on="validation images",
+            source="prunetrain on cifar10, resnet9[width=0.25], so that more than 20 % of the inference FLOPs go: "
+            "results/cpu-zen4-2cores/quick-tuning.csv, which has their test accuracies too",
+            presets=("quick",),
+        ),
+        Tuning(trials=None, chosen_on="other", source="thresholds at which channels are removed", presets=("smoke",)),
+    )
 
     ratio: Annotated[float, Interval(gt=0, lt=1)] = 0.2
     threshold: Annotated[float, Gt(0)] = 1e-4

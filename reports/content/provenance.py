@@ -157,8 +157,8 @@ def _differing_rows(differing: Mapping[str, Mapping[str, list[str]]], count: int
 
 
 def _method_table(trials: Sequence[Trial]) -> Table:
-    """List each method with the values of all its parameters, including defaults, and its source if recorded."""
-    columns = tuple(Column(title, numeric=False) for title in ("Method", "All parameters", "Source"))
+    """List each method with all its parameters, its source, and how its defaults were chosen, as far as recorded."""
+    columns = tuple(Column(title, numeric=False) for title in ("Method", "All parameters", "Source", "Defaults chosen"))
     rows: dict[tuple[str, str], tuple[Cell, ...]] = {}
     for trial in trials:
         parameters, source = trial.text("parameters"), _source(trial)
@@ -170,6 +170,7 @@ def _method_table(trials: Sequence[Trial]) -> Table:
                 if parameters not in ("", "{}")
                 else missing_cell("The method has no parameters, or they were not recorded."),
                 Cell(source) if source else missing_cell("No record of a trial names the source."),
+                Cell(tuning) if (tuning := _tuning(trial)) else missing_cell("No trial recorded it."),
             )
     return Table("methods", "Methods", columns, tuple(rows.values()))
 
@@ -179,6 +180,13 @@ def _parameters(text: str) -> str:
         return ", ".join(f"{key}={value}" for key, value in flatten(json.loads(text)).items())
     except json.JSONDecodeError:
         return text  # text that this suite did not write is shown unchanged
+
+
+def _tuning(trial: Trial) -> str:
+    """Return how many trials the method's defaults cost, and on which images they were chosen."""
+    card = trial.provenance.get("method")
+    lines = card.get("tuning") if isinstance(card, Mapping) else None
+    return clean("; ".join(map(_text, lines))) if isinstance(lines, list) else ""
 
 
 def _source(trial: Trial) -> str:

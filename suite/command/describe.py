@@ -9,10 +9,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from docstring_parser import DocstringStyle, parse
+
 from suite import registry
-from suite.command.docstrings import parameter_texts
 from suite.command.options import Parser, program_name
 from suite.errors import UsageError, nearest
+from suite.recipe import Tuning
 from suite.runs.planning import read_names
 from suite.runs.spec import PRESETS
 
@@ -107,6 +109,7 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
         "version": thing.version,
         "shrinks_network": thing.shrinks_network,
         "random_twin": dict(thing.random_twin),
+        "tuning": [dataclasses.asdict(one) for one in thing.tuning],
         "parameters": [
             {
                 "name": name,
@@ -122,6 +125,20 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
     }
 
 
+def parameter_texts(definition: Any) -> dict[str, str]:
+    """Return the description of each parameter of a class or function, from its docstring in Google style, in one line.
+
+    The sections `Attributes:` and `Args:` count. An entry `n, m: ...` describes both parameters. A class that does not
+    describe an inherited parameter takes its parent's text.
+    """
+    found: dict[str, str] = {}
+    for one in reversed(inspect.getmro(definition)) if inspect.isclass(definition) else (definition,):
+        for entry in parse(one.__doc__ or "", style=DocstringStyle.GOOGLE).params:
+            text = " ".join((entry.description or "").split())
+            found |= dict.fromkeys(entry.arg_name.split(", "), text)
+    return found
+
+
 def describe_task(text: str, task: str) -> dict[str, Any]:
     """Return the data, default models and recipes of a task."""
     name = read_names(text, "task", "describe")[0].name
@@ -135,6 +152,7 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
         "classes": thing.num_classes,
         "source": thing.source,
         "paper_recipe": thing.paper_recipe,
+        "tuning": [dataclasses.asdict(one) for one in thing.tuning],
         "default_models": {preset: thing.default_model(preset) for preset in PRESETS},
         "recipes": {preset: dataclasses.asdict(thing.recipe(preset)) for preset in PRESETS},
         "paper_recipes": {
@@ -212,6 +230,11 @@ def as_text(found: dict[str, Any]) -> str:
         elif key == "random_twin":
             values = ", ".join(f"{name}={show(held)}" for name, held in value.items())
             lines.append(f"selects at random with: {values or 'no parameter'}")
+        elif key == "tuning":
+            lines.append("defaults chosen:" if value else "defaults chosen: not declared")
+            for item in value:
+                text = textwrap.wrap(Tuning(**item).in_words(), TEXT_WIDTH)
+                lines += [f"  {line}" for line in text[:1]] + [f"      {line}" for line in text[1:]]
         elif isinstance(value, dict):
             lines.append(f"{key}:" if value else f"{key}: none")
             lines += _block(value)

@@ -105,3 +105,8 @@ def git_facts(root: Path) -> dict[str, Any]:
     # Without optional locks, `status` does not write to the repository. An untracked method may be the one that ran.
     changed = program_output("git", "--no-optional-locks", "-C", str(root), "status", "--porcelain")
     return {"commit": commit, "dirty": bool(changed)}
+
+
+def tuning(definition: Any, preset: str) -> list[str]:
+    """Return in words how the defaults of a method, or the recipes of a task, were chosen for a preset."""
+    return [one.in_words() for one in definition.tuning if preset in one.presets or not one.presets]

@@ -73,7 +73,7 @@ class Trial:
         from suite.network import model_files
         from suite.runs.building import build_trainer, device_of, load_splits
         from suite.runs.progress import ProgressFile
-        from suite.runs.provenance import collect
+        from suite.runs.provenance import collect, tuning
         from suite.training.trainer import Trainer
 
         spec = self.spec
@@ -82,7 +82,11 @@ class Trial:
         device, recipe = device_of(spec), spec.make_recipe()
         use_threads_of_environment()
         provenance.update(collect(device))
-        provenance["method"] = {"source": registry.get("method", spec.method).source}
+        provenance["method"] = {
+            "source": registry.get("method", spec.method).source,
+            "tuning": tuning(registry.get("method", spec.method), spec.preset),
+        }
+        provenance["recipe_tuning"] = tuning(registry.get("task", spec.task), spec.preset)
         spec.check_files()
         progress = ProgressFile(self.folder)  # tells the engine where the trial is
         trainer: Trainer = build_trainer(

@@ -2,13 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
+import pytest
 from toy_suite import ROOT, pdt
 
 from suite import registry
 from suite.command import cli
+from suite.recipe import Tuning
+from suite.runs.spec import PRESETS
 
 
 def test_list_imports_no_torch(folder):
@@ -62,13 +66,47 @@ def test_describe(folder, capsys, forget_toys):
 def test_describe_says_which_controls_a_method_has(capsys):
     for name, shrinks, twin, lines in (
         ("sdgp[n=1]", False, {"mode": "random"}, ("shrinks the network: no", "selects at random with: mode=random")),
-        ("prunetrain", True, {}, ("shrinks the network: yes", "selects at random with: no parameter")),
+        ("scratch", False, {}, ("shrinks the network: no", "selects at random with: no parameter")),
+        ("prunetrain", True, {"selection": "random"}, ("shrinks the network: yes",)),
     ):
         assert cli.main(["describe", name, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["shrinks_network"], found["random_twin"]) == (shrinks, twin)
         assert cli.main(["describe", name]) == 0
         assert {*lines} <= {*capsys.readouterr().out.splitlines()}
+
+
+def test_describe_says_how_the_defaults_were_chosen(capsys):
+    assert cli.main(["describe", "prunetrain", "--json"]) == 0
+    paper, quick, smoke = json.loads(capsys.readouterr().out)["tuning"]
+    assert (paper["trials"], paper["chosen_on"], paper["presets"]) == (0, "publication", ["paper"])
+    assert (quick["trials"], quick["chosen_on"], quick["presets"]) == (8, "validation images", ["quick"])
+    assert (smoke["trials"], smoke["chosen_on"]) == (None, "other")
+    assert cli.main(["describe", "sdgp"]) == 0
+    assert "  published values, 0 trials (the paper and its code; equal in all presets)" in capsys.readouterr().out
+    assert cli.main(["describe", "digits"]) == 0
+    assert "defaults chosen:\n  not by accuracy, trials not recorded (" in capsys.readouterr().out
+
+
+def test_every_method_and_task_declares_how_its_defaults_were_chosen():
+    """No default was chosen on test images; results named as sources exist, with the stated number of trials."""
+    for kind in ("method", "task"):
+        for name in filter(lambda name: registry.is_own(kind, name), registry.names(kind)):
+            tuning = registry.get(kind, name).tuning
+            assert tuning, name
+            assert {preset for one in tuning for preset in one.presets or PRESETS} == {*PRESETS}
+            for one in tuning:
+                assert one.chosen_on != "test images"
+                for path in re.findall(r"results/\S+\.csv", one.source):
+                    rows = [line for line in (ROOT / path).read_text().splitlines()[1:] if not line.startswith("dense")]
+                    assert len(rows) == one.trials
+
+
+def test_tuning_in_words():
+    one = Tuning(trials=1, chosen_on="test images", source="a table", presets=("smoke", "quick"))
+    assert one.in_words() == "smoke, quick: 1 trial on test images (a table)"
+    with pytest.raises(ValueError, match=r"tuning\.chosen_on is 'luck'; allowed: publication, "):
+        Tuning(trials=1, chosen_on="luck", source="")
 
 
 def test_describe_a_model(capsys):

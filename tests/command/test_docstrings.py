@@ -3,7 +3,7 @@
 import pytest
 
 from suite import registry
-from suite.command.docstrings import parameter_texts
+from suite.command.describe import parameter_texts
 from suite.parameters import declared
 
 

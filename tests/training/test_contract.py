@@ -67,6 +67,7 @@ REFUSED = {
         r"Wrong\.random_twin: mode is 'rand'; allowed: best, random",
     ),
     "a random twin that is text": ({"random_twin": "mode=random"}, {}, r"Wrong\.random_twin is 'mode=random'; write a"),
+    "tuning in words": ({"tuning": ("8 trials",)}, {}, r"Wrong\.tuning is .*; write a tuple of suite\.recipe\.Tuning"),
     "an added parameter with another default": (
         {"share": 0.5, "added_parameters": {"share": 1.0}},
         {"share": float},
