@@ -17,7 +17,7 @@ from typing import Any
 from suite import registry
 from suite.errors import UsageError, nearest
 
-VERBS = ("run", "list", "describe", "check", "report", "time", "export", "reproduce")
+VERBS = ("run", "list", "describe", "check", "report", "time", "profile", "export", "reproduce")
 LONGEST_WORD = 300  # characters; longer words of a message are shortened. File names are shorter.
 
 
@@ -105,7 +105,7 @@ def _function(verb: str) -> Callable[[Sequence[str]], int]:
         return reproduce
     from suite.command import verbs
 
-    return {"check": verbs.check, "report": verbs.report, "time": verbs.time}[verb]
+    return {"check": verbs.check, "report": verbs.report, "time": verbs.time, "profile": verbs.profile}[verb]
 
 
 if __name__ == "__main__":

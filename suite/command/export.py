@@ -10,7 +10,7 @@ from suite.command.options import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder import packed
 
-WHOLE = ("suite.json", "results.csv", "report.md", "time.json")  # files of the folder, copied unchanged
+WHOLE = ("suite.json", "results.csv", "report.md", "time.json", "profile.json")  # files of the folder, copied unchanged
 FOLDERS = ("figures", "reproduce")  # subfolders whose files are copied unchanged
 RECORDS = ("trial.json",)  # files of a trial, copied with ~ in place of the home folder
 PACKED = ("epochs.jsonl", "layers.csv")  # files of a trial, compressed

@@ -1,7 +1,8 @@
-"""The verbs `check`, `report` and `time`."""
+"""The verbs `check`, `report`, `time` and `profile`."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,14 +99,10 @@ def time(arguments: Sequence[str]) -> int:
         metavar="N",
         help="pairs of steps for each stage of a trial, at least 10 (default: 30, or fewer if steps take long)",
     )
-    parser.add_argument("--threads", metavar="N", help="threads of torch (default: those of the trials)")
-    parser.add_argument("--busy", action="store_true", help="measure even if other programs use the machine")
-    typed = parser.read(arguments)
-    folder = files.read_path(typed.folder, "time")
+    typed = _read_pass(parser, arguments)
+    folder = _suite_folder(typed.folder, "time")
     pairs = _integer(typed.pairs, "--pairs", 10, 100_000)
     threads = _integer(typed.threads, "--threads", 1, 1000)
-    if not any((folder / name).exists() for name in ("suite.json", "results.csv", "trials")):
-        raise UsageError(f"time {folder}: not the folder of a suite: no suite.json, results.csv or trials")
 
     from suite.timing import time_pass
 
@@ -113,6 +110,57 @@ def time(arguments: Sequence[str]) -> int:
         complete = time_pass.run(folder, typed.methods or "", pairs, threads, typed.busy)
     report([typed.folder])
     return 0 if complete else 1
+
+
+def profile(arguments: Sequence[str]) -> int:
+    """Measure where the time of a training step goes, and update the report with it.
+
+    Returns:
+        1 if a method could not be measured, otherwise 0.
+    """
+    parser = Parser(
+        prog=f"{program_name()} profile",
+        description="Measure where the time of a training step goes, by part, layer and product, for each method and "
+        "for dense training.",
+    )
+    parser.add_argument("folder", metavar="DIR", help="output folder of a command")
+    parser.add_argument("--methods", metavar="LIST", help="methods to measure (default: all of the folder)")
+    parser.add_argument(
+        "--rounds",
+        metavar="N",
+        help="steps with clocks for each stage, and as many without, at least 6 (default: 20, or fewer if steps take "
+        "long)",
+    )
+    parser.add_argument(
+        "--all-stages",
+        action="store_true",
+        help="measure every stage of a trial (default: the first and the last)",
+    )
+    typed = _read_pass(parser, arguments)
+    folder = _suite_folder(typed.folder, "profile")
+    rounds = _integer(typed.rounds, "--rounds", 6, 100_000)
+    threads = _integer(typed.threads, "--threads", 1, 1000)
+
+    from suite.profiling import profile_pass
+
+    with files.errors_of(folder):
+        complete = profile_pass.run(folder, typed.methods or "", rounds, threads, typed.all_stages, typed.busy)
+    report([typed.folder])
+    return 0 if complete else 1
+
+
+def _read_pass(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the options of a pass, with those that all passes have."""
+    parser.add_argument("--threads", metavar="N", help="threads of torch (default: those of the trials)")
+    parser.add_argument("--busy", action="store_true", help="measure even if other programs use the machine")
+    return parser.read(arguments)
+
+
+def _suite_folder(text: str, verb: str) -> Path:
+    folder = files.read_path(text, verb)
+    if not any((folder / name).exists() for name in ("suite.json", "results.csv", "trials")):
+        raise UsageError(f"{verb} {folder}: not the folder of a suite: no suite.json, results.csv or trials")
+    return folder
 
 
 def _integer(text: str | None, option: str, least: int, most: int) -> int | None:

@@ -29,13 +29,14 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """Return the output, (N, K, P, Q) or (K, P, Q), of an input (N, C, H, W) or (C, H, W)."""
         sampled = is_sampled(self.weight, self.stride) and input.ndim in (3, 4)  # type: ignore[arg-type]
-        if not (self.planned or sampled) or not _types_agree(self, input):
+        through_op = self.planned or self.step_state.clock is not None
+        if not (through_op or sampled) or not _types_agree(self, input):
             return super().forward(input)
         activation = input if input.ndim == 4 else input.unsqueeze(0)
         mode, padding = self._explicit_padding()
         if mode:
             activation = F.pad(activation, padding, mode)
-        if self.planned:
+        if through_op:
             out = _planned_product(self, activation)
         else:
             out = TORCH.forward(activation, self.weight, self.bias, self.geometry)
@@ -70,7 +71,8 @@ class PlannedLinear(PlannedLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output, (..., K), of an input (..., C)."""
-        if not self.planned or not _types_agree(self, input):
+        through_op = self.planned or self.step_state.clock is not None
+        if not through_op or not _types_agree(self, input):
             return super().forward(input)
         out = _planned_product(self, input.reshape(-1, input.shape[-1]))
         return out.reshape(*input.shape[:-1], self.out_features)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import MutableMapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from suite.plan import Density, Keys, Layer, OpPlan, Site
+
+
+class ProductClock(Protocol):
+    """Measures the parts of a step (`suite.cost.step_clock`)."""
+
+    def span(self, part: str, layer: str) -> AbstractContextManager[None]:
+        """Return a context whose time is added to a part of the step, for one layer."""
 
 
 @dataclass
@@ -23,12 +31,15 @@ class StepState:
         step: Number of optimizer steps attempted since the trial began.
         slot: `rank * micro_batches + micro_batch`.
         keys: Source of the random keys while a step is captured in a CUDA graph; otherwise `None`.
+        clock: Clock that times each product while a step is profiled; otherwise `None`. With a clock, layers without a
+            plan compute their gradients by separate calls, too.
     """
 
     seed: int = 0
     step: int = 0
     slot: int = 0
     keys: Keys | None = None
+    clock: ProductClock | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepState:
         return self

@@ -8,6 +8,7 @@ therefore stay plain Python, are called in every step with the site of that step
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,8 @@ from suite.errors import UsageError
 from suite.network.backends import TORCH
 from suite.network.planned_layer import PlannedLayer, layer_of
 from suite.plan import Backend, Compact, Compressed, Geometry, Operand, OpPlan, Site, takes_compressed
+
+_UNTIMED = nullcontext()
 
 
 def planned_op(activation: Tensor, weight: Tensor, bias: Tensor | None, layer: PlannedLayer) -> Tensor:
@@ -63,13 +66,18 @@ class _Call:
     def backend(self) -> Backend:
         return self.plan.backend or TORCH
 
+    def timed(self, part: str) -> AbstractContextManager[None]:
+        """Return the context of a product or of pruning; it does nothing unless the step is profiled."""
+        return _UNTIMED if (clock := self.layer.step_state.clock) is None else clock.span(part, self.layer.name)
+
     def transformed(self, operand: Operand, tensor: Tensor) -> Any:
         """Return an operand after the plan's transform for it, if there is one."""
         transform = getattr(self.plan, operand)
         if transform is None:
             return tensor
         state = self.layer.step_state
-        found = transform(tensor, Site(self.layer.name, operand, self.step, self.slot, state.seed, state.keys))
+        with self.timed("pruning"):
+            found = transform(tensor, Site(self.layer.name, operand, self.step, self.slot, state.seed, state.keys))
         if isinstance(found, Compressed):
             self._check(found, operand, tensor)
         return found
@@ -133,9 +141,11 @@ def _multiply(call: _Call, activation: Tensor, weight: Tensor, bias: Tensor | No
     """Return the output, and the weight that was used for it."""
     with torch.autocast(activation.device.type, enabled=False):
         # The transform receives the master weight without autocast, as in a compiled graph and in `forward_weight`.
-        used = call.transformed("weight_forward", weight).to(activation.dtype)
-        bias = None if bias is None else bias.to(activation.dtype)
-        out = call.backend.forward(activation, used, bias, call.geometry)
+        used = call.transformed("weight_forward", weight)
+        with call.timed("forward"):
+            used = used.to(activation.dtype)
+            bias = None if bias is None else bias.to(activation.dtype)
+            out = call.backend.forward(activation, used, bias, call.geometry)
     if call.layer.training:  # an evaluation is not part of a training step
         call.meter("forward", None, used)
     return out, used
@@ -154,7 +164,8 @@ def _gradients(
             needs_dense = plan.grad_dgrad or plan.grad_wgrad or plan.backend
             if not needs_dense and _balanced(shared, weight, call.geometry.groups):
                 return _compact_gradients(call, shared, activation, weight, needs)
-            shared = torch.zeros_like(grad).index_copy_(1, shared.kept, shared.values)
+            with call.timed("pruning"):
+                shared = torch.zeros_like(grad).index_copy_(1, shared.kept, shared.values)
         return _full_gradients(call, _Shared(shared), activation, weight, needs)
 
 
@@ -174,7 +185,8 @@ class _Shared:
         found = self._grad if getattr(call.plan, operand) is None else call.transformed(operand, self.dense)
         if not isinstance(found, Compressed) or takes_compressed(call.backend, product):
             return found
-        return self.dense if found is self._grad else found.dense()
+        with call.timed("pruning"):
+            return self.dense if found is self._grad else found.dense()
 
     def bias_gradient(self) -> Tensor:
         """Return the sum of each channel, (K,)."""
@@ -191,16 +203,19 @@ def _full_gradients(
     grad_activation = grad_weight = grad_bias = None
     if needs_activation:
         operand = shared.operand_of(call, "dgrad")
-        grad_activation = call.backend.dgrad(operand, weight, activation, call.geometry)
+        with call.timed("dgrad"):
+            grad_activation = call.backend.dgrad(operand, weight, activation, call.geometry)
         call.meter("dgrad", operand, weight)
     # The bias gradient uses the shared operand. If the weight gradient uses it too, one call computes both.
     with_bias = needs_bias and needs_weight and call.plan.grad_wgrad is None
     if needs_weight:
         operand = shared.operand_of(call, "wgrad")
-        grad_weight, grad_bias = call.backend.wgrad(operand, activation, weight, call.geometry, with_bias)
+        with call.timed("wgrad"):
+            grad_weight, grad_bias = call.backend.wgrad(operand, activation, weight, call.geometry, with_bias)
         call.meter("wgrad", operand, weight)
     if needs_bias and not with_bias:
-        grad_bias = shared.bias_gradient()
+        with call.timed("wgrad"):
+            grad_bias = shared.bias_gradient()
     return grad_activation, grad_weight, grad_bias
 
 
@@ -212,18 +227,20 @@ def _compact_gradients(
     kept, values, out_channels = shared.kept, shared.values, weight.shape[0]
     share = kept.numel() / out_channels
     grad_activation = grad_weight = grad_bias = None
-    small = weight.index_select(0, kept)
+    with call.timed("pruning"):
+        small = weight.index_select(0, kept)
     if needs_activation:
-        empty = kept.numel() == 0
-        grad_activation = (
-            torch.zeros_like(activation) if empty else TORCH.dgrad(values, small, activation, call.geometry)
-        )
+        with call.timed("dgrad"):
+            grad_activation = (
+                TORCH.dgrad(values, small, activation, call.geometry) if kept.numel() else torch.zeros_like(activation)
+            )
         call.layer.meter.add("dgrad", share)
     if needs_weight:
-        grad_weight = torch.zeros_like(weight)
-        if kept.numel():
-            part, _ = TORCH.wgrad(values, activation, small, call.geometry, False)
-            grad_weight.index_copy_(0, kept, part)
+        with call.timed("wgrad"):
+            grad_weight = torch.zeros_like(weight)
+            if kept.numel():
+                part, _ = TORCH.wgrad(values, activation, small, call.geometry, False)
+                grad_weight.index_copy_(0, kept, part)
         call.layer.meter.add("wgrad", share)
     if needs_bias:
         sums = values.sum([axis for axis in range(values.ndim) if axis != 1])
@@ -247,12 +264,9 @@ def _empty_like(description: tuple[Any, ...]) -> Tensor:
 
 def _in_types_of(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Return the gradients in the types of their parameters."""
-    grad_activation, grad_weight, grad_bias = gradients
-    return (
-        grad_activation,
-        None if grad_weight is None else grad_weight.to(ctx.weight_dtype),
-        None if grad_bias is None else grad_bias.to(ctx.bias_dtype),
-    )
+    grad_activation, *others = gradients
+    types = (ctx.weight_dtype, ctx.bias_dtype)
+    return (grad_activation, *(None if one is None else one.to(to) for one, to in zip(others, types, strict=True)))
 
 
 @torch.library.custom_op("pdt::planned_forward", mutates_args=())

@@ -49,7 +49,7 @@ def find_candidates(folder: Path, verb: str, methods: str = "", with_dense: bool
         folder: Folder of a suite.
         verb: Verb of the command, for messages.
         methods: Comma list of methods, with or without their parameters; all methods if it is empty.
-        with_dense: Whether the baseline is one of them.
+        with_dense: Whether the baseline may be one of them: if it is named, or the folder has no other method.
 
     Raises:
         UsageError: The folder has no results, or no finished trial of one of the methods.
@@ -62,6 +62,8 @@ def find_candidates(folder: Path, verb: str, methods: str = "", with_dense: bool
                 by_label.setdefault(label(trial), []).append(trial)
         for name, trials in by_label.items():
             found.append(_candidate(folder, group.key, name, min(trials, key=seed_of)))
+    if not methods:
+        found = [one for one in found if one.label != BASELINE] or found
     if not found:
         which = "no method" if with_dense else f"no method other than {BASELINE}"
         raise UsageError(f"{verb} {folder}: {which} has a finished trial")

@@ -45,7 +45,7 @@ def run_pass(
         entry_of: Measures a candidate with a number of threads; raises `UsageError` if it cannot be run again.
         line: Returns what to print for a method and its entry.
         show: Function that prints a line.
-        with_dense: Whether dense training is one of the methods.
+        with_dense: Whether dense training may be one of the methods (`find_candidates`).
 
     Returns:
         Whether every method could be measured.

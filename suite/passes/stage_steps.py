@@ -31,7 +31,7 @@ class Steps:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._batches = trainer, trainer.splits.train
+        self.trainer, self._batches = trainer, trainer.splits.train
         self._left = 0
         self._running: Iterator[tuple[Tensor, Tensor]] = iter(())
         self.num_samples = self._batches.num_samples
@@ -41,7 +41,7 @@ class Steps:
     @property
     def seconds(self) -> float:
         """Seconds of training so far, as a trial's clock counts them."""
-        return self._trainer.clock.seconds["train"]
+        return self.trainer.clock.seconds["train"]
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of batches of a whole epoch."""
@@ -49,11 +49,15 @@ class Steps:
 
     def epoch(self, epoch: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the next batch only."""
-        yield next(self._running)
+        yield self.next_batch()
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """Return the next batch of the epoch that is repeated."""
+        return next(self._running)
 
     def __call__(self) -> None:
         """Run a step."""
-        ctx, recipe = self._trainer.ctx, self._trainer.recipe
+        ctx, recipe = self.trainer.ctx, self.trainer.recipe
         if not self._left:
             self._left = self.steps_per_epoch(ctx.batch_size)
             if not recipe.drop_last and self.num_samples % ctx.batch_size and self._left > 1:
@@ -61,8 +65,8 @@ class Steps:
             self._running = self._batches.epoch(ctx.epochs_done, ctx.batch_size)
             ctx.batch_index = 0
         self._left -= 1
-        with self._trainer.clock.span("train"):
-            self.cost = self._trainer.train_epoch()
+        with self.trainer.clock.span("train"):
+            self.cost = self.trainer.train_epoch()
 
 
 def trainer_of_stage(spec: TrialSpec, trials: Path, splits: Any, epoch: int) -> Trainer:

@@ -1,0 +1,198 @@
+"""Profiles steps of a stage and of dense, in a process of their own (`suite.profiling.profile_pass`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from suite.cost.flops import PRODUCTS
+from suite.cost.interleaved import ratio_of
+from suite.cost.roofline import Machine, measure_machine, moved_bytes
+from suite.cost.step_clock import PARTS, Key
+from suite.errors import UsageError
+from suite.network.layers import backend_name
+from suite.network.planned_layer import PlannedLayer
+from suite.passes.stage_steps import Steps, other_cost, trainer_of_stage, warm_up
+from suite.profiling.clocked_steps import ProfiledSteps
+from suite.runs.building import build_trainer, device_of, load_splits
+from suite.runs.provenance import collect
+from suite.runs.spec import TrialSpec
+from suite.runs.stages import Cost
+
+FEWEST_ROUNDS = 6
+WARM_UPS = 2  # of steps with clocks
+
+
+class Samples:
+    """Measured steps of one trainer.
+
+    Attributes:
+        plain, clocked: Seconds of each step without and with clocks.
+        parts: Seconds of the parts of each step with clocks.
+    """
+
+    def __init__(self, steps: ProfiledSteps) -> None:
+        self.steps = steps
+        self.plain: list[float] = []
+        self.clocked: list[float] = []
+        self.parts: list[dict[Key, float]] = []
+
+    def measure_plain(self) -> None:
+        """Measure a step without clocks."""
+        self.plain.append(self.steps.plain())
+
+    def measure_clocked(self) -> None:
+        """Measure a step with clocks."""
+        self.clocked.append(self.steps.clocked())
+        self.parts.append(self.steps.parts)
+
+
+def measure(
+    spec: Mapping[str, Any],
+    dense: Mapping[str, Any] | None,
+    trials: str,
+    epoch: int,
+    cost: Mapping[str, Any],
+    executed_before: float,
+    rounds: int,
+    limit_s: float,
+    device: str,
+) -> dict[str, Any]:
+    """Profile steps of one stage of a trial, in turn with dense steps.
+
+    Args:
+        spec: Specification of the trial.
+        dense: Specification of dense training; `None` if that is the trial.
+        trials: Folder of the trials.
+        epoch: First epoch of the stage.
+        cost: Fields of the `Cost` of the stage.
+        executed_before: FLOPs that a step before the stage executed.
+        rounds: Number of rounds. Each has a step with clocks and one without, of the trial and of dense.
+        limit_s: Seconds that the rounds may take; fewer are measured if they take longer, but never fewer than 6.
+        device: Not used; the specification has it.
+
+    Returns:
+        `method`, `dense` and `ratio`, as in `suite.runs.folder.profiles.StageProfile`; `machine`; `provenance`; or only
+        `error`: why the stage cannot be measured.
+    """
+    try:
+        own = TrialSpec.from_json(spec)
+        own.check_files()
+        place = device_of(own)
+        provenance = collect(place)
+        splits = load_splits(own)
+        steps = [ProfiledSteps(Steps(trainer_of_stage(own, Path(trials), splits, epoch)))]
+        if dense is not None:
+            steps.append(ProfiledSteps(Steps(build_trainer(TrialSpec.from_json(dense), Path(trials), splits))))
+    except UsageError as error:
+        return {"error": str(error)}
+    for one in steps:
+        warm_up(one.steps)
+    expected = Cost(**{**cost, "flops": tuple(cost["flops"])})
+    if reason := other_cost(steps[0].steps, expected, executed_before):
+        return {"error": reason}
+    machine = measure_machine(place, steps[0].trainer.dtype)
+    samples = [Samples(one) for one in steps]
+    seconds = sum([one.clocked() + one.plain() for _ in range(WARM_UPS) for one in steps]) / WARM_UPS
+    run_rounds(samples, max(FEWEST_ROUNDS, min(rounds, int(limit_s / max(seconds, 1e-9)))))
+    machine = machine.better(measure_machine(place, steps[0].trainer.dtype))
+    profiles = [summary(one, machine) for one in samples]
+    return {
+        "method": profiles[0],
+        "dense": profiles[1] if dense is not None else None,
+        "ratio": interval(samples[0].plain, samples[1].plain) if dense is not None else None,
+        "machine": {
+            "macs_per_s": machine.macs_per_s,
+            "copies": [{"bytes": size, "bytes_per_s": rate} for size, rate in machine.copies],
+        },
+        "provenance": provenance,
+    }
+
+
+def run_rounds(samples: Sequence[Samples], rounds: int) -> None:
+    """Measure steps in turn, in an order that is reversed in every second round."""
+    calls = [call for one in samples for call in (one.measure_plain, one.measure_clocked)]
+    for index in range(rounds):
+        for call in calls if index % 2 == 0 else reversed(calls):
+            call()
+
+
+def summary(samples: Samples, machine: Machine) -> dict[str, Any]:
+    """Return the fields of `suite.runs.folder.profiles.StepProfile`."""
+    chosen = faster_half(samples.clocked)
+    keys = dict.fromkeys(key for index in chosen for key in samples.parts[index])
+    seconds = {key: sum(samples.parts[index].get(key, 0.0) for index in chosen) / len(chosen) for key in keys}
+    plain = faster_half(samples.plain)
+    return {
+        "batch_size": samples.steps.trainer.ctx.batch_size,
+        "rounds": len(samples.clocked),
+        "step_s": sum(samples.plain[index] for index in plain) / len(plain),
+        "clocked_s": sum(samples.clocked[index] for index in chosen) / len(chosen),
+        "clocks": interval(samples.clocked, samples.plain),
+        "parts": {part: sum(value for (name, _), value in seconds.items() if name == part) for part in PARTS},
+        "layers": [_layer(name, samples.steps, seconds, machine) for name in samples.steps.trainer.ledger.dense],
+    }
+
+
+def faster_half(seconds: Sequence[float]) -> list[int]:
+    """Return the indices of the faster half of measured times, which other programs disturbed least."""
+    return sorted(range(len(seconds)), key=lambda index: seconds[index])[: (len(seconds) + 1) // 2]
+
+
+def interval(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
+    """Return the median ratio of times that were measured next to each other, with its interval."""
+    found = ratio_of(first, second)
+    return {"ratio": found.median, "low": found.low, "high": found.high}
+
+
+def _layer(name: str, steps: ProfiledSteps, seconds: Mapping[Key, float], machine: Machine) -> dict[str, Any]:
+    """Return the fields of `suite.runs.folder.profiles.LayerProfile`."""
+    trainer = steps.trainer
+    built = trainer.ledger.dense[name]
+    cost, layer = trainer.ledger.current.get(name), trainer.ctx.layers.get(name)
+    products: dict[str, Any] = {}
+    for product in PRODUCTS:
+        if not built.flops(product):
+            continue
+        flops = steps.flops[name][product]
+        timed = isinstance(layer, PlannedLayer) and cost is not None
+        bound = None
+        if timed and flops["current"]:
+            moved = _moved_bytes(steps, name, product, flops["executed"] / flops["current"])
+            bound = {"bytes": moved, **dataclasses.asdict(machine.bound(flops["executed"] / 2, moved))}
+        products[product] = {
+            **flops,
+            "seconds": seconds.get((product, name), 0.0) if timed else None,
+            "bound": bound,
+        }
+    return {
+        "name": name,
+        "kind": built.kind,
+        "in_channels": cost.in_channels if cost else 0,
+        "out_channels": cost.out_channels if cost else 0,
+        "kernel": built.kernel,
+        "input": built.input,
+        "output": built.output,
+        "backend": backend_name(layer) if layer is not None else "torch",
+        "products": products,
+        "pruning_s": seconds.get(("pruning", name), 0.0),
+    }
+
+
+def _moved_bytes(steps: ProfiledSteps, name: str, product: str, executed: float) -> float:
+    """Return the bytes that a product of a planned layer must move in a step."""
+    trainer = steps.trainer
+    cost, weight = trainer.ledger.current[name], trainer.ctx.layers[name].weight
+    images = trainer.ctx.batch_size
+    multiplied = cost.macs / max(weight[0].numel(), 1)  # elements of O
+    # A convolution with a stride may leave out elements of A.
+    read = min(cost.input_elements, multiplied / cost.out_channels * cost.in_channels * cost.kernel[0] * cost.kernel[1])
+    activation, output, weights = images * read, images * multiplied, float(weight.numel())
+    operands = {
+        "forward": (weights, activation, output),
+        "dgrad": (output, weights, float(images * cost.input_elements)),
+        "wgrad": (output, activation, weights),
+    }
+    return moved_bytes(*operands[product], executed, trainer.dtype.itemsize)
