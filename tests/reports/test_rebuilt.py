@@ -29,10 +29,10 @@ def numbers(text: str) -> dict[str, list[str]]:
 
     References to notes and marks of disturbed times are left out: whether a time was disturbed is in the trials'
     records, which the earliest committed suites do not have. The verdict, and marks of comparisons that are not
-    certain, are left out because earlier reports do not have them, and so is the first table.
+    certain, are left out because earlier reports do not have them, and so are the first table and target accuracies.
     """
     shown = re.split(r"\n## (?:Can I trust|What went wrong|Failed trials)", text.partition("\n## ")[2])[0]
-    shown = re.sub(r"\n### Verdict\n.*?(?=\n### )", "", shown, flags=re.DOTALL)
+    shown = re.sub(r"\n### (Verdict|Cost until a target accuracy)\n.*?(?=\n##|$)", "", f"{shown}\n", flags=re.DOTALL)
     shown = re.sub(r" \(not certain, as one of \d+ comparisons\)", "", shown)
     found: dict[str, list[str]] = {}
     for line in shown.splitlines():
