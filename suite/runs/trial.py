@@ -101,8 +101,11 @@ class Trial:
             provenance["not_counted"] = list(trainer.not_counted)
         if unplanned := trainer.hooks.not_planned:
             provenance["not_planned"] = [f"{name}: {reason}" for name, reason in unplanned.items()]
+        energy = count_energy(trainer.clock, device)
         provenance["pruning"] = kernels.backends_in_use()
         progress.resumed_after = self._resume(trainer, provenance)
+        lost = trainer.clock.joules is None and not energy.startswith("not measured")
+        provenance["energy"] = "not measured (an earlier attempt did not count it)" if lost else energy
         if provenance["pruning"]:
             provenance["kernels"] = without_home("; ".join(map(kernels.backend_report, provenance["pruning"])))
         self.provenance = provenance
@@ -216,15 +219,12 @@ class Trial:
         from suite import files
         from suite.cost.timing import images_per_second
 
-        ledger, progress, seconds = trainer.ledger, trainer.progress, trainer.clock.seconds
+        ledger, progress = trainer.ledger, trainer.progress
         last_epoch = trainer.ctx.epochs_done + (trainer.ctx.batch_index > 0)
         files.write(self.folder / "layers.csv", ledger.to_csv(last_epoch))
         flops = {f"train_flops_{column}": value for column, value in ledger.train_flops.items()}
         result: dict[str, Any] = {
-            "train_time_s": trainer.clock.training,
-            "eval_time_s": seconds["eval"],
-            "reconfigure_time_s": seconds["reconfigure"],
-            "compile_time_s": seconds["compile"],
+            **trainer.clock.columns(),
             "wall_time_s": self._wall_time,
             **flops,
             "inference_flops_dense": ledger.inference_flops_dense,
@@ -249,6 +249,18 @@ class Trial:
                 "inference_images_per_s": images_per_second(trainer),
             }
         return {column: value for column, value in result.items() if value is not None}
+
+
+def count_energy(clock: Any, device: Any) -> str:
+    """Count energy in the spans of a clock where a counter can be read; return what is counted, or why nothing is."""
+    from suite.cost.energy import NoCounter, open_counter
+
+    try:
+        counter = open_counter(device)
+    except NoCounter as error:
+        return f"not measured ({error})"
+    clock.count_energy(counter)
+    return counter.source
 
 
 def comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -281,14 +281,11 @@ class Trainer:
     def _complete(self, record: Record, reconfigured: bool) -> None:
         """Add counted and measured cost to an epoch's record, and keep it."""
         self.progress.best_accuracy = max(self.progress.best_accuracy, record["test_accuracy"])
-        seconds, ledger = self.clock.seconds, self.ledger
+        ledger = self.ledger
         record |= {
             "epoch": self.ctx.epochs_done,
             "epochs_left": self._epochs_left(),
-            "train_time_s": self.clock.training,
-            "eval_time_s": seconds["eval"],
-            "reconfigure_time_s": seconds["reconfigure"],
-            "compile_time_s": seconds["compile"],
+            **self.clock.columns(),
             "train_flops": dict(ledger.train_flops),
             "params": sum(parameter.numel() for parameter in self.model.parameters()),
             "inference_flops": ledger.inference_flops(),
