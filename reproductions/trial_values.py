@@ -71,18 +71,16 @@ def final_model(data: ReproductionData, trial: Trial) -> nn.Module:
 
 def image_shape(data: ReproductionData, trial: Trial) -> tuple[int, int, int]:
     """Return the shape of a trial's images, (C, H, W)."""
-    from suite import registry
+    from suite.runs.building import inputs_of
 
-    shape: tuple[int, int, int] = registry.get("task", data.specs[trial.name].task).input_shape
-    return shape
+    return inputs_of(data.specs[trial.name]).shape
 
 
 def classes(data: ReproductionData, trial: Trial) -> int:
     """Return the number of classes of a trial's task."""
-    from suite import registry
+    from suite.runs.building import inputs_of
 
-    count: int = registry.get("task", data.specs[trial.name].task).num_classes
-    return count
+    return inputs_of(data.specs[trial.name]).classes
 
 
 def share_of_dense(column: str) -> Callable[[Trial], float | None]:

@@ -27,17 +27,32 @@ class DataCopy:
         checksum: SHA-256, in hex, of the decoded images and labels. It is part of the trial's id.
         path: File or folder that `Task.load` reads; empty if the data is part of a package.
         note: One line for log and report that describes the copy and what follows for its numbers.
+        num_classes: Number of classes that were found; 0 for a task whose classes are fixed.
+        image_size: Height and width of images that follow from those that were found; 0 for a task of one size.
     """
 
     kind: str
     checksum: str
     path: str = ""
     note: str = ""
+    num_classes: int = 0
+    image_size: int = 0
+
+    def fields(self) -> dict[str, Any]:
+        """Return every field by name, without the numbers that are 0."""
+        return {name: value for name, value in vars(self).items() if value != 0}
 
     @property
     def label(self) -> str:
         """The column `data_copy`: the kind and the first 8 digits of the checksum."""
         return f"{self.kind}-{self.checksum[:8]}"
+
+
+class Inputs(NamedTuple):
+    """What a network of a task receives and returns: images of shape (C, H, W), and the number of classes."""
+
+    shape: tuple[int, int, int]
+    classes: int
 
 
 class Batches(Protocol):
@@ -136,7 +151,18 @@ class Task:
         """
         return self._of_preset("recipes", preset)
 
-    def prepare(self, data_root: Path, preset: str) -> DataCopy:
+    def inputs(self, recipe: Recipe, copy: DataCopy | None = None) -> Inputs:
+        """Return the shape of the images that a network receives, and the number of classes.
+
+        By default, `input_shape` and `num_classes`. A task whose recipe or data determines them overrides this method.
+
+        Args:
+            recipe: Recipe of the trial.
+            copy: Result of `prepare`; `None` while a command is checked before the data is searched.
+        """
+        return Inputs(self.input_shape, self.num_classes)
+
+    def prepare(self, data_root: Path, preset: str, recipe: Recipe | None = None) -> DataCopy:
         """Find or download the data and describe the copy; called once per command, before the first trial.
 
         What takes long to decode is decoded here, once, into a file with a checksum (`tasks.sources.cache`).
@@ -144,6 +170,7 @@ class Task:
         Args:
             data_root: Value of `--data-root`.
             preset: `smoke`, `quick` or `paper`.
+            recipe: Recipe of the trials; `None` for the recipe of the preset.
 
         Raises:
             suite.errors.MissingData: If the data is missing; one line with the folder that was searched, the option

@@ -49,7 +49,7 @@ class Cifar(Task):
     classes: ClassVar[tuple[str, ...]]
     without_data: ClassVar[str] = "--task digits"
 
-    def prepare(self, data_root: Path, preset: str) -> DataCopy:
+    def prepare(self, data_root: Path, preset: str, recipe: Recipe | None = None) -> DataCopy:
         """Find the images in the data root, or download them, and decode them once.
 
         The search order is: the published batches, unpacked, then packed; image files in

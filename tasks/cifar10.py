@@ -103,11 +103,11 @@ class CIFAR10(Cifar):
         Tuning(trials=0, chosen_on="publication", source="the papers of the recipes", presets=("paper",)),
     )
 
-    def prepare(self, data_root: Path, preset: str) -> DataCopy:
+    def prepare(self, data_root: Path, preset: str, recipe: Recipe | None = None) -> DataCopy:
         """Prepare the data as `Cifar` does; `smoke` always uses the sample."""
         if preset == "smoke":
             return DataCopy("sample", decoded_sample().checksum(), note=SAMPLE_NOTE)
-        return super().prepare(data_root, preset)
+        return super().prepare(data_root, preset, recipe)
 
     def decoded(self, copy: DataCopy) -> tuple[DecodedImages, str]:
         """Return the images as `Cifar` does; a copy without a path is the sample."""

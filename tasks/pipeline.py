@@ -63,7 +63,7 @@ class ImageTask(Task):
         """
         raise self._undefined("read_images()")
 
-    def prepare(self, data_root: Path, preset: str) -> DataCopy:
+    def prepare(self, data_root: Path, preset: str, recipe: Recipe | None = None) -> DataCopy:
         """Read the images, check them against `input_shape` and `num_classes`, and return their checksum.
 
         Raises:

@@ -176,8 +176,8 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
     }
     shape, classes = own.get("input_shape", DEFAULT_SHAPE), own.get("num_classes", DEFAULT_CLASSES)
     if task:
-        described = registry.get("task", task)
-        shape, classes = described.input_shape, described.num_classes
+        described = registry.get("task", task)()
+        shape, classes = described.inputs(described.recipe("quick"))
     choice.check_size(shape, classes)
     model = choice.build(shape, classes)
     counts = count(model, shape)

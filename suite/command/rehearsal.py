@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +16,9 @@ from suite import registry
 from suite.choices import build_method, build_model
 from suite.errors import UsageError
 from suite.files import canonical_json
+from suite.runs.building import inputs_of
 from suite.runs.spec import TrialSpec
-from suite.task import DataCopy
+from suite.task import DataCopy, Inputs
 from suite.training.hooks import Hooks
 
 BLANK_IMAGES = 2
@@ -37,30 +37,31 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
     for trial in trials:
         what = (trial.method, trial.parameters, trial.model, trial.task, trial.recipe, trial.preset, trial.dtype)
         distinct.setdefault(canonical_json([*what, trial.device]), trial)
-    network: tuple[tuple[str, str], nn.Module] | None = None
+    network: tuple[tuple[str, str, Inputs], nn.Module] | None = None
     images: dict[str, int] = {}  # number of training images by task and recipe
     for trial in sorted(distinct.values(), key=lambda trial: (trial.task, trial.model)):
         task = registry.get("task", trial.task)()
-        if network is None or network[0] != (trial.task, trial.model):
-            model = build_model(trial.model, task.input_shape, task.num_classes)
-            _check_outputs(model, trial, task)
-            network = (trial.task, trial.model), model
+        inputs = inputs_of(trial)
+        if network is None or network[0] != (trial.task, trial.model, inputs):
+            model = build_model(trial.model, *inputs)
+            _check_outputs(model, trial, inputs)
+            network = (trial.task, trial.model, inputs), model
         recipe = {name: value for name, value in trial.recipe.items() if name != "epochs"}  # the images are the same
         data = canonical_json([trial.task, recipe, trial.data_copy])
         if data not in images:
             splits = task.load(DataCopy(**trial.data_copy), trial.make_recipe(), trial.seed, torch.device("cpu"))
             images[data] = splits.train.num_samples
-        _begin(trial, task, copy.deepcopy(network[1]), images[data])
+        _begin(trial, inputs, copy.deepcopy(network[1]), images[data])
 
 
-def _check_outputs(model: nn.Module, trial: TrialSpec, task: Any) -> None:
+def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs) -> None:
     """Check that the network maps images of the task to its classes.
 
     Raises:
         UsageError: The forward pass fails, or does not return a tensor (N, classes).
     """
     where = f"{trial.model} on task {trial.task}"
-    shape = tuple(task.input_shape)
+    shape = inputs.shape
     try:
         with torch.no_grad():
             outputs = model.eval()(torch.zeros(BLANK_IMAGES, *shape))
@@ -70,21 +71,21 @@ def _check_outputs(model: nn.Module, trial: TrialSpec, task: Any) -> None:
         place = registry.fault_in_plugin(error)
         said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
         raise UsageError(f"{where}: the forward pass fails on images of {_sizes(shape)}: {said}") from error
-    wanted = (BLANK_IMAGES, task.num_classes)
+    wanted = (BLANK_IMAGES, inputs.classes)
     if not isinstance(outputs, Tensor) or outputs.shape != wanted:
         got = _sizes(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
         raise UsageError(f"{where}: the model returns {got} for {BLANK_IMAGES} images, not {_sizes(wanted)} logits")
     model.train()
 
 
-def _begin(trial: TrialSpec, task: Any, model: nn.Module, train_images: int) -> None:
+def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int) -> None:
     recipe = trial.make_recipe()
     try:
         Hooks(
             model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             build_method(trial.method, trial.parameters, trial.label),
-            input_shape=task.input_shape,
-            num_classes=task.num_classes,
+            input_shape=inputs.shape,
+            num_classes=inputs.classes,
             epochs=recipe.epochs,
             batch_size=recipe.batch_size,
             seed=trial.seed,

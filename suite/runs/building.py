@@ -15,7 +15,7 @@ from suite.method import OtherTrial
 from suite.network import model_files
 from suite.runs.folder.records import damage, read_record
 from suite.runs.spec import TrialSpec
-from suite.task import DataCopy, Splits
+from suite.task import DataCopy, Inputs, Splits
 from suite.training.trainer import Trainer
 
 
@@ -24,6 +24,13 @@ def device_of(spec: TrialSpec) -> torch.device:
     if spec.device == "cuda":
         return torch.device("cuda", spec.device_index or 0)
     return torch.device("cpu")
+
+
+def inputs_of(spec: TrialSpec) -> Inputs:
+    """Return the shape of the images and the number of classes of a trial. Plugins must have been loaded."""
+    task = registry.get("task", spec.task)()
+    inputs: Inputs = task.inputs(spec.make_recipe(), DataCopy(**spec.data_copy))
+    return inputs
 
 
 def load_splits(spec: TrialSpec) -> Splits:
@@ -45,17 +52,17 @@ def build_trainer(spec: TrialSpec, trials: Path, splits: Splits, **callbacks: An
     Raises:
         UsageError: A trial that this one depends on is not done or damaged.
     """
-    task, device = registry.get("task", spec.task)(), device_of(spec)
+    device, inputs = device_of(spec), inputs_of(spec)
     torch.manual_seed(spec.seed)  # the same weights for every method of a seed
-    model = build_model(spec.model, task.input_shape, task.num_classes)
+    model = build_model(spec.model, *inputs)
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Trainer(
         model,
         build_method(spec.method, spec.parameters, spec.label),
         spec.make_recipe(),
         splits,
-        input_shape=task.input_shape,
-        num_classes=task.num_classes,
+        input_shape=inputs.shape,
+        num_classes=inputs.classes,
         seed=spec.seed,
         device=device,
         dtype=getattr(torch, spec.dtype),

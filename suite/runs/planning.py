@@ -79,14 +79,14 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
 
     settings = [_setting(suite, name, task, methods, typed_models) for name, task in tasks.items()]
     parts = {one.task: _with_controls(suite, one, tasks[one.task]) if suite.controls else [one] for one in settings}
-    copies = {name: task.prepare(Path(suite.data_root), suite.preset) for name, task in tasks.items()}
+    copies = {one.task: tasks[one.task].prepare(Path(suite.data_root), suite.preset, one.recipe) for one in settings}
     for setting in settings:
-        _check_fits(setting.task, tasks[setting.task], copies[setting.task], setting.recipe)
+        _check_fits(tasks[setting.task], copies[setting.task], setting)
 
     found: dict[str, TrialSpec] = {}
     own: dict[str, TrialSpec] = {}  # without those that only controls need
     for setting in settings:
-        data_copy = dataclasses.asdict(copies[setting.task])
+        data_copy = copies[setting.task].fields()
         for model in setting.models:
             templates = [
                 (_template(suite, part, method, model, data_copy), part.is_control)
@@ -169,8 +169,8 @@ def _setting(
         raise UsageError(f"task {name}: {error}") from error
     models = typed_models or [ModelChoice.read(task.default_model(suite.preset))]
     for model in models:
-        model.check_size(task.input_shape, task.num_classes)
-        model.build(task.input_shape, task.num_classes)
+        model.check_size(*task.inputs(recipe))
+        model.build(*task.inputs(recipe))
     return _Setting(name, recipe, source, models, [_method(suite, choice, name, recipe) for choice in methods])
 
 
@@ -216,7 +216,7 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
 
 
 def _template(
-    suite: SuiteSpec, setting: _Setting, method: _Method, model: ModelChoice, data_copy: dict[str, str]
+    suite: SuiteSpec, setting: _Setting, method: _Method, model: ModelChoice, data_copy: dict[str, Any]
 ) -> _Template:
     fields = declared(Recipe)
     trial = TrialSpec(
@@ -267,18 +267,24 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
     return dataclasses.replace(recipe, **suite.overrides), source
 
 
-def _check_fits(name: str, task: Any, copy: Any, recipe: Recipe) -> None:
-    """Check that the data has the images that a recipe asks for, by creating its splits once.
+def _check_fits(task: Any, copy: Any, setting: _Setting) -> None:
+    """Check that the data has the images that a recipe asks for, by creating its splits once, and check the models.
 
     Raises:
-        UsageError: A split, a cutout or a batch is too large for the data.
+        UsageError: A split, a cutout or a batch is too large for the data, or a model cannot be built for the images
+            and classes that were found.
     """
     import torch
 
+    recipe = setting.recipe
     try:
         task.load(copy, recipe, 0, torch.device("cpu")).train.steps_per_epoch(recipe.batch_size)
     except UsageError as error:
-        raise UsageError(f"task {name}: {error}") from error
+        raise UsageError(f"task {setting.task}: {error}") from error
+    if (inputs := task.inputs(recipe, copy)) != task.inputs(recipe):
+        for model in setting.models:
+            model.check_size(*inputs)
+            model.build(*inputs)
 
 
 def read_choices(text: str, choice_class: type[Chosen], option: str) -> list[Chosen]:

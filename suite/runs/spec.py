@@ -45,7 +45,7 @@ class TrialSpec:
         device: `cpu` or `cuda`.
         device_index: Index of the GPU; not hashed.
         dtype: `float32`, `bfloat16` or `float16`.
-        data_copy: Fields of `suite.task.DataCopy`: kind, checksum, path, note. Only the checksum is hashed.
+        data_copy: Fields of `suite.task.DataCopy` (`DataCopy.fields`). Only the checksum is hashed.
         processes: Number of data-parallel processes.
         plugins: Absolute paths of plugin files to load first; not hashed.
         depends_on: Ids of the trials that must be done first, by the text with which the method names them.
@@ -67,7 +67,7 @@ class TrialSpec:
     device: str
     device_index: int | None = None
     dtype: str
-    data_copy: Mapping[str, str]
+    data_copy: Mapping[str, Any]
     processes: int = 1
     plugins: tuple[str, ...] = ()
     depends_on: Mapping[str, str] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
 from suite.parameters import resolve
 from suite.recipe import Recipe
-from suite.task import Splits
+from suite.task import Inputs, Splits
 from suite.training.conformance.density import DensityCheck
 from suite.training.trainer import Record, Trainer
 
@@ -75,6 +75,7 @@ class Subject:
         thing = registry.get("method", name)
         self.parameters = resolve(thing, thing.defaults(task, PRESET), parameters or {})
         self._data = self._task.prepare(data_root, PRESET)
+        self._inputs: Inputs = self._task.inputs(self._task.recipe(PRESET), self._data)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -102,7 +103,7 @@ class Subject:
     def model(self) -> nn.Module:
         """Return the initialised model; it has the same weights each time."""
         torch.manual_seed(0)
-        model = build_model(self._model_text, self._task.input_shape, self._task.num_classes)
+        model = build_model(self._model_text, *self._inputs)
         return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def trainer(self, **callbacks: Any) -> Trainer:
@@ -112,8 +113,8 @@ class Subject:
             self.method(),
             self.recipe,
             self.splits,
-            input_shape=self._task.input_shape,
-            num_classes=self._task.num_classes,
+            input_shape=self._inputs.shape,
+            num_classes=self._inputs.classes,
             seed=0,
             device=torch.device("cpu"),
             task=self._task_name,
@@ -174,17 +175,17 @@ class Subject:
         path = Path(self._folder.name) / "model.pt"
         name, classes, shape = self.architecture.values()
         model_files.save_model(path, model, name=name, num_classes=classes, input_shape=shape, reconfigurations=[])
-        spaces = find_index_spaces(model, self._task.input_shape)
+        spaces = find_index_spaces(model, self._inputs.shape)
         half = {space.name: space.original[::2] for space in spaces.values() if not space.frozen}
         plan = ReconfigPlan(kept=half)
         apply_plan(model, plan, spaces, None)
-        flops = float(count_model(model, self._task.input_shape)["inference_flops"])
+        flops = float(count_model(model, self._inputs.shape)["inference_flops"])
         return OtherTrial((plan,), flops, path, epochs=(1,))
 
     def initial_model(self) -> nn.Module:
         """Return the bare model after the changes that the method makes before training."""
         model, trainer = self.model(), self.trainer()
-        spaces = find_index_spaces(model, self._task.input_shape)
+        spaces = find_index_spaces(model, self._inputs.shape)
         for plan in trainer.hooks.reconfigurations:
             apply_plan(model, plan, spaces, None)
         return model
@@ -192,4 +193,4 @@ class Subject:
     @property
     def architecture(self) -> dict[str, Any]:
         """What `model_files.save_model` stores of the model: name, classes and input shape."""
-        return {"name": self._model_text, "num_classes": self._task.num_classes, "input_shape": self._task.input_shape}
+        return {"name": self._model_text, "num_classes": self._inputs.classes, "input_shape": self._inputs.shape}
