@@ -10,7 +10,10 @@ from annotated_types import Ge, Gt, Interval
 
 from suite.parameters import check
 
-ADDED: Final = {"crop_padding": "mean", "drop_last": True}
+ADDED: Final = {
+    **{"crop_padding": "mean", "drop_last": True},
+    **{"image_size": None, "eval_resize": None, "crop_area": 0.08, "cache": "on", "bad_images": "refuse"},
+}
 """Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
 this value, so that the ids of earlier trials stay the same."""
 
@@ -83,6 +86,13 @@ class Recipe:
         crop_padding: Colour of pixels that a translation leaves empty: `mean`, the mean colour of the training images,
             or `black`, as in torchvision's `RandomCrop(size, padding)`.
         drop_last: Whether an epoch drops the last batch if fewer than `batch_size` images are left for it.
+        image_size: Height and width in pixels of the images that the network receives, for tasks of image files of any
+            size; `none` for the size of the task.
+        eval_resize: Length to which the shorter side of a test image is resized before its centre is cut out; `none`
+            for 8/7 of the image size, rounded, as 256 for 224.
+        crop_area: Smallest share of an image's area in a random crop, for tasks of image files.
+        cache: Whether image files are decoded once, `on`, or in every epoch, `off`.
+        bad_images: What happens to files that are not images: `refuse` ends the command, `skip` leaves them out.
     """
 
     epochs: Annotated[int, Interval(ge=1, le=100_000)]
@@ -113,6 +123,11 @@ class Recipe:
     flip_tta: bool = False
     crop_padding: Literal["mean", "black"] = "mean"
     drop_last: bool = True
+    image_size: Annotated[int, Interval(ge=8, le=4096)] | None = None
+    eval_resize: Annotated[int, Interval(ge=8, le=4096)] | None = None
+    crop_area: Annotated[float, Interval(gt=0, le=1)] = 0.08
+    cache: Literal["on", "off"] = "on"
+    bad_images: Literal["refuse", "skip"] = "refuse"
 
     def __post_init__(self) -> None:
         check(Recipe, vars(self), prefix="recipe.")

@@ -7,7 +7,6 @@ implements `prepare` and `load` itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,26 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suite.errors import MissingData, UsageError
-from suite.recipe import Recipe
+from suite.recipe import ADDED, Recipe
 from suite.task import DataCopy, Splits, Task
 from tasks.images.augmentation import Augmentation, draw_epoch, source_pixels
+from tasks.images.batches import EpochBatches
 from tasks.images.decoded import DecodedImages
+from tasks.images.normalization import Normalization, Normalizer
 from tasks.images.splits import choose_splits
 
-
-@dataclass(frozen=True)
-class Normalization:
-    """Mean and standard deviation of each channel, in the units of stored images: 0 to 255."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @classmethod
-    def of(cls, images: NDArray[np.uint8]) -> Normalization:
-        """Return the mean and standard deviation of images (N, H, W, C); 1 replaces a standard deviation of 0."""
-        mean = images.mean(axis=(0, 1, 2), dtype=np.float64)
-        std = images.std(axis=(0, 1, 2), dtype=np.float64)
-        return cls(tuple(map(float, mean)), tuple(float(value) or 1.0 for value in std))
+ONLY_FOR_FILES = ("image_size", "eval_resize", "crop_area", "cache", "bad_images")
+"""Fields of the recipe that apply to `tasks.image_files` only."""
 
 
 class ImageTask(Task):
@@ -103,7 +92,7 @@ class ImageTask(Task):
         return ""
 
 
-class DeviceBatches:
+class DeviceBatches(EpochBatches):
     """One split on one device; implements `suite.task.Batches`.
 
     Images are stored as a matrix of pixels, (N * H * W + 2, C) uint8: channels-last without a second copy. The last two
@@ -148,9 +137,9 @@ class DeviceBatches:
             raise ValueError(f"images are {tuple(images.shape)} {images.dtype}, not (N, H, W, C) uint8")
         if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
             raise ValueError(f"labels are {tuple(labels.shape)} {labels.dtype}, not ({len(images)},) int64")
-        self.num_samples, self._height, self._width, channels = images.shape
-        self._training, self._seed, self._device = training, seed, device
-        self._drop_last = drop_last and training
+        super().__init__(images.shape[0], training, drop_last)
+        _, self._height, self._width, channels = images.shape
+        self._seed, self._device = seed, device
         self._augmentation = augmentation if augmentation is not None and training else Augmentation()
         if self._augmentation.cutout > min(self._height, self._width):
             size = f"{self._height}x{self._width}"
@@ -166,43 +155,7 @@ class DeviceBatches:
         self._pixels[-2] = fill.to(device)
         self._pixels[-1] = 0
 
-        # (x - mean) / std = x * scale + offset, with scale and offset repeated for a whole image: a loop over an
-        # innermost dimension of three channels would not be vectorised.
-        mean = torch.tensor(normalization.mean, dtype=torch.float64)
-        scale = 1 / torch.tensor(normalization.std, dtype=torch.float64)
-        repeats = self._height * self._width
-        self._scale = scale.float().repeat(repeats).to(device)
-        self._offset = (-mean * scale).float().repeat(repeats).to(device)
-
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Return the number of batches per epoch.
-
-        Raises:
-            UsageError: If a training split that drops its last, smaller batch has fewer images than one batch.
-        """
-        if not self._drop_last:
-            return -(-self.num_samples // batch_size)
-        if self.num_samples < batch_size:
-            raise UsageError(
-                f"a batch of {batch_size} is larger than the training split of {self.num_samples} images; "
-                "use a smaller --batch-size"
-            )
-        return self.num_samples // batch_size
-
-    def epoch(self, epoch: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Iterate over the batches of one epoch.
-
-        A training split is shuffled and augmented; other splits keep their order. The last batch may be smaller than
-        the others, unless it is dropped.
-
-        Yields:
-            Images (n, C, H, W) float32, normalised, channels-last, and labels (n,) int64.
-
-        Raises:
-            UsageError: As `steps_per_epoch`.
-        """
-        steps = self.steps_per_epoch(batch_size)
-        return self._training_epoch(epoch, batch_size, steps) if self._training else self._ordered(batch_size)
+        self._normalized = Normalizer(normalization, self._height, self._width, device)
 
     def _training_epoch(self, epoch: int, batch_size: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         size = (self._height, self._width)
@@ -218,10 +171,6 @@ class DeviceBatches:
         for first in range(0, self.num_samples, batch_size):
             last = min(first + batch_size, self.num_samples)
             yield self._normalized(self._pixels[first * area : last * area]), self.labels[first:last]
-
-    def _normalized(self, pixels: Tensor) -> Tensor:
-        rows = pixels.reshape(-1, self._scale.numel()).float().mul_(self._scale).add_(self._offset)
-        return rows.view(-1, self._height, self._width, pixels.shape[1]).permute(0, 3, 1, 2)
 
 
 def make_splits(
@@ -239,6 +188,9 @@ def make_splits(
     Raises:
         UsageError: If the recipe asks for more images than there are, or for a cutout larger than an image.
     """
+    changed = [name for name in ONLY_FOR_FILES if getattr(recipe, name) != ADDED[name]]
+    if changed:
+        raise UsageError(f"recipe.{changed[0]} applies to tasks of image files of any size, not to this task")
     chosen = choose_splits(data.train_labels, data.test_labels, recipe)
     augmentation = Augmentation(recipe.flip, recipe.translate, recipe.cutout, recipe.crop_padding)
 

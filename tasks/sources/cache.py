@@ -65,7 +65,7 @@ def decode_once(task: str, source: Source, data_root: Path) -> Cached:
     place = hashlib.sha256(str(source.path.resolve()).encode()).hexdigest()[:8]
     name = f"{task}-{source.kind}-{place}.npz"
     fingerprint = f"{FORMAT}-{source.fingerprint()}"
-    folders = [data_root / FOLDER, Path.home() / ".cache" / "pdt-data" / FOLDER]
+    folders = _folders(data_root)
     for folder in folders:
         checksum = _valid(folder / name, fingerprint)
         if checksum is not None:
@@ -93,6 +93,19 @@ def _valid(path: Path, fingerprint: str) -> str | None:
     except DamagedFile as error:
         logger.warning("damaged cache, decoding again: %s", error)
         return None
+
+
+def cache_folder(data_root: Path) -> Path:
+    """Return a writable folder for decoded images: in the data root, or in `~/.cache/pdt-data`.
+
+    Raises:
+        UsageError: Neither folder is writable.
+    """
+    return _writable(_folders(data_root))
+
+
+def _folders(data_root: Path) -> list[Path]:
+    return [data_root / FOLDER, Path.home() / ".cache" / "pdt-data" / FOLDER]
 
 
 def _writable(folders: list[Path]) -> Path:

@@ -57,7 +57,7 @@ TOY = textwrap.dedent(
         def recipe(self, preset):
             return Recipe(epochs=3, batch_size=4, learning_rate=1)
 
-        def prepare(self, data_root, preset):
+        def prepare(self, data_root, preset, recipe=None):
             return DataCopy("original", "ab" * 32, note="made up")
 
         def load(self, copy, recipe, seed, device):
@@ -67,7 +67,7 @@ TOY = textwrap.dedent(
     class MissingTask(ToyTask):
         '''A task without data.'''
 
-        def prepare(self, data_root, preset):
+        def prepare(self, data_root, preset, recipe=None):
             raise MissingData("toys are sold out")
 
     @register("model", "toy_model")

@@ -1,0 +1,163 @@
+"""Base class of tasks of image files of any size: random resized crops from a cache of decoded images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from suite.errors import MissingData, UsageError
+from suite.recipe import Recipe
+from suite.task import DataCopy, Inputs, Splits, Task
+from tasks.images.crops import CropBatches
+from tasks.images.normalization import Normalization
+from tasks.images.splits import choose_splits
+from tasks.images.stored import DamagedCache, FileImages, ImageSource, MemoryImages, StoredImages, store
+from tasks.sources.cache import cache_folder
+from tasks.sources.generated_shapes import NOTE, SHAPES, SIDE, generated_shapes
+from tasks.sources.image_tree import ImageTree, read_tree
+
+# Mean and standard deviation of ImageNet's training images, as in torchvision's reference recipes.
+IMAGENET = Normalization(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
+PLAIN_ONLY = {"translate": 0, "cutout": 0, "crop_padding": "mean"}
+"""Fields of the recipe that apply to images of one size only, with the values that leave them out."""
+
+
+class ImageFilesTask(Task):
+    """Base class of tasks of image files.
+
+    A subclass defines `find`, `stored_side` and the class attributes of `suite.task.Task`. Preset `smoke` uses
+    generated images, so that it needs no data.
+
+    Class attributes:
+        stored_side: Length in pixels to which the shorter side of a larger image is reduced in the cache, by preset.
+    """
+
+    stored_side: ClassVar[Mapping[str, int]] = {}
+
+    def find(self, data_root: Path) -> ImageTree:
+        """Find the folder of images.
+
+        Raises:
+            suite.errors.MissingData: There is none; one line that says where it was searched.
+            UsageError: Its layout is wrong.
+        """
+        raise self._undefined("find()")
+
+    def inputs(self, recipe: Recipe, copy: DataCopy | None = None) -> Inputs:
+        """Return the image size of the recipe, of the data or of the task, and the classes that were found."""
+        found, classes = (copy.image_size, copy.num_classes) if copy is not None else (0, 0)
+        side = recipe.image_size or found or self.input_shape[1]
+        return Inputs((3, side, side), classes or self.num_classes)
+
+    def prepare(self, data_root: Path, preset: str, recipe: Recipe | None = None) -> DataCopy:
+        """Find the images, and decode them once unless the recipe says otherwise.
+
+        Raises:
+            MissingData: There are no images.
+            UsageError: The folder or a file in it cannot be used.
+        """
+        recipe = recipe or self.recipe(preset)
+        if preset == "smoke":
+            data = generated_shapes()
+            return DataCopy("generated", data.checksum(), note=NOTE, num_classes=len(SHAPES), image_size=SIDE)
+        tree = self.find(data_root.expanduser())
+        if tree.others and recipe.bad_images == "refuse":
+            raise UsageError(
+                f"{tree.root / tree.others[0]}: is not an image by its name"
+                + (f", like {len(tree.others) - 1:,} others" if len(tree.others) > 1 else "")
+                + "; remove it, or leave out such files with --set recipe.bad_images=skip"
+            )
+        side = self.stored_side[preset]
+        detected = self.detected_side(tree) if recipe.image_size is None else 0
+        note = f"{self.title}: {len(tree.train):,} training and {len(tree.test):,} test images; {tree.split}"
+        if recipe.cache == "off":
+            if recipe.bad_images == "skip":
+                raise UsageError("recipe.bad_images=skip needs recipe.cache=on, which finds such files beforehand")
+            return DataCopy("files", _digest(tree, side), str(tree.root), note, len(tree.classes), detected)
+        place = hashlib.sha256(str(tree.root.resolve()).encode()).hexdigest()[:8]
+        path = cache_folder(data_root.expanduser()) / f"{self.registered_name}-{side}-{place}"
+        try:
+            meta = store(tree, path, side, recipe.bad_images == "skip")
+        except OSError as error:
+            raise UsageError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from error
+        return DataCopy("decoded", meta["checksum"], str(path), note + _remarks(meta), len(tree.classes), detected)
+
+    def detected_side(self, tree: ImageTree) -> int:
+        """Return the side of the network's images that follows from the files; 0 for that of `input_shape`."""
+        return 0
+
+    def load(self, copy: DataCopy, recipe: Recipe, seed: int, device: torch.device) -> Splits:
+        """Open the images and select the splits.
+
+        Raises:
+            MissingData: The images are no longer those of `copy`.
+            UsageError: The recipe asks for more images than there are, or for what image files do not offer.
+        """
+        changed = next((name for name, value in PLAIN_ONLY.items() if getattr(recipe, name) != value), None)
+        if changed:
+            raise UsageError(f"recipe.{changed} applies to tasks of images of one size, not to this task")
+        sources = self._sources(copy)
+        size = self.inputs(recipe, copy).shape[1]
+        resize = recipe.eval_resize or round(size * 8 / 7)
+        if resize < size:
+            raise UsageError(f"recipe.eval_resize is {resize}, smaller than the image size of {size}")
+        chosen = choose_splits(sources["train"].labels, sources["test"].labels, recipe)
+
+        def split(name: str, images: Any, training: bool) -> CropBatches:
+            return CropBatches(
+                sources[name],
+                images,
+                size=size,
+                eval_resize=resize,
+                crop_area=recipe.crop_area,
+                flip=recipe.flip,
+                normalization=IMAGENET,
+                device=device,
+                training=training,
+                seed=seed,
+                drop_last=recipe.drop_last,
+            )
+
+        return Splits(
+            train=split("train", chosen.train, True),
+            test=split("test", chosen.test, False),
+            validation=split("train", chosen.validation, False) if len(chosen.validation) else None,
+        )
+
+    def _sources(self, copy: DataCopy) -> dict[str, ImageSource]:
+        again = "; run the command again"
+        if copy.kind == "generated":
+            data = generated_shapes()
+            if data.checksum() != copy.checksum:
+                raise MissingData(f"the generated images have changed since this trial was planned{again}")
+            return {
+                "train": MemoryImages(data.train_images, data.train_labels),
+                "test": MemoryImages(data.test_images, data.test_labels),
+            }
+        try:
+            if copy.kind == "files":
+                tree = read_tree(Path(copy.path))
+                sides = [side for side in set(self.stored_side.values()) if _digest(tree, side) == copy.checksum]
+                if not sides:
+                    raise MissingData(f"{copy.path}: the files have changed since this trial was planned{again}")
+                return {name: FileImages(tree, name, sides[0]) for name in ("train", "test")}
+            return {name: StoredImages(Path(copy.path), name, copy.checksum) for name in ("train", "test")}
+        except DamagedCache as error:
+            raise MissingData(f"{error}{again}") from error
+
+
+def _digest(tree: ImageTree, side: int) -> str:
+    return hashlib.sha256(f"files {side} {tree.fingerprint()}".encode()).hexdigest()
+
+
+def _remarks(meta: Mapping[str, Any]) -> str:
+    """Return what was converted and left out, for the note of the data copy; empty if there was nothing."""
+    converted = [f"{count:,} from {name}" for name, count in meta["converted"].items()]
+    remarks = [f"converted to RGB: {', '.join(converted)}"] if converted else []
+    if skipped := meta["skipped"]:
+        remarks.append(f"{len(skipped):,} files that are not images were left out, the first is {skipped[0]}")
+    return "".join(f"; {remark}" for remark in remarks)

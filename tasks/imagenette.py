@@ -1,0 +1,106 @@
+"""Imagenette, ten classes of ImageNet that are easy to tell apart: the published archive, or smaller copies."""
+
+from __future__ import annotations
+
+import logging
+import tarfile
+from pathlib import Path
+from typing import ClassVar
+
+from suite.errors import MissingData, UsageError
+from suite.recipe import Recipe
+from suite.registry import register
+from tasks.image_files import ImageFilesTask
+from tasks.sources.download import DownloadFailed, fetch
+from tasks.sources.image_tree import ImageTree, read_tree
+
+logger = logging.getLogger(__name__)
+
+# The archive of images whose shorter side has 160 pixels; address and MD5 as in torchvision's `Imagenette`.
+URL = "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz"
+MD5 = "e793b78cc4c9e9a4ccc0c1155377a412"
+FOLDERS = ("imagenette2-160", "imagenette2-320", "imagenette2", "imagenette")
+CLASSES = 10
+
+QUICK = Recipe(
+    epochs=16,
+    batch_size=64,
+    eval_batch_size=128,
+    learning_rate=0.1,
+    peak_at=0.25,
+    nesterov=True,
+    weight_decay=5e-4,
+    label_smoothing=0.1,
+    image_size=64,
+    eval_resize=72,
+    crop_area=0.35,
+    flip_tta=True,
+)
+RECIPES = {
+    "smoke": Recipe(epochs=3, batch_size=50, learning_rate=0.05, peak_at=0.3, nesterov=True, crop_area=0.5),
+    "quick": QUICK,
+    # No paper trains on these images alone: SDGP's ImageNet schedule in 88 epochs.
+    "paper": Recipe(
+        epochs=88,
+        batch_size=128,
+        eval_batch_size=128,
+        learning_rate=0.125,
+        peak_at=2 / 88,
+        weight_decay=5e-5,
+        decay_norm_and_bias=False,
+        label_smoothing=0.1,
+        image_size=160,
+        crop_area=0.25,
+        flip_tta=True,
+    ),
+}
+
+
+@register("task", "imagenette")
+class Imagenette(ImageFilesTask):
+    """Imagenette: 9,469 training and 3,925 test images in 10 classes of ImageNet."""
+
+    title = "Imagenette"
+    num_classes = CLASSES
+    input_shape = (3, 64, 64)
+    source = "J. Howard, Imagenette, 2019 (github.com/fastai/imagenette), from ImageNet (Russakovsky et al., IJCV 2015)"
+    models: ClassVar = dict.fromkeys(RECIPES, "resnet18")
+    recipes = RECIPES
+    paper_recipe = "none: SDGP's schedule for ImageNet, at another batch size"
+    stored_side: ClassVar = {"quick": 128, "paper": 224}
+
+    def find(self, data_root: Path) -> ImageTree:
+        """Find a folder of Imagenette in the data root, or its published archive, or download that archive."""
+        for name in FOLDERS:
+            if (data_root / name).is_dir():
+                return self._checked(read_tree(data_root / name))
+        archive = data_root / Path(URL).name
+        if not archive.is_file():
+            logger.info("Imagenette is not in %s; downloading the published archive (99 MB)", data_root)
+            try:
+                fetch((URL,), MD5, archive)
+            except (DownloadFailed, OSError) as error:
+                raise MissingData(
+                    f"task imagenette: {data_root} contains none of {', '.join(FOLDERS)} and no {archive.name}, and "
+                    f"the download failed ({error}); give another folder with --data-root or PDT_DATA, or use "
+                    "data that needs no download: --preset smoke"
+                ) from error
+        self._extract(archive, data_root)
+        return self._checked(read_tree(data_root / FOLDERS[0]))
+
+    def _checked(self, tree: ImageTree) -> ImageTree:
+        if len(tree.classes) != CLASSES:
+            raise UsageError(f"{tree.root}: contains {len(tree.classes)} classes; Imagenette has {CLASSES}")
+        return tree
+
+    def _extract(self, archive: Path, data_root: Path) -> None:
+        """Extract the archive into a temporary folder, which gets its name when it is complete."""
+        import tempfile
+
+        try:
+            with tempfile.TemporaryDirectory(dir=data_root, prefix=".imagenette-") as temporary:
+                with tarfile.open(archive) as packed:
+                    packed.extractall(temporary, filter="data")
+                (Path(temporary) / FOLDERS[0]).rename(data_root / FOLDERS[0])
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise UsageError(f"{archive}: cannot be extracted: {error}") from error

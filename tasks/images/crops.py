@@ -1,0 +1,189 @@
+"""Random resized crops and mirroring of images of any size, and the central crops of an evaluation.
+
+The pixels are computed by torchvision's own functions on the CPU, for every training device, so that a GPU sees the
+same batches. They depend on the seed, the epoch and the number of the image alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasks.images.batches import EpochBatches
+from tasks.images.normalization import Normalization, Normalizer
+from tasks.images.stored import ImageSource
+
+RATIOS = (3 / 4, 4 / 3)  # smallest and largest aspect ratio of a crop
+ATTEMPTS = 10
+_DRAWN_AT_ONCE = 1 << 16  # images, which bounds the memory of the random numbers
+
+
+def draw_boxes(sizes: Tensor, smallest_area: float, generator: torch.Generator) -> Tensor:
+    """Draw the box of a random crop for each image, with the distribution of torchvision's `RandomResizedCrop`.
+
+    Area and aspect ratio are drawn up to ten times, until a box fits into the image; otherwise the largest central
+    box with an allowed aspect ratio is used. All images take the same number of random numbers.
+
+    Args:
+        sizes: (N, 2) int64 height and width of each image.
+        smallest_area: Smallest share of an image's area; the largest share is 1.
+        generator: Source of random numbers.
+
+    Returns:
+        (N, 4) int64: first row, first column, height and width of each box.
+    """
+    count = len(sizes)
+    height, width = sizes[:, :1].double(), sizes[:, 1:].double()
+    draws = torch.rand(count, 2 * ATTEMPTS + 2, generator=generator, dtype=torch.float64)
+    area = height * width * (smallest_area + (1 - smallest_area) * draws[:, :ATTEMPTS])
+    low, high = np.log(RATIOS)
+    ratio = torch.exp(low + (high - low) * draws[:, ATTEMPTS : 2 * ATTEMPTS])
+    box_width, box_height = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (box_width > 0) & (box_width <= width) & (box_height > 0) & (box_height <= height)
+
+    # Take the first attempt that fits.
+    first = fits.int().argmax(dim=1, keepdim=True)
+    found = fits.any(dim=1, keepdim=True)
+    box_height, box_width = box_height.gather(1, first), box_width.gather(1, first)
+    # Otherwise cut a too wide or too high image to the nearest allowed aspect ratio.
+    own_ratio = width / height
+    box_height = torch.where(found, box_height, torch.where(own_ratio < RATIOS[0], (width / RATIOS[0]).round(), height))
+    box_width = torch.where(found, box_width, torch.where(own_ratio > RATIOS[1], (height * RATIOS[1]).round(), width))
+
+    spare_rows, spare_columns = height - box_height, width - box_width
+    top = torch.where(found, (draws[:, -2:-1] * (spare_rows + 1)).floor(), (spare_rows / 2).floor())
+    left = torch.where(found, (draws[:, -1:] * (spare_columns + 1)).floor(), (spare_columns / 2).floor())
+    return torch.cat([top, left, box_height, box_width], dim=1).long()
+
+
+class CropBatches(EpochBatches):
+    """One split of images of any size; implements `suite.task.Batches`.
+
+    A training image is a random crop, resized and mirrored at random. A test image is resized so that its shorter side
+    has a fixed length, and its centre is cut out. Both are resized bilinearly with antialiasing.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        chosen: NDArray[np.int64],
+        *,
+        size: int,
+        eval_resize: int,
+        crop_area: float,
+        flip: bool,
+        normalization: Normalization,
+        device: torch.device,
+        training: bool,
+        seed: int,
+        drop_last: bool,
+    ) -> None:
+        """Select the images of the split.
+
+        Args:
+            source: Images.
+            chosen: Numbers of the images of this split.
+            size: Height and width of the images that are yielded.
+            eval_resize: Length of the shorter side of a test image before its centre is cut out.
+            crop_area: Smallest share of an image's area in a training crop.
+            flip: Whether training images are mirrored at random.
+            normalization: Normalisation, applied last.
+            device: Device of the batches.
+            training: Whether epochs are shuffled and augmented.
+            seed: Seed of the trial.
+            drop_last: Whether a training split drops a last batch that is smaller than the others.
+        """
+        super().__init__(len(chosen), training, drop_last)
+        self._source, self._chosen = source, chosen
+        self._sizes = torch.from_numpy(source.sizes[chosen])
+        self._labels = torch.from_numpy(source.labels[chosen])
+        self._size, self._eval_resize, self._crop_area, self._flip = size, eval_resize, crop_area, flip
+        self._seed, self._device = seed, device
+        self._normalized = Normalizer(normalization, size, size, device)
+
+    def _training_epoch(self, epoch: int, batch_size: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        def generator(kind: str) -> torch.Generator:
+            digest = hashlib.blake2b(f"{kind} {self._seed} {epoch}".encode(), digest_size=8).digest()
+            return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+        order = torch.randperm(self.num_samples, generator=generator("order"))
+        crops = generator("crop")
+        boxes = torch.cat([draw_boxes(some, self._crop_area, crops) for some in self._sizes.split(_DRAWN_AT_ONCE)])
+        mirrored = torch.zeros(self.num_samples, dtype=torch.bool)
+        if self._flip:
+            mirrored = torch.randint(0, 2, (self.num_samples,), generator=generator("flip")).bool()
+
+        def crop(image: int) -> Tensor:
+            top, left, height, width = boxes[image].tolist()
+            pixels = self._read(image)[:, top : top + height, left : left + width]
+            resized = _resize(pixels, (self._size, self._size))
+            return resized.flip(2) if mirrored[image] else resized
+
+        return self._batches(order[: steps * batch_size], batch_size, crop)
+
+    def _ordered(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        def centre(image: int) -> Tensor:
+            from torchvision.transforms.v2 import functional
+
+            height, width = self._sizes[image].tolist()
+            short, long = min(height, width), max(height, width)
+            other = int(self._eval_resize * long / short)
+            size = (self._eval_resize, other) if height <= width else (other, self._eval_resize)
+            return functional.center_crop_image(_resize(self._read(image), size), [self._size, self._size])
+
+        return self._batches(torch.arange(self.num_samples), batch_size, centre)
+
+    def _read(self, image: int) -> Tensor:
+        """Return the pixels of an image as a view (3, H, W) uint8."""
+        return _as_tensor(self._source.read(int(self._chosen[image]))).permute(2, 0, 1)
+
+    def _batches(
+        self, order: Tensor, batch_size: int, compute: Callable[[int], Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Compute the images of each batch with as many threads as torch uses.
+
+        On a GPU, the next batch is computed during the step of the current one.
+        """
+        threads = torch.get_num_threads()
+
+        def gather(images: Tensor, pool: ThreadPoolExecutor) -> Tensor:
+            pixels = torch.empty(len(images), self._size, self._size, 3, dtype=torch.uint8)
+
+            def fill(first: int) -> None:
+                for place in range(first, len(images), threads):
+                    pixels[place] = compute(int(images[place])).permute(1, 2, 0)
+
+            list(pool.map(fill, range(threads)))
+            return pixels
+
+        batches = order.split(batch_size)
+        with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(1) as ahead:
+            following: Future[Tensor] | None = None
+            for number, images in enumerate(batches):
+                pixels = gather(images, pool) if following is None else following.result()
+                following = None
+                if self._device.type != "cpu" and number + 1 < len(batches):
+                    following = ahead.submit(gather, batches[number + 1], pool)
+                yield self._normalized(pixels.to(self._device)), self._labels[images].to(self._device)
+
+
+def _as_tensor(pixels: NDArray[np.uint8]) -> Tensor:
+    # torch warns about arrays that cannot be written to; these are only read.
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(pixels)
+
+
+def _resize(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize an image (3, H, W) uint8 bilinearly with antialiasing."""
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
+    return functional.resize_image(pixels, list(size), interpolation=InterpolationMode.BILINEAR, antialias=True)

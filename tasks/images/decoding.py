@@ -1,0 +1,116 @@
+"""Decoding of image files of any size and colour mode to RGB pixels."""
+
+from __future__ import annotations
+
+import stat
+import struct
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+MAX_BYTES = 1 << 28  # of a file
+MAX_PIXELS = 1 << 27  # of an image: 11,585 x 11,585
+_SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+CONVERSIONS = ("", "palette", "black-and-white", "16-bit grey", "CMYK", "transparency", "another colour space")
+"""What an image may have been converted from; the first is that of RGB and grey images."""
+
+
+class BadImage(Exception):
+    """A file is not an image that can be used; the message names the file."""
+
+
+class Decoded(NamedTuple):
+    """An image.
+
+    Attributes:
+        pixels: (H, W, 3) uint8.
+        converted: One of `CONVERSIONS`.
+    """
+
+    pixels: NDArray[np.uint8]
+    converted: str
+
+
+def image_size(path: str | Path) -> tuple[int, int]:
+    """Return width and height from the head of a file, without decoding the image.
+
+    Raises:
+        BadImage: The file cannot be read, or is no image of a supported format and size.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(_regular(path), formats=FORMATS) as image:
+            return _checked_size(path, image.size)
+    except _decoding_errors() as error:
+        raise BadImage(f"{path}: cannot be read as an image: {error}") from error
+
+
+def decode(path: str | Path, shorter_side: int) -> Decoded:
+    """Decode an image, and reduce it if its shorter side is longer than `shorter_side` pixels.
+
+    As torchvision's `ImageFolder` does, the image is converted to RGB without its transparency, and the orientation in
+    EXIF metadata is not applied. Grey values of 16 bits are scaled to 8 bits, where Pillow would clip them.
+
+    Args:
+        path: File.
+        shorter_side: Largest length of the shorter side; the aspect ratio is kept, as by torchvision's `Resize`.
+
+    Raises:
+        BadImage: The file cannot be read, or is no image of a supported format and size.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(_regular(path), formats=FORMATS) as image:
+            width, height = _checked_size(path, image.size)
+            mode = image.mode
+            if mode in _SIXTEEN_BITS:
+                grey = np.asarray(image).astype(np.int64).clip(0, 65535)
+                converted = Image.fromarray(((grey * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
+            else:
+                converted = image.convert("RGB")
+    except _decoding_errors() as error:
+        raise BadImage(f"{path}: cannot be read as an image: {error}") from error
+    short, long = min(width, height), max(width, height)
+    if short > shorter_side:
+        other = int(shorter_side * long / short)
+        size = (shorter_side, other) if width <= height else (other, shorter_side)
+        converted = converted.resize(size, Image.Resampling.BILINEAR)
+    return Decoded(np.asarray(converted), _conversion(mode))
+
+
+def _conversion(mode: str) -> str:
+    if mode in _SIXTEEN_BITS:
+        return "16-bit grey"
+    names = {"RGB": "", "L": "", "P": "palette", "1": "black-and-white", "CMYK": "CMYK"}
+    return names.get(mode, "transparency" if mode in ("RGBA", "LA", "PA", "RGBa", "La") else "another colour space")
+
+
+def _regular(path: str | Path) -> str | Path:
+    """Refuse pipes and devices, from which a read may never return."""
+    found = Path(path).stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise BadImage(f"{path}: is not a regular file")
+    if found.st_size > MAX_BYTES:
+        raise BadImage(f"{path}: is larger than {MAX_BYTES:,} bytes, the limit for an image")
+    return path
+
+
+def _checked_size(path: str | Path, size: tuple[int, int]) -> tuple[int, int]:
+    """Check the size before a pixel is decoded."""
+    if size[0] * size[1] > MAX_PIXELS:
+        raise BadImage(f"{path}: has {size[0]:,}x{size[1]:,} pixels; the limit is {MAX_PIXELS:,} pixels")
+    return size
+
+
+def _decoding_errors() -> tuple[type[BaseException], ...]:
+    """Return the exceptions of Pillow for damaged files, which depend on the format and the place of the damage."""
+    from PIL import Image
+
+    return (OSError, SyntaxError, ValueError, zlib.error, struct.error, Image.DecompressionBombError)

@@ -1,0 +1,426 @@
+"""Tasks of image files: what is found in a folder, what is refused, the cache, and random crops."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+import tasks.images.stored as stored
+from suite.errors import MissingData, UsageError
+from tasks.imagefolder import ImageFolderTask
+from tasks.imagenette import Imagenette
+from tasks.images.crops import CropBatches, draw_boxes
+from tasks.images.decoding import decode
+from tasks.images.normalization import Normalization
+from tasks.images.stored import DamagedCache, FileImages, MemoryImages, StoredImages, store
+from tasks.sources.image_tree import read_tree
+
+CPU = torch.device("cpu")
+TASK = ImageFolderTask()
+QUICK = replace(TASK.recipe("quick"), batch_size=4)
+
+
+def write(folder: Path, splits=("train/", "val/"), classes=("cat", "dog"), count=6, side=40) -> Path:
+    """Write images whose shorter side has `side` pixels and whose colour differs, and return the folder."""
+    random = np.random.RandomState(0)
+    for split in splits:
+        for name in classes:
+            (folder / split / name).mkdir(parents=True)
+            for number in range(count):
+                shape = (side, side + 8, 3) if number % 2 else (side + 8, side, 3)
+                Image.fromarray(random.randint(0, 256, shape).astype(np.uint8)).save(
+                    folder / split / name / f"{number}.png"
+                )
+    return folder
+
+
+def prepare(folder: Path, **recipe):
+    return TASK.prepare(folder, "quick", replace(QUICK, **recipe))
+
+
+def test_classes_sizes_and_splits_are_detected(tmp_path):
+    copy = prepare(write(tmp_path / "pets", side=70))
+    assert (copy.num_classes, copy.image_size) == (2, 64)
+    assert TASK.inputs(QUICK, copy) == ((3, 64, 64), 2)
+    assert "12 training and 12 test images; test images from val/" in copy.note
+    images, labels = next(iter(TASK.load(copy, QUICK, 0, CPU).train.epoch(0, 4)))
+    assert images.shape == (4, 3, 64, 64)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert set(labels.tolist()) <= {0, 1}
+
+
+def test_a_folder_without_splits_always_has_the_same_test_images(tmp_path):
+    write(tmp_path, splits=("",), count=20)
+    tree = read_tree(tmp_path)
+    assert (len(tree.train), len(tree.test)) == (36, 4)
+    assert sorted(file.label for file in tree.test) == [0, 0, 1, 1]
+    assert read_tree(tmp_path) == tree
+
+
+def test_test_images_come_from_test_if_there_is_val_too(tmp_path):
+    write(tmp_path, splits=("train/", "val/", "test/"))
+    assert read_tree(tmp_path).split == "test images from test/; val/ not used"
+
+
+def png(mode="RGB", size=(40, 40)) -> Image.Image:
+    return Image.new(mode, size, 7 if mode in ("L", "P", "I;16", "1") else None)
+
+
+def _huge_png() -> bytes:
+    """Return a PNG file whose head promises 2^36 pixels."""
+    head = struct.pack(">IIBBBBB", 1 << 18, 1 << 18, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + head
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(head)) + chunk + struct.pack(">I", zlib.crc32(chunk))
+
+
+BAD_FILES = {
+    "empty.jpg": b"",
+    "text.jpg": b"this is not an image",
+    "text.png": b"neither is this",
+    "html.jpeg": b"<html><body>404</body></html>",
+    "zeros.png": bytes(1000),
+    "head.jpg": b"\xff\xd8\xff\xe0",
+    "signature.png": b"\x89PNG\r\n\x1a\n",
+    "huge.png": _huge_png(),
+    "gif.jpg": b"GIF89a\x01\x00\x01\x00\x00\x00\x00;",
+    "tiff.png": b"II*\x00\x08\x00\x00\x00",
+    "pdf.jpg": b"%PDF-1.4\n",
+    "bmp.bmp": b"BM" + bytes(10),
+    "webp.webp": b"RIFF\x00\x00\x00\x00WEBPVP8 ",
+    "upper.PNG": b"\x00",
+    "eps.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+@pytest.mark.parametrize("cache", ["on", "off"])
+def test_a_file_that_is_not_an_image_is_named(tmp_path, name, cache):
+    write(tmp_path)
+    (tmp_path / "train" / "cat" / name).write_bytes(BAD_FILES[name])
+    with pytest.raises(UsageError, match=name) as caught:
+        TASK.load(prepare(tmp_path, cache=cache), replace(QUICK, cache=cache), 0, CPU)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.6, 0.95])
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "bmp"])
+def test_a_truncated_file_is_named(tmp_path, suffix, kept):
+    path = write(tmp_path) / "val" / "dog" / f"cut.{suffix}"
+    noise = np.random.RandomState(0).randint(0, 256, (40, 40, 3)).astype(np.uint8)
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    with pytest.raises(UsageError, match=f"cut.{suffix}"):
+        prepare(tmp_path)
+
+
+def test_bad_files_are_left_out_on_request_and_counted(tmp_path):
+    write(tmp_path)
+    (tmp_path / "train" / "cat" / "broken.jpg").write_bytes(b"no")
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("no image by its name")
+    with pytest.raises(UsageError, match=r"notes\.txt: is not an image by its name"):
+        prepare(tmp_path)
+    copy = prepare(tmp_path, bad_images="skip")
+    assert "1 files that are not images were left out, the first is train/cat/broken.jpg" in copy.note
+    assert TASK.load(copy, QUICK, 0, CPU).train.num_samples == 12
+
+
+LAYOUTS = {
+    "nothing": ([], "no folders"),
+    "one_class": (["cat/1.png"], "only the folder cat/"),
+    "no_test": (["train/cat/1.png", "train/dog/1.png"], "no test/ or val/"),
+    "typing_error": (["train/cat/1.png", "tests/cat/1.png"], "did you mean 'tests'"),
+    "empty_class": (
+        ["train/cat/1.png", "train/dog/", "val/cat/1.png", "val/dog/1.png"],
+        "train/dog: contains no image",
+    ),
+    "empty_test": (["train/cat/1.png", "val/cat/"], "val/cat: contains no image"),
+    "missing_class": (["train/cat/1.png", "train/dog/1.png", "val/cat/1.png"], "val/dog: no such folder"),
+    "unknown_class": (["train/cat/1.png", "val/cat/1.png", "val/cats/1.png"], "cats: this class has no folder"),
+    "flat": (["train/1.png", "val/1.png"], "no folder of a class"),
+    "images_only": (["1.png", "2.png"], "no folders"),
+    "deeper": (["a/train/cat/1.png", "a/val/cat/1.png"], "only the folder a/"),
+    "few": (["cat/1.png", "dog/1.png"], "too few images"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_wrong_layout_is_described(tmp_path, layout):
+    paths, expected = LAYOUTS[layout]
+    for path in paths:
+        target = tmp_path / "imagefolder" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.mkdir() if path.endswith("/") else png().save(target)
+    (tmp_path / "imagefolder").mkdir(exist_ok=True)
+    with pytest.raises(UsageError) as caught:
+        prepare(tmp_path)
+    assert expected in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_folder_that_does_not_exist_is_missing_data(tmp_path):
+    with pytest.raises(MissingData, match="--data-root"):
+        prepare(tmp_path / "nowhere")
+
+
+def test_a_pipe_is_refused(tmp_path):
+    write(tmp_path)
+    os.mkfifo(tmp_path / "train" / "cat" / "pipe.png")
+    with pytest.raises(UsageError, match=r"pipe\.png: is not a regular file"):
+        prepare(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "conversion"),
+    [
+        ("P", "png", "palette"),
+        ("CMYK", "jpg", "CMYK"),
+        ("RGBA", "png", "transparency"),
+        ("LA", "png", "transparency"),
+        ("1", "png", "black-and-white"),
+        ("I;16", "png", "16-bit grey"),
+        ("L", "png", ""),
+        ("RGB", "webp", ""),
+    ],
+)
+def test_other_colour_modes_are_converted_and_counted(tmp_path, mode, suffix, conversion):
+    write(tmp_path)
+    png(mode).save(tmp_path / "train" / "cat" / f"other.{suffix}")
+    note = prepare(tmp_path).note
+    assert (f"converted to RGB: 1 from {conversion}" in note) if conversion else ("converted" not in note)
+
+
+def test_grey_values_of_16_bits_are_scaled(tmp_path):
+    values = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / "deep.png")
+    assert decode(tmp_path / "deep.png", 100).pixels[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_larger_images_are_reduced_as_by_torchvision(tmp_path):
+    noise = np.random.RandomState(0).randint(0, 256, (60, 91, 3)).astype(np.uint8)
+    Image.fromarray(noise).save(tmp_path / "large.png")
+    expected = np.asarray(v2.Resize(32)(Image.fromarray(noise)))
+    np.testing.assert_array_equal(decode(tmp_path / "large.png", 32).pixels, expected)
+
+
+def test_an_interrupted_decoding_continues_and_gives_the_same_cache(tmp_path, monkeypatch):
+    tree = read_tree(write(tmp_path / "pets", count=20))
+    whole = store(tree, tmp_path / "whole", 32, False)
+    monkeypatch.setattr(stored, "CHUNK", 16)
+    calls = []
+
+    def fails_later(path, side):
+        calls.append(path)
+        if len(calls) == 40:
+            raise KeyboardInterrupt
+        return decode(path, side)
+
+    monkeypatch.setattr(stored, "decode", fails_later)
+    with pytest.raises(KeyboardInterrupt):
+        store(tree, tmp_path / "again", 32, False)
+    assert not (tmp_path / "again").exists()
+    # The process was killed while it wrote the next chunk.
+    with open(tmp_path / "again.part" / "pixels.bin", "ab") as file:
+        file.write(b"half a chunk")
+    with open(tmp_path / "again.part" / "index.bin", "ab") as file:
+        file.write(b"half a record")
+    calls.clear()
+    monkeypatch.setattr(stored, "decode", lambda path, side: (calls.append(path), decode(path, side))[1])
+    assert store(tree, tmp_path / "again", 32, False) == whole
+    assert len(calls) == 80 - 32
+    for name in ("pixels.bin", "index.bin"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert sorted(path.name for path in (tmp_path / "again").iterdir()) == ["cache.json", "index.bin", "pixels.bin"]
+
+
+def test_a_changed_folder_is_decoded_again(tmp_path):
+    before = prepare(write(tmp_path))
+    assert prepare(tmp_path) == before
+    Image.new("RGB", (50, 50), "red").save(tmp_path / "train" / "cat" / "0.png")
+    after = prepare(tmp_path)
+    assert after.checksum != before.checksum
+    with pytest.raises(MissingData, match="run the command again"):
+        TASK.load(before, QUICK, 0, CPU)
+
+
+@pytest.mark.parametrize("name", ["pixels.bin", "index.bin", "cache.json"])
+def test_a_damaged_cache_is_noticed_and_made_again(tmp_path, name):
+    copy = prepare(write(tmp_path))
+    path = Path(copy.path) / name
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(MissingData, match="run the command again"):
+        TASK.load(copy, QUICK, 0, CPU)
+    assert prepare(tmp_path) == copy
+    TASK.load(copy, QUICK, 0, CPU)
+
+
+def test_a_changed_pixel_is_noticed_when_it_is_read(tmp_path):
+    copy = prepare(write(tmp_path))
+    path = Path(copy.path) / "pixels.bin"
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedCache, match="image 0"):
+        StoredImages(Path(copy.path), "train", copy.checksum).read(0)
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_decoded(tmp_path, monkeypatch):
+    write(tmp_path)
+    monkeypatch.setattr(stored.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    with pytest.raises(UsageError, match=r"recipe\.cache=off"):
+        prepare(tmp_path)
+
+
+def test_files_that_are_read_in_every_epoch_give_the_same_pixels(tmp_path):
+    write(tmp_path, side=300)  # reduced to 256
+    cached = TASK.load(prepare(tmp_path), QUICK, 3, CPU)
+    direct = TASK.load(prepare(tmp_path, cache="off"), replace(QUICK, cache="off"), 3, CPU)
+    for one, other in ((cached.train, direct.train), (cached.test, direct.test)):
+        for (images, labels), (same_images, same_labels) in zip(one.epoch(1, 5), other.epoch(1, 5), strict=True):
+            assert torch.equal(images, same_images)
+            assert torch.equal(labels, same_labels)
+
+
+def test_changed_files_are_noticed_without_a_cache(tmp_path):
+    recipe = replace(QUICK, cache="off")
+    copy = prepare(write(tmp_path), cache="off")
+    png().save(tmp_path / "train" / "cat" / "new.png")
+    with pytest.raises(MissingData, match="the files have changed"):
+        TASK.load(copy, recipe, 0, CPU)
+
+
+def batches(training=True, seed=0, area=0.3, sizes=(12, 20), side=8, count=32, **more) -> CropBatches:
+    random = np.random.RandomState(0)
+    images = random.randint(0, 256, (count, *sizes, 3)).astype(np.uint8)
+    labels = np.arange(count, dtype=np.int64) % 4
+    settings = {"eval_resize": 10, "flip": True, "drop_last": False} | more
+    return CropBatches(
+        MemoryImages(images, labels),
+        np.arange(count),
+        size=side,
+        crop_area=area,
+        normalization=Normalization((0.0,) * 3, (1.0,) * 3),
+        device=CPU,
+        training=training,
+        seed=seed,
+        **settings,
+    )
+
+
+def test_epochs_depend_on_seed_and_epoch_alone():
+    def pixels(seed, epoch):
+        return torch.cat([images for images, _ in batches(seed=seed).epoch(epoch, 5)])
+
+    assert torch.equal(pixels(0, 3), pixels(0, 3))
+    assert not torch.equal(pixels(0, 3), pixels(0, 4))
+    assert not torch.equal(pixels(0, 3), pixels(1, 3))
+
+
+def test_the_crop_of_an_image_does_not_depend_on_the_batch_size():
+    one = torch.cat([images for images, _ in batches().epoch(2, 5)])
+    assert torch.equal(one, torch.cat([images for images, _ in batches().epoch(2, 32)]))
+
+
+def test_a_test_image_is_resized_and_cropped_as_by_torchvision():
+    split = batches(training=False)
+    found = torch.cat([images for images, _ in split.epoch(0, 7)])
+    transform = v2.Compose([v2.Resize(10, antialias=True), v2.CenterCrop(8)])
+    for index in range(split.num_samples):
+        pixels = torch.from_numpy(split._source.read(index)).permute(2, 0, 1)
+        assert torch.equal(found[index], transform(pixels).float())
+
+
+def test_a_training_image_is_resized_as_by_torchvision(monkeypatch):
+    boxes = torch.tensor([[1, 2, 9, 13], [0, 0, 12, 20], [3, 5, 4, 4], [11, 19, 1, 1]])
+    monkeypatch.setattr("tasks.images.crops.draw_boxes", lambda *arguments: boxes)
+    split = batches(count=4, flip=False)
+    for images, labels in split.epoch(0, 4):
+        for image, label in zip(images, labels.tolist(), strict=True):
+            pixels = torch.from_numpy(split._source.read(label)).permute(2, 0, 1)
+            expected = v2.functional.resized_crop(pixels, *boxes[label].tolist(), [8, 8], antialias=True)
+            assert torch.equal(image, expected.float())
+
+
+def test_half_of_the_images_are_mirrored():
+    images = torch.cat([images for images, _ in batches(count=400, area=1.0, sizes=(8, 8)).epoch(0, 400)])
+    plain = torch.cat([images for images, _ in batches(count=400, area=1.0, sizes=(8, 8), flip=False).epoch(0, 400)])
+    same = (images == plain).flatten(1).all(1)
+    assert torch.equal(images[~same], plain[~same].flip(3))
+    assert 150 < same.sum() < 250
+
+
+@pytest.mark.parametrize("size", [(128, 128), (375, 500), (500, 333), (20, 300), (300, 30)])
+def test_boxes_are_distributed_as_those_of_torchvision(size):
+    count = 4000
+    torch.manual_seed(0)
+    image = torch.empty(1, *size)
+    transform = v2.RandomResizedCrop(8, scale=(0.08, 1.0))
+    drawn = [transform.make_params([image]) for _ in range(count)]
+    theirs = np.array([[one[name] for name in ("top", "left", "height", "width")] for one in drawn])
+    sizes = torch.tensor([size]).repeat(count, 1)
+    ours = draw_boxes(sizes, 0.08, torch.Generator().manual_seed(1)).numpy()
+    for boxes in (ours, theirs):
+        assert (boxes[:, :2] >= 0).all()
+        assert (boxes[:, :2] + boxes[:, 2:] <= size).all()
+    quantities = {
+        "area": lambda boxes: boxes[:, 2] * boxes[:, 3],
+        "ratio": lambda boxes: boxes[:, 3] / boxes[:, 2],
+        "top": lambda boxes: boxes[:, 0],
+        "left": lambda boxes: boxes[:, 1],
+    }
+    for name, quantity in quantities.items():
+        assert scipy.stats.ks_2samp(quantity(ours), quantity(theirs)).pvalue > 1e-4, name
+
+
+def test_smoke_needs_no_data(tmp_path):
+    for task in (TASK, Imagenette()):
+        copy = task.prepare(tmp_path / "nowhere", "smoke")
+        assert copy.kind == "generated"
+        recipe = task.recipe("smoke")
+        assert task.inputs(recipe, copy) == ((3, 64, 64), 10)
+        images, labels = next(task.load(copy, recipe, 0, CPU).train.epoch(0, recipe.batch_size))
+        assert images.shape == (recipe.batch_size, 3, 64, 64)
+        assert len(labels.unique()) == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"translate": 2}, "recipe.translate applies to tasks of images of one size"),
+        ({"cutout": 4}, "recipe.cutout applies"),
+        ({"image_size": 64, "eval_resize": 32}, "recipe.eval_resize is 32, smaller than the image size of 64"),
+        ({"validation_images": 12}, "only 12 training images"),
+    ],
+)
+def test_what_a_recipe_cannot_ask_of_image_files(tmp_path, change, expected):
+    recipe = replace(QUICK, **change)
+    with pytest.raises(UsageError, match=expected):
+        TASK.load(prepare(write(tmp_path)), recipe, 0, CPU)
+
+
+def test_imagenette_refuses_other_folders_of_its_name(tmp_path):
+    write(tmp_path / "imagenette")
+    with pytest.raises(UsageError, match="contains 2 classes; Imagenette has 10"):
+        Imagenette().prepare(tmp_path, "quick")
+
+
+def test_the_cache_says_what_it_was_made_from(tmp_path):
+    meta = json.loads((Path(prepare(write(tmp_path)).path) / "cache.json").read_text())
+    assert sorted(meta) == ["checksum", "converted", "fingerprint", "skipped", "version"]
+
+
+def test_sizes_of_files_are_those_that_are_read(tmp_path):
+    images = FileImages(read_tree(write(tmp_path, side=50)), "train", 30)
+    for index, size in enumerate(images.sizes.tolist()):
+        assert list(images.read(index).shape[:2]) == size
