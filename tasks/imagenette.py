@@ -37,7 +37,7 @@ QUICK = Recipe(
     flip_tta=True,
 )
 RECIPES = {
-    "smoke": Recipe(epochs=3, batch_size=50, learning_rate=0.05, peak_at=0.3, nesterov=True, crop_area=0.5),
+    "smoke": Recipe(epochs=3, batch_size=50, learning_rate=0.02, peak_at=0.3, nesterov=True, crop_area=0.5),
     "quick": QUICK,
     # No paper trains on these images alone: SDGP's ImageNet schedule in 88 epochs.
     "paper": Recipe(

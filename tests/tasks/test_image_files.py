@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import struct
+import tarfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.io
 import scipy.stats
 import torch
 from PIL import Image
@@ -20,6 +24,7 @@ from torchvision.transforms import v2
 import tasks.images.stored as stored
 from suite.errors import MissingData, UsageError
 from tasks.imagefolder import ImageFolderTask
+from tasks.imagenet import ImageNet
 from tasks.imagenette import Imagenette
 from tasks.images.crops import CropBatches, draw_boxes
 from tasks.images.decoding import decode
@@ -424,3 +429,65 @@ def test_sizes_of_files_are_those_that_are_read(tmp_path):
     images = FileImages(read_tree(write(tmp_path, side=50)), "train", 30)
     for index, size in enumerate(images.sizes.tolist()):
         assert list(images.read(index).shape[:2]) == size
+
+
+def write_imagenet_archives(root: Path, monkeypatch) -> None:
+    """Write archives in the official layout with two classes, and let torchvision accept them."""
+    from torchvision.datasets import imagenet
+
+    def packed(files: dict[str, bytes], mode: str) -> bytes:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode=mode) as archive:
+            for name, content in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+        return buffer.getvalue()
+
+    def jpeg(number: int) -> bytes:
+        buffer = io.BytesIO()
+        Image.new("RGB", (40, 50), (number, 0, 0)).save(buffer, "JPEG")
+        return buffer.getvalue()
+
+    wnids = ["n01", "n02"]
+    inner = {f"{wnid}.tar": packed({f"{wnid}_{i}.JPEG": jpeg(i) for i in range(3)}, "w") for wnid in wnids}
+    kinds = [("ILSVRC2012_ID", int), *((name, object) for name in ("WNID", "words", "gloss")), ("num_children", int)]
+    synsets = np.array([(i + 1, wnid, wnid, "", 0) for i, wnid in enumerate(wnids)], dtype=kinds)
+    meta = io.BytesIO()
+    scipy.io.savemat(meta, {"synsets": synsets.reshape(-1, 1)})
+    devkit = {
+        "ILSVRC2012_devkit_t12/data/meta.mat": meta.getvalue(),
+        "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": b"2\n1\n",
+    }
+    contents = {
+        "train": packed(inner, "w"),
+        "val": packed({f"val_{i}.JPEG": jpeg(i) for i in range(2)}, "w"),
+        "devkit": packed(devkit, "w:gz"),
+    }
+    root.mkdir(parents=True)
+    for kind, (name, _) in list(imagenet.ARCHIVE_META.items()):
+        (root / name).write_bytes(contents[kind])
+        monkeypatch.setitem(imagenet.ARCHIVE_META, kind, (name, hashlib.md5(contents[kind]).hexdigest()))
+
+
+def test_imagenet_is_read_from_its_archives(tmp_path, monkeypatch):
+    write_imagenet_archives(tmp_path / "imagenet", monkeypatch)
+    monkeypatch.setattr("tasks.imagenet.CLASSES", 2)
+    tree = ImageNet().find(tmp_path)
+    assert [file.path for file in tree.test] == ["val/n01/val_1.JPEG", "val/n02/val_0.JPEG"]
+    assert len(tree.train) == 6
+    assert not [path for path in (tmp_path / "imagenet").iterdir() if path.name.startswith(".")]
+
+
+def test_a_damaged_archive_of_imagenet_leaves_no_folder(tmp_path, monkeypatch):
+    write_imagenet_archives(tmp_path / "imagenet", monkeypatch)
+    path = tmp_path / "imagenet" / "ILSVRC2012_img_train.tar"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UsageError, match="cannot be extracted"):
+        ImageNet().find(tmp_path)
+    assert not (tmp_path / "imagenet" / "train").exists()
+
+
+def test_imagenet_says_which_archives_are_missing(tmp_path):
+    with pytest.raises(MissingData, match=r"ILSVRC2012_devkit_t12\.tar\.gz and ILSVRC2012_img_train\.tar"):
+        ImageNet().find(tmp_path)

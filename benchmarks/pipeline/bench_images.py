@@ -1,0 +1,157 @@
+"""Images per second from the cache of decoded images, compared with torch's `DataLoader` over the files.
+
+    python -m benchmarks.pipeline.bench_images DIR [--size 64] [--workers N] [--images 4096] [--pairs 5] [--json FILE]
+
+DIR is a folder of images in a layout of the task `imagefolder`, for example `~/.cache/pdt-data/imagenette`. Both sides
+compute random resized crops of the same distribution, mirroring and normalisation, in batches of 64, with as many
+processes or threads as there are cores. Pairs alternate.
+
+    cache          epochs from a complete cache
+    first epoch    decoding into the cache and one epoch from it, against one epoch of the `DataLoader`; all images
+    step           seconds for a batch from the cache, relative to a training step of resnet18 on it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from suite.choices import build_model
+from suite.cost.hardware import available_cores
+from suite.cost.interleaved import Ratio, interleaved_ratio, ratio_of
+from suite.runs.provenance import collect
+from tasks.image_files import IMAGENET
+from tasks.images.crops import CropBatches
+from tasks.images.stored import StoredImages, store
+from tasks.sources.image_tree import ImageTree, read_tree
+
+BATCH, AREA, STORED_SIDE, FIRST_EPOCHS = 64, 0.35, 128, 3
+CPU = torch.device("cpu")
+
+
+def loader(tree: ImageTree, size: int, workers: int) -> Any:
+    """Return torch's `DataLoader` over torchvision's dataset of the same training files."""
+    from torchvision.datasets.folder import default_loader
+    from torchvision.transforms import v2
+
+    transform = v2.Compose(
+        [
+            v2.PILToTensor(),
+            v2.RandomResizedCrop(size, scale=(AREA, 1.0), antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32),
+            v2.Normalize(IMAGENET.mean, IMAGENET.std),
+        ]
+    )
+
+    class Files(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return len(tree.train)
+
+        def __getitem__(self, index: int) -> Any:
+            file = tree.train[index]
+            return transform(default_loader(str(tree.root / file.path))), file.label
+
+    return torch.utils.data.DataLoader(Files(), BATCH, shuffle=True, num_workers=workers, drop_last=True)
+
+
+def consume(batches: Any, images: int) -> None:
+    """Read at least so many images."""
+    seen = 0
+    for batch, _ in batches:
+        seen += len(batch)
+        if seen >= images:
+            return
+
+
+def cached(tree: ImageTree, path: Path, size: int) -> CropBatches:
+    """Decode a folder into a new cache, and return its training split."""
+    checksum = store(tree, path, STORED_SIDE, False)["checksum"]
+    source = StoredImages(path, "train", checksum)
+    return CropBatches(
+        source,
+        np.arange(len(source.labels)),
+        size=size,
+        eval_resize=size,
+        crop_area=AREA,
+        flip=True,
+        normalization=IMAGENET,
+        device=CPU,
+        training=True,
+        seed=0,
+        drop_last=True,
+    )
+
+
+def main() -> None:
+    """Measure all comparisons and print them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=available_cores())
+    parser.add_argument("--images", type=int, default=4096)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.workers)
+    tree = read_tree(options.folder.expanduser())
+    found: dict[str, Any] = {}
+
+    def show(name: str, ratio: Ratio, note: str) -> None:
+        found[name] = {**vars(ratio), "note": note}
+        print(f"{name:12} {ratio}   {note}", flush=True)
+
+    print(f"{'':12} least median [95 % interval]")
+    theirs = loader(tree, options.size, options.workers)
+    with tempfile.TemporaryDirectory() as temporary:
+        # Decode into a new cache each time.
+        times = []
+        for number in range(FIRST_EPOCHS):
+            began = time.perf_counter()
+            consume(theirs, len(tree.train))
+            between = time.perf_counter()
+            split = cached(tree, Path(temporary) / str(number), options.size)
+            consume(split.epoch(0, BATCH), len(tree.train))
+            times.append((between - began, time.perf_counter() - between))
+        show("first epoch", ratio_of(*zip(*times, strict=True)), "DataLoader / decoding of all files and one epoch")
+        rest(options, tree, theirs, split, show)
+    if options.json:
+        options.json.write_text(json.dumps({"results": found, "provenance": collect(CPU)}, indent=1) + "\n")
+
+
+def rest(options: argparse.Namespace, tree: ImageTree, theirs: Any, split: CropBatches, show: Any) -> None:
+    """Measure epochs from a complete cache, and their share of a training step."""
+    epochs = iter(range(1, 1000))
+    images = min(options.images, len(tree.train))
+    ratio = interleaved_ratio(
+        lambda: consume(theirs, images), lambda: consume(split.epoch(next(epochs), BATCH), images), options.pairs
+    )
+    show(
+        "cache", ratio, f"DataLoader / cache: {images / ratio.first_s:,.0f} and {images / ratio.second_s:,.0f} images/s"
+    )
+
+    model = build_model("resnet18", (3, options.size, options.size), len(tree.classes))
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    batches = split.epoch(0, BATCH)
+    batch, labels = next(batches)
+
+    def step() -> None:
+        nn.functional.cross_entropy(model(batch), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    share = interleaved_ratio(lambda: next(batches), step, max(options.pairs, 10))
+    show("step", share, "batch from the cache / training step of resnet18 in float32")
+
+
+if __name__ == "__main__":
+    main()

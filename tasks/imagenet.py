@@ -1,0 +1,130 @@
+"""ImageNet (ILSVRC 2012), from the extracted tree or from the official archives. It is never downloaded."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+from suite.errors import MissingData, UsageError
+from suite.recipe import Recipe
+from suite.registry import register
+from suite.task import PaperRecipe
+from tasks.image_files import ImageFilesTask
+from tasks.imagenette import RECIPES as IMAGENETTE
+from tasks.sources.image_tree import ImageTree, read_tree
+
+logger = logging.getLogger(__name__)
+
+CLASSES = 1000
+ARCHIVES = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
+EXTRACTED_GB = 150
+
+# The launcher of PruneTrain's code: 90 epochs, the learning rate is divided by 10 at epochs 41, 61 and 81 (from 1).
+PRUNETRAIN = Recipe(
+    epochs=90,
+    batch_size=256,
+    eval_batch_size=256,
+    learning_rate=0.1,
+    schedule="step",
+    milestones=(40 / 90, 60 / 90, 80 / 90),
+    weight_decay=1e-4,
+    drop_last=False,
+    image_size=224,
+    eval_resize=256,
+)
+CLICKTRAIN = Recipe(
+    epochs=95,
+    batch_size=256,
+    eval_batch_size=256,
+    learning_rate=0.1,
+    schedule="step",
+    milestones=(30 / 95, 60 / 95, 74 / 95),
+    weight_decay=5e-4,
+    drop_last=False,
+    image_size=224,
+    eval_resize=256,
+)
+# The code of SDGP trains at 160 pixels until epoch 65 and at 192 from epoch 76, and evaluates at 224 of 256. Here, the
+# size is the same in all epochs.
+SDGP = Recipe(
+    epochs=88,
+    batch_size=1024,
+    eval_batch_size=256,
+    learning_rate=1.0,
+    peak_at=2 / 88,
+    lr_start=1e-4,
+    weight_decay=5e-5,
+    decay_norm_and_bias=False,
+    label_smoothing=0.1,
+    image_size=192,
+    eval_resize=220,
+    flip_tta=True,
+)
+RECIPES = {
+    "smoke": IMAGENETTE["smoke"],
+    "quick": Recipe(
+        **{**vars(SDGP), "epochs": 16, "batch_size": 256, "learning_rate": 0.25, "image_size": 96, "eval_resize": 110}
+    ),
+    "paper": PRUNETRAIN,
+}
+
+
+@register("task", "imagenet")
+class ImageNet(ImageFilesTask):
+    """ImageNet: 1,281,167 training images and the 50,000 official validation images in 1,000 classes; never downloaded."""
+
+    title = "ImageNet"
+    num_classes = CLASSES
+    input_shape = (3, 224, 224)
+    source = "O. Russakovsky et al., ImageNet Large Scale Visual Recognition Challenge, IJCV 2015 (image-net.org)"
+    models: ClassVar = {"smoke": "resnet18", "quick": "resnet18", "paper": "resnet50"}
+    recipes = RECIPES
+    paper_recipe = "PruneTrain (SC 2019)"
+    paper_recipes: ClassVar = {
+        "prunetrain": PaperRecipe("PruneTrain (SC 2019)", PRUNETRAIN),
+        "clicktrain": PaperRecipe("ClickTrain (ICS 2021)", CLICKTRAIN),
+        "sdgp": PaperRecipe("SDGP (ICPR 2022, arXiv 2202.00774), its ResNet-18, at one image size", SDGP),
+    }
+    stored_side: ClassVar = {"quick": 128, "paper": 256}
+
+    def find(self, data_root: Path) -> ImageTree:
+        """Find `imagenet/train` and `imagenet/val`, or extract the archives in `imagenet`.
+
+        Raises:
+            MissingData: There are neither folders nor archives.
+            UsageError: The folders do not have 1,000 classes, or an archive cannot be extracted.
+        """
+        root = data_root / "imagenet"
+        for split in ("train", "val"):
+            if not (root / split).is_dir():
+                self._extract(root, split)
+        tree = read_tree(root)
+        if len(tree.classes) != CLASSES:
+            raise UsageError(f"{root}: contains {len(tree.classes):,} classes; ImageNet has {CLASSES:,}")
+        return tree
+
+    def _extract(self, root: Path, split: str) -> None:
+        """Extract the archive of a split into a temporary folder, which gets its name when it is complete."""
+        missing = [name for name in ARCHIVES if not (root / name).is_file() and (split in name or "devkit" in name)]
+        if missing:
+            raise MissingData(
+                f"task imagenet: {root} contains neither the folder {split} nor {' and '.join(missing)}, which "
+                "image-net.org provides to registered users; give another folder with --data-root or PDT_DATA, or use "
+                "--task imagenette, or --preset smoke"
+            )
+        from torchvision.datasets import imagenet as archives
+
+        logger.info("extracting the archives of ImageNet in %s (about %d GB in all)", root, EXTRACTED_GB)
+        try:
+            with tempfile.TemporaryDirectory(dir=root, prefix=f".{split}-") as temporary:
+                folder = str(Path(temporary).relative_to(root) / split)
+                if split == "train":
+                    archives.parse_train_archive(root, folder=folder)
+                else:
+                    archives.parse_devkit_archive(root)
+                    archives.parse_val_archive(root, folder=folder)
+                (root / folder).rename(root / split)
+        except (RuntimeError, OSError, EOFError, ValueError) as error:
+            raise UsageError(f"{root}: the archives cannot be extracted: {error}") from error
