@@ -15,9 +15,10 @@ from suite.task import DataCopy, Inputs, Splits, Task
 from tasks.images.crops import CropBatches
 from tasks.images.normalization import Normalization
 from tasks.images.splits import choose_splits
-from tasks.images.stored import DamagedCache, FileImages, ImageSource, MemoryImages, StoredImages, store
+from tasks.images.stored import DamagedCache, ImageSource, MemoryImages, StoredImages
 from tasks.sources.cache import cache_folder
 from tasks.sources.generated_shapes import NOTE, SHAPES, SIDE, generated_shapes
+from tasks.sources.image_cache import FileImages, store
 from tasks.sources.image_tree import ImageTree, read_tree
 
 # Mean and standard deviation of ImageNet's training images, as in torchvision's reference recipes.

@@ -73,7 +73,7 @@ RECIPES = {
 
 @register("task", "imagenet")
 class ImageNet(ImageFilesTask):
-    """ImageNet: 1,281,167 training images and the 50,000 official validation images in 1,000 classes; never downloaded."""
+    """ImageNet: 1,281,167 training images, 50,000 official validation images, 1,000 classes; never downloaded."""
 
     title = "ImageNet"
     num_classes = CLASSES

@@ -30,7 +30,8 @@ from suite.cost.interleaved import Ratio, interleaved_ratio, ratio_of
 from suite.runs.provenance import collect
 from tasks.image_files import IMAGENET
 from tasks.images.crops import CropBatches
-from tasks.images.stored import StoredImages, store
+from tasks.images.stored import StoredImages
+from tasks.sources.image_cache import store
 from tasks.sources.image_tree import ImageTree, read_tree
 
 BATCH, AREA, STORED_SIDE, FIRST_EPOCHS = 64, 0.35, 128, 3

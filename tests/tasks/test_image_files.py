@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-import tasks.images.stored as stored
+import tasks.sources.image_cache as image_cache
 from suite.errors import MissingData, UsageError
 from tasks.imagefolder import ImageFolderTask
 from tasks.imagenet import ImageNet
@@ -29,7 +29,8 @@ from tasks.imagenette import Imagenette
 from tasks.images.crops import CropBatches, draw_boxes
 from tasks.images.decoding import decode
 from tasks.images.normalization import Normalization
-from tasks.images.stored import DamagedCache, FileImages, MemoryImages, StoredImages, store
+from tasks.images.stored import DamagedCache, MemoryImages, StoredImages
+from tasks.sources.image_cache import FileImages, store
 from tasks.sources.image_tree import read_tree
 
 CPU = torch.device("cpu")
@@ -222,7 +223,7 @@ def test_larger_images_are_reduced_as_by_torchvision(tmp_path):
 def test_an_interrupted_decoding_continues_and_gives_the_same_cache(tmp_path, monkeypatch):
     tree = read_tree(write(tmp_path / "pets", count=20))
     whole = store(tree, tmp_path / "whole", 32, False)
-    monkeypatch.setattr(stored, "CHUNK", 16)
+    monkeypatch.setattr(image_cache, "CHUNK", 16)
     calls = []
 
     def fails_later(path, side):
@@ -231,7 +232,7 @@ def test_an_interrupted_decoding_continues_and_gives_the_same_cache(tmp_path, mo
             raise KeyboardInterrupt
         return decode(path, side)
 
-    monkeypatch.setattr(stored, "decode", fails_later)
+    monkeypatch.setattr(image_cache, "decode", fails_later)
     with pytest.raises(KeyboardInterrupt):
         store(tree, tmp_path / "again", 32, False)
     assert not (tmp_path / "again").exists()
@@ -241,7 +242,7 @@ def test_an_interrupted_decoding_continues_and_gives_the_same_cache(tmp_path, mo
     with open(tmp_path / "again.part" / "index.bin", "ab") as file:
         file.write(b"half a record")
     calls.clear()
-    monkeypatch.setattr(stored, "decode", lambda path, side: (calls.append(path), decode(path, side))[1])
+    monkeypatch.setattr(image_cache, "decode", lambda path, side: (calls.append(path), decode(path, side))[1])
     assert store(tree, tmp_path / "again", 32, False) == whole
     assert len(calls) == 80 - 32
     for name in ("pixels.bin", "index.bin"):
@@ -282,7 +283,7 @@ def test_a_changed_pixel_is_noticed_when_it_is_read(tmp_path):
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_decoded(tmp_path, monkeypatch):
     write(tmp_path)
-    monkeypatch.setattr(stored.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     with pytest.raises(UsageError, match=r"recipe\.cache=off"):
         prepare(tmp_path)
 
