@@ -42,8 +42,7 @@ TEXTS = (
     "out",
     "only",
     "jobs",
-    "engine",
-    "timeout",
+    *("engine", "timeout"),
     *("controls", "margin"),
 )
 
@@ -151,6 +150,7 @@ def run_parser() -> Parser:
         "  report DIR       update results.csv and the report of a suite\n"
         "  time DIR         measure training times relative to dense, without the machine's drift\n"
         "  export DIR DEST  copy a suite without models and logs, to share or commit it\n"
+        "  merge A B -o DIR collect the trials of several folders in a new one\n"
         "  reproduce NAME   repeat a table or figure of a paper and compare the numbers",
         epilog=EXAMPLES.format(program=program_name()),
     )

@@ -31,7 +31,7 @@ def test_frames_have_the_values_of_an_export() -> None:
     assert list(found.trials["trial_id"]) == [row["trial_id"] for row in rows]
     for column in SCHEMA:
         for value, row in zip(found.trials[column.name], rows, strict=True):
-            text = row[column.name]
+            text = row.get(column.name, "")  # tables of earlier versions have fewer columns
             assert pd.isna(value) if text == "" else value == column.parse(text)
     folder = EXPORT / "trials" / rows[0]["trial_id"]
     lines = [json.loads(line) for line in packed.read(folder / "epochs.jsonl.gz").splitlines()]

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -97,5 +97,13 @@ class EntryFile(Generic[Entry]):
             group.model_copy(update={"methods": {**group.methods, label: entry}}) if group.key == key else group
             for group in groups
         ]
-        content = {"version": 1, "groups": [group.model_dump(mode="json") for group in changed]}
+        self.write(folder, changed)
+
+    def write(self, folder: Path, groups: Sequence[GroupEntries[Entry]]) -> None:
+        """Replace the file by these groups, atomically.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        content = {"version": 1, "groups": [group.model_dump(mode="json") for group in groups]}
         files.write(folder / self.name, json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n")

@@ -38,6 +38,7 @@ EPOCHS: tuple[Column, ...] = (
     _column("loss_scale", float, "", "measured", "Loss scale after the epoch; with float16 only."),
     *(_column(name, float, "s", "measured", _SO_FAR)
       for name in ("train_time_s", "eval_time_s", "reconfigure_time_s", "compile_time_s")),
+    _column("energy_j", float, "J", "measured", _SO_FAR),
     _column("step_memory_bytes", int, "bytes", "measured",
             "Memory of one training step. CUDA: maximum of the allocator. CPU: counted, as for `peak_memory_bytes`."),
     *(_column(f"step_flops_{kind}", float, "FLOPs", "counted", "Of the epoch's last step with a full batch.")

@@ -138,7 +138,11 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def write_results(
-    store: Store, none_runs: bool = False, forget: Collection[str] = (), targets: Sequence[float] = ()
+    store: Store,
+    none_runs: bool = False,
+    forget: Collection[str] = (),
+    targets: Sequence[float] = (),
+    further: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Update `results.csv` and `results.parquet`, each atomically. Cells without a value are empty.
 
@@ -150,6 +154,7 @@ def write_results(
         none_runs: See `rows`.
         forget: Ids of trials whose rows are removed unless the folder has the trial; `--only all` repeats them.
         targets: Target accuracies as fractions (default: those that a command declared in `suite.json`).
+        further: Rows of other folders by trial id, of trials that are not in this folder.
 
     Returns:
         The rows of the trials in the folder.
@@ -160,7 +165,8 @@ def write_results(
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    earlier = {name: line for name, line in read_table(store.folder).items() if name not in forget}
+    table_rows = {**(further or {}), **read_table(store.folder)}
+    earlier = {name: line for name, line in table_rows.items() if name not in forget}
     found = rows(store, none_runs, earlier, targets or read_declared_targets(store.folder))
     merged = {**earlier, **{line["trial_id"]: line for line in found}}
     table = [merged[name] for name in sorted(merged)]

@@ -1,0 +1,152 @@
+"""The verb `merge`: the trials of several folders in a new one.
+
+Everything is written into a temporary folder next to the destination, which is renamed when it is complete. Checkpoints
+and models are hard links where the file system allows it, since programs replace these files and never change them; all
+other files are copied.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from suite import files
+from suite.command.folders.sources import Source, Trial, combine_commands
+from suite.command.options import Parser, program_name
+from suite.errors import UsageError
+from suite.runs.folder.profiles import PROFILES
+from suite.runs.folder.store import Store
+from suite.runs.folder.times import TIMES
+
+LINKED = (".pt",)  # suffixes of files that are linked
+
+
+def merge(arguments: Sequence[str]) -> int:
+    """Merge folders of trials into a new one, write its table and report, and return the exit status."""
+    parser = Parser(
+        prog=f"{program_name()} merge",
+        description="Collect the trials of several folders in a new one, with a report about all of them. A trial that "
+        "several folders have must be the same in all of them; one that is done replaces one that is not.",
+    )
+    parser.add_argument("folders", metavar="DIR", nargs="+", help="output folders of commands, or exported copies")
+    parser.add_argument("-o", "--out", metavar="DIR", help="new or empty folder", required=True)
+    typed = parser.read(arguments)
+    paths = [files.read_path(text, "merge") for text in typed.folders]
+    destination = files.read_path(typed.out, "--out")
+    _check_places(paths, destination)
+    sources = [Source.read(path) for path in paths]
+    chosen, notes = choose(sources)
+    rows = {name: trial.row for name, trial in sorted(chosen.items()) if trial.folder is None}
+
+    from reports import write_report
+    from suite.command.folders.entries import combine_times, latest_profiles
+    from suite.runs.folder.results import write_results
+
+    times, lines = combine_times([(source.folder, TIMES.read(source.folder)) for source in sources])
+    profiles, more = latest_profiles([(source.folder, PROFILES.read(source.folder)) for source in sources])
+    with files.errors_of(destination), _new_folder(destination) as temporary:
+        store = Store(temporary)
+        with store.lock():
+            for name, trial in sorted(chosen.items()):
+                if trial.folder is not None:
+                    copy_trial(trial.folder, store.trial_folder(name))
+            files.write(temporary / "suite.json", combine_commands(sources))
+            if times:
+                TIMES.write(temporary, times)
+            if profiles:
+                PROFILES.write(temporary, profiles)
+            write_results(store, none_runs=True, further=rows)
+            temporary.rename(destination)
+    for line in (*notes, *lines, *more):
+        print(f"merge: {line}")
+    with files.errors_of(destination):
+        written = write_report(destination)
+    done = sum(trial.done for trial in chosen.values())
+    print(f"merge: {destination}, {len(chosen)} trials, {done} of them done; report: {written[0]}")
+    return 0
+
+
+def _check_places(paths: Sequence[Path], destination: Path) -> None:
+    """Check the folders of the command line, before any is read.
+
+    Raises:
+        UsageError: There are fewer than two folders, or the destination is not empty or inside one of them.
+    """
+    if len({path.resolve() for path in paths}) < 2 or len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError("merge: expected at least two different folders, and -o DIR for the new one")
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(f"merge: {destination} is not an empty folder")
+    for path in paths:
+        if destination.resolve().is_relative_to(path.resolve()):
+            raise UsageError(f"merge: {destination} is inside {path}; choose another destination")
+
+
+def choose(sources: Sequence[Source]) -> tuple[dict[str, Trial], list[str]]:
+    """Choose the folder of each trial.
+
+    Returns:
+        The trials by id, and a line for each trial that several folders have with different outcomes.
+
+    Raises:
+        UsageError: A trial is done in two folders with different results.
+    """
+    chosen: dict[str, Trial] = {}
+    notes = []
+    for name in sorted({name for source in sources for name in source.trials}):
+        several = [source.trials[name] for source in sources if name in source.trials]
+        done = [trial for trial in several if trial.done]
+        for other in done[1:]:
+            if difference := done[0].difference(other):
+                raise UsageError(
+                    f"merge: {name} is not the same trial in {done[0].source} and {other.source}: {difference}; "
+                    "merge only one of them, or remove the trial from the other"
+                )
+        # The one with the most files has the model and its stages; an exported copy does not.
+        best = max(done or several[:1], key=lambda trial: trial.size)
+        chosen[name] = best
+        if len(done) < len(several) and (done or any(one.row != best.row for one in several)):
+            others = ", ".join(
+                f"{one.row['status']} in {one.source}" for one in several if not one.done and one != best
+            )
+            notes.append(f"{name}: {best.row['status']} in {best.source} is kept; it is {others}")
+    return chosen, notes
+
+
+def copy_trial(source: Path, destination: Path) -> None:
+    """Copy the folder of a trial; files with a suffix of `LINKED` get a second name instead.
+
+    Raises:
+        UsageError: A file is a symbolic link.
+        OSError: A file cannot be read, linked or copied.
+    """
+    files.make_folder(destination)
+    for path in sorted(source.rglob("*")):
+        files.refuse_link(path)
+        place = destination / path.relative_to(source)
+        if path.is_dir():
+            files.make_folder(place)
+        elif path.suffix in LINKED:
+            files.keep_copy(path, place)
+        elif path.suffix != ".part":  # a part was left by a writer that was killed
+            shutil.copyfile(path, place)
+
+
+@contextmanager
+def _new_folder(destination: Path) -> Iterator[Path]:
+    """Yield a temporary folder next to a destination; it is removed unless it was renamed.
+
+    Temporary folders that killed processes left for the same destination are removed first.
+    """
+    for left in destination.parent.glob(f".{destination.name}.*.merge"):
+        if not Store(left).is_locked():
+            files.remove_folder(left)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(8)}.merge")
+    try:
+        yield temporary
+    finally:
+        if temporary.exists():
+            files.remove_folder(temporary)
