@@ -17,7 +17,10 @@ from report_fixtures import without_figures
 
 from reports.data.records import read
 from suite.command import cli
+from suite.command.folders.entries import latest_profiles
 from suite.recipe import Recipe
+from suite.runs.folder.entries import GroupEntries
+from suite.runs.folder.profiles import MethodProfile
 from suite.runs.folder.records import FILES, write_json, write_record
 from suite.runs.folder.store import Store, read_record
 from suite.runs.folder.times import TIMES
@@ -258,3 +261,16 @@ def test_a_killed_merge_leaves_no_destination_and_the_next_one_cleans_up(
     assert merge(a, b, out=tmp_path / "out") == 0
     assert not list(tmp_path.glob(".out.*"))
     assert len(read(tmp_path / "out").trials) == 3
+
+
+def test_the_later_profile_of_a_method_is_kept() -> None:
+    first, second = (
+        MethodProfile.model_construct(provenance={"time_utc": day}) for day in ("2026-01-02", "2026-01-01")
+    )
+    groups = [
+        (Path(name), [GroupEntries[MethodProfile].model_construct(key={"task": "t"}, methods=methods)])
+        for name, methods in (("a", {"sdgp": first}), ("b", {"sdgp": second, "ssl": second}), ("c", {"sdgp": first}))
+    ]
+    (found,), notes = latest_profiles(groups)
+    assert found.methods == {"sdgp": first, "ssl": second}
+    assert notes == ["profile.json: sdgp was profiled in a and b; that of a is later"]
