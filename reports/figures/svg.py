@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -32,6 +33,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 # Dotted lines are reserved for disturbed times.
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (6, 2, 1.5, 2)), (0, (10, 2.5)))
+_LONG_TITLE = 45  # characters; longer titles of axes get a second line
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 _SETTINGS: dict[Any, Any] = {
@@ -89,6 +91,15 @@ def marker(index: int) -> str:
 def dash(index: int) -> Any:
     """Return the dashes of a line by their number. They distinguish variants of one method."""
     return DASHES[index % len(DASHES)]
+
+
+def say_where_axes_start(axes: Axes) -> None:
+    """Add to the titles of axes that do not start at 0 that they do not. Set titles and limits before."""
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if min(low, high) > 0:
+            title = axis.get_label_text()
+            separator = ";\n" if len(title) > _LONG_TITLE else "; "
+            axis.set_label_text(f"{title}{separator}axis not from 0")
 
 
 def css_colour(index: int) -> str:

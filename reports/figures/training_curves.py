@@ -20,7 +20,8 @@ from reports.data.trial_files import finite
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.heat_map import shape_figures
-from reports.figures.labels import LineEnd, name_lines
+from reports.figures.interactive import Plot
+from reports.figures.labels import LineEnd, name_lines, short_names
 from reports.figures.tradeoff import SIZE
 
 _DOTTED = (0, (1, 1.5))
@@ -36,6 +37,7 @@ class _Curve:
 
     label: str
     look: Look
+    ids: tuple[str, ...]
     trials: tuple[tuple[Record, ...], ...]
     disturbed: tuple[bool, ...]
 
@@ -75,14 +77,14 @@ class _Drawing:
         title: Title of the figure.
         caption: Text below the figure.
         needs: Values that a record must have to be drawn.
-        draw: Draws the curves and returns their ends as text.
+        draw: Draws the curves, adds them to the interactive figure, and returns their ends as text.
     """
 
     name: str
     title: str
     caption: str
     needs: tuple[str, ...]
-    draw: Callable[[Axes, Sequence[_Curve]], str]
+    draw: Callable[[Axes, Plot, Sequence[_Curve]], str]
 
 
 def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], list[str]]:
@@ -99,9 +101,12 @@ def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
             continue
         with svg.style():
             figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
-            alt = f"{title}. {drawing.draw(figure.add_subplot(), curves)}"
+            axes, plot = figure.add_subplot(), Plot()
+            alt = f"{title}. {drawing.draw(axes, plot, curves)}"
+            svg.say_where_axes_start(axes)
             inline, standalone = svg.render(figure, name, title, alt)
-        figures.append(Figure(name, title, alt, drawing.caption, inline, standalone))
+            interactive = plot.figure(axes)
+        figures.append(Figure(name, title, alt, drawing.caption, inline, standalone, interactive=interactive))
     return figures + shape_figures(rows, slug), missing
 
 
@@ -112,7 +117,11 @@ def _curve(row: MethodRow, records: dict[str, list[Record]], needs: Sequence[str
         if found:
             usable.append((trial, found))
     return _Curve(
-        row.label, row.look, tuple(found for _, found in usable), tuple(is_disturbed(trial) for trial, _ in usable)
+        row.label,
+        row.look,
+        tuple(trial.name for trial, _ in usable),
+        tuple(found for _, found in usable),
+        tuple(is_disturbed(trial) for trial, _ in usable),
     )
 
 
@@ -125,16 +134,18 @@ def _record(record: Any) -> Record:
     return {"epoch": float(record["epoch"]), **{name: value for name, value in numbers.items() if value is not None}}
 
 
-def _draw_accuracy(axes: Axes, curves: Sequence[_Curve]) -> str:
-    return _draw_means(axes, curves, "test_accuracy", 100, "Test accuracy (%)", "%")
+def _draw_accuracy(axes: Axes, plot: Plot, curves: Sequence[_Curve]) -> str:
+    return _draw_means(axes, plot, curves, "test_accuracy", 100, "Test accuracy (%)", "%")
 
 
-def _draw_loss(axes: Axes, curves: Sequence[_Curve]) -> str:
-    return _draw_means(axes, curves, "train_loss", 1, "Training loss (nats)", "nats")
+def _draw_loss(axes: Axes, plot: Plot, curves: Sequence[_Curve]) -> str:
+    return _draw_means(axes, plot, curves, "train_loss", 1, "Training loss (nats)", "nats")
 
 
-def _draw_means(axes: Axes, curves: Sequence[_Curve], name: str, factor: float, axis: str, unit: str) -> str:
-    ends = []
+def _draw_means(
+    axes: Axes, plot: Plot, curves: Sequence[_Curve], name: str, factor: float, axis: str, unit: str
+) -> str:
+    ends, names = [], short_names([curve.label for curve in curves])
     for curve in curves:
         values = {epoch: [factor * value for value in several] for epoch, several in curve.by_epoch(name).items()}
         means = [float(np.mean(several)) for several in values.values()]
@@ -144,39 +155,78 @@ def _draw_means(axes: Axes, curves: Sequence[_Curve], name: str, factor: float, 
         highs = [max(several) if len(several) > 1 else np.nan for several in values.values()]
         axes.fill_between(list(values), lows, highs, color=svg.colour(curve.look.colour), alpha=0.18, linewidth=0)
         ends.append(LineEnd(curve.label, curve.look, max(values), means[-1]))
+        hover = [
+            [
+                curve.label,
+                f"epoch {epoch:g}",
+                f"mean {_digits(mean)} {unit}",
+                f"seeds: {', '.join(map(_digits, several))}",
+            ]
+            for (epoch, several), mean in zip(values.items(), means, strict=True)
+        ]
+        if any(len(several) > 1 for several in values.values()):
+            spans = [(min(several), max(several)) for several in values.values()]
+            plot.band(names[curve.label], curve.look, list(values), *(list(side) for side in zip(*spans, strict=True)))
+        plot.line(names[curve.label], curve.look, list(values), means, hover)
     axes.set(xlabel="Epoch", ylabel=axis)
     _set_epoch_axis(axes, curves)
     return name_lines(axes, ends, unit)
 
 
-def _draw_accuracy_over_time(axes: Axes, curves: Sequence[_Curve]) -> str:
+def _digits(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _draw_accuracy_over_time(axes: Axes, plot: Plot, curves: Sequence[_Curve]) -> str:
     longest = max(record["train_time_s"] for curve in curves for trial in curve.trials for record in trial)
     divisor, unit = formatting.time_scale(longest)
-    ends = []
+    ends, names = [], short_names([curve.label for curve in curves])
     for curve in curves:
         colour = svg.colour(curve.look.colour)
-        for trial, disturbed in zip(curve.trials, curve.disturbed, strict=True):
+        for trial_id, trial, disturbed in zip(curve.ids, curve.trials, curve.disturbed, strict=True):
             xs = [record["train_time_s"] / divisor for record in trial]
             ys = [100 * record["test_accuracy"] for record in trial]
             axes.plot(xs, ys, color=colour, linewidth=0.7, alpha=0.5, linestyle=_DOTTED if disturbed else "-")
-        _, xs = curve.means("train_time_s", divisor)
+            hover = _time_hover(trial_id, [record["epoch"] for record in trial], xs, ys, unit)
+            plot.line(names[curve.label], curve.look, xs, ys, hover, width=0.8, dotted=disturbed, markers=False,
+                      legend=False)  # fmt: skip
+        epochs, xs = curve.means("train_time_s", divisor)
         _, ys = curve.means("test_accuracy", 0.01)
         axes.plot(xs, ys, **(curve.style | ({"linestyle": _DOTTED} if any(curve.disturbed) else {})))
         ends.append(LineEnd(curve.label, curve.look, xs[-1], ys[-1]))
+        hover = _time_hover(f"{curve.label}, mean over seeds", epochs, xs, ys, unit)
+        plot.line(names[curve.label], curve.look, xs, ys, hover, dotted=any(curve.disturbed))
     warning = f"; dotted: {DISTURBED}, not reliable" if any(any(curve.disturbed) for curve in curves) else ""
     axes.set(xlabel=f"Training time, measured ({unit}){warning}", ylabel="Test accuracy (%)")
+    axes.set_xlim(left=0)
     return name_lines(axes, ends, "%")
 
 
-def _draw_step_flops(axes: Axes, curves: Sequence[_Curve]) -> str:
+def _time_hover(
+    name: str, epochs: Sequence[float], times: Sequence[float], accuracies: Sequence[float], unit: str
+) -> list[list[str]]:
+    return [
+        [name, f"epoch {epoch:g}", f"{_digits(accuracy)} % after {_digits(time)} {unit}"]
+        for epoch, time, accuracy in zip(epochs, times, accuracies, strict=True)
+    ]
+
+
+def _draw_step_flops(axes: Axes, plot: Plot, curves: Sequence[_Curve]) -> str:
     largest = max(record["step_executed"] for curve in curves for trial in curve.trials for record in trial)
     divisor, prefix = formatting.si_scale(largest)
-    ends = []
+    ends, names = [], short_names([curve.label for curve in curves])
     for curve in curves:
         for kind, width in (("executed", 1.8), ("effective", 0.8)):
             epochs, means = curve.means(f"step_{kind}", divisor)
             axes.step(epochs, means, where="post", linewidth=width, **curve.style)
-            if kind == "executed":
+            hover = [
+                [curve.label, f"epoch {epoch:g}", f"{kind} {_digits(mean)} {prefix}FLOPs"]
+                for epoch, mean in zip(epochs, means, strict=True)
+            ]
+            executed = kind == "executed"
+            plot.line(names[curve.label], curve.look, epochs, means, hover, width=2.2 if executed else 0.9, steps=True,
+                      markers=executed, legend=executed)  # fmt: skip
+            if executed:
                 ends.append(LineEnd(curve.label, curve.look, epochs[-1], means[-1]))
     axes.set(xlabel="Epoch", ylabel=f"FLOPs of a training step, counted ({prefix}FLOPs)")
     axes.set_ylim(0, 1.06 * largest / divisor)
@@ -187,9 +237,8 @@ def _draw_step_flops(axes: Axes, curves: Sequence[_Curve]) -> str:
 def _set_epoch_axis(axes: Axes, curves: Sequence[_Curve]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     epochs = [record["epoch"] for curve in curves for trial in curve.trials for record in trial]
-    first, last = min(epochs), max(epochs)
-    if first == last:  # a single epoch: leave room on both sides, so that no fractions of epochs are labelled
-        axes.set_xlim(first - 1, last + 1)
+    # Epochs are counted from 1; 0 is the untrained network.
+    axes.set_xlim(0, 1.02 * max(2.0, *epochs))
 
 
 _BAND = "Line: mean over seeds. Band: smallest to largest value over seeds."

@@ -1,6 +1,7 @@
 """Figures of accuracy against cost, inspected as matplotlib objects."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from matplotlib.colors import to_hex
@@ -10,8 +11,9 @@ from reports.data.groups import group_trials, looks
 from reports.data.method_rows import method_rows
 from reports.data.records import read
 from reports.figures import svg
-from reports.figures.tradeoff import tradeoff_figures
+from reports.figures.tradeoff import pareto_line, tradeoff_figures
 from reports.figures.training_curves import curve_figures
+from suite.runs.folder.times import MethodTime
 
 
 def test_methods_with_equal_accuracy_and_cost_are_both_visible(suite, drawn):
@@ -59,7 +61,7 @@ def test_a_disturbed_time_is_crossed_out_in_the_figure_itself(suite, drawn):
     figures, _ = tradeoff_figures(method_rows(group, looks(["sdgp"])), "slug", BudgetCurve({}))
     by_time, by_flops = (figure.axes[0] for figure in drawn)
     assert crosses(by_time) == [pytest.approx((100.0, 70.0)), pytest.approx((100.5, 71.0))]  # the trial, and the mean
-    assert by_time.get_xlabel().endswith("×: disturbed, not reliable")
+    assert by_time.get_xlabel() == "Training time, measured (s); ×: disturbed, not reliable;\naxis not from 0"
     assert "Crosses mark disturbed times" in figures[0].caption
     assert "sdgp: 71.00 % at 100 s (disturbed)" in figures[0].alt
     assert crosses(by_flops) == []
@@ -76,3 +78,68 @@ def test_a_disturbed_time_is_dotted_where_accuracy_is_drawn_over_it(suite, drawn
     assert axes.get_xlabel().endswith("dotted: disturbed, not reliable")
     styles = {(to_hex(line.get_color()), line.is_dashed()) for line in axes.lines if len(line.get_xdata()) > 1}
     assert styles == {(svg.colour(0), False), (svg.colour(1), True)}
+
+
+def test_the_interactive_figure_shows_each_trial_with_paired_intervals(suite):
+    """The interval of a method is that of its paired difference, which is much smaller than that of its own mean."""
+    for seed, accuracy in enumerate((60.0, 70.0, 80.0)):
+        suite.add("dense", seed, accuracy=accuracy, time=100.0, variant="")
+        suite.add("sdgp", seed, accuracy=accuracy - 1 + 0.01 * seed, time=90.0 + seed, variant="")
+    (group,), _ = group_trials(read(suite.write()).trials)
+    rows = method_rows(group, looks(["sdgp"]))
+    (by_time, _), _ = tradeoff_figures(rows, "slug", BudgetCurve({}))
+    traces = by_time.interactive["data"]
+    (mean,) = [trace for trace in traces if trace["name"] == "sdgp" and trace.get("showlegend")]
+    assert mean["error_y"]["array"] == [pytest.approx(100 * rows[1].accuracy_difference.half_width)]
+    assert mean["error_y"]["array"][0] < 0.1
+    assert mean["error_x"]["array"] == [pytest.approx(100 * rows[1].time_ratio.half_width)]
+    trials = next(trace for trace in traces if trace["name"] == "sdgp" and not trace["showlegend"])
+    trial = rows[1].done[0]
+    assert trials["hovertext"][0] == f"sdgp<br>{trial.name}<br>seed 0<br>accuracy 59.00 %<br>cost 90 s"
+    assert "with the 95 % intervals of paired differences to dense" in by_time.caption
+    (dense,) = [trace for trace in traces if trace["name"] == "dense" and trace.get("showlegend")]
+    assert dense["error_y"] == {"visible": False}
+    assert dense["marker"]["color"] == "var(--dense)"
+
+
+def test_the_time_of_the_time_pass_is_drawn_where_all_methods_have_one(suite):
+    for seed, accuracy in enumerate((60.0, 70.0)):
+        for method in ("dense", "sdgp"):
+            suite.add(method, seed, accuracy=accuracy, time=100.0, variant="")
+    (group,), _ = group_trials(read(suite.write()).trials)
+    interval = {"ratio": 0.9, "low": 0.88, "high": 0.93}
+    stage = {**interval, "epoch": 1, "steps": 10, "pairs": 30}
+    timed = MethodTime(**interval, trial="t", pairs=30, stages=(stage,), dense_steps=10, reconfiguration=0.0,
+                       dense_twice=interval, load=0.0, threads=1, provenance={})  # fmt: skip
+    rows = method_rows(replace(group, times={"sdgp": timed}), looks(["sdgp"]))
+    (by_time, by_flops), _ = tradeoff_figures(rows, "slug", BudgetCurve({}))
+    (mean,) = [one for one in by_time.interactive["data"] if one["name"] == "sdgp" and one["showlegend"]]
+    assert mean["x"] == [0.9]
+    assert (mean["error_x"]["arrayminus"], mean["error_x"]["array"]) == ([pytest.approx(0.02)], [pytest.approx(0.03)])
+    assert by_time.interactive["layout"]["xaxis"]["title"]["text"].startswith("Training time, measured (× dense)")
+    assert "time pass" in by_time.caption
+    assert "time pass" not in by_flops.caption
+
+
+def test_the_pareto_line_has_the_points_that_none_beats():
+    points = [(1.0, 80.0), (0.8, 78.0), (0.9, 77.0), (0.8, 79.0), (1.2, 80.0), (0.5, 60.0)]
+    assert pareto_line(points) == [(0.5, 60.0), (0.8, 79.0), (1.0, 80.0)]
+
+
+def test_axes_that_do_not_start_at_zero_say_so(suite, drawn):
+    for seed, accuracy in enumerate((70.0, 72.0)):
+        suite.add("dense", seed, accuracy=accuracy, time=100.0 + seed, variant="")
+    (group,), _ = group_trials(read(suite.write()).trials)
+    rows = method_rows(group, looks([]))
+    figures = [*tradeoff_figures(rows, "slug", BudgetCurve({}))[0], *curve_figures(rows, "slug")[0]]
+    assert len(figures) == len(drawn) == 6
+    for figure, content in zip(drawn, figures, strict=True):
+        (axes,) = figure.axes
+        layout = content.interactive["layout"]
+        for name, label, limits in (
+            ("xaxis", axes.get_xlabel(), axes.get_xlim()),
+            ("yaxis", axes.get_ylabel(), axes.get_ylim()),
+        ):
+            assert label.endswith("axis not from 0") == (limits[0] > 0), label
+            assert layout[name]["title"]["text"] == label.replace("\n", "<br>")
+            assert layout[name]["range"] == list(limits)
