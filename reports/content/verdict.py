@@ -17,6 +17,7 @@ from reports.data.verdict import FEWEST_SEEDS, Cost, Finding, findings, is_dense
 from reports.formatting import interval, ratio
 
 _MOST_REASONS = 2
+_LONGEST_NAMES = 40  # characters of the names in a clause of the sentence; more methods are counted instead
 _AT = {"time": "at the same measured training time", "flops": "at the same executed FLOPs"}
 
 
@@ -37,7 +38,9 @@ def verdict(
         return None
     found = findings(rows, curve, margins[-1])
     length = f"{epochs:g} {'epoch' if epochs == 1 else 'epochs'}" if epochs else "these epochs"
-    where = f"On this {'GPU' if device.startswith('cuda') else 'CPU'}, for {length}"
+    seeds = [one.gain.count for one in found if one.outcome != "none" and isinstance(one.gain, Estimate)]
+    with_seeds = f" and {min(seeds)} seeds" if seeds else ""
+    where = f"On this {'GPU' if device.startswith('cuda') else 'CPU'}, for {length}{with_seeds}"
     lines = tuple(
         Headline(row.label, _line([one for one in found if one.label == row.label], row), row.colour) for row in methods
     )
@@ -67,7 +70,7 @@ def _sentence(found: Sequence[Finding], cost: Cost, margin: str) -> str:
     }
     at = _AT[cost]
     if by_outcome["pays"]:
-        return f"{at}, {_names(by_outcome['pays'])} {_verb(by_outcome['pays'], 'reaches')} a higher accuracy than dense"
+        return f"{at}, {_subject(by_outcome['pays'], 'reaches')} a higher accuracy than dense"
     if len(by_outcome["none"]) == len(ours):
         reasons = list(dict.fromkeys(one.reason for one in ours))
         why = "; ".join(reasons) if len(reasons) <= _MOST_REASONS else "for several reasons, one per method below"
@@ -80,7 +83,7 @@ def _sentence(found: Sequence[Finding], cost: Cost, margin: str) -> str:
         "does not pay": ("does", f"not gain {margin}"),
     }
     clauses = [
-        f"{_names(names)} {_verb(names, verb)} {ending}"
+        f"{_subject(names, verb)} {ending}"
         for outcome, (verb, ending) in endings.items()
         if (names := by_outcome[outcome])
     ]
@@ -186,6 +189,11 @@ def _names(labels: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _verb(labels: Sequence[str], singular: str) -> str:
+def _subject(labels: Sequence[str], singular: str) -> str:
+    """Return the methods as the subject of a clause, with its verb; many long names are counted instead."""
     plural = {"reaches": "reach", "is": "are", "does": "do", "has": "have"}
-    return singular if len(labels) == 1 else plural[singular]
+    verb = singular if len(labels) == 1 else plural[singular]
+    names = _names(labels)
+    if len(labels) > 1 and len(names) > _LONGEST_NAMES:
+        names = f"{len(labels)} methods"
+    return f"{names} {verb}"

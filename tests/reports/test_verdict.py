@@ -96,8 +96,8 @@ def test_a_method_pays_that_beats_dense_for_the_same_time(suite: Any) -> None:
     add_method(suite, "quick", (-0.3, -0.28, -0.32))
     verdict = group_of(suite).verdict
     assert verdict.sentence == (
-        "On this CPU, for 5 epochs, at the same measured training time, quick reaches a higher accuracy than dense. At "
-        "the same executed FLOPs, use dense: no method gains 0.5 points over it."
+        "On this CPU, for 5 epochs and 3 seeds, at the same measured training time, quick reaches a higher accuracy "
+        "than dense. At the same executed FLOPs, use dense: no method gains 0.5 points over it."
     )
     (line,) = verdict.lines
     assert "pays at the same measured training time (+1.70 ± 0.05 points, at 0.80" in line.text
@@ -246,10 +246,19 @@ def test_outcomes_that_differ_are_told_apart(suite: Any) -> None:
     add_method(suite, "quick", (-2.0, -2.1, -2.2), time=0.8)
     sentence = group_of(suite).verdict.sentence
     assert sentence.startswith(
-        "On this CPU, for 5 epochs, at the same measured training time, no method is shown to gain over dense: "
-        "unsteady and shaky are undecided; quick has no verdict; bad does not gain 0.5 points. "
+        "On this CPU, for 5 epochs and 3 seeds, at the same measured training time, no method is shown to gain over "
+        "dense: unsteady and shaky are undecided; quick has no verdict; bad does not gain 0.5 points. "
         "At the same executed FLOPs, "
     )
+
+
+def test_methods_with_long_names_are_counted_in_the_sentence(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    for number in range(3):
+        add_method(suite, f"a_method_with_a_long_name_{number}", (-2.0, -2.1, -2.2), time=1.0)
+    add_method(suite, "another_method_with_a_long_name", (1.5, -0.5, 0.8), time=1.0)
+    sentence = group_of(suite).verdict.sentence
+    assert "another_method_with_a_long_name is undecided; 3 methods do not gain 0.5 points." in sentence
 
 
 def test_many_reasons_are_left_to_the_lines(suite: Any) -> None:
@@ -319,7 +328,8 @@ def test_a_table_without_epochs_has_a_verdict(suite: Any, epochs: int | None, te
     shutil.rmtree(folder / "trials")
     (group,) = build(read(folder)).groups
     assert group.verdict.sentence.startswith(
-        f"On this CPU, for {text}, at the same measured training time, quick reaches a higher accuracy than dense."
+        f"On this CPU, for {text} and 3 seeds, at the same measured training time, quick reaches a higher accuracy "
+        "than dense."
     )
 
 
