@@ -222,6 +222,9 @@ class IndexSpaces(Mapping[str, IndexSpace]):
             return "it is inside a removable branch"
         if any(part.attribute in (GATHER_INDEX, SCATTER_INDEX) for part in space.slices):
             return "its layer is gated already"
+        for name in (*space.producers, *space.consumers):
+            if isinstance(layers[name], nn.Linear) and self.positions.get(name, 1) > 1:
+                return f"'{name}' is applied to tokens"
         for name in space.producers:
             if name in self.grouped:
                 return f"'{name}' is a grouped convolution"

@@ -13,6 +13,7 @@ from suite.parameters import check
 ADDED: Final = {
     **{"crop_padding": "mean", "drop_last": True},
     **{"image_size": None, "eval_resize": None, "crop_area": 0.08, "cache": "on", "bad_images": "refuse"},
+    **{"optimizer": "sgd", "second_momentum": 0.999},
 }
 """Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
 this value, so that the ids of earlier trials stay the same."""
@@ -64,9 +65,12 @@ class Recipe:
             schedule.
         milestones: Shares of all epochs at which `step` changes the learning rate.
         step_factor: Factor of `step`.
-        momentum: Momentum of SGD.
+        optimizer: `sgd`, or `adamw`, whose weight decay is multiplied by the learning rate as SGD's is, but not by
+            Adam's scaling.
+        momentum: Momentum of SGD; decay rate of the mean of gradients (beta1) of AdamW.
+        second_momentum: Decay rate of the mean of squared gradients (beta2) of AdamW.
         nesterov: Whether the momentum is Nesterov's.
-        weight_decay: Weight decay of SGD.
+        weight_decay: Weight decay of the optimizer.
         decay_norm_and_bias: Whether weight decay also applies to normalisation layers and biases.
         label_smoothing: Label smoothing of the cross entropy.
         micro_batches: Number of parts into which a batch is split for forward and backward.
@@ -107,6 +111,8 @@ class Recipe:
     step_factor: Annotated[float, Gt(0)] = 0.1
     momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
     nesterov: bool = False
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    second_momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.999
     weight_decay: Annotated[float, Ge(0)] = 5e-4
     decay_norm_and_bias: bool = True
     label_smoothing: Annotated[float, Interval(ge=0, lt=1)] = 0.0
@@ -138,6 +144,8 @@ class Recipe:
             )
         if self.nesterov and not self.momentum:
             raise ValueError("recipe.nesterov needs a recipe.momentum above 0")
+        if self.nesterov and self.optimizer != "sgd":
+            raise ValueError(f"recipe.nesterov is of SGD; with recipe.optimizer={self.optimizer} set it to false")
 
     def fields(self) -> dict[str, Any]:
         """Return every field by name, except those of `ADDED` that have the value there."""

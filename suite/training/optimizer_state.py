@@ -1,4 +1,4 @@
-"""The optimizer of the suite, and which optimizers can continue after channels were cut."""
+"""The optimizers of the suite, and which optimizers can continue after channels were cut."""
 
 from __future__ import annotations
 
@@ -48,8 +48,21 @@ class SGD(torch.optim.SGD):
     load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
 
-def make_sgd(model: nn.Module, recipe: Recipe) -> SGD:
-    """Return SGD over all parameters, with weight decay of normalisation and biases only if the recipe says so."""
+class AdamW(torch.optim.AdamW):
+    """`torch.optim.AdamW` without torch's compiler, as `SGD`."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))  # type: ignore[assignment]
+    zero_grad = inspect.unwrap(Optimizer.zero_grad)
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    state_dict = inspect.unwrap(Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> SGD | AdamW:
+    """Return the recipe's optimizer of all parameters.
+
+    Weight decay applies to normalisation and biases only if the recipe says so.
+    """
     parameters = list(model.parameters())
     if recipe.decay_norm_and_bias:
         groups = [{"params": parameters, "weight_decay": recipe.weight_decay}]
@@ -58,4 +71,11 @@ def make_sgd(model: nn.Module, recipe: Recipe) -> SGD:
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
+    if recipe.optimizer == "adamw":
+        return AdamW(groups, lr=recipe.learning_rate_at(0.0), betas=(recipe.momentum, recipe.second_momentum))
     return SGD(groups, lr=recipe.learning_rate_at(0.0), momentum=recipe.momentum, nesterov=recipe.nesterov)
+
+
+def tensors_per_parameter(recipe: Recipe) -> int:
+    """Return how many tensors of its size the optimizer keeps for each parameter, after its first step."""
+    return 2 if recipe.optimizer == "adamw" else int(recipe.momentum > 0)

@@ -22,7 +22,7 @@ from suite.training.cuda_graph import make_step
 from suite.training.evaluation import Evaluation
 from suite.training.execution import check_execution
 from suite.training.hooks import Hooks
-from suite.training.optimizer_state import make_sgd
+from suite.training.optimizer_state import make_optimizer, tensors_per_parameter
 from suite.training.product_check import ProductCheck
 
 Record = dict[str, Any]
@@ -119,7 +119,7 @@ class Trainer:
         )
         self.ctx = self.hooks.ctx
         self.ctx.untimed = lambda: self.clock.span("compile")
-        self.optimizer = make_sgd(model, recipe)
+        self.optimizer = make_optimizer(model, recipe)
         self.hooks.attach(self.optimizer)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = make_step(self.hooks, recipe, dtype, self.scaler, compile_backend)
@@ -299,8 +299,9 @@ class Trainer:
     def _note_counted_memory(self, saved: SavedTensors) -> None:
         """Count the memory of a step on the CPU, once per architecture: tensors kept for backward, and all others."""
         held = saved.bytes + held_bytes(self.model, self.optimizer)
-        if not self.optimizer.state and self.recipe.momentum:  # before the first step, the momentum does not exist yet
-            held += sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        if not self.optimizer.state:  # before the first step, the momentum does not exist yet
+            size = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+            held += tensors_per_parameter(self.recipe) * size
         self._note_memory(held)
         self.progress.memory_is_counted = True
 

@@ -11,7 +11,7 @@ from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_t
 from torch import nn
 
 from suite.method import Method, OpPlan, ReconfigPlan
-from suite.training.optimizer_state import make_sgd
+from suite.training.optimizer_state import make_optimizer
 from suite.training.trainer import Diverged
 
 FIVE = dataclasses.replace(RECIPE, epochs=5)
@@ -66,6 +66,42 @@ def test_dense_equals_a_loop_written_by_hand():
             step += 1
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(trainer.model.state_dict()[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_adamw_equals_a_loop_written_by_hand_and_resumes():
+    recipe = dataclasses.replace(RECIPE, optimizer="adamw", second_momentum=0.99, weight_decay=0.1, nesterov=False)
+    states = []
+    trainer = small_trainer(Nothing(), recipe, on_checkpoint=lambda state: states.append(copy.deepcopy(state())))
+    trainer.fit()
+
+    torch.manual_seed(0)
+    model = small_net().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(recipe.momentum, 0.99), weight_decay=0.1)
+    data, step = SmallBatches(64, seed=1), 0
+    for epoch in range(3):
+        for images, labels in data.epoch(epoch, 16):
+            optimizer.param_groups[0]["lr"] = 0.05 * (1 - 0.9 * step / 12)
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            step += 1
+    resumed = small_trainer(Nothing(), recipe)
+    resumed.load_state_dict(states[0])
+    resumed.fit()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(trainer.model.state_dict()[name], tensor, rtol=0, atol=1e-6)
+        assert torch.equal(resumed.model.state_dict()[name], trainer.model.state_dict()[name])
+
+
+def test_memory_of_the_first_step_includes_what_the_optimizer_will_keep():
+    def peak(**changes):
+        trainer = small_trainer(Nothing(), dataclasses.replace(RECIPE, nesterov=False, **changes))
+        trainer.fit()
+        return trainer.progress.peak_memory_bytes
+
+    size = sum(p.numel() * p.element_size() for p in small_net().parameters())
+    assert peak(optimizer="adamw") - peak(momentum=0.9) == size
+    assert peak(momentum=0.9) - peak(momentum=0.0) == size
 
 
 def test_evaluation_comes_after_the_reconfiguration_of_the_last_epoch():
@@ -244,6 +280,7 @@ def test_resume_goes_on_with_random_numbers_clock_and_counters():
 def test_weight_decay_spares_normalisation_and_biases_if_the_recipe_says_so(everywhere):
     recipe = dataclasses.replace(RECIPE, weight_decay=0.25, decay_norm_and_bias=everywhere)
     model = small_net()
-    decayed = {id(p): group["weight_decay"] for group in make_sgd(model, recipe).param_groups for p in group["params"]}
+    groups = make_optimizer(model, recipe).param_groups
+    decayed = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         assert decayed[id(parameter)] == (0.25 if everywhere or parameter.ndim > 1 else 0.0), name

@@ -1,6 +1,7 @@
 """Labels of channels: a model's graph is run once, and the channels of every activation are labelled one by one.
 
-A label is an array that holds the channel number of each entry of an activation's axis 1. A step of the graph passes a
+A label is an array that holds the channel number of each entry of an activation's axis 1, or of its last axis behind a
+linear layer that is applied to tokens, (N, tokens, C). A step of the graph passes a
 label on, repeats it (flattening), joins several (concatenation), or creates a new one (a convolution). If two
 activations meet entry by entry, their channels are united. An operation that is not understood freezes the channels
 that it touches, with the reason. `suite.network.channels.spaces` forms index spaces of the result.
@@ -93,6 +94,7 @@ class ChannelLabels(fx.Interpreter):
         self.model_input: Label = np.empty(0, dtype=np.int64)
         self.model_outputs: list[Label] = []
         self._labels: dict[fx.Node, Label] = {}
+        self._axes: dict[fx.Node, int] = {}  # the axis of the channels, for tokens
         self._claimed: dict[tuple[int, int], Label] = {}
         self._counted: set[tuple[str, str]] = set()
         self._numbers = ChannelNumbers()
@@ -100,7 +102,7 @@ class ChannelLabels(fx.Interpreter):
     def follow(self, graph: fx.Graph, *inputs: Tensor) -> None:
         """Run another graph of the model, and add its constraints to those of earlier graphs."""
         super().__init__(self.module, graph=graph)
-        self._labels, self._numbers = {}, ChannelNumbers()
+        self._labels, self._axes, self._numbers = {}, {}, ChannelNumbers()
         self.run(*inputs)
 
     def freeze_reads(self, reads: Iterable[tuple[nn.Module, str]]) -> None:
@@ -126,7 +128,7 @@ class ChannelLabels(fx.Interpreter):
             reason = f"'{n.name}' depends on their number"
             self.reasons += [(reason, label) for label in self._numbers.among(n.all_input_nodes)]
         else:
-            self._numbers.record(n, self._labels, self.env)
+            self._numbers.record(n, self._labels, self.env, self._axes)
         if n.op == "output":
             self.model_outputs += [self._labels[node] for node in inputs]
             self._freeze(inputs, "the model's output")
@@ -148,26 +150,27 @@ class ChannelLabels(fx.Interpreter):
         if not inputs or value.ndim < 2:
             return None
         if node.op == "call_module":
-            if len(inputs) != 1:
-                return None
-            return self._through_module(str(node.target), value, self._labels[inputs[0]], self.env[inputs[0]])
+            return self._through_module(node, value, inputs[0]) if len(inputs) == 1 else None
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         library = (getattr(node.target, "__module__", None) or "torch").split(".")[0]
         if library not in ("torch", "torchvision", "_operator"):
             return None
         if name in _ELEMENTWISE_FUNCTIONS:
-            return self._elementwise(value, inputs)
+            return self._elementwise(node, value, inputs)
         if name in ("cat", "concat"):
             return self._concatenated(node, value)
         return self._through_function(name, node, value, inputs[0]) if len(inputs) == 1 else None
 
-    def _elementwise(self, value: Tensor, inputs: list[fx.Node]) -> Label | None:
+    def _elementwise(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Label | None:
         """Label an operation on one tensor and numbers, or on two tensors that both have all channels."""
-        if len(inputs) > 2:
+        axes = {self._axes.get(source, 1) for source in inputs}
+        if len(inputs) > 2 or len(axes) > 1:
             return None
-        for given in (self.env[node] for node in inputs):
-            if given.ndim != value.ndim or given.shape[1] != value.shape[1]:
+        (axis,) = axes
+        for given in (self.env[source] for source in inputs):
+            if given.ndim != value.ndim or given.shape[axis] != value.shape[axis]:
                 return None
+        self._keep_axis(node, inputs[0])
         first, last = self._labels[inputs[0]], self._labels[inputs[-1]]
         self._unite(first, last)
         return first
@@ -178,12 +181,17 @@ class ChannelLabels(fx.Interpreter):
         axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
         if not isinstance(parts, (tuple, list)) or not isinstance(axis, int) or axis % value.ndim != 1:
             return None
-        if any(part not in self._labels for part in parts):
+        if any(part not in self._labels or part in self._axes for part in parts):
             return None
         return np.concatenate([self._labels[part] for part in parts])  # type: ignore[index]
 
     def _through_function(self, name: str, node: fx.Node, value: Tensor, source: fx.Node) -> Label | None:
         label, given = self._labels[source], self.env[source]
+        if source in self._axes:
+            if name not in _CHANNELWISE_FUNCTIONS or value.shape != given.shape:
+                return None
+            self._keep_axis(node, source)
+            return label
         channels_stay = value.shape[:2] == given.shape[:2]
         if name in _CHANNELWISE_FUNCTIONS and channels_stay and value.ndim == given.ndim:
             return label
@@ -196,8 +204,16 @@ class ChannelLabels(fx.Interpreter):
             return _flattened(value, label, given)
         return None
 
-    def _through_module(self, name: str, value: Tensor, label: Label, given: Tensor) -> Label | None:
+    def _through_module(self, node: fx.Node, value: Tensor, source: fx.Node) -> Label | None:
+        name, label, given = str(node.target), self._labels[source], self.env[source]
         module = self.module.get_submodule(name)
+        if isinstance(module, nn.Linear) and value.ndim > 2 and type(module) in _LAYERS:
+            return self._through_tokens(node, module, value, source)
+        if source in self._axes:
+            if not isinstance(module, _CHANNELWISE_MODULES) or value.shape != given.shape:
+                return None
+            self._keep_axis(node, source)
+            return label
         if isinstance(module, _CHANNELWISE_MODULES):
             return label if value.shape[:2] == given.shape[:2] else None
         if isinstance(module, nn.Flatten):
@@ -212,13 +228,32 @@ class ChannelLabels(fx.Interpreter):
             return label if all(understood) else None
         return self._through_layer(name, module, value, label) if type(module) in _LAYERS else None
 
-    def _through_layer(self, name: str, module: nn.Module, value: Tensor, label: Label) -> Label | None:
+    def _through_tokens(self, node: fx.Node, module: nn.Linear, value: Tensor, source: fx.Node) -> Label | None:
+        """Label a linear layer that is applied to the last axis of tokens, (N, ..., C)."""
+        label = self._labels[source]
+        if source not in self._axes:
+            # The last axis of this tensor was not followed so far.
+            reason = f"'{node.target}' is applied to another axis"
+            self._freeze([source], reason)
+            label = self._new(module.in_features)
+            self.reasons.append((f"'{node.name}' reads an axis that was not followed", label))
+        emitted = self._through_layer(str(node.target), module, value, label, -1)
+        if emitted is not None:
+            self._axes[node] = value.ndim - 1
+        return emitted
+
+    def _keep_axis(self, node: fx.Node, source: fx.Node) -> None:
+        """Record that a node has its channels on the same axis as its input."""
+        if source in self._axes:
+            self._axes[node] = self._axes[source]
+
+    def _through_layer(self, name: str, module: nn.Module, value: Tensor, label: Label, axis: int = 1) -> Label | None:
         weight = module._parameters.get("weight")
-        if weight is None or (isinstance(module, nn.Linear) and value.ndim != 2):
+        if weight is None or (isinstance(module, nn.Linear) and value.ndim != 2 and axis == 1):
             return None
         groups = int(getattr(module, "groups", 1))
         kind = "features" if isinstance(module, nn.Linear) else "channels"
-        if (weight.shape[0], weight.shape[1] * groups) != (value.shape[1], len(label)):
+        if (weight.shape[0], weight.shape[1] * groups) != (value.shape[axis], len(label)):
             return None  # for example behind a gate, whose output has other channels than its input
         if groups > 1:
             # A group is removed as a whole, with all its inputs and outputs: the rest is a grouped convolution again.
@@ -228,7 +263,7 @@ class ChannelLabels(fx.Interpreter):
             emitted = np.repeat(whole, value.shape[1] // groups)
             self._count(name, "groups", whole)
         else:
-            emitted = self._new(value.shape[1])
+            emitted = self._new(value.shape[axis])
             self.consumers.append((name, label))
             self._claim(name, module, "weight", 1, label)
         self.producers.append((name, emitted))

@@ -27,7 +27,7 @@ _WITHOUT_CHANNELS = {
 }  # fmt: skip
 
 Label = NDArray[np.int64]
-"""The channel number of each entry of an activation's axis 1."""
+"""The channel number of each entry of an activation's channel axis: axis 1, or the last axis of tokens."""
 
 
 @contextmanager
@@ -74,26 +74,30 @@ class ChannelNumbers:
 
     def __init__(self) -> None:
         self._counted: dict[fx.Node, list[Label]] = {}
-        self._shapes: dict[fx.Node, int] = {}  # nodes that are a tensor's whole shape, with its number of axes
+        # Nodes that are a tensor's whole shape, with its number of axes and the axis of the channels.
+        self._shapes: dict[fx.Node, tuple[int, int]] = {}
 
     def among(self, nodes: Collection[fx.Node]) -> list[Label]:
         """Return the labels of the channels that the numbers among the nodes depend on."""
         return [label for node in nodes for label in self._counted.get(node, ())]
 
-    def record(self, node: fx.Node, labels: Mapping[fx.Node, Label], values: Mapping[fx.Node, Any]) -> None:
+    def record(
+        self, node: fx.Node, labels: Mapping[fx.Node, Label], values: Mapping[fx.Node, Any], axes: Mapping[fx.Node, int]
+    ) -> None:
         """Record which channels a node depends on whose value is not a tensor but a number or a shape, for example.
 
         Args:
             node: Node of the graph.
             labels: The label of each node that is a tensor.
             values: The value of each node.
+            axes: The axis of the channels of each tensor for which it is not axis 1.
         """
         counted = self.among(node.all_input_nodes)
         counted += [labels[source] for source in node.all_input_nodes if source in labels]
-        if counted and not self._is_free(node, values):
+        if counted and not self._is_free(node, values, axes):
             self._counted[node] = counted
 
-    def _is_free(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
+    def _is_free(self, node: fx.Node, values: Mapping[fx.Node, Any], axes: Mapping[fx.Node, int]) -> bool:
         """Whether the value is the same for any number of channels; unknown operations are assumed to depend on it."""
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node):
@@ -105,11 +109,11 @@ class ChannelNumbers:
             if name in _WITHOUT_CHANNELS:
                 return True
             if name == "size" and isinstance(axis, int):
-                return axis % max(given.ndim, 1) != 1
+                return axis % max(given.ndim, 1) != axes.get(source, 1)
             if name == "shape" or (name == "size" and axis is None):
-                self._shapes[node] = given.ndim
+                self._shapes[node] = given.ndim, axes.get(source, 1)
             return False
         if node.target is operator.getitem and source in self._shapes and isinstance(others[0], (int, slice)):
-            found = np.arange(self._shapes[source])[others[0]]
-            return not np.any(found == 1)
+            ndim, axis = self._shapes[source]
+            return not np.any(np.arange(ndim)[others[0]] == axis)
         return False

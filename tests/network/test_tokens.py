@@ -1,0 +1,156 @@
+"""Transformers: hidden units of perceptrons on tokens are cut exactly, and everything else is frozen with a reason."""
+
+import copy
+
+import pytest
+import torch
+from cuttable_nets import every_other, silence, step, without
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from suite.choices import build_model
+from suite.cost.flops import count, count_model
+from suite.method import ReconfigPlan
+from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
+from suite.network.channels.trial_cut import freeze_what_fails
+from suite.ops import convert
+
+SHAPE = (3, 32, 32)
+
+
+def build(text, shape=SHAPE, classes=5):
+    torch.manual_seed(0)
+    return build_model(text, shape, classes)
+
+
+@pytest.fixture(scope="module")
+def vit():
+    model = build("vit_tiny[patch=16]").double()
+    return model, find_index_spaces(model, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit_tiny[patch=16]", [f"blocks.{n}.mlp.expand" for n in range(12)]),
+        (
+            "mlp_mixer_tiny[patch=16]",
+            [f"blocks.{n}.{part}_mlp.expand" for n in range(12) for part in ("token", "channel")],
+        ),
+        ("mlp[width=64]", ["1", "4", "7"]),
+    ],
+)
+def test_hidden_units_are_free_and_nothing_else(name, expected):
+    model = build(name)
+    spaces = find_index_spaces(model, SHAPE)
+    freeze_what_fails(model, spaces, SHAPE)
+    assert [space.name for space in spaces.values() if not space.frozen] == expected
+    assert all(space.frozen_because for space in spaces.values() if space.frozen)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_the_step_after_a_cut_is_that_of_the_masked_model(vit, kind):
+    model, spaces = copy.deepcopy(vit)
+    images = torch.randn(4, *SHAPE, dtype=torch.float64)
+
+    def optimizer_of(network):
+        settings = {"momentum": 0.9} if kind == "SGD" else {}
+        return getattr(torch.optim, kind)(network.parameters(), lr=1e-3, **settings)
+
+    optimizer = optimizer_of(model)
+    step(model, optimizer, images)
+    dead = every_other(spaces)
+    silence(model, spaces, dead)
+    big = copy.deepcopy(model)
+    big_optimizer = optimizer_of(big)
+    big_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    index_map = apply_plan(model, without(spaces, dead), spaces, optimizer)
+    torch.testing.assert_close(model(images), big(images), rtol=1e-9, atol=1e-12)
+    step(model, optimizer, images)
+    step(big, big_optimizer, images)
+    for key, parameter in big.named_parameters():
+        wanted = index_map(key, parameter.data)
+        torch.testing.assert_close(dict(model.named_parameters())[key].data, wanted, rtol=1e-6, atol=1e-9, msg=key)
+
+
+class Reading(nn.Module):
+    """A perceptron on tokens whose forward computes something from its hidden activation."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.patches, self.between = nn.Conv2d(3, 6, 8, stride=8), between
+        self.expand, self.reduce, self.head = nn.Linear(6, 8), nn.Linear(8, 6), nn.Linear(6, 5)
+
+    def forward(self, images):
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
+        return self.head(self.reduce(self.between(torch.relu(self.expand(tokens)))).mean(1))
+
+
+FREE = {
+    "nothing": lambda hidden: hidden,
+    "sum": lambda hidden: hidden + torch.tanh(hidden),
+    "number of tokens": lambda hidden: hidden / hidden.shape[1],
+    "tokens by name": lambda hidden: hidden / hidden.size(1),
+}
+FROZEN = {
+    "width": lambda hidden: hidden / hidden.shape[-1],
+    "width by name": lambda hidden: hidden / hidden.size(2),
+    "width of the shape": lambda hidden: hidden / hidden.shape[1:].numel(),
+    "softmax": lambda hidden: hidden.softmax(-1),
+    "layer norm": lambda hidden: nn.functional.layer_norm(hidden, (8,)),
+    "heads": lambda hidden: hidden.reshape(len(hidden), -1, 2, 4).flatten(2),
+    "joined": lambda hidden: torch.cat([hidden, hidden], 1),
+    "transposed": lambda hidden: hidden.transpose(1, 2).transpose(1, 2),
+    "mean over channels": lambda hidden: hidden - hidden.mean(2, keepdim=True),
+    "half": lambda hidden: torch.cat(hidden.chunk(2, dim=2), 2),
+}
+
+
+@pytest.mark.parametrize("name", [*FREE, *FROZEN])
+def test_what_reads_the_hidden_width_freezes_it(name):
+    model = Reading((FREE | FROZEN)[name])
+    spaces = find_index_spaces(model, SHAPE)
+    assert spaces["expand"].frozen == (name in FROZEN), spaces["expand"].frozen_because
+    if name in FREE:
+        images = torch.randn(2, *SHAPE)
+        model.reduce.weight.data[:, [1, 4]] = 0.0
+        expected = model(images)
+        apply_plan(model, ReconfigPlan(kept={"expand": [0, 2, 3, 5, 6, 7]}), spaces, None)
+        torch.testing.assert_close(model(images), expected)
+
+
+def test_layers_on_tokens_are_not_gated():
+    spaces = find_index_spaces(model := Reading(FREE["nothing"]), SHAPE)
+    reason = spaces.why_not_gated(spaces["expand"], dict(model.named_modules()))
+    assert reason == "'expand' is applied to tokens"
+
+
+@pytest.mark.parametrize("name", ["vit_tiny[patch=8]", "mlp_mixer_tiny[patch=8]", "mlp[width=64]"])
+def test_flops_are_those_of_torchs_counter_with_attention(name):
+    model = build(name).eval()
+    # Without the flash kernel, attention is two products that the counter sees.
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        model(torch.randn(1, *SHAPE))
+    assert count_model(model, SHAPE)["inference_flops"] == counter.get_total_flops()
+    assert count(model, SHAPE).not_counted == ()
+
+
+@pytest.mark.parametrize(("name", "params"), [("vit_tiny", 5_717_416), ("vit_small", 22_050_664)])
+def test_published_networks_have_the_published_number_of_parameters(name, params):
+    model = build(name, (3, 224, 224), 1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == params
+
+
+def test_all_layers_are_planned():
+    model = build("vit_tiny[patch=16]")
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    assert sorted(convert(model)) == sorted(linear)
+    assert len(linear) == 12 * 6 + 2
+
+
+@pytest.mark.parametrize(("text", "message"), [("vit_tiny[patch=5]", "patches of 5x5"), ("mlp[depth=0]", "depth is 0")])
+def test_what_cannot_be_built_is_refused_in_one_line(text, message):
+    with pytest.raises(Exception, match=message) as caught:
+        build(text)
+    assert "\n" not in str(caught.value)
