@@ -21,6 +21,7 @@ from methods.shared.pattern_masks import PatternMasks
 from methods.shared.patterns import KEPT, POSITIONS, penalty, penalty_arithmetic
 from methods.shared.scores import saliency, uniform_random
 from suite.method import Context, Density, Method, OpPlan
+from suite.parameters import Search
 from suite.plan import random_key
 from suite.recipe import Tuning
 from suite.registry import register
@@ -82,13 +83,13 @@ class ClickTrain(Method):
     schedule: Literal["config", "paper"] = "config"
     warmup: Share | None = None
     hard_prune: Share | None = None
-    coefficient: Annotated[float, Ge(0)] | None = None
-    pool: Literal["published", 4, 8, 12, "dynamic"] = "published"
+    coefficient: Annotated[Annotated[float, Ge(0)] | None, Search(1e-5, 1e-2, log=True)] = None
+    pool: Annotated[Literal["published", 4, 8, 12, "dynamic"], Search()] = "published"
     scope: Literal["kernel", "filter"] = "kernel"
     balance: Literal["layer", "filter"] = "layer"
     batches: Annotated[int, Ge(1)] = 1
     selection: Literal["saliency", "random"] = "saliency"
-    mask_momentum: bool = False
+    mask_momentum: Annotated[bool, Search()] = False
     mixup: Annotated[float, Ge(0)] = 0.3
     backend: Literal["auto", "masked", "skipping", "blocks"] = "auto"
 

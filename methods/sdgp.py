@@ -19,6 +19,7 @@ from kernels import PruneRule
 from kernels.prune.rule import Mode
 from methods.backends.pruned_gradients import PrunedGradientBackends, Pruning
 from suite.method import Compressed, Context, Density, Method, OpPlan, Site
+from suite.parameters import Search
 from suite.recipe import Tuning
 from suite.registry import register
 
@@ -83,7 +84,7 @@ class SDGP(Method):
     n: Annotated[int, Ge(1)] = 2
     m: Annotated[int, Interval(ge=2, le=32)] = 4
     mode: Literal["random", "magnitude", "rescaled", "unbiased"] = "rescaled"
-    scope: Literal["sample_channel", "group", "channel"] = "sample_channel"
+    scope: Annotated[Literal["sample_channel", "group", "channel"], Search()] = "sample_channel"
     layers: Literal["conv", "all"] = "conv"
     products: Literal["dgrad", "both"] = "dgrad"
     backend: Literal["auto", "masked", "skip"] = "auto"

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from suite import registry
 from suite.brackets import Request, read_list
 from suite.errors import UsageError, nearest
-from suite.parameters import REQUIRED, Parameter, allowed, convert, declared, normal, resolve, show
+from suite.parameters import REQUIRED, Parameter, allowed, convert, declared, normal, resolve, search_of, show
+from suite.recipe import Recipe
 
 if TYPE_CHECKING:  # listing and describing tasks must not wait for torch
     from torch import nn
 
 MAX_CHOICES = 10_000  # of one grid
+RECIPE = "recipe."  # in front of a field of the recipe that is typed for one method
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,12 @@ class Choice:
             UsageError: There is no such parameter, or its type does not allow the value.
         """
         definition = definition or registry.get(cls.kind, request.name)
-        known = declared(definition)
+        known = {**declared(definition), **cls.also_typed()}
         for key in request.alternatives:
             if key not in known:
                 end = nearest(key, known) if known else "; it takes none"
                 raise UsageError(f"{request.text}: {request.name} has no parameter '{key}'{end}")
-        for key, parameter in known.items():
+        for key, parameter in declared(definition).items():
             if parameter.default is REQUIRED and key not in request.alternatives:
                 raise UsageError(f"{request.text}: {request.name} needs {key}: {allowed(parameter.annotation)}")
         grid = []
@@ -104,6 +106,11 @@ class Choice:
             raise UsageError(f"{request.text}: a grid of {size:,} choices; the largest allowed is {MAX_CHOICES:,}")
         return [cls(request.name, dict(values), definition) for values in itertools.product(*grid)]
 
+    @classmethod
+    def also_typed(cls) -> Mapping[str, Parameter]:
+        """Return what brackets may contain in addition to declared parameters."""
+        return {}
+
     def canonical(self) -> Self:
         """Return the choice without values that equal the defaults, so that one network has one name."""
         defaults = {key: normal(one.default, one.annotation) for key, one in self.declared.items()}
@@ -114,29 +121,55 @@ class Choice:
 
 
 class MethodChoice(Choice):
-    """A method with the parameters that were typed for it."""
+    """A method with the parameters that were typed for it, and with fields of the recipe for this method alone.
+
+    `sdgp[n=2,recipe.learning_rate=0.1]` trains SDGP with another learning rate than the other methods of the command.
+    Only fields that `tune` searches can be typed in this way.
+    """
 
     kind = "method"
+
+    @classmethod
+    def also_typed(cls) -> Mapping[str, Parameter]:
+        """Return the fields of the recipe that `tune` searches, as `recipe.FIELD`."""
+        fields = {f"{RECIPE}{name}": field for name, field in declared(Recipe).items()}
+        return {name: field for name, field in fields.items() if search_of(field.annotation)}
+
+    @property
+    def recipe_fields(self) -> dict[str, Any]:
+        """The fields of the recipe that were typed for this method."""
+        return {name.removeprefix(RECIPE): value for name, value in self.typed.items() if name.startswith(RECIPE)}
+
+    @property
+    def typed_parameters(self) -> dict[str, Any]:
+        """The typed values without those of the recipe."""
+        return {name: value for name, value in self.typed.items() if not name.startswith(RECIPE)}
+
+    def with_typed(self, values: Mapping[str, Any]) -> Self:
+        """Return the choice with other typed values in addition, in the order of declaration."""
+        typed = {**self.typed, **values}
+        order = (*self.declared, *self.also_typed())
+        return replace(self, typed={name: typed[name] for name in order if name in typed})
 
     def parameters(self, task: str, preset: str) -> dict[str, Any]:
         """Return the value of every parameter on a task.
 
         Typed values override the method's defaults for the task and preset, which override the declared defaults.
         """
-        return self._values(self.definition.defaults(task, preset), self.typed)
+        return self._values(self.definition.defaults(task, preset), self.typed_parameters)
 
     def build(self, parameters: Mapping[str, Any] | None = None, label: str = "") -> Any:
         """Construct the method.
 
         Args:
-            parameters: Values that replace those in `typed`; the others keep their declared defaults.
+            parameters: Values that replace the typed ones; the others keep their declared defaults.
             label: Name of the method in errors (default: the choice as text).
 
         Raises:
             UsageError: The constructor raised a `ValueError`, or, for a method of a plugin, any exception.
         """
         label = label or str(self)
-        values = self._values(self.typed if parameters is None else parameters)
+        values = self._values(self.typed_parameters if parameters is None else parameters)
         try:
             method = self.definition(**values)
         except Exception as error:

@@ -48,6 +48,38 @@ class Parameter:
     default: Any
 
 
+@dataclass(frozen=True)
+class Search:
+    """The values among which the command `tune` chooses, declared next to a type: `Annotated[float, Search(0.1, 0.5)]`.
+
+    Attributes:
+        low, high: Smallest and largest value of a number. Without them, all values of a `Literal` or `bool`.
+        log: Whether values are spread evenly on a logarithmic scale.
+        relative: Whether `low` and `high` are multiples of the default value on the task and preset.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        low, high = (-math.inf if bound is None else bound for bound in (self.low, self.high))
+        if (self.low is None) != (self.high is None) or low > high or (self.log and low <= 0):
+            raise ValueError(f"{self} is not a range; low must be at most high, and above 0 with log")
+
+    def in_words(self) -> str:
+        """Return a phrase: `0.05 to 0.5, logarithmic`, `0.25 to 4 times the default, logarithmic`, `all values`."""
+        bounds = "all values" if self.low is None else f"{self.low:.3g} to {self.high:.3g}"
+        return f"{bounds}{' times the default' * self.relative}{', logarithmic' * self.log}"
+
+
+def search_of(annotation: Any) -> Search | None:
+    """Return the values among which `tune` chooses, as declared in an annotation; `None` if there are none."""
+    metadata = typing.get_args(annotation)[1:] if typing.get_origin(annotation) is Annotated else ()
+    return next((item for item in metadata if isinstance(item, Search)), None)
+
+
 @functools.cache
 def declared(thing: Any) -> Mapping[str, Parameter]:
     """Return the parameters of a class or function by name, in declaration order; keywords in `CONTEXT` are left out.

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Gt, Interval
 
-from suite.parameters import check
+from suite.parameters import Search, check
 
 ADDED: Final = {
-    **{"crop_padding": "mean", "drop_last": True},
+    **{"crop_padding": "mean", "drop_last": True, "evaluate_test": True},
     **{"image_size": None, "eval_resize": None, "crop_area": 0.08, "cache": "on", "bad_images": "refuse"},
     **{"optimizer": "sgd", "second_momentum": 0.999},
 }
@@ -89,6 +89,8 @@ class Recipe:
         flip_tta: Whether an evaluation averages the logits of an image and of its mirror image.
         crop_padding: Colour of pixels that a translation leaves empty: `mean`, the mean colour of the training images,
             or `black`, as in torchvision's `RandomCrop(size, padding)`.
+        evaluate_test: Whether the model is evaluated on the test images. Without, they are not loaded, and only the
+            validation split is evaluated, as in the trials of `tune`.
         drop_last: Whether an epoch drops the last batch if fewer than `batch_size` images are left for it.
         image_size: Height and width in pixels of the images that the network receives, for tasks of image files of any
             size; `none` for the size of the task.
@@ -102,7 +104,7 @@ class Recipe:
     epochs: Annotated[int, Interval(ge=1, le=100_000)]
     batch_size: Annotated[int, Ge(1)]
     eval_batch_size: Annotated[int, Ge(1)] = 500
-    learning_rate: Annotated[float, Ge(0)]
+    learning_rate: Annotated[float, Ge(0), Search(0.25, 4, log=True, relative=True)]
     schedule: Literal["linear", "cosine", "step"] = "linear"
     lr_start: Annotated[float, Ge(0)] = 0.0
     lr_end: Annotated[float, Ge(0)] = 0.0
@@ -134,6 +136,7 @@ class Recipe:
     crop_area: Annotated[float, Interval(gt=0, le=1)] = 0.08
     cache: Literal["on", "off"] = "on"
     bad_images: Literal["refuse", "skip"] = "refuse"
+    evaluate_test: bool = True
 
     def __post_init__(self) -> None:
         check(Recipe, vars(self), prefix="recipe.")
@@ -142,6 +145,8 @@ class Recipe:
                 f"recipe.batch_size is {self.batch_size}; it must be a multiple of recipe.micro_batches, which is "
                 f"{self.micro_batches}"
             )
+        if not self.evaluate_test and not self.validation_images:
+            raise ValueError("recipe.evaluate_test=false needs recipe.validation_images above 0")
         if self.nesterov and not self.momentum:
             raise ValueError("recipe.nesterov needs a recipe.momentum above 0")
         if self.nesterov and self.optimizer != "sgd":

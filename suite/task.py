@@ -92,12 +92,12 @@ class Splits:
 
     Attributes:
         train: Training split.
-        test: Test split, on which the reported accuracy is measured.
+        test: Test split, on which the reported accuracy is measured; `None` if the recipe does not evaluate it.
         validation: Validation split; `None` if the recipe asks for none.
     """
 
     train: Batches
-    test: Batches
+    test: Batches | None
     validation: Batches | None = None
 
 

@@ -209,6 +209,8 @@ def make_splits(
     held_out = chosen.validation
     return Splits(
         train=split(data.train_images[chosen.train], data.train_labels[chosen.train], True),
-        test=split(data.test_images[chosen.test], data.test_labels[chosen.test], False),
+        test=split(data.test_images[chosen.test], data.test_labels[chosen.test], False)
+        if recipe.evaluate_test
+        else None,
         validation=split(data.train_images[held_out], data.train_labels[held_out], False) if len(held_out) else None,
     )

@@ -25,7 +25,7 @@ from methods.shared.lasso import (
 )
 from suite.index_spaces import IndexSpace
 from suite.method import Context, Method, ReconfigPlan
-from suite.parameters import declared, show
+from suite.parameters import Search, declared, show
 from suite.plan import random_key
 from suite.recipe import Tuning
 
@@ -68,8 +68,8 @@ class GroupLasso(Method):
         Tuning(trials=None, chosen_on="other", source="thresholds at which channels are removed", presets=("smoke",)),
     )
 
-    ratio: Annotated[float, Interval(gt=0, lt=1)] = 0.2
-    threshold: Annotated[float, Gt(0)] = 1e-4
+    ratio: Annotated[float, Interval(gt=0, lt=1), Search(0.05, 0.5, log=True)] = 0.2
+    threshold: Annotated[float, Gt(0), Search(1 / 3, 3, log=True, relative=True)] = 1e-4
     coefficient: Literal["global", "size"] = "global"
     update: Literal["subgradient", "proximal"] = "subgradient"
     zeroing: Literal["dead", "removed"] = "dead"

@@ -14,6 +14,7 @@ from reports.data.groups import label
 from reports.data.records import Records, Trial
 from reports.data.trial_files import clean
 from suite.files import without_home
+from suite.runs.folder.tuning import Tuned, TunedMethod
 
 # Entries of a record that the table of the environment leaves out: they name the trial or are shown elsewhere.
 _SHOWN_ELSEWHERE = (
@@ -42,6 +43,8 @@ def provenance_section(records: Records) -> Provenance:
     """Return definitions, commands, and tables of all trials, methods and environments."""
     equal, differing = _split(records.trials)
     tables = [_trial_table(records.trials), _method_table(records.trials)]
+    if records.tuned is not None:
+        tables.append(_tuned_table(records.tuned, records.trials))
     heads = (Column("Name", numeric=False), Column("Value", numeric=False))
     # Facts that all trials share.
     if equal:
@@ -58,6 +61,9 @@ def provenance_section(records: Records) -> Provenance:
     if more:
         tables.append(Table("suite", "Further entries of suite.json", heads, _fact_rows(more)))
     meaning = (*MEANING[:2], *_not_counted(records.trials), *MEANING[2:])
+    if records.untested:
+        count = "1 trial" if records.untested == 1 else f"{records.untested} trials"
+        meaning += (f"Not shown: {count} of tune, which used validation images and no test images.",)
     return Provenance(meaning, tuple(command_lines(records.suite)), records.source, tuple(tables))
 
 
@@ -173,6 +179,46 @@ def _method_table(trials: Sequence[Trial]) -> Table:
                 Cell(tuning) if (tuning := _tuning(trial)) else missing_cell("No trial recorded it."),
             )
     return Table("methods", "Methods", columns, tuple(rows.values()))
+
+
+def _tuned_table(tuned: Tuned, trials: Sequence[Trial]) -> Table:
+    """List what each method was tuned with, and whether the trials of this report use the choice."""
+    columns = (
+        Column("Method", numeric=False),
+        Column("Settings tried"),
+        Column("Seeds of each"),
+        Column("Searched", numeric=False),
+        Column("Validation accuracy", "%", "measured", "Of the chosen setting, on training images that were held out."),
+        Column("Compared here", numeric=False),
+    )
+    caption = f"Tuning on {tuned.validation_images:,} validation images: every method had a budget of {tuned.budget}"
+    rows = []
+    for one in tuned.methods:
+        chosen = None if one.chosen is None else one.settings[one.chosen]
+        accuracy = None if chosen is None else chosen.val_accuracy
+        names = ", ".join(str(dimension.get("name", "")) for dimension in one.space)
+        rows.append(
+            (
+                Cell(clean(one.label or one.method), code=True),
+                Cell(f"{len(one.settings)}", value=len(one.settings)),
+                Cell(f"{len(tuned.seeds)}", value=len(tuned.seeds)),
+                Cell(clean(names)),
+                missing_cell("No setting could be chosen.")
+                if accuracy is None
+                else Cell(f"{100 * accuracy:.2f}", value=accuracy),
+                Cell("yes" if any(_uses(trial, one) for trial in trials) else "no"),
+            )
+        )
+    return Table("tuning", caption, columns, tuple(rows))
+
+
+def _uses(trial: Trial, tuned: TunedMethod) -> bool:
+    """Return whether a trial has the chosen setting of a method, learning rate included."""
+    if tuned.chosen is None or label(trial) != tuned.label:
+        return False
+    default = next((one["default"] for one in tuned.space if one.get("name") == "recipe.learning_rate"), None)
+    rate = tuned.settings[tuned.chosen].values.get("recipe.learning_rate", default)
+    return rate is None or (trial.spec.get("recipe") or {}).get("learning_rate") == rate
 
 
 def _parameters(text: str) -> str:

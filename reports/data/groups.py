@@ -84,8 +84,14 @@ def label(trial: Trial) -> str:
 
 
 def recipe(trial: Trial) -> str:
-    """Return the recipe as one text that can be compared; empty if `trial.json` has none."""
-    return json.dumps(trial.spec["recipe"], sort_keys=True, default=str) if trial.spec.get("recipe") else ""
+    """Return the recipe as one text that can be compared; empty if `trial.json` has none.
+
+    A method that has its own value of a field, which is part of its label, has the recipe of the others otherwise.
+    """
+    if not trial.spec.get("recipe"):
+        return ""
+    shared = {**trial.spec["recipe"], **(trial.spec.get("replaced") or {})}
+    return json.dumps(shared, sort_keys=True, default=str)
 
 
 def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]]:

@@ -26,11 +26,12 @@ from suite.errors import UsageError
 from suite.runs.folder import packed
 from suite.runs.folder.columns import COLUMNS, NUMBER_COLUMNS, REQUIRED_COLUMNS, TEXT_COLUMNS, minor_version
 from suite.runs.folder.times import TIMES, GroupTimes
+from suite.runs.folder.tuning import Tuned, read_tuned
 
 RECORDS = ("trial.json", f"trial.json{packed.SUFFIX}")
 FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # the files of a trial that a report is made from
 _NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
-_SPEC_OBJECTS = ("recipe", "parameters", "model_parameters", "data_copy", "depends_on", "files")
+_SPEC_OBJECTS = ("recipe", "replaced", "parameters", "model_parameters", "data_copy", "depends_on", "files")
 _PROVENANCE_OBJECTS = ("hardware", "software", "settings", "git", "method")
 
 
@@ -88,6 +89,9 @@ class Records:
         times: Content of `time.json`, which the time pass writes; empty if that file is missing or damaged.
         source: Description of the table that the numbers come from, with its checksum.
         damage: One line for each damaged file outside the trials' folders.
+        tuned: Content of `tune.json`, which `tune` writes; `None` if that file is missing or damaged.
+        untested: Number of finished trials that were evaluated on validation images only, as `tune` does. They are not
+            among `trials`: a report compares accuracies on the test set.
     """
 
     folder: Path
@@ -96,13 +100,15 @@ class Records:
     source: str
     damage: tuple[str, ...] = ()
     times: tuple[GroupTimes, ...] = ()
+    tuned: Tuned | None = None
+    untested: int = 0
 
 
 def read(folder: Path) -> Records:
     """Read a suite's folder.
 
     Raises:
-        UsageError: If the folder has no results, or `results.csv` cannot be read.
+        UsageError: If the folder has no results on the test set, or `results.csv` cannot be read.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} does not exist, or is not a folder")
@@ -119,11 +125,28 @@ def read(folder: Path) -> Records:
         trials = [_trial(folder / "trials", name, None) for name in dict.fromkeys(paths)]
     if not trials:
         raise UsageError(f"{folder} has no results to report: neither rows in results.csv nor trials/*/trial.json")
+    tested = [trial for trial in trials if not _is_untested(trial)]
+    if not tested:
+        raise UsageError(f"{folder} has no results to report: its trials are those of tune, without test images")
+    times: tuple[GroupTimes, ...] = ()
+    tuned = None
     try:
         times = tuple(TIMES.read(folder))
     except UsageError as error:
-        times, damage = (), [*damage, clean(str(error))]
-    return Records(folder, tuple(_label_file_versions(trials)), suite, source, tuple(damage), times)
+        damage.append(clean(str(error)))
+    try:
+        tuned = read_tuned(folder)
+    except UsageError as error:
+        damage.append(clean(str(error)))
+    labelled, untested = tuple(_label_file_versions(tested)), len(trials) - len(tested)
+    return Records(folder, labelled, suite, source, tuple(damage), times, tuned, untested)
+
+
+def _is_untested(trial: Trial) -> bool:
+    """Return whether the recipe of a trial, or its row if that is all there is, says that it was not tested."""
+    if trial.spec.get("recipe"):
+        return trial.spec["recipe"].get("evaluate_test") is False
+    return trial.done and trial.number("val_accuracy") is not None and trial.number("test_accuracy") is None
 
 
 def _label_file_versions(trials: Sequence[Trial]) -> list[Trial]:

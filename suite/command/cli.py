@@ -17,7 +17,7 @@ from typing import Any
 from suite import registry
 from suite.errors import UsageError, nearest
 
-VERBS = ("run", "list", "describe", "check", "report", "time", "profile", "export", "merge", "reproduce")
+VERBS = ("run", "list", "describe", "check", "report", "time", "profile", "tune", "export", "merge", "reproduce")
 LONGEST_WORD = 300  # characters; longer words of a message are shortened. File names are shorter.
 
 
@@ -103,6 +103,10 @@ def _function(verb: str) -> Callable[[Sequence[str]], int]:
         from suite.command.folders.merge import merge
 
         return merge
+    if verb == "tune":
+        from suite.command.tune import tune
+
+        return tune
     if verb == "reproduce":
         from suite.command.reproduce import reproduce
 

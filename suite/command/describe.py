@@ -94,7 +94,7 @@ def describe(arguments: Sequence[str]) -> int:
 def describe_method(text: str, task: str) -> dict[str, Any]:
     """Return the parameters of a method, with the defaults that each preset of a task sets."""
     from suite.choices import MethodChoice
-    from suite.parameters import REQUIRED, allowed, type_name
+    from suite.parameters import REQUIRED, allowed, search_of, type_name
 
     choice = MethodChoice.read(text)
     thing = choice.definition
@@ -117,6 +117,7 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
                 "allowed": allowed(parameter.annotation),
                 "default": None if parameter.default is REQUIRED else parameter.default,
                 "presets": {preset: values.get(name) for preset, values in presets.items()},
+                "search": search.in_words() if (search := search_of(parameter.annotation)) else "",
                 "text": texts.get(name, ""),
             }
             for name, parameter in choice.declared.items()
@@ -214,6 +215,8 @@ def as_text(found: dict[str, Any]) -> str:
             for item in value:
                 lines.append(f"  {_parameter(item)}")
                 lines += [f"      {line}" for line in textwrap.wrap(item["text"], TEXT_WIDTH)]
+                if item.get("search"):
+                    lines.append(f"      Searched by tune: {item['search']}")
         elif key == "presets_of_task":
             if any("(" in _parameter(item) for item in found["parameters"]):
                 lines.append(

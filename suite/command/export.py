@@ -10,7 +10,8 @@ from suite.command.options import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder import packed
 
-WHOLE = ("suite.json", "results.csv", "report.md", "time.json", "profile.json")  # files of the folder, copied unchanged
+# Files of the folder, copied unchanged.
+WHOLE = ("suite.json", "results.csv", "report.md", "time.json", "profile.json", "tune.json")
 FOLDERS = ("figures", "reproduce")  # subfolders whose files are copied unchanged
 RECORDS = ("trial.json",)  # files of a trial, copied with ~ in place of the home folder
 PACKED = ("epochs.jsonl", "layers.csv")  # files of a trial, compressed

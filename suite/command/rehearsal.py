@@ -35,7 +35,8 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
     """
     distinct: dict[str, TrialSpec] = {}
     for trial in trials:
-        what = (trial.method, trial.parameters, trial.model, trial.task, trial.recipe, trial.preset, trial.dtype)
+        recipe = {name: value for name, value in trial.recipe.items() if name != "learning_rate"}  # no method reads it
+        what = (trial.method, trial.parameters, trial.model, trial.task, recipe, trial.preset, trial.dtype)
         distinct.setdefault(canonical_json([*what, trial.device]), trial)
     network: tuple[tuple[str, str, Inputs], nn.Module] | None = None
     images: dict[str, int] = {}  # number of training images by task and recipe
@@ -46,7 +47,7 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
             model = build_model(trial.model, *inputs)
             _check_outputs(model, trial, inputs)
             network = (trial.task, trial.model, inputs), model
-        recipe = {name: value for name, value in trial.recipe.items() if name != "epochs"}  # the images are the same
+        recipe = {name: value for name, value in trial.recipe.items() if name not in ("epochs", "learning_rate")}
         data = canonical_json([trial.task, recipe, trial.data_copy])
         if data not in images:
             splits = task.load(DataCopy(**trial.data_copy), trial.make_recipe(), trial.seed, torch.device("cpu"))

@@ -116,6 +116,7 @@ def run_trials(
     folder: Path,
     more: Callable[[], Sequence[Path]] = lambda: (),
     provenance: dict[str, Any] | None = None,
+    tested: bool = True,
 ) -> int:
     """Run the trials that a folder does not have yet, and write its table and report.
 
@@ -126,9 +127,10 @@ def run_trials(
         folder: The suite's folder.
         more: Writes further files from the results while the folder is locked, and returns their paths.
         provenance: Provenance of the command (default: collected here).
+        tested: Whether the trials are evaluated on test images. A report and a summary need this.
 
     Returns:
-        The exit status, as in `run`.
+        The exit status, as in `run`. Trials that diverged without being tested do not count as failed.
 
     Raises:
         UsageError: The folder is in use, or one of its files cannot be read.
@@ -167,18 +169,20 @@ def run_trials(
                 engine.run(chosen, progress)
         finally:
             rows = write_results(store, none_runs=True)
-        written = [*write_report(folder)[:1], *more()]
-        disturbed = {trial.name for trial in read(folder).trials if is_disturbed(trial)}
+        written = [*(write_report(folder)[:1] if tested else ()), *more()]
+        disturbed = {trial.name for trial in read(folder).trials if is_disturbed(trial)} if tested else set()
 
     names = {trial.trial_id for trial in trials}
     ours = [row for row in rows if row["trial_id"] in names]
-    console.print(summary(ours, disturbed))
+    if tested:
+        console.print(summary(ours, disturbed))
     for row in ours:
         if row["status"] != "done":
             print(f"{row['trial_id']}  {row['status']}: {row['message']}")
     for path in written:
-        print(f"report: {path}")
-    return 0 if len(ours) == len(names) and all(row["status"] == "done" for row in ours) else 1
+        print(f"{'report' if tested else 'result'}: {path}")
+    complete = ("done",) if tested else ("done", "diverged")
+    return 0 if len(ours) == len(names) and all(row["status"] in complete for row in ours) else 1
 
 
 def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:

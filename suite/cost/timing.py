@@ -36,7 +36,9 @@ def images_per_second(trainer: Any) -> float:
     warm up, since the model has just been evaluated on batches of this shape. The forward uses the trial's autocast
     type and memory format; reading and moving images is not included.
     """
-    images, _ = next(iter(trainer.splits.test.epoch(0, trainer.recipe.eval_batch_size)))
+    splits = trainer.splits
+    evaluated = splits.validation if splits.test is None else splits.test
+    images, _ = next(iter(evaluated.epoch(0, trainer.recipe.eval_batch_size)))
     trainer.model.eval()
 
     def predict() -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,18 @@ def inputs_of(spec: TrialSpec) -> Inputs:
 
 
 def load_splits(spec: TrialSpec) -> Splits:
-    """Return the data of a trial on its device. Plugins must have been loaded."""
-    task = registry.get("task", spec.task)()
-    splits: Splits = task.load(DataCopy(**spec.data_copy), spec.make_recipe(), spec.seed, device_of(spec))
-    return splits
+    """Return the data of a trial on its device. Plugins must have been loaded.
+
+    Raises:
+        UsageError: The test split is not to be evaluated, and the task has no validation split.
+    """
+    task, recipe = registry.get("task", spec.task)(), spec.make_recipe()
+    splits: Splits = task.load(DataCopy(**spec.data_copy), recipe, spec.seed, device_of(spec))
+    if recipe.evaluate_test:
+        return splits
+    if splits.validation is None:
+        raise UsageError(f"task {spec.task} makes no validation split, which recipe.evaluate_test=false needs")
+    return dataclasses.replace(splits, test=None)  # a task of a plugin may have loaded it
 
 
 def build_trainer(spec: TrialSpec, trials: Path, splits: Splits, **callbacks: Any) -> Trainer:

@@ -64,8 +64,7 @@ def random_twin(choice: MethodChoice, task: str, preset: str) -> MethodChoice | 
 
     `None` if the method has no random twin, or is its own, or does not allow these values together.
     """
-    typed = {**choice.typed, **choice.definition.random_twin}
-    twin = dataclasses.replace(choice, typed={name: typed[name] for name in choice.declared if name in typed})
+    twin = choice.with_typed(choice.definition.random_twin)
     parameters = twin.parameters(task, preset)
     if parameters == choice.parameters(task, preset):
         return None
@@ -98,5 +97,5 @@ def _distinct(methods: Iterable[MethodChoice], task: str, preset: str) -> list[M
     """Return the methods without those that repeat the values of all parameters of an earlier one."""
     found: dict[str, MethodChoice] = {}
     for choice in methods:
-        found.setdefault(canonical_json([choice.name, choice.parameters(task, preset)]), choice)
+        found.setdefault(canonical_json([choice.name, choice.parameters(task, preset), choice.recipe_fields]), choice)
     return list(found.values())

@@ -59,13 +59,18 @@ def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
     return key, normal(convert(value, annotation, option if option != "--set" else f"--set recipe.{key}"), annotation)
 
 
-def plan(suite: SuiteSpec) -> list[TrialSpec]:
+def plan(suite: SuiteSpec, copies: Mapping[str, Any] | None = None) -> list[TrialSpec]:
     """Return every trial of a suite, each once, ordered by task, model, seed and method, with dense first.
 
     An interrupted folder therefore holds whole comparisons: all methods of the first seed, then all of the next. The
     control trials of a seed follow its methods; the second dense trial comes last, as far from the first as possible.
     Methods and networks are constructed once to check that their parameters are allowed. Data is prepared last, since
     that may take time and space.
+
+    Args:
+        suite: The command.
+        copies: The prepared data (`suite.task.DataCopy`) of each task, if an earlier plan with a recipe for the same
+            images has prepared it.
 
     Raises:
         UsageError: The user can correct the command, a file or a plugin.
@@ -79,9 +84,12 @@ def plan(suite: SuiteSpec) -> list[TrialSpec]:
 
     settings = [_setting(suite, name, task, methods, typed_models) for name, task in tasks.items()]
     parts = {one.task: _with_controls(suite, one, tasks[one.task]) if suite.controls else [one] for one in settings}
-    copies = {one.task: tasks[one.task].prepare(Path(suite.data_root), suite.preset, one.recipe) for one in settings}
-    for setting in settings:
-        _check_fits(tasks[setting.task], copies[setting.task], setting)
+    if copies is None:
+        copies = {
+            one.task: tasks[one.task].prepare(Path(suite.data_root), suite.preset, one.recipe) for one in settings
+        }
+        for setting in settings:
+            _check_fits(tasks[setting.task], copies[setting.task], setting)
 
     found: dict[str, TrialSpec] = {}
     own: dict[str, TrialSpec] = {}  # without those that only controls need
@@ -118,12 +126,14 @@ class _Method:
             `Method.added_parameters` that have the value there.
         files: SHA-256 of the files that parameters name, by parameter.
         before: The methods that it depends on, by the text with which it names them.
+        recipe: The recipe, with the fields that were typed for this method.
     """
 
     choice: MethodChoice
     parameters: Mapping[str, Any]
     files: Mapping[str, str]
     before: Mapping[str, _Method]
+    recipe: Recipe
 
 
 @dataclass(frozen=True)
@@ -190,11 +200,12 @@ def _with_controls(suite: SuiteSpec, setting: _Setting, task: Any) -> list[_Sett
 
 
 def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -> _Method:
-    """Construct a method and those that it depends on, and check that their files exist.
+    """Construct a method and those that it depends on, which have its recipe, and check that their files exist.
 
     Raises:
         UsageError: A parameter is not allowed, a file is missing, or the recipe's execution is impossible.
     """
+    recipe = dataclasses.replace(recipe, **choice.recipe_fields)
     check_execution(recipe.execution, suite.device, choice.definition, choice.name)
     parameters = choice.parameters(task, suite.preset)
     method = choice.build(parameters)
@@ -212,13 +223,14 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
     files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
     added = choice.definition.added_parameters
     parameters = {key: value for key, value in parameters.items() if key not in added or value != added[key]}
-    return _Method(choice, {**parameters, **{name: str(path) for name, path in paths.items()}}, files, before)
+    return _Method(choice, {**parameters, **{name: str(path) for name, path in paths.items()}}, files, before, recipe)
 
 
 def _template(
     suite: SuiteSpec, setting: _Setting, method: _Method, model: ModelChoice, data_copy: dict[str, Any]
 ) -> _Template:
-    fields = declared(Recipe)
+    fields, shared = declared(Recipe), setting.recipe.fields()
+    own = {name: normal(value, fields[name].annotation) for name, value in method.recipe.fields().items()}
     trial = TrialSpec(
         method=method.choice.name,
         variant=method.choice.variant,
@@ -228,7 +240,8 @@ def _template(
         model=str(model.canonical()),
         model_parameters=model.parameters(),
         preset=suite.preset,
-        recipe={name: normal(value, fields[name].annotation) for name, value in setting.recipe.fields().items()},
+        recipe=own,
+        replaced={name: normal(shared[name], fields[name].annotation) for name in own if own[name] != shared[name]},
         recipe_source=setting.recipe_source,
         seed=suite.seeds[0],
         device=suite.device,

@@ -138,11 +138,13 @@ def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str,
     left = record.get("epochs_left")
     total = record.get("epoch", 0) + left if isinstance(left, int) else trial.recipe.get("epochs", "?")
     parts = [trial.trial_id, f"epoch {record.get('epoch', '?')}/{total}"]
-    loss, accuracy, seconds = (record.get(key) for key in ("train_loss", "test_accuracy", "train_time_s"))
+    name = "accuracy" if "test_accuracy" in record else "validation accuracy"
+    accuracy = record.get("test_accuracy", record.get("val_accuracy"))
+    loss, seconds = record.get("train_loss"), record.get("train_time_s")
     if isinstance(loss, (int, float)):
         parts.append(f"loss {loss:.3f}")
     if isinstance(accuracy, (int, float)):
-        parts.append(f"accuracy {100 * accuracy:.2f} %")
+        parts.append(f"{name} {100 * accuracy:.2f} %")
     if isinstance(seconds, (int, float)):
         parts.append(duration(seconds))
     remaining = remaining_seconds(record, before)

@@ -40,6 +40,7 @@ class TrialSpec:
         model_parameters: Values of all parameters of the model.
         preset: Name of the preset; hashed, since methods may read it.
         recipe: `Recipe.fields` after overrides.
+        replaced: Values in the command's recipe of the fields that were typed for this method alone; not hashed.
         recipe_source: Paper of the recipe and changes to it; empty for the suite's own recipes.
         seed: Seed of initial weights, batch order and augmentation.
         device: `cpu` or `cuda`.
@@ -73,6 +74,7 @@ class TrialSpec:
     depends_on: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     recipe_source: str = ""
+    replaced: Mapping[str, Any] = field(default_factory=dict)
     defined_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -129,7 +131,7 @@ class TrialSpec:
         """
         try:
             fields = {name: value for name, value in data.items() if name != "hash"}
-            for name in ("parameters", "model_parameters", "recipe"):
+            for name in ("parameters", "model_parameters", "recipe", "replaced"):
                 fields[name] = _without_lists(fields.get(name, {}))
             spec = cls(**{**fields, "plugins": tuple(fields.get("plugins", ()))})
             digest = spec.hash

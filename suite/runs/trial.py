@@ -238,10 +238,10 @@ class Trial:
             record = progress.last_record
             parameters = list(trainer.model.parameters())
             result |= {
-                "test_accuracy": record["test_accuracy"],
-                "test_loss": record["test_loss"],
+                "test_accuracy": record.get("test_accuracy"),
+                "test_loss": record.get("test_loss"),
                 "val_accuracy": record.get("val_accuracy"),
-                "best_epoch_accuracy": progress.best_accuracy,
+                "best_epoch_accuracy": progress.best_accuracy if "test_accuracy" in record else None,
                 "inference_flops": ledger.inference_flops(),
                 "inference_flops_effective": ledger.inference_flops(effective=True),
                 "params": sum(parameter.numel() for parameter in parameters),

@@ -24,9 +24,10 @@ class Evaluation:
         self.model, self.recipe, self.device, self.dtype = model, recipe, device, dtype
 
     def record(self, splits: Splits) -> dict[str, float]:
-        """Return accuracy and loss of the test split, and of the validation split if there is one."""
-        accuracy, loss = self.accuracy_and_loss(splits.test)
-        found = {"test_accuracy": accuracy, "test_loss": loss}
+        """Return accuracy and loss of the test split and of the validation split, as far as there are splits."""
+        found: dict[str, float] = {}
+        if splits.test is not None:
+            found["test_accuracy"], found["test_loss"] = self.accuracy_and_loss(splits.test)
         if splits.validation is not None:
             found["val_accuracy"], found["val_loss"] = self.accuracy_and_loss(splits.validation)
         return found

@@ -280,7 +280,7 @@ class Trainer:
 
     def _complete(self, record: Record, reconfigured: bool) -> None:
         """Add counted and measured cost to an epoch's record, and keep it."""
-        self.progress.best_accuracy = max(self.progress.best_accuracy, record["test_accuracy"])
+        self.progress.best_accuracy = max(self.progress.best_accuracy, record.get("test_accuracy", 0.0))
         ledger = self.ledger
         record |= {
             "epoch": self.ctx.epochs_done,

@@ -4,6 +4,7 @@
     OUT/suite.json                  spec, command line and provenance of the latest command; `commands` lists all
     OUT/trials/<trial-id>/...       one folder per trial
     OUT/results.csv, .parquet       one row per trial (`suite.runs.folder.results`)
+    OUT/tune.json                   what `tune` tried and chose (`suite.runs.folder.tuning`)
     OUT/time.json                   training times relative to dense (`suite.runs.folder.times`)
 
 A folder collects trials: another command with the same `--out` adds its trials and keeps the others, so that seeds and
@@ -33,7 +34,16 @@ __all__ = ["ENDED", "ONLY", "RUNNING", "Store", "read_record", "write_json", "wr
 
 ONLY = ("missing", "failed", "all")
 FOLDERS = ("trials", "figures", "reproduce")
-WRITTEN = (".lock", "suite.json", "results.csv", "results.parquet", "report.html", "report.md", "time.json")
+WRITTEN = (
+    ".lock",
+    "suite.json",
+    "results.csv",
+    "results.parquet",
+    "report.html",
+    "report.md",
+    "time.json",
+    "tune.json",
+)
 
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for the lock; `report` holds it for a moment to see whether the folder is in use."""

@@ -89,7 +89,7 @@ def leaves_the_rest_alone(subject: Subject) -> str:
     plans = [layer.op_plan for layer in trainer.ctx.layers.values()]
     if any(plan.weight_forward or plan.backend for plan in plans):
         return "the weights are kept; the forward follows a plan and is not compared"
-    images = next(iter(subject.splits.test.epoch(0, 8)))[0]
+    images = subject.images(8)
     if not torch.equal(bare(images), planned(images)):
         raise Broken("the outputs differ from the bare model's, although no plan changes a forward", "setup")
     return "same weights, same outputs"
@@ -198,7 +198,7 @@ def final_model_stands_alone(subject: Subject) -> str:
         plans = trainer.hooks.reconfigurations
         model_files.save_model(path, trainer.model, reconfigurations=plans, **subject.architecture)
         opened = model_files.load_model(path)
-    images = next(iter(subject.splits.test.epoch(0, 32)))[0]
+    images = subject.images(32)
     with torch.no_grad():
         if not torch.equal(opened.to(memory_format=torch.channels_last)(images), trainer.model.eval()(images)):
             raise Broken("the opened model's outputs differ from the trained one's")
@@ -217,7 +217,7 @@ def final_model_stands_alone(subject: Subject) -> str:
 def copies(subject: Subject) -> str:
     """A deep copy of a planned model (for an average of weights, for instance) computes the same."""
     trainer = subject.trainer()
-    images = next(iter(subject.splits.test.epoch(0, 8)))[0]
+    images = subject.images(8)
     duplicate = copy.deepcopy(trainer.model).eval()
     with torch.no_grad():
         if not torch.equal(duplicate(images), trainer.model.eval()(images)):
@@ -254,7 +254,7 @@ def _transforms_of(trainer: Trainer, subject: Subject) -> Iterator[tuple[str, An
         layer.register_forward_hook(lambda layer, inputs, output, name=name: outputs.__setitem__(name, output.detach()))
         for name, layer in trainer.ctx.layers.items()
     ]
-    images = next(iter(subject.splits.test.epoch(0, 4)))[0]
+    images = subject.images(4)
     with torch.no_grad():
         trainer.model.eval()(images)
     for handle in handles:

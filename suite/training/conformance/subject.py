@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from suite import registry
 from suite.choices import build_method, build_model
@@ -94,6 +94,11 @@ class Subject:
         """Training and test images."""
         splits: Splits = self._task.load(self._data, self.recipe, 0, torch.device("cpu"))
         return splits
+
+    def images(self, count: int) -> Tensor:
+        """Return the first test images, (count, C, H, W)."""
+        assert self.splits.test is not None
+        return next(iter(self.splits.test.epoch(0, count)))[0]
 
     def method(self) -> Method:
         """Return a new instance of the method."""

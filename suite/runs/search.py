@@ -1,0 +1,181 @@
+"""What `tune` tries: the search space of a method, and the settings that a budget allows.
+
+The space of a method has the recipe's learning rate and each parameter whose annotation has a
+`suite.parameters.Search`. The first setting of every budget is the default one. The others are points of a Halton
+sequence (`scipy.stats.qmc`), shifted by the seed: a setting depends on the space, the seed and its number, and not on
+results or on the budget, so that an interrupted search continues, and a larger budget adds settings to the same ones.
+The learning rate has the first dimension in every space, so that all methods try the same learning rates.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from suite.choices import RECIPE, MethodChoice
+from suite.errors import UsageError, nearest
+from suite.files import canonical_json
+from suite.parameters import Search, declared, normal, search_of
+from suite.recipe import Recipe
+
+MOST_POINTS = 200
+"""Points of the sequence for each setting of the budget, before a space counts as too small."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A parameter that is searched.
+
+    Attributes:
+        name: Name of the parameter, or `recipe.FIELD`.
+        default: Value of the default setting.
+        values: All values, if these are few; otherwise empty.
+        low, high: Bounds of a number.
+        log: Whether numbers are spread evenly on a logarithmic scale.
+        is_integer: Whether numbers are rounded to integers.
+    """
+
+    name: str
+    default: Any
+    values: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    is_integer: bool = False
+
+    def value(self, share: float) -> Any:
+        """Return the value at a position in [0, 1); numbers are rounded to three digits."""
+        if self.values:
+            return self.values[int(share * len(self.values))]
+        low, high = self.low, self.high
+        found = low * (high / low) ** share if self.log else low + (high - low) * share
+        return round(found) if self.is_integer else float(f"{found:.3g}")
+
+
+def space(
+    choice: MethodChoice,
+    recipe: Recipe,
+    task: str,
+    preset: str,
+    only: Sequence[str] = (),
+    set_for_all: Sequence[str] = (),
+) -> list[Dimension]:
+    """Return the search space of a method on a task.
+
+    Args:
+        choice: The method; typed parameters are fixed.
+        recipe: The recipe with the fields that were typed for all methods.
+        task, preset: Names that decide default values.
+        only: Names to search; all that are declared if it is empty.
+        set_for_all: Fields of the recipe that were typed for all methods.
+
+    Raises:
+        UsageError: A value is typed and searched at once, or nothing is left to search.
+    """
+    fields = declared(Recipe)
+    annotations = {name: fields[name.removeprefix(RECIPE)].annotation for name in choice.also_typed()}
+    annotations |= {name: one.annotation for name, one in choice.declared.items() if search_of(one.annotation)}
+    defaults = {**{RECIPE + name: value for name, value in vars(recipe).items()}, **choice.parameters(task, preset)}
+    typed = {*choice.typed, *(RECIPE + name for name in set_for_all)}
+    found = []
+    for name, annotation in annotations.items():
+        if only and name not in only:
+            continue
+        if name in typed:
+            raise UsageError(
+                f"{choice}: {name} is typed and searched at once; leave it out, or list what is searched with --search"
+            )
+        found.append(_dimension(choice.name, name, annotation, defaults[name]))
+    if not found:
+        raise UsageError(
+            f"--search {','.join(only)}: {choice} has none of these; it can search {', '.join(annotations)}"
+        )
+    return found
+
+
+def check_names(choices: Sequence[MethodChoice], names: Sequence[str]) -> None:
+    """Check that each name can be searched in one of the methods.
+
+    Raises:
+        UsageError: No method declares a search of a name.
+    """
+    known = {name for choice in choices for name in choice.also_typed()}
+    known |= {name for choice in choices for name, one in choice.declared.items() if search_of(one.annotation)}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--search '{name}': no method declares a search of it{nearest(name, sorted(known))}")
+
+
+def _dimension(method: str, name: str, annotation: Any, default: Any) -> Dimension:
+    search, plain = search_of(annotation), typing.get_args(annotation)[0]
+    assert isinstance(search, Search)
+    if search.low is None or search.high is None:
+        values = (False, True) if plain is bool else typing.get_args(plain)
+        if plain is not bool and typing.get_origin(plain) is not Literal:
+            raise UsageError(f"{method}: the search of {name} has no bounds, and its type has no list of values")
+        return Dimension(name, default, values=tuple(values))
+    if search.relative and (isinstance(default, bool) or not isinstance(default, (int, float)) or default <= 0):
+        raise UsageError(f"{method}: the search of {name} is relative to its default, which is {default}")
+    scale = float(default) if search.relative else 1.0
+    return Dimension(
+        name, default, low=search.low * scale, high=search.high * scale, log=search.log, is_integer=plain is int
+    )
+
+
+def settings(choice: MethodChoice, dimensions: Sequence[Dimension], budget: int, seed: int) -> list[dict[str, Any]]:
+    """Return the settings that a budget allows, each different: the default one, which is empty, then the sequence's.
+
+    Settings that the method refuses are left out.
+
+    Args:
+        choice: The method, with typed parameters.
+        dimensions: The space.
+        budget: Number of settings.
+        seed: Seed of the sequence, from 0.
+
+    Raises:
+        UsageError: The space has fewer settings.
+    """
+    found: dict[str, dict[str, Any]] = {canonical_json({one.name: one.default for one in dimensions}): {}}
+    for point in _points(len(dimensions), budget * MOST_POINTS, seed):
+        if len(found) == budget:
+            break
+        values = {
+            one.name: normal(one.value(share), _annotation(choice, one.name))
+            for one, share in zip(dimensions, point, strict=True)
+        }
+        try:
+            choice.with_typed(values).build()
+        except UsageError:
+            continue
+        found.setdefault(canonical_json(values), values)
+    if len(found) < budget:
+        names = ", ".join(one.name for one in dimensions)
+        raise UsageError(f"--budget {budget}: {choice} has only {len(found)} different settings of {names}")
+    return list(found.values())
+
+
+def _annotation(choice: MethodChoice, name: str) -> Any:
+    return (choice.also_typed()[name] if name.startswith(RECIPE) else choice.declared[name]).annotation
+
+
+def _points(dimensions: int, count: int, seed: int) -> Iterator[Sequence[float]]:
+    """Yield points in [0, 1), `count` times: a Halton sequence without its first point, shifted around the torus."""
+    import numpy as np
+    from scipy.stats import qmc  # takes time to import
+
+    # RandomState, not default_rng: its stream never changes. The first dimension has the same shift in every space.
+    shift = np.random.RandomState(seed).random_sample(dimensions)
+    sequence = qmc.Halton(dimensions, scramble=False)
+    sequence.fast_forward(1)
+    for _ in range(count):
+        yield ((sequence.random(1)[0] + shift) % 1.0).tolist()
+
+
+def shown(dimension: Dimension) -> Mapping[str, Any]:
+    """Return a dimension as plain data, for `tune.json`."""
+    bounds = {"low": dimension.low, "high": dimension.high, "log": dimension.log}
+    described = {"values": list(dimension.values)} if dimension.values else bounds
+    return {"name": dimension.name, "default": dimension.default, **described}
