@@ -17,7 +17,7 @@ from suite.command.options import Parser, RunOptions, add_run_options, program_n
 from suite.errors import UsageError
 from suite.parameters import show
 from suite.runs.engines.forked import forked
-from suite.runs.folder.tuning import Setting, Tuned, TunedMethod, choose, write_tuned
+from suite.runs.folder.tuning import COSTS, Setting, Tuned, TunedMethod, choose, write_tuned
 from suite.runs.search import Dimension, check_names, settings, shown, space
 from suite.runs.spec import SuiteSpec, TrialSpec
 
@@ -27,7 +27,6 @@ MOST = 1000  # settings of a method
 NOT_TESTED: Mapping[str, Any] = {"evaluate_test": False}
 HIDDEN = ("methods", "controls", "margin", "target", "config")  # options of `run` that `tune` does not take
 LEARNING_RATE = f"{RECIPE}learning_rate"
-COSTS = ("train_flops_effective", "inference_flops_effective")
 
 EPILOG = """\
 Searched are the recipe's learning rate and the parameters that a method declares for it (describe METHOD); dense is

@@ -12,11 +12,12 @@ from annotated_types import Ge
 from suite import files
 from suite.errors import UsageError, validate
 from suite.runs.folder.entries import Strict
-from suite.runs.folder.records import write_json
 
 NAME = "tune.json"
 TOLERANCE = 1.02
 """A setting may cost this times the FLOPs of the default setting: the verdict takes costs up to 2 % apart for equal."""
+COSTS = ("train_flops_effective", "inference_flops_effective")
+"""Columns that say what a setting costs."""
 RULE = (
     "The setting with the highest validation accuracy, among those that cost at most 1.02 times the effective training "
     "and inference FLOPs of the default setting; the first of equal ones. Without the limit, a method would be tuned "
@@ -96,13 +97,12 @@ def choose(settings: Sequence[Setting]) -> tuple[tuple[Setting, ...], int | None
     The first setting is the default one. If it is not done, there is no limit of the cost.
     """
     default, found = settings[0], []
+    limits = {name: None if default.val_accuracy is None else getattr(default, name) for name in COSTS}
     for one in settings:
         reason = "" if one.val_accuracy is not None else "not all of its trials are done"
-        for column in ("train_flops_effective", "inference_flops_effective"):
-            cost, limit = getattr(one, column), getattr(default, column)
-            if not (
-                reason or default.val_accuracy is None or cost is None or limit is None or cost <= TOLERANCE * limit
-            ):
+        for column, limit in limits.items():
+            cost = getattr(one, column)
+            if not (reason or cost is None or limit is None or cost <= TOLERANCE * limit):
                 reason = f"its {column} are {cost / limit:.3g} times those of the default setting"
         found.append(one.model_copy(update={"reason": reason}))
     free = [index for index, one in enumerate(found) if not one.reason]
@@ -111,7 +111,8 @@ def choose(settings: Sequence[Setting]) -> tuple[tuple[Setting, ...], int | None
 
 def write_tuned(folder: Path, content: Tuned) -> Path:
     """Write `tune.json` atomically, and return its path."""
-    write_json(folder / NAME, content.model_dump())
+    text = json.dumps(content.model_dump(mode="json"), indent=2, allow_nan=False, ensure_ascii=False)
+    files.write(folder / NAME, text + "\n")
     return folder / NAME
 
 
