@@ -156,7 +156,8 @@ def _prepare(
     suite = dataclasses.replace(
         base, methods=",".join(map(str, choices)), models=first.model, overrides={**base.overrides, **held_out}
     )
-    plan(suite)  # finds what is wrong with the whole command, and that the splits fit
+    (first, *_) = plan(suite)  # finds what is wrong with the whole command, and that the splits fit
+    copy = DataCopy(**first.data_copy)
 
     # Plan the settings of each method.
     searches = []
