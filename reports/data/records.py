@@ -127,7 +127,9 @@ def read(folder: Path) -> Records:
         raise UsageError(f"{folder} has no results to report: neither rows in results.csv nor trials/*/trial.json")
     tested = [trial for trial in trials if not _is_untested(trial)]
     if not tested:
-        raise UsageError(f"{folder} has no results to report: its trials are those of tune, without test images")
+        raise UsageError(
+            f"{folder} has no results to report: its trials, as those of tune, were not evaluated on test images"
+        )
     times: tuple[GroupTimes, ...] = ()
     tuned = None
     try:

@@ -116,7 +116,6 @@ def run_trials(
     folder: Path,
     more: Callable[[], Sequence[Path]] = lambda: (),
     provenance: dict[str, Any] | None = None,
-    tested: bool = True,
 ) -> int:
     """Run the trials that a folder does not have yet, and write its table and report.
 
@@ -127,10 +126,9 @@ def run_trials(
         folder: The suite's folder.
         more: Writes further files from the results while the folder is locked, and returns their paths.
         provenance: Provenance of the command (default: collected here).
-        tested: Whether the trials are evaluated on test images. A report and a summary need this.
 
     Returns:
-        The exit status, as in `run`. Trials that diverged without being tested do not count as failed.
+        The exit status, as in `run`. Trials without test images, as in `tune`, may diverge; they have no report.
 
     Raises:
         UsageError: The folder is in use, or one of its files cannot be read.
@@ -143,6 +141,7 @@ def run_trials(
     from suite.runs.folder.results import read_table, write_results
     from suite.runs.folder.store import Store
 
+    tested = any(trial.recipe.get("evaluate_test", True) for trial in trials)
     store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
     with files.errors_of(folder), store.lock():

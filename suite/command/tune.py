@@ -90,7 +90,7 @@ def tune(arguments: Sequence[str]) -> int:
         written.append(_result(suite, searches, folder, budget, seed, _final_options(options, suite, folder)))
         return [write_tuned(folder, written[0])]
 
-    status = run_trials(options, suite, trials, folder, write, provenance, tested=False)
+    status = run_trials(options, suite, trials, folder, write, provenance)
     print(_as_text(written[0]))
     return status if all(one.chosen is not None for one in written[0].methods) else 1
 
@@ -110,6 +110,11 @@ def _parser() -> Parser:
     for action in found._actions:
         if action.dest in HIDDEN:
             action.help = argparse.SUPPRESS
+        elif action.dest in ("task", "model"):
+            action.metavar = "NAME"
+            action.help = {"task": "one task (default: cifar10)", "model": "one model (default: the task's own)"}[
+                action.dest
+            ]
         elif action.dest == "seeds":
             action.help = "count (3), list (0,1,7) or single seed (7,) of the trials of a setting (default: 1)"
     return found

@@ -84,6 +84,8 @@ def test_describe_says_how_the_defaults_were_chosen(capsys):
     assert (smoke["trials"], smoke["chosen_on"]) == (None, "other")
     assert cli.main(["describe", "sdgp"]) == 0
     assert "  published values, 0 trials (the paper and its code; equal in all presets)" in capsys.readouterr().out
+    assert cli.main(["describe", "prunetrain"]) == 0
+    assert "      Searched by tune: 0.333 to 3 times the default, logarithmic\n" in capsys.readouterr().out
     assert cli.main(["describe", "digits"]) == 0
     assert "defaults chosen:\n  not by accuracy, trials not recorded (" in capsys.readouterr().out
 

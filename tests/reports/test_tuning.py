@@ -3,8 +3,9 @@
 import pytest
 
 from reports.content.provenance import provenance_section
-from reports.data.records import Records, Trial
+from reports.data.records import Records, Trial, read
 from suite import registry
+from suite.runs.folder.tuning import Setting, Tuned, TunedMethod, read_tuned, write_tuned
 from suite.runs.provenance import tuning
 
 
@@ -31,3 +32,40 @@ def test_it_shows_what_the_defaults_of_the_preset_cost(tmp_path, preset, expecte
 @pytest.mark.parametrize("card", [{}, {"tuning": []}, {"tuning": "many"}])
 def test_a_trial_that_did_not_record_it_has_no_claim(tmp_path, card):
     assert "0 trials" not in defaults_chosen(tmp_path, card)
+
+
+def setting(values, accuracy):
+    costs = {"train_flops_effective": 1.0, "inference_flops_effective": 1.0}
+    return Setting(values=values, trial_ids=("a",), val_accuracy=accuracy, **costs)
+
+
+def test_it_shows_the_budget_of_each_method_and_whether_its_choice_is_compared(tmp_path):
+    rate = {"name": "recipe.learning_rate", "default": 0.1, "low": 0.025, "high": 0.4, "log": True}
+    tried = (setting({}, 0.5), setting({"recipe.learning_rate": 0.2}, 0.75))
+    method = {"method": "dense", "space": (rate,), "settings": tried, "chosen": 1, "label": "dense"}
+    none = method | {"method": "sdgp", "settings": (setting({}, None),) * 2, "chosen": None, "label": ""}
+    fields = {"task": "digits", "model": "resnet9", "preset": "smoke", "validation_images": 1000, "split_seed": 0}
+    tuned = Tuned(budget=2, search_seed=0, seeds=(0,), methods=(TunedMethod(**method), TunedMethod(**none)), **fields)
+    write_tuned(tmp_path, tuned)
+    assert read_tuned(tmp_path) == tuned
+    for found, expected in ((0.2, "yes"), (0.1, "no")):
+        spec = {"recipe": {"learning_rate": found}}
+        trial = Trial({"trial_id": "a", "method": "dense", "status": "done"}, {}, spec=spec)
+        section = provenance_section(Records(tmp_path, (trial,), {}, "a table", tuned=tuned, untested=4))
+        (table,) = (table for table in section.tables if table.name == "tuning")
+        assert table.caption == "Tuning on 1,000 validation images: every method had a budget of 2"
+        assert [cell.text for cell in table.rows[0]] == ["dense", "2", "1", "recipe.learning_rate", "75.00", expected]
+        assert [cell.text for cell in table.rows[1]][::5] == ["sdgp", "no"]
+        assert section.meaning[-1].startswith("Not shown: 4 trials of tune")
+
+
+def test_trials_without_test_images_are_not_compared(tmp_path):
+    lines = ["trial_id,method,status,test_accuracy,val_accuracy", "a-1,dense,done,0.5,0.6", "b-2,dense,done,,0.9"]
+    (tmp_path / "results.csv").write_text("\n".join([*lines, "c-3,dense,error,,"]) + "\n")
+    records = read(tmp_path)
+    assert [trial.name for trial in records.trials] == ["a-1", "c-3"]
+    assert records.untested == 1
+    (tmp_path / "tune.json").write_text("[]")
+    damaged = read(tmp_path)
+    assert damaged.tuned is None
+    assert any("tune.json is damaged" in line for line in damaged.damage)

@@ -208,7 +208,7 @@ def test_tuning_never_sees_a_test_image(folder, in_process, monkeypatch, capsys)
     for row in rows:
         assert re.sub(r'"(?:[^"]|"")*"', "", row).split(",")[place] == ""
     assert not (folder / "out" / "report.html").exists()
-    with pytest.raises(UsageError, match="its trials are those of tune, without test images"):
+    with pytest.raises(UsageError, match="its trials, as those of tune, were not evaluated on test images"):
         read(folder / "out")
     tuned = read_tuned(folder / "out")
     reached = [one.val_accuracy for one in tuned.methods[0].settings]
