@@ -1,0 +1,445 @@
+"""A report in real headless Chromium, from a file and without network: scripts, figures, schemes, accessibility."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from report_fixtures import ACCURACIES, TIMES, Suite
+from scipy.stats import t
+
+from reports import write_report
+from reports.data.groups import group_trials
+from reports.data.records import read
+from suite.runs.folder.columns import COLUMNS, NUMBER_COLUMNS
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (extra `test`)")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: apt-get install chromium)"),
+]
+
+EVIL = "<script>alert(1)</script>"
+TIMED = {"sdgp[n=2,m=4]": 0.9123, "sdgp[n=1,m=4]": 0.8456, "prunetrain[ratio=0.2]": 0.7891, EVIL: 0.6543,
+         "oneshot": 0.9876}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with its report: six methods, one of them with markup as its name, and a time pass."""
+    suite = Suite(tmp_path_factory.mktemp("browser"))
+    suite.add_all()
+    for seed in range(3):
+        accuracy, time = ACCURACIES["sdgp"][seed], TIMES["sdgp"][seed]
+        suite.add("sdgp", seed, accuracy=accuracy - 2.5 + seed, time=time - 40, variant="n=1,m=4")
+        suite.add(EVIL, seed, accuracy=accuracy - 4, time=time - 90 - seed, trial_id=f"evil-{seed}")
+        suite.add("dense", seed, accuracy=ACCURACIES["dense"][seed] - 1.5, time=250.0, epochs=3, recipe={"epochs": 3})
+    suite.add("oneshot", 0, accuracy=65.5, time=380.0)
+    suite.add("sdgp", 3, accuracy=None, time=None, status="error", message=f"killed {EVIL}")
+    made = suite.write()
+    group = max(group_trials(read(made).trials)[0], key=lambda one: len(one.trials))
+    (made / "time.json").write_text(json.dumps(_times(dict(group.key))))
+    write_report(made)
+    return made
+
+
+def _times(key: dict[str, str]) -> dict[str, Any]:
+    def method(ratio: float) -> dict[str, Any]:
+        interval = {"ratio": ratio, "low": ratio - 0.0123, "high": ratio + 0.0234}
+        stage = {**interval, "epoch": 1, "steps": 750, "pairs": 30}
+        return {**interval, "trial": "a", "pairs": 30, "stages": [stage], "dense_steps": 750, "reconfiguration": 0.0,
+                "dense_twice": {"ratio": 1.0, "low": 0.99, "high": 1.01}, "load": 0.0, "threads": 2,
+                "provenance": {}}  # fmt: skip
+
+    return {"version": 1, "groups": [{"key": key, "methods": {name: method(ratio) for name, ratio in TIMED.items()}}]}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        # Chromium's own sandbox does not start in most containers.
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page with what it reported: console messages, errors, dialogs and requests."""
+
+    def __init__(self, browser: Any, folder: Path, **options: Any) -> None:
+        options.setdefault("viewport", {"width": 1280, "height": 900})
+        self.context = browser.new_context(offline=True, **options)
+        self.page = self.context.new_page()
+        self.problems: list[str] = []
+        for event, say in (
+            ("console", lambda message: f"{message.type}: {message.text}"),
+            ("pageerror", lambda error: f"error: {error}"),
+            ("requestfailed", lambda request: f"failed: {request.url}"),
+        ):
+            self.page.on(event, lambda found, say=say: self.problems.append(say(found)))
+        self.page.on("dialog", self._dialog)
+        self.requests: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto((folder / "report.html").as_uri())
+        self.tables = dom_tables(self.page) if options.get("java_script_enabled", True) else {}
+
+    def _dialog(self, dialog: Any) -> None:
+        self.problems.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def draw(self) -> Any:
+        """Open all sections and wait until all interactive figures are drawn."""
+        self.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        for figure in self.page.locator("figure:has(.plot)").all():
+            figure.scroll_into_view_if_needed()
+            figure.locator(".plot[data-drawn]").wait_for()
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, folder: Path) -> Iterator[Opened]:
+    """Return the page with all figures drawn. Tests leave it as they found it."""
+    found = Opened(browser, folder)
+    found.draw()
+    yield found
+    found.context.close()
+
+
+def test_the_page_reports_nothing_and_loads_nothing(opened: Opened, folder: Path) -> None:
+    assert opened.problems == []
+    assert opened.requests == [(folder / "report.html").as_uri()]
+    assert opened.page.locator(".plot[data-drawn]").count() == opened.page.locator(".plot").count() == 6
+
+
+def test_the_policy_blocks_scripts_that_are_not_the_page_s(browser: Any, folder: Path, tmp_path: Path) -> None:
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    (tmp_path / "report.html").write_text(text.replace("<main>", f"<main>{EVIL}", 1), encoding="utf-8")
+    page = Opened(browser, tmp_path)
+    assert any("Content Security Policy" in problem for problem in page.problems)
+    assert not any("dialog" in problem for problem in page.problems)
+    page.context.close()
+
+
+def names(page: Any, ending: str) -> list[str]:
+    cells = page.locator(f"table[id$='{ending}'] tbody tr:visible td:first-child code")
+    return [" ".join(text.split()) for text in cells.all_inner_texts()]
+
+
+def test_a_click_or_a_key_on_a_head_sorts_and_dense_stays_first(opened: Opened) -> None:
+    page = opened.page
+    before = names(page, "-results")
+    head = page.locator("table[id$='-results'] th", has_text="Test accuracy")
+    rows = "[...document.querySelectorAll(\"table[id$='-results'] tbody tr\")]"
+    values = f"{rows}.map((row) => Number(row.cells[2].dataset.value))"
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    dense, *others = page.evaluate(values)
+    assert others == sorted(others)
+    assert max(others) < dense
+    head.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert page.evaluate(values) == [dense, *sorted(others, reverse=True)]
+    assert sorted(names(page, "-results")) == sorted(before)
+    assert names(page, "-results")[0] == "dense"
+
+
+def test_the_filter_hides_rows_and_says_how_many_are_left(opened: Opened) -> None:
+    page = opened.page
+    line = page.locator("figure:has(table[id$='-results']) .filter")
+    field = line.get_by_label("Filter rows")
+    field.focus()
+    page.keyboard.type("SDGP m=4")
+    assert sorted(names(page, "-results")) == ["sdgp[n=1,m=4]", "sdgp[n=2,m=4]"]
+    assert line.get_by_role("status").inner_text() == "2 of 6 rows shown"
+    field.fill("")
+    assert len(names(page, "-results")) == 6
+    assert line.get_by_role("status").inner_text() == ""
+
+
+def point(page: Any, figure: str, name: str, *, mean: bool = False) -> tuple[float, float]:
+    """Return where on the screen a point of a method is."""
+    page.locator(f"figure[id$='{figure}']").scroll_into_view_if_needed()
+    script = """([figure, name, mean]) => {
+      const plot = document.querySelector(`figure[id$='${figure}'] .plot`);
+      const trace = plot.data.find((one) => one.name === name && one.showlegend === mean);
+      const {_offset: left, _length: width, range: [x0, x1]} = plot._fullLayout.xaxis;
+      const {_offset: top, _length: height, range: [y0, y1]} = plot._fullLayout.yaxis;
+      const box = plot.getBoundingClientRect();
+      const [right, up] = [(trace.x[0] - x0) / (x1 - x0), (trace.y[0] - y0) / (y1 - y0)];
+      return [box.left + left + width * right, box.top + top + height * (1 - up)];
+    }"""
+    x, y = page.evaluate(script, [figure, name, mean])
+    return x, y
+
+
+def hover(page: Any, figure: str, name: str, *, mean: bool = False) -> str:
+    """Move the pointer to the first point of a method, and return the text that appears."""
+    page.mouse.move(5, 5)
+    page.mouse.move(*point(page, figure, name, mean=mean), steps=3)
+    layer = page.locator(f"figure[id$='{figure}'] .hoverlayer")
+    layer.locator(".hovertext").first.wait_for()
+    text: str = layer.text_content()
+    return text
+
+
+def test_the_pointer_shows_the_trial(opened: Opened, folder: Path) -> None:
+    shown = hover(opened.page, "-accuracy-flops", "prunetrain[ratio=0.2]")
+    table = pd.read_csv(folder / "results.csv").set_index("trial_id")
+    (trial,) = [name for name in table.index if name in shown]
+    assert table.loc[trial, "method"] == "prunetrain"
+    assert "prunetrain[ratio=0.2]" in shown
+    assert f"seed {table.loc[trial, 'seed']:.0f}" in shown
+    assert f"accuracy {100 * table.loc[trial, 'test_accuracy']:.2f} %" in shown
+    assert f"cost {table.loc[trial, 'train_flops_effective'] / 1e12:.4g} TFLOPs" in shown
+
+
+def test_markup_in_names_is_shown_as_text(opened: Opened) -> None:
+    page = opened.page
+    assert EVIL in names(page, "-summary")
+    escaped = EVIL.replace("<", "&lt;").replace(">", "&gt;")
+    assert EVIL in hover(page, "-accuracy-time", escaped, mean=True)
+    assert EVIL in hover(page, "-accuracy-epochs", escaped, mean=True)
+    legend = page.locator("figure[id$='-accuracy-time'] .legendtext").all_text_contents()
+    assert EVIL in legend
+    assert f"killed {EVIL}" in page.locator("#table-problems").inner_text()
+    scripts = page.evaluate("[...document.querySelectorAll('script')].map((one) => one.type)")
+    assert scripts.count("") == 3
+    assert set(scripts) == {"", "application/json"}
+    assert opened.problems == []
+
+
+def ranges(page: Any, figure: str) -> Any:
+    script = """(figure) => {
+      const {xaxis, yaxis} = document.querySelector(`figure[id$='${figure}'] .plot`).layout;
+      return [xaxis.range, yaxis.range];
+    }"""
+    return page.evaluate(script, figure)
+
+
+def test_dragging_enlarges_an_area_and_a_double_click_resets_it(opened: Opened) -> None:
+    page, figure = opened.page, "-accuracy-time"
+    box = page.locator(f"figure[id$='{figure}'] .nsewdrag").bounding_box()
+    before = ranges(page, figure)
+    left, top = box["x"] + box["width"] / 3, box["y"] + box["height"] / 3
+    page.mouse.move(left, top)
+    page.mouse.down()
+    page.mouse.move(left + 120, top + 90, steps=4)
+    page.mouse.up()
+    page.wait_for_timeout(400)
+    after = ranges(page, figure)
+    for (low, high), (lower, higher) in zip(after, before, strict=True):
+        assert lower < low < high < higher
+    page.mouse.dblclick(left, top)
+    page.wait_for_timeout(400)
+    assert ranges(page, figure) == before
+
+
+def test_figures_follow_the_scheme(opened: Opened) -> None:
+    page = opened.page
+    colour = """() => {
+      const plot = document.querySelector("figure[id$='-accuracy-time'] .plot");
+      const dense = plot.data.find((one) => one.name === "dense");
+      return [dense.marker.color, plot.layout.font.color, getComputedStyle(document.body).backgroundColor];
+    }"""
+    assert page.evaluate(colour) == ["#000000", "#1b1f23", "rgb(255, 255, 255)"]
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(500)
+    assert page.evaluate(colour) == ["#ffffff", "#e6e9ec", "rgb(20, 23, 26)"]
+    page.emulate_media(color_scheme="light")
+    page.wait_for_timeout(500)
+    assert page.evaluate(colour) == ["#000000", "#1b1f23", "rgb(255, 255, 255)"]
+
+
+@pytest.mark.parametrize("javascript", [True, False])
+def test_everything_is_printed_with_static_figures(browser: Any, folder: Path, javascript: bool) -> None:
+    found = Opened(browser, folder, java_script_enabled=javascript)
+    page = found.page
+    assert not page.locator("[id$='-relative']").is_visible()
+    page.emulate_media(media="print")
+    assert page.locator("[id$='-relative']").is_visible()
+    assert page.locator("figure:has(.plot) > svg:visible").count() == page.locator(".plot").count() == 6
+    assert page.locator(".plot:visible").count() == 0
+    assert page.pdf().startswith(b"%PDF")
+    assert found.problems == []
+    found.context.close()
+
+
+def test_the_page_is_complete_without_javascript(browser: Any, folder: Path) -> None:
+    found = Opened(browser, folder, java_script_enabled=False)
+    page = found.page
+    assert page.locator("figure[id$='-accuracy-time'] > svg").is_visible()
+    assert page.locator(".filter, th button").count() == 0
+    page.locator("summary", has_text="Accuracy and cost").click()
+    assert page.locator("[id$='-relative']").is_visible()
+    found.context.close()
+
+
+@pytest.mark.parametrize("width", [500, 1100])
+def test_the_page_and_its_first_table_fit(browser: Any, folder: Path, width: int) -> None:
+    found = Opened(browser, folder, viewport={"width": width, "height": 900})
+    page = found.page
+    widths = "[document.documentElement.scrollWidth, document.querySelector('.first .scroll').scrollWidth]"
+    whole, table = page.evaluate(widths)
+    assert whole <= width
+    assert table <= page.evaluate("document.querySelector('.first .scroll').clientWidth")
+    assert page.locator("[id$='-summary'] tr").first.locator("th").count() <= 7
+    found.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(opened: Opened, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    page = opened.page
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_timeout(500)
+    violations = axe.Axe().run(page).response["violations"]
+    page.emulate_media(color_scheme="light")
+    page.wait_for_timeout(500)
+    shown = [
+        (one["id"], one["impact"], [node["html"][:200] for node in one["nodes"]][:3])
+        for one in violations
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert shown == []
+
+
+def dom_tables(page: Any) -> dict[str, list[list[str]]]:
+    """Return the texts of all tables by id, without the marks of notes, in the order of the file."""
+    script = """() => Object.fromEntries([...document.querySelectorAll("table")].map((table) => [table.id,
+      [...table.rows].map((row) => [...row.cells].map((cell) => {
+        const copy = cell.cloneNode(true);
+        copy.querySelectorAll("sup").forEach((mark) => mark.remove());
+        return copy.textContent.replace(/\\s+/g, " ").trim();
+      }))]))"""
+    found: dict[str, list[list[str]]] = page.evaluate(script)
+    return found
+
+
+def markdown_tables(text: str) -> list[list[list[str]]]:
+    """Return the cells of all pipe tables, without escapes and the marks of notes."""
+    found = []
+    for block in re.findall(r"(?m)(?:^\|.*\n)+", text):
+        rows = [
+            re.split(r"(?<!\\) \| ", line.strip().removeprefix("| ").removesuffix(" |")) for line in block.splitlines()
+        ]
+        found.append([[_plain(cell) for cell in row] for row in rows[:1] + rows[2:]])
+    return found
+
+
+def _plain(cell: str) -> str:
+    text = re.sub(r"<sup>\d+</sup>", "", cell)
+    text = re.sub(r"^`+ ?(.*?) ?`+$", r"\1", text)
+    text = re.sub(r"\\([\\`*_\[\]|~$])", r"\1", text)
+    return " ".join(text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").split())
+
+
+def test_page_and_markdown_have_the_same_cells(opened: Opened, folder: Path) -> None:
+    tables = opened.tables
+    written = markdown_tables((folder / "report.md").read_text(encoding="utf-8"))
+    assert len(written) == len(tables) >= 8
+    for rows, lines in zip(tables.values(), written, strict=True):
+        assert rows[1:] == lines[1:]
+
+
+def test_the_numbers_are_those_of_the_files_to_the_last_digit(opened: Opened, folder: Path) -> None:
+    table = pd.read_csv(folder / "results.csv").query("status == 'done' and epochs == 5")
+    variants = table["variant"].map(lambda text: f"[{text}]", na_action="ignore").fillna("")
+    table = table.assign(label=table["method"] + variants)
+    dense = table[table["label"] == "dense"].set_index("seed")
+    checked = 0
+    for ending in ("-summary", "-results", "-relative", "-counts"):
+        heads, *rows = next(rows for name, rows in opened.tables.items() if name.endswith(ending))
+        for name, *cells in rows:
+            own = table[table["label"] == name].set_index("seed")
+            for head, cell in zip(heads[1:], cells, strict=True):
+                shown, expected = numbers(cell), values(head, own, dense, TIMED.get(name))
+                assert len(shown) == len(expected) or cell == "–" or "Verdict" in head, (name, head, cell, expected)
+                for (number, unit), value in zip(shown, expected, strict=False):
+                    assert abs(number - value) <= 0.5001 * unit, (name, head, cell, value)
+                    checked += 1
+    assert checked > 150
+
+
+PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+
+
+def numbers(cell: str) -> list[tuple[float, float]]:
+    """Return the numbers of a cell, in units without a prefix, each with the value of one of its last digit."""
+    found = []
+    for part in re.split(r" ± |[\[\](,]", cell.replace("−", "-")):
+        if times := re.fullmatch(r"(?:(\d+) min)? ?(?:([\d.]+) s)? ?(?:\(disturbed\))?", part.strip()):
+            if any(times.groups()):
+                seconds = times[2] or "0"
+                last = 10.0 ** -len(seconds.partition(".")[2]) if times[2] else 60.0
+                found.append((60 * float(times[1] or 0) + float(seconds), last))
+        elif number := re.match(r"([-+]?\d+(?:\.\d+)?) ?(?:([kMGT]i?)?(?:FLOPs|B)?)\b", part.strip() + " "):
+            scale = PREFIXES[number[2] or ""]
+            found.append((float(number[1]) * scale, scale * 10.0 ** -len(number[1].partition(".")[2])))
+    return found
+
+
+def mean(several: pd.Series) -> list[float]:
+    """Return mean and half-width of the 95 % interval; the half-width is missing where there is none."""
+    if len(several) < 2 or several.std() <= 1e-12 * several.abs().max():
+        return [several.mean()]
+    return [several.mean(), t.ppf(0.975, len(several) - 1) * several.sem()]
+
+
+def by_title(head: str) -> str:
+    """Return the column that a head of the table of counts names."""
+    names = [
+        name
+        for name, column in COLUMNS.items()
+        if name in NUMBER_COLUMNS and re.match(rf"{re.escape(column.title)} ?counted", head)
+    ]
+    return min(names, key=lambda name: name.endswith("_dense"), default="")
+
+
+def values(head: str, own: pd.DataFrame, dense: pd.DataFrame, timed: float | None) -> list[float]:
+    """Return the numbers that a cell under a head shows."""
+    difference = 100 * (own["test_accuracy"] - dense["test_accuracy"]).dropna()
+    time = (own["train_time_s"] / dense["train_time_s"]).dropna()
+    baseline = own["method"].iloc[0] == "dense"
+
+    def share(column: str, base: str = "train_flops_dense") -> pd.Series:
+        return own[column] / own[base]
+
+    if head.startswith(("Accuracy", "Test accuracy")):
+        both = mean(100 * own["test_accuracy"])
+        return both + mean(difference) if head.startswith("Accuracy") and not baseline else both
+    if head.startswith("Difference"):
+        return mean(difference)
+    if head.startswith("Training time for equal epochs"):
+        return [1.0] if timed is None else [timed, timed - 0.0123, timed + 0.0234]
+    if head.startswith("Training time × dense"):
+        return mean(time)[: 1 if baseline else 2]
+    if head.startswith("Training time"):
+        return mean(own["train_time_s"])
+    if head.startswith("Peak memory"):
+        return [own["peak_memory_bytes"].max()]
+    if "× dense" not in head and (column := by_title(head)):
+        return [own[column].mean()]
+    if head.startswith("Realised"):
+        return [100 * (1 - time.mean()), *[100 * one for one in mean(time)[1:]]]
+    if head.startswith("Theoretical"):
+        return [100 * (1 - share("train_flops_effective").mean())]
+    if head.startswith(("Executed", "Training FLOPs executed × dense", "Training FLOPs, executed × dense")):
+        return mean(share("train_flops_executed"))
+    if "effective" in head and "× dense" in head:
+        return mean(share("train_flops_effective"))
+    if head.startswith("Inference FLOPs × dense"):
+        return mean(share("inference_flops", "inference_flops_dense"))
+    if head.startswith("Parameters × dense"):
+        return mean(share("params", "params_dense"))
+    if head.startswith("Seeds"):
+        return [float(own.index.nunique())]
+    return []
