@@ -15,6 +15,7 @@ from reports.content.remarks import backend_remarks, missing_file_notes, retaine
 from reports.content.tables import group_tables, summary_table
 from reports.content.targets import TargetRequest, target_sections
 from reports.content.verdict import verdict
+from reports.content.why import why_sections
 from reports.data.budget import budget_curve, epochs, fold_budgets
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
 from reports.data.groups import Look, TrialGroup, group_trials, label, looks, with_times
@@ -24,6 +25,7 @@ from reports.data.trial_files import clean
 from reports.data.verdict import findings, margins
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
+from suite.runs.folder.profiles import GroupProfiles
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch"}
@@ -46,7 +48,8 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
     declared = margins(records.suite)
     targets = TargetRequest(records.suite, tuple(asked_targets))
     sections = tuple(
-        _group(group, groups, slug, drawn_as, declared, targets) for group, slug in zip(groups, slugs, strict=True)
+        _group(group, groups, slug, drawn_as, declared, targets, records.profiles)
+        for group, slug in zip(groups, slugs, strict=True)
     )
     tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
     # Keep figures that need files which have been removed since.
@@ -86,6 +89,7 @@ def _group(
     drawn_as: Mapping[str, Look],
     declared: Sequence[float],
     targets: TargetRequest,
+    profiles: Sequence[GroupProfiles],
 ) -> Group:
     rows = method_rows(group, drawn_as)
     title, setting = _titles(group, groups)
@@ -120,7 +124,10 @@ def _group(
         curve_figures=tuple(curves),
         missing_figures=(*missing_tradeoffs, *missing_curves),
         summary=summary_table(rows, () if is_smoke else findings(rows, curve, declared[-1]), slug, title),
-        sections=target_sections(group, rows, targets, declared[-1], slug, default=not is_smoke),
+        sections=(
+            *target_sections(group, rows, targets, declared[-1], slug, default=not is_smoke),
+            *why_sections(group, rows, profiles, slug),
+        ),
     )
 
 

@@ -25,6 +25,7 @@ from reports.data.trial_files import (
 from suite.errors import UsageError
 from suite.runs.folder import packed
 from suite.runs.folder.columns import COLUMNS, NUMBER_COLUMNS, REQUIRED_COLUMNS, TEXT_COLUMNS, minor_version
+from suite.runs.folder.profiles import PROFILES, GroupProfiles
 from suite.runs.folder.times import TIMES, GroupTimes
 from suite.runs.folder.tuning import Tuned, read_tuned
 
@@ -87,6 +88,7 @@ class Records:
         trials: Trials in the order of the table.
         suite: Content of `suite.json`; empty if that file is missing.
         times: Content of `time.json`, which the time pass writes; empty if that file is missing or damaged.
+        profiles: Content of `profile.json`, which the profile pass writes; empty if it is missing or damaged.
         source: Description of the table that the numbers come from, with its checksum.
         damage: One line for each damaged file outside the trials' folders.
         tuned: Content of `tune.json`, which `tune` writes; `None` if that file is missing or damaged.
@@ -102,6 +104,7 @@ class Records:
     times: tuple[GroupTimes, ...] = ()
     tuned: Tuned | None = None
     untested: int = 0
+    profiles: tuple[GroupProfiles, ...] = ()
 
 
 def read(folder: Path) -> Records:
@@ -131,9 +134,14 @@ def read(folder: Path) -> Records:
             f"{folder} has no results to report: its trials, as those of tune, were not evaluated on test images"
         )
     times: tuple[GroupTimes, ...] = ()
+    profiles: tuple[GroupProfiles, ...] = ()
     tuned = None
     try:
         times = tuple(TIMES.read(folder))
+    except UsageError as error:
+        damage.append(clean(str(error)))
+    try:
+        profiles = tuple(PROFILES.read(folder))
     except UsageError as error:
         damage.append(clean(str(error)))
     try:
@@ -141,7 +149,7 @@ def read(folder: Path) -> Records:
     except UsageError as error:
         damage.append(clean(str(error)))
     labelled, untested = tuple(_label_file_versions(tested)), len(trials) - len(tested)
-    return Records(folder, labelled, suite, source, tuple(damage), times, tuned, untested)
+    return Records(folder, labelled, suite, source, tuple(damage), times, tuned, untested, profiles)
 
 
 def _is_untested(trial: Trial) -> bool:

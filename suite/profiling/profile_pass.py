@@ -15,22 +15,11 @@ from reports.data.groups import BASELINE
 from suite.errors import UsageError
 from suite.passes.candidates import Candidate, dense_spec
 from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, run_pass
-from suite.runs.folder.profiles import PROFILES, MethodProfile, StageProfile, StepProfile
+from suite.runs.folder.profiles import PART_TITLES, PROFILES, MethodProfile, StageProfile, StepProfile
 from suite.runs.stages import Stage
 
 DEFAULT_ROUNDS = 20
 FUNCTION = "suite.profiling.steps:measure"
-TITLES = {
-    "forward": "forward",
-    "dgrad": "data gradient",
-    "wgrad": "weight gradient",
-    "normalization": "normalisation and activation",
-    "network": "other operations of the network",
-    "pruning": "pruning",
-    "optimizer": "optimizer",
-    "input": "input",
-    "rest": "rest",
-}
 
 
 def run(
@@ -124,7 +113,7 @@ def _profile_of(
 def _line(label: str, profile: MethodProfile) -> str:
     stage = profile.stages[-1]
     step = stage.method
-    shares = ", ".join(f"{TITLES[part]} {100 * value / sum(step.parts.values()):.1f} %" for part, value in
+    shares = ", ".join(f"{PART_TITLES[part]} {100 * value / sum(step.parts.values()):.1f} %" for part, value in
                        sorted(step.parts.items(), key=lambda item: -item[1]))  # fmt: skip
     last = f"last of {len(profile.stages)} stages: " if len(profile.stages) > 1 else ""
     relative = f", {stage.ratio.ratio:.3f} of dense" if stage.ratio else ""

@@ -16,6 +16,17 @@ Positive = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
 Count = Annotated[int, Ge(1)]
 Product = Literal["forward", "dgrad", "wgrad"]
 Part = Literal["forward", "dgrad", "wgrad", "normalization", "pruning", "optimizer", "input", "network", "rest"]
+PART_TITLES: dict[Part, str] = {
+    "forward": "forward",
+    "dgrad": "data gradient",
+    "wgrad": "weight gradient",
+    "normalization": "normalisation and activation",
+    "network": "other operations of the network",
+    "pruning": "pruning",
+    "optimizer": "optimizer",
+    "input": "input",
+    "rest": "rest",
+}
 ADDS_UP = 0.1
 """Relative difference up to which the parts add up to a step without clocks."""
 
