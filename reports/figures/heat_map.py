@@ -34,16 +34,18 @@ def shape_figures(rows: Sequence[MethodRow], slug: str) -> list[Figure]:
         name = f"{slug}-shape-{row.look.marker}"
         channels, original = _channels(trial)
         if channels and any(len({original[layer], *values}) > 1 for layer, values in channels.items()):
+            # Epoch 0 is the network before its first cut.
+            channels = {layer: [original[layer], *values] for layer, values in channels.items()}
             shares = {layer: [value / original[layer] for value in values] for layer, values in channels.items()}
             written = {layer: [f"{value:.0f}" for value in values] for layer, values in channels.items()}
-            what = "Output channels"
+            what, epochs = "Output channels", [0]
         else:
             shares = _densities(trial)
             if not any(max(values) - min(values) > _CHANGE for values in shares.values()):
                 continue
             written = {layer: [f"{value:.2f}" for value in values] for layer, values in shares.items()}
-            what = "Density of weights"
-        epochs = [int(record["epoch"]) for record in trial.epochs]
+            what, epochs = "Density of weights", []
+        epochs += [int(record["epoch"]) for record in trial.epochs]
         figures.append(_draw(name, row, trial, epochs, shares, written, what))
     return figures
 
@@ -114,7 +116,8 @@ def _draw(
         axes.invert_yaxis()
         axes.spines[:].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(xlabel="Epoch (shapes at its end)", ylabel="Layer")
+        began = "; 0: before the first cut" if epochs[0] == 0 else ""
+        axes.set(xlabel=f"Epoch (shapes at its end{began})", ylabel="Layer")
         bar = figure.colorbar(mesh, ax=axes, pad=0.01, aspect=30)
         bar.set_label("Share of original channels" if what == "Output channels" else "Share of nonzero weights")
         bar.outline.set_visible(False)  # type: ignore[operator]

@@ -1,12 +1,18 @@
 """Panels, bars and heat maps of reproductions, inspected as matplotlib objects."""
 
+import json
+
 import numpy as np
 import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex
 
 from reports.data.estimates import Estimate
+from reports.data.groups import group_trials, label, looks
+from reports.data.method_rows import method_rows
+from reports.data.records import read
 from reports.figures import svg
+from reports.figures.heat_map import shape_figures
 from reports.figures.panels import Line, Panel, bars_figure, curves_figure, peaks_figure
 from reproductions.clicktrain.charts import positions_figure, stacked_figure
 
@@ -110,3 +116,20 @@ def test_positions_of_kernels_are_drawn_around_chance(drawn):
     assert (axes.get_title(), axes.get_ylabel()) == ("conv", "trained")
     assert [text.get_text() for text in axes.texts][4] == "80"
     assert "trained, conv: centre 80, mean of corners 44" in figure.alt
+
+
+def test_the_heat_map_of_channels_begins_before_the_first_cut(suite, drawn):
+    """A cut that ends the first epoch is visible: the shapes at the end of an epoch do not show what was before it."""
+    suite.add("prunetrain", 0, accuracy=70.0, time=100.0)
+    (path,) = suite.write().glob("trials/prunetrain-*/epochs.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["layers"]["stem"]["out"] = 10  # of 16
+    path.write_text("\n".join(map(json.dumps, lines)))
+    (group,), _ = group_trials(read(suite.folder).trials)
+    (figure,) = shape_figures(method_rows(group, looks([label(trial) for trial in group.trials])), "slug")
+    axes = drawn[0].axes[0]
+    (mesh,) = [one for one in axes.collections if isinstance(one, QuadMesh)]
+    assert mesh.get_array()[0].tolist()[:2] == [1.0, 10 / 16]
+    assert mesh.get_coordinates()[0, :2, 0].tolist() == [-0.5, 0.5]
+    assert axes.get_xlabel() == "Epoch (shapes at its end; 0: before the first cut)"
+    assert "stem 8 (50 %)" in figure.alt
