@@ -163,6 +163,34 @@ def _label_cells(axes: Axes, grid: np.ndarray, texts: Mapping[tuple[int, int], s
         axes.text(place + 0.5, line + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink)
 
 
+def matrices_figure(name: str, title: str, caption: str, matrices: Mapping[str, np.ndarray]) -> Figure:
+    """Draw small matrices side by side on one colour scale, with their values as text.
+
+    Args:
+        name, title, caption: Texts of the figure.
+        matrices: Array (rows, columns) by title; the largest magnitude of all sets the scale.
+    """
+    limit = max(float(np.abs(matrix).max()) for matrix in matrices.values()) or 1.0
+    colours = matplotlib.colormaps["PuOr_r"].with_extremes(bad=_ZERO)
+    with svg.style():
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, 2.2), layout="constrained")
+        panels = figure.subplots(1, len(matrices), squeeze=False)[0]
+        for axes, (label, matrix) in zip(panels, matrices.items(), strict=True):
+            axes.imshow(np.ma.masked_equal(matrix, 0), cmap=colours, vmin=-limit, vmax=limit, interpolation="none")
+            for (row, column), value in np.ndenumerate(matrix):
+                ink = "#ffffff" if abs(value) > 0.6 * limit else "#000000"
+                text = formatting.plain(10 * value / limit, 1)
+                axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=ink)
+            axes.set_title(label, fontsize=9.0)
+            axes.set(xticks=[], yticks=[], xlabel="Channels")
+            axes.spines[:].set_visible(False)
+        panels[0].set_ylabel("Pixels")
+        alt = f"{title}. {'; '.join(f'{label}: {int((m == 0).sum())} zeros' for label, m in matrices.items())}."
+        inline, standalone = svg.render(figure, name, title, alt)
+    note = f" Values are multiples of a tenth of the largest magnitude, {limit:.2g}. Grey: exact zeros."
+    return Figure(name, title, alt, caption + note, inline, standalone, wide=True)
+
+
 def gradient_figure(
     name: str, title: str, caption: str, images: Mapping[str, np.ndarray], channels: Sequence[int]
 ) -> Figure:

@@ -141,6 +141,7 @@ EXPECTED = {
     "sdgp-time-saved-abstract": ({"least": 15, "most": 25}, A100),
     "sdgp-time-to-accuracy": (
         {"4:32": 27}, {"task": "cifar10", "model": "resnet9", "epochs": 150, "batch_size": 512, **A100}),
+    "sdgp-fig4-example": ({"first": 0.0, "second": 7.0, "third": -3.0, "fourth": 0.0}, {}),
     "sdgp-fig5-zeros": (
         {"dense": 25}, {"task": "imagenet", "model": "resnet18", "dtype": "float16", **A100}),
 }  # fmt: skip
@@ -149,7 +150,7 @@ EXPECTED = {
 def test_the_file_has_what_the_papers_print():
     groups = {name: group for name, group in published.own().groups.items() if name.startswith("sdgp")}
     assert {name: (dict(group.values), dict(group.conditions)) for name, group in groups.items()} == EXPECTED
-    whole = {"sdgp-time-saved-abstract", "sdgp-time-to-accuracy", "sdgp-fig5-zeros"}
+    whole = {"sdgp-time-saved-abstract", "sdgp-time-to-accuracy", "sdgp-fig4-example", "sdgp-fig5-zeros"}
     shares = {name for name in EXPECTED if "share" in name}
     for name, group in groups.items():
         assert set(group.decimals.values()) == {0 if name in whole else 2 if name in shares else 1}, name

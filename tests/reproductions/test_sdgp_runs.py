@@ -77,6 +77,23 @@ def test_figure_8_and_the_trials_that_it_shares_with_table_1(folder, reproduce):
     assert "--parts group-sizes" in page(folder, "sdgp-table1")
 
 
+def test_figures_6_7_and_10_need_no_other_trials(folder, reproduce):
+    reproduce(folder / "out", "sdgp-fig8", "--parts", "corners", *SHORT)
+    before = set((folder / "out" / "trials").iterdir())
+    with open(folder / "out" / "results.csv", encoding="utf-8", newline="") as file:
+        accuracies = {row["variant"]: 100 * float(row["test_accuracy"]) for row in csv.DictReader(file)}
+    for name in ("sdgp-fig10", "sdgp-fig6", "sdgp-fig7"):
+        reproduce(folder / "out", name, *SHORT)
+        assert "Not the paper's setting" in page(folder, name)
+        ElementTree.parse(folder / "out" / "reproduce" / f"{name}.svg")
+    added = {path.name for path in set((folder / "out" / "trials").iterdir()) - before}
+    assert not {name for name in added if "mode-rescaled" in name}
+    gap = rows(folder / "out", "sdgp-fig7")["rescaled 2:4 minus dense"]
+    assert float(gap["ours"]) == pytest.approx(accuracies["n=2,m=4,mode=rescaled"] - accuracies[""])
+    assert float(rows(folder / "out", "sdgp-fig10")["target accuracy"]["ours"]) == pytest.approx(accuracies[""] - 0.8)
+    assert rows(folder / "out", "sdgp-fig10")["epochs to the target, dense"]["ours"] == "1.0"
+
+
 def test_figure_5_by_the_command_line(tmp_path, reproduce):
     folder = tmp_path
     run_command(folder, "sdgp-fig5")
