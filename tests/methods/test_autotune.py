@@ -26,6 +26,13 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "choices"
 
 
+@pytest.fixture(autouse=True)
+def real_rounds(monkeypatch: pytest.MonkeyPatch, measured_rounds: dict[str, float]) -> None:
+    """Measure as a trial does; other tests take one round."""
+    for name, value in measured_rounds.items():
+        monkeypatch.setattr(autotune, name, value)
+
+
 def times(monkeypatch: pytest.MonkeyPatch, by_name: dict[str, list[float]]) -> list[str]:
     """Give each candidate these seconds in turn; return the names in the order of the samples."""
     asked: list[str] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import sys
 import time
 from pathlib import Path
@@ -15,8 +17,10 @@ from reports.data.records import read
 from reproductions import published
 from suite import files
 from suite.command import cli
+from suite.cost import timing
 from suite.runs import trial
 from suite.runs.engines.local import LocalEngine
+from suite.runs.engines.subprocess_call import SubprocessResult
 from suite.runs.folder.records import RUNNING, read_record, write_record
 
 __all__ = ["drawn", "reproduce", "suite"]
@@ -35,14 +39,32 @@ def run_here(engine, trials, progress):
         progress.ended(spec, read_record(folder), time.monotonic() - began)
 
 
+def call_here(function, arguments, device, plugins=(), threads=None):
+    """Call a function that measures in this process, with arguments and a result that went through JSON."""
+    module, _, name = function.partition(":")
+    given = json.loads(json.dumps({**arguments, "device": device}))
+    found = getattr(importlib.import_module(module), name)(**given)
+    return SubprocessResult(json.loads(json.dumps(found)), "this process", 0.0)
+
+
 @pytest.fixture(scope="session")
 def reproduce():
-    """Function that runs the verb `reproduce` in this process, without the report of the suite."""
+    """Function that runs the verb `reproduce` in this process, without the report of the suite.
 
-    def run(folder: Path, *arguments: str, status: int = 0, engine=run_here) -> None:
+    With `processes`, what has to be timed in a process of its own is; without, it is timed here. The setup of each
+    method runs in its trial, so that it is not rehearsed; and the speed of inference is that of a single pass.
+    """
+
+    def run(folder: Path, *arguments: str, status: int = 0, engine=run_here, processes: bool = False) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LocalEngine, "run", engine)
             patch.setattr(reports, "write_report", lambda folder: [])
+            patch.setattr("suite.command.run.rehearse_new", lambda trials, folder: None)
+            for name in ("FEWEST_PASSES", "MOST_PASSES"):
+                patch.setattr(timing, name, 1)
+            if not processes:
+                patch.setattr("reproductions.prunetrain.final_networks.call_in_subprocess", call_here)
+                patch.setattr("reproductions.clicktrain.convolution_time.call_in_subprocess", call_here)
             assert cli.main(["reproduce", *arguments, "--out", str(folder)]) == status
 
     return run

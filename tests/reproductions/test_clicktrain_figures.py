@@ -30,8 +30,8 @@ NAMES = tuple(f"clicktrain-fig{number}" for number in (17, 13, 14, 12, 10, 9, 3,
 pytestmark = pytest.mark.timeout(600)  # the first waits for ten trials
 MODEL = "resnet9[width=0.125]"
 SHORT = (
-    *("--preset", "smoke", "--epochs", "4", "--set", "recipe.train_images=400", "--set", "recipe.test_images=200"),
-    *("--seeds", "1", "--model", MODEL, "--device", "cpu", "--dtype", "float32", "--jobs", "2"),
+    *("--preset", "smoke", "--epochs", "4", "--set", "recipe.train_images=100", "--set", "recipe.test_images=100"),
+    *("--batch-size", "32", "--seeds", "1", "--model", MODEL, "--device", "cpu", "--dtype", "float32", "--jobs", "2"),
 )
 TIMED_APART = ("clicktrain-fig9", "clicktrain-fig10")
 needs_kernels = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
@@ -45,7 +45,7 @@ def folder(tmp_path_factory, reproduce):
         without = (
             ["--parts", "backends"] if library() is None and name in ("clicktrain-fig13", "clicktrain-fig14") else []
         )
-        reproduce(folder, name, *SHORT, *without)
+        reproduce(folder, name, *SHORT, *without, processes=name == "clicktrain-fig9")
     return folder
 
 

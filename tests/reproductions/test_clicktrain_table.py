@@ -12,8 +12,8 @@ from suite import registry
 
 MODEL = "vgg11_click[width=0.125]"
 SHORT = (
-    *("--preset", "smoke", "--epochs", "4", "--set", "recipe.train_images=400", "--set", "recipe.test_images=200"),
-    *("--seeds", "1", "--model", MODEL, "--device", "cpu", "--dtype", "float32", "--jobs", "2"),
+    *("--preset", "smoke", "--epochs", "4", "--set", "recipe.train_images=100", "--set", "recipe.test_images=100"),
+    *("--batch-size", "32", "--seeds", "1", "--model", MODEL, "--device", "cpu", "--dtype", "float32", "--jobs", "2"),
 )
 
 
