@@ -67,12 +67,14 @@ class Entry:
         name: Registered name.
         origin: Name of a module, value of an entry point, or path of a plugin.
         summary: First line of the docstring.
+        family: Whether the name was registered with others by `register_family`; all have the same summary.
     """
 
     kind: str
     name: str
     origin: str
     summary: str
+    family: bool = False
 
 
 _objects: dict[tuple[str, str], Any] = {}
@@ -103,6 +105,21 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
         _objects[kind, name] = thing
         thing.registered_name = name  # type: ignore[attr-defined]
         return thing
+
+    return decorate
+
+
+def register_family(kind: str, *names: str) -> Callable[[Registered], Registered]:
+    """Return a decorator of a function that makes the class or function for each of several names.
+
+    All arguments must be literal strings, as for `register`. The function receives a name and returns what `register`
+    would decorate.
+    """
+
+    def decorate(make: Registered) -> Registered:
+        for name in names:
+            register(kind, name)(make(name))
+        return make
 
     return decorate
 
@@ -243,7 +260,7 @@ def _in_package(package: str) -> list[Entry]:
     for folder in (specification and specification.submodule_search_locations) or ():
         for path in sorted(Path(folder).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
-            if "@register(" in text:  # parsing the other files would take most of the time
+            if "@register" in text:  # parsing the other files would take most of the time
                 parts = path.relative_to(folder).with_suffix("").parts
                 module = ".".join([package, *(part for part in parts if part != "__init__")])
                 found += _read(path, module, text)
@@ -271,15 +288,17 @@ def _read(path: Path, origin: str, text: str) -> list[Entry]:
         for decorator in node.decorator_list:
             called = decorator.func if isinstance(decorator, ast.Call) else None
             name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", None)
-            if name != "register" or not isinstance(decorator, ast.Call):
+            if name not in ("register", "register_family") or not isinstance(decorator, ast.Call):
                 continue
+            family = name == "register_family"
             where = f"{path}:{decorator.lineno}"
             literals = [argument.value for argument in decorator.args if isinstance(argument, ast.Constant)]
             texts = [literal for literal in literals if isinstance(literal, str)]
-            if len(texts) != 2 or len(decorator.args) != 2:
-                raise UsageError(f"{where}: register needs two literal strings, a kind and a name")
+            if len(texts) != len(decorator.args) or not (len(texts) >= 2 if family else len(texts) == 2):
+                wanted = "a kind and names, as literal strings" if family else "two literal strings, a kind and a name"
+                raise UsageError(f"{where}: {name} needs {wanted}")
             if texts[0] not in KINDS:
                 raise UsageError(f"{where}: cannot register a '{texts[0]}'{nearest(texts[0], KINDS)}")
             summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
-            found.append(Entry(texts[0], texts[1], origin, summary))
+            found += [Entry(texts[0], own, origin, summary, family) for own in texts[1:]]
     return found

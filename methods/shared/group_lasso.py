@@ -29,6 +29,8 @@ from suite.parameters import Search, declared, show
 from suite.plan import random_key
 from suite.recipe import Tuning
 
+MOST_REASONS = 5  # that one message names
+
 
 class GroupLasso(Method):
     """A lasso over the output and input channels of every layer. A subclass decides when dead channels are removed.
@@ -111,11 +113,10 @@ class GroupLasso(Method):
         raise NotImplementedError
 
     def setup(self, ctx: Context) -> None:
-        if ctx.spaces.not_followed:
-            raise ValueError(f"the channels of this model cannot be traced: {'; '.join(ctx.spaces.not_followed)}")
         if all(space.frozen for space in ctx.spaces.values()):
-            reasons = dict.fromkeys(space.frozen_because for space in ctx.spaces.values())
-            raise ValueError(f"no channel of this model can be removed: {'; '.join(reasons)}")
+            reasons = list(dict.fromkeys(space.frozen_because for space in ctx.spaces.values()))
+            more = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
+            raise ValueError(f"no channel of this model can be removed: {'; '.join(reasons[:MOST_REASONS])}{more}")
 
     def regularization(self, model: nn.Module, ctx: Context) -> Tensor | None:
         if self.update == "proximal" and self._penalty_coefficient is not None:

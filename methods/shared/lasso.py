@@ -33,8 +33,9 @@ class LassoLayer(NamedTuple):
 def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[str, LassoLayer]:
     """Return the layers over which the penalty sums, by name.
 
-    Not penalised are groups that are never removed: input groups of layers that read the model's input, and output
-    groups of layers that produce its output. Grouped and depthwise convolutions, layers that the forward pass does not
+    Not penalised are groups that are never removed, since all their index spaces are frozen: input groups of layers
+    that read the model's input, output groups of layers that produce its output, and groups that meet an operation
+    which is not followed. Grouped and depthwise convolutions, layers that the forward pass does not
     run, biases and normalisation are not penalised either.
     """
     found = {}
@@ -43,8 +44,8 @@ def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[s
             continue
         weight = layer.weight
         assert isinstance(weight, Tensor)
-        outputs = not spaces.model_outputs.intersection(spaces.outputs_of(name))
-        inputs = spaces.model_input not in spaces.inputs_of(name)
+        outputs = any(not spaces[space].frozen for space in spaces.outputs_of(name))
+        inputs = any(not spaces[space].frozen for space in spaces.inputs_of(name))
         if outputs or inputs:
             found[name] = LassoLayer(weight, outputs, inputs)
     return found

@@ -46,11 +46,21 @@ def list_all(arguments: Sequence[str]) -> int:
         }
         print(json.dumps(plain, indent=2))
         return 0
-    width = max((len(entry.name) for entries in found.values() for entry in entries), default=0)
+    single = [entry for entries in found.values() for entry in entries if not entry.family]
+    width = max((len(entry.name) for entry in single), default=0)
     for kind, entries in found.items():
         print(f"{kind}s")
         for entry in entries:
-            print(f"  {entry.name:{width}}  {entry.summary}")
+            if not entry.family:
+                print(f"  {entry.name:{width}}  {entry.summary}")
+        # The names of a family follow its summary.
+        families: dict[str, list[str]] = {}
+        for entry in entries:
+            if entry.family:
+                families.setdefault(entry.summary, []).append(entry.name)
+        for summary, members in families.items():
+            print(f"  {summary}")
+            print(textwrap.fill(", ".join(members), 116, initial_indent="    ", subsequent_indent="    "))
     return 0
 
 

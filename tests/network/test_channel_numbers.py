@@ -276,7 +276,7 @@ def test_a_forward_that_cannot_be_traced_in_training_alone_is_refused_with_the_m
     spaces = find_index_spaces(model, SHAPE)
     assert spaces["a"].frozen
     assert spaces.positions["b"] == 64
-    with pytest.raises(ValueError, match="cannot be traced: the model cannot be traced in training: TraceError"):
+    with pytest.raises(ValueError, match="can be removed: the model cannot be traced in training: TraceError"):
         apply(model, PruneTrain(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
 
 
@@ -313,7 +313,8 @@ def test_axes_of_the_same_size_are_not_taken_for_channels():
     model.mixed = nn.Linear(8, 8)
     spaces = find_index_spaces(model, SHAPE)
     assert spaces["b"].frozen
-    assert spaces.not_followed == ("'mixed' is not understood",)
+    assert spaces["b"].frozen_because == "'mixed' is applied to another axis"
+    assert spaces.not_followed == ("'c' is not understood",)
     check(model, spaces)
     # (2, 8) is added to the last two axes of (2, 8, 2, 8): its second axis is the columns there.
     model = Net(lambda net, x, y: F.adaptive_avg_pool2d(y, (2, 8)) + x.mean((2, 3)))

@@ -28,6 +28,7 @@ TOLERANCE = 1e-3
 """Largest difference relative to the largest output. Rounding changes outputs by 1e-6, a wrong size by factor 2."""
 CHANGES_OUTPUTS = "cutting it changes what the model computes, or ends its forward"
 
+MOST_WARNINGS = 5
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DROPOUTS = {
     "dropout", "dropout_", "alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_",
@@ -76,10 +77,22 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
 
 
 def warn_of_frozen_channels(spaces: IndexSpaces) -> None:
-    """Warn of index spaces whose channels cannot be removed, other than the model's input and outputs."""
-    for name, space in spaces.items():
-        if space.frozen and name != spaces.model_input and name not in spaces.model_outputs:
-            log.warning("no channel of '%s' can be removed: %s", name, space.frozen_because)
+    """Warn of index spaces whose channels cannot be removed, other than the model's input and outputs.
+
+    Each has a line of its own, unless there are many, as in a transformer.
+    """
+    ends = {spaces.model_input, *spaces.model_outputs}
+    frozen = [space for name, space in spaces.items() if space.frozen and name not in ends]
+    if len(frozen) > MOST_WARNINGS:
+        layers = {layer for space in spaces.values() if not space.frozen for layer in space.producers}
+        reasons = list(dict.fromkeys(space.frozen_because for space in frozen))
+        log.warning(
+            "the outputs of %d layers can lose channels; %d other index spaces cannot: %s; and %d more reasons",
+            len(layers), len(frozen), "; ".join(reasons[:MOST_WARNINGS]), max(0, len(reasons) - MOST_WARNINGS),
+        )  # fmt: skip
+        return
+    for space in frozen:
+        log.warning("no channel of '%s' can be removed: %s", space.name, space.frozen_because)
 
 
 def _drawn(model: nn.Module) -> nn.Module:

@@ -1,0 +1,126 @@
+"""torchvision's classification networks by their own names, except those that other modules define."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from suite.registry import register_family
+
+_AUXILIARY = ("googlenet", "inception_v3")  # their auxiliary classifiers return several outputs in training
+
+
+@register_family(
+    "model",
+    "alexnet",
+    "convnext_tiny",
+    "convnext_small",
+    "convnext_base",
+    "convnext_large",
+    "densenet121",
+    "densenet161",
+    "densenet169",
+    "densenet201",
+    "efficientnet_b0",
+    "efficientnet_b1",
+    "efficientnet_b2",
+    "efficientnet_b3",
+    "efficientnet_b4",
+    "efficientnet_b5",
+    "efficientnet_b6",
+    "efficientnet_b7",
+    "efficientnet_v2_s",
+    "efficientnet_v2_m",
+    "efficientnet_v2_l",
+    "googlenet",
+    "inception_v3",
+    "maxvit_t",
+    "mnasnet0_5",
+    "mnasnet0_75",
+    "mnasnet1_0",
+    "mnasnet1_3",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "mobilenet_v3_small",
+    "regnet_x_400mf",
+    "regnet_x_800mf",
+    "regnet_x_1_6gf",
+    "regnet_x_3_2gf",
+    "regnet_x_8gf",
+    "regnet_x_16gf",
+    "regnet_x_32gf",
+    "regnet_y_400mf",
+    "regnet_y_800mf",
+    "regnet_y_1_6gf",
+    "regnet_y_3_2gf",
+    "regnet_y_8gf",
+    "regnet_y_16gf",
+    "regnet_y_32gf",
+    "regnet_y_128gf",
+    "resnet152",
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "resnext101_64x4d",
+    "shufflenet_v2_x0_5",
+    "shufflenet_v2_x1_0",
+    "shufflenet_v2_x1_5",
+    "shufflenet_v2_x2_0",
+    "squeezenet1_0",
+    "squeezenet1_1",
+    "swin_t",
+    "swin_s",
+    "swin_b",
+    "swin_v2_t",
+    "swin_v2_s",
+    "swin_v2_b",
+    "vgg11_bn",
+    "vgg13_bn",
+    "vgg16_bn",
+    "vgg19",
+    "vgg19_bn",
+    "vit_b_16",
+    "vit_b_32",
+    "vit_l_16",
+    "vit_l_32",
+    "vit_h_14",
+    "wide_resnet50_2",
+    "wide_resnet101_2",
+)
+def classifier(name: str) -> Callable[..., nn.Module]:
+    """A classification network of torchvision, with its weights, function and initialisation, for three channels.
+
+    Args:
+        name: Name of torchvision's builder.
+    """
+
+    def build(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)) -> nn.Module:
+        from torchvision.models import get_model
+
+        if input_shape[0] != 3:
+            raise ValueError(f"images have {input_shape[0]} channels; the model needs 3")
+        settings: dict[str, Any] = {}
+        if name.startswith("vit_"):
+            settings["image_size"] = _square(input_shape)
+        if name == "maxvit_t":
+            settings["input_size"] = input_shape[1:]
+        if name in _AUXILIARY:
+            settings |= {"aux_logits": False, "init_weights": True}
+        network: nn.Module = get_model(name, weights=None, num_classes=num_classes, **settings)
+        return network
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"""torchvision's `{name}`, with its weights, function and initialisation.
+
+    Args:
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image with three channels.
+    """
+    return build
+
+
+def _square(input_shape: tuple[int, int, int]) -> int:
+    if input_shape[1] != input_shape[2]:
+        raise ValueError(f"images are {input_shape[1]}x{input_shape[2]}; this model needs square ones")
+    return input_shape[1]

@@ -1,0 +1,69 @@
+"""torchvision's classification networks: their names are known without importing torchvision, and they can be cut."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torchvision.models import get_model, list_models
+from torchvision.models.resnet import ResNet
+
+from benchmarks.evidence.torchvision_models import examine, table
+from suite import registry
+from suite.choices import build_model
+from suite.errors import UsageError
+
+
+def test_every_classification_network_of_torchvision_has_a_name():
+    import torchvision.models
+
+    theirs = set(list_models(module=torchvision.models))
+    ours = set(registry.names("model"))
+    # PruneTrain's and ClickTrain's networks of these names are the papers'.
+    assert theirs <= ours
+
+
+def test_listing_does_not_import_torchvision():
+    code = "import sys; from suite import registry; registry.names('model'); assert 'torchvision' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "regnet_x_400mf"])
+def test_weights_and_function_are_those_of_torchvision(name):
+    torch.manual_seed(0)
+    ours = build_model(name, (3, 32, 32), 10)
+    torch.manual_seed(0)
+    theirs = get_model(name, weights=None, num_classes=10)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(ours.eval()(images), theirs.eval()(images))
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "regnet_x_400mf", "shufflenet_v2_x0_5", "vit_b_32"])
+def test_a_cut_network_computes_what_the_masked_one_does(name):
+    row = examine(name)
+    assert row.difference is not None
+    assert row.difference < 1e-4
+    assert row.free > 0.3 * row.channels
+    assert f"| `{name}` |" in table([row])
+
+
+def test_a_network_of_one_output_in_training():
+    model = build_model("googlenet", (3, 32, 32), 10)
+    assert model.train()(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("mobilenet_v2", (1, 32, 32), "images have 1 channels; the model needs 3"),
+        ("vit_b_16", (3, 32, 64), "images are 32x64; this model needs square ones"),
+    ],
+)
+def test_images_that_a_network_cannot_take_are_refused(name, shape, message):
+    with pytest.raises(UsageError, match=message):
+        build_model(name, shape, 10)
+
+
+def test_own_networks_keep_their_names():
+    assert isinstance(build_model("resnet18", (3, 32, 32), 10), ResNet)
+    assert not registry.entries("model")["resnet18"].family
