@@ -9,7 +9,8 @@ import pytest
 from annotated_types import Ge, Interval
 from small_trials import spec, train
 
-from reports.data.records import read
+from reports.data.groups import group_trials
+from reports.data.records import Trial, read
 from suite import files
 from suite.choices import MethodChoice
 from suite.command import cli
@@ -326,6 +327,18 @@ def test_wrong_input_is_one_line_and_writes_nothing(folder, invented, capsys, ar
     assert not (folder / "out").exists()
 
 
+def test_a_method_with_its_own_learning_rate_is_compared_with_the_others():
+    def trial(method, variant="", **fields):
+        texts = {"trial_id": method + variant, "method": method, "variant": variant, "status": "done"}
+        return Trial(texts, {}, spec={"recipe": {"epochs": 4, **fields.pop("recipe")}, **fields})
+
+    dense = trial("dense", recipe={"learning_rate": 0.1})
+    own = trial("sdgp", "recipe.learning_rate=0.3", recipe={"learning_rate": 0.3}, replaced={"learning_rate": 0.1})
+    other = trial("sdgp", recipe={"learning_rate": 0.3})
+    groups, _ = group_trials([dense, own, other])
+    assert [[one.name for one in group.trials] for group in groups] == [[dense.name, own.name], [other.name]]
+
+
 def test_a_recipe_without_test_images_needs_validation_images():
     with pytest.raises(ValueError, match=r"recipe\.evaluate_test=false needs recipe\.validation_images"):
         dataclasses.replace(RECIPE, evaluate_test=False)
@@ -353,6 +366,7 @@ def test_a_tuned_comparison_from_the_command_line(folder, capsys):
     records = read(folder / "out")
     assert (len(records.trials), records.untested) == (6, 4)
     assert records.tuned == tuned
+    assert len(group_trials(records.trials)[0]) == 1  # also with different learning rates
     page = (folder / "out" / "report.md").read_text()
     assert "Tuning on 6 validation images: every method had a budget of 2" in page
     assert "Not shown: 4 trials of tune" in page
