@@ -5,6 +5,7 @@ import pytest
 from reports.content.provenance import provenance_section
 from reports.data.records import Records, Trial, read
 from suite import registry
+from suite.command.folders.merge import _tuned
 from suite.runs.folder.tuning import Setting, Tuned, TunedMethod, read_tuned, write_tuned
 from suite.runs.provenance import tuning
 
@@ -57,6 +58,18 @@ def test_it_shows_the_budget_of_each_method_and_whether_its_choice_is_compared(t
         assert [cell.text for cell in table.rows[0]] == ["dense", "2", "1", "recipe.learning_rate", "75.00", expected]
         assert [cell.text for cell in table.rows[1]][::5] == ["sdgp", "no"]
         assert section.meaning[-1].startswith("Not shown: 4 trials of tune")
+
+
+def test_a_merged_folder_keeps_the_first_tuning_and_says_so(tmp_path):
+    fields = {"task": "digits", "model": "resnet9", "preset": "smoke", "validation_images": 10, "split_seed": 0}
+    one, other = (Tuned(budget=count, search_seed=0, seeds=(0,), methods=(), **fields) for count in (2, 3))
+    paths = [tmp_path / name for name in "abcd"]
+    for path, content in zip(paths, (None, one, one, other), strict=True):
+        path.mkdir()
+        if content is not None:
+            write_tuned(path, content)
+    assert _tuned(paths) == (one, [f"tune.json: kept from {paths[1]}, and not from {paths[3]}"])
+    assert _tuned(paths[:1]) == (None, [])
 
 
 def test_trials_without_test_images_are_not_compared(tmp_path):

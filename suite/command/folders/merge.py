@@ -20,6 +20,7 @@ from suite.errors import UsageError
 from suite.runs.folder.profiles import PROFILES
 from suite.runs.folder.store import Store
 from suite.runs.folder.times import TIMES
+from suite.runs.folder.tuning import Tuned, read_tuned, write_tuned
 
 LINKED = (".pt",)  # suffixes of files that are linked
 
@@ -47,6 +48,7 @@ def merge(arguments: Sequence[str]) -> int:
 
     times, lines = combine_times([(source.folder, TIMES.read(source.folder)) for source in sources])
     profiles, more = latest_profiles([(source.folder, PROFILES.read(source.folder)) for source in sources])
+    tuned, kept = _tuned(paths)
     with files.errors_of(destination), _new_folder(destination) as temporary:
         store = Store(temporary)
         with store.lock():
@@ -58,15 +60,26 @@ def merge(arguments: Sequence[str]) -> int:
                 TIMES.write(temporary, times)
             if profiles:
                 PROFILES.write(temporary, profiles)
+            if tuned is not None:
+                write_tuned(temporary, tuned)
             write_results(store, none_runs=True, further=rows)
             temporary.rename(destination)
-    for line in (*notes, *lines, *more):
+    for line in (*notes, *lines, *more, *kept):
         print(f"merge: {line}")
     with files.errors_of(destination):
         written = write_report(destination)
     done = sum(trial.done for trial in chosen.values())
     print(f"merge: {destination}, {len(chosen)} trials, {done} of them done; report: {written[0]}")
     return 0
+
+
+def _tuned(paths: Sequence[Path]) -> tuple[Tuned | None, list[str]]:
+    """Return the first `tune.json` of several folders, and a line for each other one that differs from it."""
+    found = [(path, content) for path in paths if (content := read_tuned(path)) is not None]
+    others = [path for path, content in found if content != found[0][1]]
+    return (found[0][1] if found else None), [
+        f"tune.json: kept from {found[0][0]}, and not from {path}" for path in others
+    ]
 
 
 def _check_places(paths: Sequence[Path], destination: Path) -> None:
