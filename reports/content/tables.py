@@ -84,7 +84,8 @@ def _verdict_cell(row: MethodRow, finding: Finding | None) -> Cell:
     if finding is None:
         return missing_cell("Dense has no verdict." if is_dense(row) else "A smoke test gives no verdict.")
     if finding.outcome == "none":
-        return Cell(f"no verdict: {finding.reason}")
+        untrained = finding.reason.startswith("dense was not trained")
+        return Cell(f"no verdict: {'no dense training at this cost' if untrained else finding.reason}")
     if finding.outcome != "undecided":
         return Cell(finding.outcome)
     gain = finding.gain

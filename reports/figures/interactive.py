@@ -16,7 +16,10 @@ from reports.data.groups import Look
 from reports.figures import svg
 
 # Plotly's names of `svg.MARKERS` and `svg.DASHES`, in the same order.
-_MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "pentagon")
+_MARKERS = (
+    *("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "pentagon"),
+    *("triangle-left", "triangle-right", "hexagon", "star"),
+)
 _DASHES = ("solid", "dash", "dashdot", "longdash")
 DOTTED = "dot"  # disturbed times
 _INK, _MUTED, _GRID = "var(--ink)", "var(--muted)", "var(--grid)"
@@ -127,7 +130,8 @@ class Plot:
             "font": {"color": _INK, "size": 12},
             "hoverlabel": {"align": "left", "bgcolor": "var(--panel)", "bordercolor": _MUTED,
                            "font": {"color": _INK, "size": 12}, "namelength": -1},
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"},
+            "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom",
+                       "font": {"size": 11}},
             "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "hovermode": "closest",
             "margin": {"l": 50, "r": 12, "t": 10, "b": 45}, "uirevision": "kept",
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": _MUTED, "activecolor": _INK, "orientation": "v"},

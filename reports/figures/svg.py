@@ -30,7 +30,7 @@ _LIGHT = {INK: "#1b1f23", MUTED: "#57606a", GRID: "#d8dee4", DENSE: "#000000", G
 
 # Palette of Okabe and Ito, without black, which is reserved for dense, and with yellow, faint on white, at the end.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "h", "*")
 # Dotted lines are reserved for disturbed times.
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (6, 2, 1.5, 2)), (0, (10, 2.5)))
 _LONG_TITLE = 45  # characters; longer titles of axes get a second line

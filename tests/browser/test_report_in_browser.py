@@ -227,6 +227,8 @@ def ranges(page: Any, figure: str) -> Any:
 
 def test_dragging_enlarges_an_area_and_a_double_click_resets_it(opened: Opened) -> None:
     page, figure = opened.page, "-accuracy-time"
+    page.evaluate("(figure) => document.querySelector(`figure[id$='${figure}'] .plot`).scrollIntoView()", figure)
+    page.wait_for_timeout(200)
     box = page.locator(f"figure[id$='{figure}'] .nsewdrag").bounding_box()
     before = ranges(page, figure)
     left, top = box["x"] + box["width"] / 3, box["y"] + box["height"] / 3
@@ -236,6 +238,7 @@ def test_dragging_enlarges_an_area_and_a_double_click_resets_it(opened: Opened) 
     page.mouse.up()
     page.wait_for_timeout(400)
     after = ranges(page, figure)
+    assert after != before
     for (low, high), (lower, higher) in zip(after, before, strict=True):
         assert lower < low < high < higher
     page.mouse.dblclick(left, top)
@@ -280,6 +283,15 @@ def test_the_page_is_complete_without_javascript(browser: Any, folder: Path) -> 
     assert page.locator(".filter, th button").count() == 0
     page.locator("summary", has_text="Accuracy and cost").click()
     assert page.locator("[id$='-relative']").is_visible()
+    found.context.close()
+
+
+def test_a_link_to_a_closed_section_opens_it(browser: Any, folder: Path) -> None:
+    found = Opened(browser, folder)
+    section = found.page.locator("#provenance")
+    assert not section.locator("table").first.is_visible()
+    found.page.locator("nav a[href='#provenance']").click()
+    section.locator("table").first.wait_for()
     found.context.close()
 
 

@@ -55,6 +55,14 @@
 
   document.querySelectorAll("table").forEach((table) => { addSorting(table); addFilter(table); });
 
+  // A link to a closed section opens it.
+  const openTarget = () => {
+    const section = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (section instanceof HTMLDetailsElement) section.open = true;
+  };
+  addEventListener("hashchange", openTarget);
+  openTarget();
+
   let closed = [];
   addEventListener("beforeprint", () => {
     closed = [...document.querySelectorAll("details:not([open])")];
