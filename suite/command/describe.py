@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from docstring_parser import DocstringStyle, parse
@@ -75,6 +75,11 @@ def describe(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--task", metavar="TASK", default="", help="task whose images a model takes, and whose defaults a method uses"
     )
+    parser.add_argument(
+        "--layers",
+        action="store_true",
+        help="for a model: FLOPs of each layer's products, and the data gradient's share",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
     namespace = parser.read(arguments)
@@ -87,6 +92,8 @@ def describe(arguments: Sequence[str]) -> int:
     if not kinds:
         every = [*PRESETS, *(known for kind in DESCRIBED for known in registry.names(kind))]
         raise UsageError(f"nothing is called '{name}'{nearest(name, every)}")
+    if namespace.layers and kinds[0] != "model":
+        raise UsageError(f"describe {name}: --layers is for models, and '{name}' is a {kinds[0]}")
     if kinds[0] in ("reproduction", "preset"):
         from suite.command.describe_runs import describe_preset, describe_reproduction, plain_name
 
@@ -95,6 +102,8 @@ def describe(arguments: Sequence[str]) -> int:
     else:
         functions = {"method": describe_method, "task": describe_task, "model": describe_model}
         found = functions[kinds[0]](namespace.name, namespace.task)
+    if kinds[0] == "model" and not namespace.layers:
+        del found["layers"]
     if len(kinds) > 1:
         found["note"] = f"'{name}' is also the name of a {kinds[1]}; this describes the {kinds[0]}"
     print(json.dumps(found, indent=2) if namespace.json else as_text(found))
@@ -198,6 +207,7 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
         "kind": "model",
         "summary": _summary(thing),
         **count_model(model, shape),
+        **_training_flops(counts.layers.values()),
         "not_counted": list(counts.not_counted),
         "input_shape": list(shape),
         "classes": classes,
@@ -212,6 +222,40 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
             for name, parameter in choice.declared.items()
         ],
     }
+
+
+def _training_flops(costs: Iterable[Any]) -> dict[str, Any]:
+    """Return the FLOPs of one image's training by layer and product, and the share of the data gradient.
+
+    Args:
+        costs: The layers (`suite.cost.flops.LayerCost`).
+    """
+    from suite.cost.flops import PRODUCTS
+
+    layers = {cost.name: {product: cost.flops(product) for product in PRODUCTS} for cost in costs}
+    total = {product: sum(flops[product] for flops in layers.values()) for product in PRODUCTS}
+    everything = sum(total.values())
+    return {
+        "training_flops": everything,
+        "data_gradient_share": total["dgrad"] / everything if everything else 0.0,
+        "layers": layers,
+    }
+
+
+def _layers_as_text(layers: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a line per layer with the FLOPs of its products, and the data gradient's share of the layer and of all."""
+    everything = sum(sum(flops.values()) for flops in layers.values())
+    width = max(map(len, layers), default=0)
+    heads = ("forward", "dgrad", "wgrad", "dgrad of layer", "dgrad of all")
+    lines = [
+        "layers (MFLOPs of one image's training):",
+        f"  {'':{width}}  {'  '.join(f'{head:>14}' for head in heads)}",
+    ]
+    for name, flops in layers.items():
+        shares = (flops["dgrad"] / max(sum(flops.values()), 1), flops["dgrad"] / everything)
+        cells = [f"{value / 1e6:14,.2f}" for value in flops.values()] + [f"{100 * share:12.2f} %" for share in shares]
+        lines.append(f"  {name:{width}}  {'  '.join(cells)}")
+    return lines
 
 
 def as_text(found: dict[str, Any]) -> str:
@@ -232,6 +276,10 @@ def as_text(found: dict[str, Any]) -> str:
                 lines.append(
                     f"in parentheses: values that presets of task {value} change (--task selects another task)"
                 )
+        elif key == "data_gradient_share":
+            lines.append(f"share of the data gradient: {100 * value:.2f} % of training FLOPs")
+        elif key == "layers":
+            lines += _layers_as_text(value)
         elif key == "not_counted":
             lines += [f"not counted: {item}" for item in value]
         elif key == "parts":

@@ -7,6 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+import torchvision
+from torch.utils.flop_counter import FlopCounterMode
 from toy_suite import ROOT, pdt
 
 from suite import registry
@@ -119,6 +122,28 @@ def test_describe_a_model(capsys):
     assert model["name"] == "resnet9[width=0.25]"
     assert model["input_shape"] == [3, 32, 32]
     assert model["inference_flops"] == 2 * model["macs"] > 2 * model["params"] > 0
+
+
+def test_the_data_gradient_of_resnet18_at_224_px(capsys):
+    """The total is that of torch's own counter for one step of torchvision's network; the first layer has none."""
+    assert cli.main(["describe", "resnet18", "--layers", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["input_shape"] == [3, 224, 224]
+    with FlopCounterMode(display=False) as counter:
+        torchvision.models.resnet18()(torch.zeros(1, 3, 224, 224)).sum().backward()
+    assert found["training_flops"] == counter.get_total_flops()
+    layers = found["layers"]
+    assert len(layers) == 21
+    assert layers["conv1"] == {"forward": 236_027_904, "dgrad": 0, "wgrad": 236_027_904}
+    assert all(len(set(flops.values())) == 1 for name, flops in layers.items() if name != "conv1")
+    assert sum(flops["dgrad"] for flops in layers.values()) == 3_392_118_784
+    assert found["data_gradient_share"] == pytest.approx(0.31856, abs=1e-5)
+    assert cli.main(["describe", "resnet18", "--layers"]) == 0
+    text = capsys.readouterr().out
+    assert "share of the data gradient: 31.86 % of training FLOPs" in text
+    assert re.search(r"^  layer4\.1\.branch\.conv2 +231\.21 +231\.21 +231\.21 +33\.33 % +2\.17 %$", text, re.MULTILINE)
+    assert cli.main(["describe", "sdgp", "--layers"]) == 2
+    assert "--layers is for models, and 'sdgp' is a method" in capsys.readouterr().err
 
 
 def test_describe_names_what_the_flops_leave_out(folder, capsys, forget_toys):

@@ -42,6 +42,7 @@ WRITTEN = (
     "report.html",
     "report.md",
     "time.json",
+    "profile.json",
     "tune.json",
 )
 
