@@ -1,26 +1,26 @@
 """Random twins: the same amount is pruned at the same time, and what is pruned depends on the seed alone."""
 
-import pandas as pd
 import pytest
 import torch
 from small_clicktrain import Run, stages
 from small_prunetrain import decide, kill, start, train
+from small_trials import train as train_trial
 
 from methods.clicktrain import ClickTrain
 from methods.oneshot import OneShot
 from methods.prunetrain import PruneTrain
 from methods.ssl import SSL
-from suite.command import cli
 from suite.method import OtherTrial, ReconfigPlan
+from suite.runs.folder.records import read_record
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec
 
 PRUNED = {"ratio": 0.5, "threshold": 7e-2}
 
 
-def trained(others=None, seed=0, **parameters):
+def trained(others=None, **parameters):
     """Train four epochs by PruneTrain; return the sizes of the spaces after each, the plans, and their epochs."""
-    _, _, hooks, optimizer = start(others=others, seed=seed, **PRUNED, **parameters)
+    _, _, hooks, optimizer = start(others=others, **PRUNED, **parameters)
     sizes, epochs = [], []
     for epoch in range(4):
         train(hooks, optimizer, 10, seed=10 * epoch)
@@ -43,25 +43,26 @@ def test_prunetrain_s_twin_removes_as_many_channels_of_each_space_after_the_same
     assert [plan.kept.keys() for plan in twin_plans] == [plan.kept.keys() for plan in plans]
     assert [plan.removed_branches for plan in twin_plans] == [plan.removed_branches for plan in plans]
     assert twin_plans != plans
-    assert trained(others, **parameters, selection="random")[1] == twin_plans
-    assert trained(others, seed=1, **parameters, selection="random")[1] != twin_plans
 
 
-def test_every_channel_may_go_whatever_its_weights():
+def test_every_channel_may_go_whatever_its_weights_and_the_seed_decides():
     """Half of the channels are dead, and remain as often as the others."""
     name = PruneTrain(interval=1, threshold=1e-2, selection="random").depends_on()[0]
     half = OtherTrial((ReconfigPlan(kept={"reduce.conv": list(range(8))}),), 1.0, epochs=(1,))
-    dead = 0
-    for seed in range(20):
+    drawn = []
+    for seed in (*range(10), 9):
         model, _, hooks, _ = start(others={name: half}, seed=seed, selection="random")
         for index in range(8):
             kill(model, hooks.ctx.spaces, "reduce.conv", index, 1e-3)
         (kept,) = decide(hooks).kept.values()
         assert len(kept) == 8
-        dead += sum(index < 8 for index in kept)
+        drawn.append(kept)
         for index in set(range(16)) - set(kept):
             assert not model.reduce.conv.weight[index].any()
-    assert 60 < dead < 100  # of 160; six standard deviations of a hypergeometric sum are 27
+    assert drawn[9] == drawn[10]
+    assert len(set(map(tuple, drawn))) == 10
+    dead = sum(index < 8 for kept in drawn[:10] for index in kept)
+    assert 20 < dead < 60  # of 80; six standard deviations of a hypergeometric sum are 20
 
 
 def test_a_trial_that_does_not_say_when_it_was_cut_is_refused():
@@ -150,11 +151,14 @@ def test_clicktrain_s_twin_takes_all_blocks_equally_often():
 
 
 def test_trials_of_prunetrain_and_its_twin_cost_the_same(tmp_path):
-    sizes = ["--set", "recipe.train_images=192", "--set", "recipe.test_images=50", "--epochs", "2"]
-    where = ["--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32", "--out", f"{tmp_path}/o"]
-    assert cli.main(["--methods", "prunetrain,prunetrain[selection=random]", *sizes, *where]) == 0
-    table = pd.read_csv(tmp_path / "o" / "results.csv").fillna({"variant": ""}).set_index("variant")
-    own, twin = table.loc[""], table.loc["selection=random"]
+    """Also after the twin reads from the other trial's folder what was removed, and when."""
+    sizes = {"epochs": 2, "train_images": 192, "test_images": 50}
+    results = []
+    for trial in planned("prunetrain,prunetrain[selection=random]", overrides=sizes):
+        folder = tmp_path / "trials" / trial.trial_id
+        train_trial(folder, trial)
+        results.append(read_record(folder)["result"])
+    own, twin = results
     assert own["params"] < own["params_dense"]
     for column in ("params", "inference_flops", "train_flops_current", "train_flops_executed"):
         assert own[column] == twin[column]
