@@ -40,9 +40,13 @@ def decimals_for_verdict(estimate: Estimate, reference: float, most: int) -> int
     if estimate.half_width is None:
         return decimals
     for finer in range(decimals, decimals + 6):
-        distance = abs(round(estimate.mean, finer) - reference)
         # Rounded decimals are not exact in binary, so distances that differ by less than this count as equal.
-        covered = distance <= round(estimate.half_width, finer) + 10.0 ** -(finer + 2)
+        inexact = 10.0 ** -(finer + 2)
+        if estimate.bounds is not None:
+            covered = round(estimate.low, finer) - inexact <= reference <= round(estimate.high, finer) + inexact
+        else:
+            distance = abs(round(estimate.mean, finer) - reference)
+            covered = distance <= round(estimate.half_width, finer) + inexact
         if covered == estimate.covers(reference):
             return finer
     return decimals
@@ -52,6 +56,8 @@ def interval(
     estimate: Estimate, most: int, *, sign: bool = False, exact: bool = False, reference: float | None = None
 ) -> str:
     """Return a mean with its interval, `91.2 ± 0.5`, or the mean alone if there is no interval.
+
+    An interval that is not symmetric around its mean is written with its ends: `0.91 [0.86, 0.97]`.
 
     Args:
         estimate: Estimate to write.
@@ -63,9 +69,12 @@ def interval(
     decimals = decimals_for(estimate.half_width, most)
     if reference is not None:
         decimals = decimals_for_verdict(estimate, reference, most)
-    mean = signed(estimate.mean, decimals) if sign else plain(estimate.mean, decimals)
+    write = signed if sign else plain
+    mean = write(estimate.mean, decimals)
     if estimate.half_width is None or (exact and f"{estimate.half_width:.{most}f}" == f"{0:.{most}f}"):
         return mean
+    if estimate.bounds is not None:
+        return f"{mean} [{write(estimate.low, decimals)}, {write(estimate.high, decimals)}]"
     return f"{mean} ± {estimate.half_width:.{decimals}f}"
 
 

@@ -243,7 +243,7 @@ def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:
     combine = "difference" if one.against == "difference" else "ratio"
     quantity = paired(values, by_seed(dense, one.column), combine, reason)
     if one.against == "saving" and isinstance(quantity, Estimate):
-        return Estimate(1 - quantity.mean, quantity.half_width, quantity.count)
+        return quantity.complement()
     return quantity
 
 

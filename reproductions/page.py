@@ -96,7 +96,7 @@ def write(folder: Path, reproduced: ReproductionPage) -> list[Path]:
 
 
 def to_csv(comparisons: Sequence[Comparison]) -> str:
-    """Return the lines as CSV: numbers in the unit of the line, `interval` as half-width, empty if missing."""
+    """Return the lines as CSV: numbers in the unit of the line, `interval` as half of its length, empty if missing."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -224,7 +224,11 @@ def _table(caption: str, lines: Sequence[Comparison]) -> Table | None:
     columns = (
         Column("Quantity", numeric=False),
         Column("Published"),
-        Column("Ours", note="± is the half-width of the 95 % t-interval over seeds; differences are paired by seed."),
+        Column(
+            "Ours",
+            note="± is the half-width of the 95 % t-interval over seeds; differences are paired by seed. Ratios are "
+            "geometric means, with the interval of their logarithms in brackets.",
+        ),
         Column("Ours minus published"),
         Column("Interval covers published", numeric=False, note=COVERED),
         Column("Seeds"),

@@ -4,9 +4,9 @@
 2. Accuracy: if the 95 % interval of the paired difference to dense covers 0, the accuracy is "not distinguishable from
    dense"; otherwise it is so many points "above" or "below". A difference that is not certain, since it is one of many
    comparisons, is marked as such. For one seed the sentence says that there is no interval.
-3. Training time: the mean of the paired ratios. If its interval covers 1, it is "not distinguishable from dense";
-   otherwise "longer" or "shorter", marked in the same way. A time that is shorter than the effective FLOPs explain, and
-   a disturbed time, are marked as such.
+3. Training time: the geometric mean of the paired ratios. If its interval covers 1, it is "not distinguishable from
+   dense"; otherwise "longer" or "shorter", marked in the same way. A time that is shorter than the effective FLOPs
+   explain, and a disturbed time, are marked as such.
 4. Training FLOPs: "executed" refers only to what kernels computed. Multiply-adds that could have been skipped but were
    not are stated in the conditional: a saving that the hardware did not realise is never stated in the past tense.
 5. The final model: inference FLOPs of its shapes, and the share that hardware could skip because weights are zero.
@@ -23,7 +23,7 @@ from reports.content.model import Headline
 from reports.data.disturbed_times import DISTURBED
 from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.method_rows import MethodRow
-from reports.formatting import decimals_for_verdict, duration_interval, interval, percent, ratio
+from reports.formatting import duration_interval, interval, percent, ratio
 
 _NEGLIGIBLE = 0.005
 # A training may be shorter than its effective FLOPs by this share before the sentence points to other causes.
@@ -120,8 +120,7 @@ def _uncertain(row: MethodRow, certain: bool) -> str:
 
 def _unexplained(row: MethodRow, times: Estimate) -> str:
     effective = row.flops_ratio["effective"]
-    longest = times.mean + (times.half_width or 0.0)
-    if isinstance(effective, Missing) or longest >= min(1.0, effective.mean) - _EXPLAINED:
+    if isinstance(effective, Missing) or times.high >= min(1.0, effective.mean) - _EXPLAINED:
         return ""
     return " (less than its FLOPs explain: expect other causes, such as load on the machine)"
 
@@ -138,7 +137,7 @@ def _training_flops(row: MethodRow) -> list[str]:
     executed, effective, current = (row.flops_ratio[kind] for kind in ("executed", "effective", "current"))
     if isinstance(executed, Missing):
         return ["executed training FLOPs were not recorded"]
-    saved = _difference(Estimate(1.0, None, executed.count), executed)
+    saved = executed.complement()
     clauses = []
     if abs(saved.mean) >= _NEGLIGIBLE:
         clauses.append(f"executed {_share(saved)} training FLOPs than the dense network needs")
@@ -159,7 +158,7 @@ def _final_model(row: MethodRow) -> list[str]:
     if isinstance(inference, Missing):
         return []
     clauses = []
-    saved = _difference(Estimate(1.0, None, inference.count), inference)
+    saved = inference.complement()
     if abs(saved.mean) >= _NEGLIGIBLE:
         clauses.append(f"the final model needs {_share(saved)} inference FLOPs")
     if isinstance(effective, Estimate) and inference.mean - effective.mean >= _NEGLIGIBLE:
@@ -168,17 +167,11 @@ def _final_model(row: MethodRow) -> list[str]:
     return clauses
 
 
-def _difference(one: Estimate, other: Estimate) -> Estimate:
-    return Estimate(one.mean - other.mean, other.half_width, other.count)
-
-
 def _share(saved: Estimate) -> str:
-    """Write a saving as `23 ± 4 % fewer` or `12 % more`, in whole percents, without an interval that rounds to 0."""
-    share = Estimate(abs(saved.mean), saved.half_width, saved.count).scaled(100)
+    """Write a saving as `23 [19, 27] % fewer` or `12 % more`, in whole percents; an interval of 0 is left out."""
+    share = saved.scaled(100 if saved.mean > 0 else -100)
     word = "fewer" if saved.mean > 0 else "more"
     if share.half_width is None or round(share.half_width) == 0:
         return f"{share.mean:.0f} % {word}"
-    if share.covers(0):
-        decimals = decimals_for_verdict(share, 0, 0)
-        return f"{share.mean:.{decimals}f} ± {share.half_width:.{decimals}f} % {word} (an interval that covers 0)"
-    return f"{interval(share, 0, reference=0)} % {word}"
+    text = f"{interval(share, 0, reference=0)} % {word}"
+    return f"{text} (an interval that covers 0)" if share.covers(0) else text

@@ -15,6 +15,7 @@ from reports.data.verdict import Finding, is_dense
 from suite.runs.folder.columns import COLUMNS
 
 _INTERVAL = "± is the half-width of the 95 % confidence interval over seeds."
+_RATIOS = "Geometric mean of the ratios, paired by seed; the 95 % interval in brackets is that of their logarithms."
 _ONE_SEED = "One seed: no interval, so chance cannot be excluded; --seeds 3 gives one."
 _COUNTS = (
     *("train_flops_dense", "train_flops_current", "train_flops_effective", "train_flops_executed"),
@@ -43,7 +44,7 @@ def summary_table(rows: Sequence[MethodRow], found: Sequence[Finding], slug: str
     columns = (
         Column("Method", numeric=False),
         Column("Accuracy", "% (difference to dense, points)", "measured", interval),
-        Column("Training time for equal epochs", "× dense", "measured", f"{timed} Otherwise: the times of the trials."),
+        Column("Training time for equal epochs", "× dense", "measured", f"{timed} Otherwise: the trials. {_RATIOS}"),
         Column("Executed training FLOPs", "× dense", "counted"),
         Column("Inference FLOPs", "× dense", "counted"),
         Column("Verdict at equal time", numeric=False),
@@ -124,7 +125,7 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
             "measured",
             f"Mean over seeds. It includes input pipeline, pruning, regulariser and reconfiguration.{warning}",
         ),
-        Column(COLUMNS["train_time_s"].title, "× dense", "measured", f"Mean of the ratios, paired by seed.{warning}"),
+        Column(COLUMNS["train_time_s"].title, "× dense", "measured", f"{_RATIOS}{warning}"),
         Column("Realised saving of time", "%", "measured", realised + warning),
         Column("Theoretical saving of FLOPs", "%", _SKIPPING, f"1 − effective training FLOPs × dense. {_SKIPS}"),
     )
@@ -177,7 +178,7 @@ def relative_cost_table(rows: Sequence[MethodRow], slug: str, device: str) -> Ta
             COLUMNS["train_flops_executed"].title,
             "× dense",
             "counted",
-            "Relative to the dense network in the same trial.",
+            f"Relative to the dense network in the same trial. {_RATIOS}",
         ),
         Column(COLUMNS["train_flops_effective"].title, "× dense", _SKIPPING, _SKIPS),
         Column(COLUMNS["inference_flops"].title, "× dense", "counted", "From the shapes of the final model."),
@@ -239,7 +240,7 @@ def _cell(quantity: Quantity, expected: int, write: Callable[[Estimate], str]) -
 def _saving(quantity: Quantity) -> Quantity:
     if isinstance(quantity, Missing):
         return quantity
-    return Estimate(1 - quantity.mean, quantity.half_width, quantity.count)
+    return quantity.complement()
 
 
 def _whole_percent(value: Estimate, *, exact: bool = False) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 CONFIDENCE = 0.95
 # Values that differ by no more than this share count as equal: subtraction and division round.
 _ROUNDING = 1e-12
+_LARGEST_EXPONENT = 600.0  # beyond any measurement, and finite
 
 
 @dataclass(frozen=True)
@@ -19,23 +20,52 @@ class Estimate:
 
     Attributes:
         mean: Mean of one value per seed.
-        half_width: Half-width of the 95 % t-interval of the mean. `None` for one seed, and where all seeds have the
-            same value: this shows how coarse the values are, not how certain the mean is.
+        half_width: Half of the length of the 95 % t-interval. `None` for one seed, and where all seeds have the same
+            value: this shows how coarse the values are, not how certain the mean is.
         count: Number of seeds.
+        bounds: Ends of an interval that is not symmetric around the mean; `None` if they are `mean ± half_width`.
     """
 
     mean: float
     half_width: float | None
     count: int
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval; the mean without an interval."""
+        return self.bounds[0] if self.bounds is not None else self.mean - (self.half_width or 0.0)
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval; the mean without an interval."""
+        return self.bounds[1] if self.bounds is not None else self.mean + (self.half_width or 0.0)
 
     def covers(self, value: float) -> bool:
         """Return whether the interval, ends included, contains `value`. Without an interval this is always true."""
+        if self.bounds is not None:
+            return self.low <= value <= self.high
         return self.half_width is None or abs(self.mean - value) <= self.half_width
 
     def scaled(self, factor: float) -> Estimate:
         """Return the same estimate in another unit, for example a fraction in percent."""
         half_width = None if self.half_width is None else self.half_width * abs(factor)
-        return Estimate(self.mean * factor, half_width, self.count)
+        return Estimate(self.mean * factor, half_width, self.count, self._moved(0.0, factor))
+
+    def complement(self) -> Estimate:
+        """Return one minus this estimate: the saving that a ratio of costs means."""
+        return Estimate(1 - self.mean, self.half_width, self.count, self._moved(1.0, -1.0))
+
+    def _moved(self, offset: float, factor: float) -> tuple[float, float] | None:
+        if self.bounds is None:
+            return None
+        low, high = sorted(offset + factor * bound for bound in self.bounds)
+        return low, high
+
+
+@dataclass(frozen=True)
+class Ratio(Estimate):
+    """Geometric mean of one ratio per seed. Its interval is that of the logarithms, transformed back."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +91,28 @@ def estimate(values: Sequence[float], reason: str) -> Quantity:
     return Estimate(mean, _t_quantile(len(values) - 1) * error, len(values))
 
 
+def ratio_estimate(ratios: Sequence[float], reason: str) -> Quantity:
+    """Return the geometric mean of one ratio per seed with its interval, or `Missing(reason)` if there are none.
+
+    The interval is the 95 % t-interval of the logarithms, transformed back: twice as long and half as long are equally
+    far from 1, and no end is negative.
+
+    Args:
+        ratios: Numbers above 0.
+        reason: Reason to report if there are no values.
+    """
+    if not ratios:
+        return Missing(reason)
+    logarithms = [math.log(value) for value in ratios]
+    mean = math.fsum(logarithms) / len(ratios)
+    error = float(np.std(logarithms, ddof=1)) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
+    if error <= _ROUNDING:  # of a logarithm: relative to the ratio
+        return Ratio(math.exp(mean), None, len(ratios))
+    half_width = _t_quantile(len(ratios) - 1) * error
+    low, high = (math.exp(min(mean + side, _LARGEST_EXPONENT)) for side in (-half_width, half_width))
+    return Ratio(math.exp(mean), (high - low) / 2, len(ratios), (low, high))
+
+
 def _t_quantile(degrees_of_freedom: int) -> float:
     """Return the quantile of Student's t distribution that bounds a two-sided interval."""
     # Imported here because SciPy takes half a second to load, and a report of one seed has no intervals.
@@ -73,6 +125,8 @@ def paired(
     values: Mapping[int, float], baseline: Mapping[int, float], combine: str, reason: str = "not measured"
 ) -> Quantity:
     """Return mean and interval of `values - baseline` or `values / baseline`, paired by seed.
+
+    A ratio has a geometric mean (`ratio_estimate`).
 
     Args:
         values: One value per seed.
@@ -89,7 +143,9 @@ def paired(
         return estimate([values[seed] - baseline[seed] for seed in seeds], reason)
     if combine == "ratio":
         usable = [seed for seed in seeds if baseline[seed] > 0]
-        return estimate([values[seed] / baseline[seed] for seed in usable], "the value of dense is 0")
+        if any(values[seed] <= 0 for seed in usable):
+            return Missing("a value is 0, so that ratios have no geometric mean")
+        return ratio_estimate([values[seed] / baseline[seed] for seed in usable], "the value of dense is 0")
     raise ValueError(f"combine is '{combine}'; known: difference, ratio")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from reports.data.disturbed_times import is_disturbed
-from reports.data.estimates import Estimate, Missing, Quantity, estimate, mean_of, paired
+from reports.data.estimates import Estimate, Missing, Quantity, Ratio, estimate, mean_of, paired
 from reports.data.groups import BASELINE, Look, TrialGroup, label, seed_of
 from reports.data.records import Trial
 from reports.data.significance import holm, p_value
@@ -35,7 +35,7 @@ class MethodRow:
         accuracy: Test accuracy as a fraction.
         accuracy_difference: Test accuracy minus that of dense, paired by seed.
         train_time: Training time in seconds.
-        time_ratio: Training time over that of dense, paired by seed.
+        time_ratio: Training time over that of dense, paired by seed; like all ratios here, a geometric mean.
         flops: Training FLOPs by kind: dense, current, effective, executed.
         flops_ratio: The same over the FLOPs of the dense network.
         inference_ratio: Inference FLOPs of the final model over those of the dense network.
@@ -204,7 +204,7 @@ def not_measured(column: str) -> str:
 
 def _without_interval(quantity: Quantity, is_baseline: bool) -> Quantity:
     # Dense over dense is 1 by definition. An interval of width 0 would look like a measurement.
-    return Estimate(quantity.mean, None, quantity.count) if is_baseline and isinstance(quantity, Estimate) else quantity
+    return Ratio(quantity.mean, None, quantity.count) if is_baseline and isinstance(quantity, Estimate) else quantity
 
 
 def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:

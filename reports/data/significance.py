@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from reports.data.estimates import CONFIDENCE, Estimate, Quantity
+from reports.data.estimates import CONFIDENCE, Estimate, Quantity, Ratio
 
 Side = Literal["above", "below", "either"]
 MOST_SEEDS = 100
@@ -20,7 +20,7 @@ def p_value(quantity: Quantity, reference: float, side: Side) -> float:
     """Return the p-value of the hypothesis that a mean is not above, not below, or not different from a reference.
 
     Args:
-        quantity: A mean over seeds.
+        quantity: A mean over seeds; a `Ratio` is tested on the logarithmic scale.
         reference: The value that it is compared with.
         side: What a small p-value shows: that the mean is `above` the reference, `below` it, or `either`.
 
@@ -32,8 +32,11 @@ def p_value(quantity: Quantity, reference: float, side: Side) -> float:
     from scipy.special import stdtr, stdtrit  # takes half a second to import
 
     freedom = quantity.count - 1
-    error = quantity.half_width / float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
-    distance = (quantity.mean - reference) / error
+    mean, half_width = quantity.mean, quantity.half_width
+    if isinstance(quantity, Ratio):
+        mean, reference, half_width = math.log(mean), math.log(reference), math.log(quantity.high / mean)
+    error = half_width / float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    distance = (mean - reference) / error
     if side == "either":
         return 2 * float(stdtr(freedom, -abs(distance)))
     return float(stdtr(freedom, -distance if side == "above" else distance))
