@@ -55,7 +55,8 @@ def page(
         seconds = cost * generator.normal(1.0, time_spread)
         numbers = {"seed": seed, "epochs": epochs, "test_accuracy": accuracy, "train_time_s": 100 * seconds}
         flops = {f"train_flops_{kind}": 1e12 * cost for kind in ("current", "effective", "executed")}
-        return Trial({"method": method, "status": "done"}, {**numbers, **flops, "train_flops_dense": 1e12})
+        spec = {"recipe": {"epochs": epochs}}
+        return Trial({"method": method, "status": "done"}, {**numbers, **flops, "train_flops_dense": 1e12}, spec)
 
     lengths = ((EPOCHS, 0.0), (BUDGET, budget_loss))
     trials = [trial("dense", seed, ACCURACY - less, count, 1.0) for seed in range(seeds) for count, less in lengths]

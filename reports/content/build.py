@@ -91,7 +91,9 @@ def _group(
     targets: TargetRequest,
     profiles: Sequence[GroupProfiles],
 ) -> Group:
-    rows = method_rows(group, drawn_as)
+    # Groups that compare nothing make no claims.
+    claiming = max(1, sum(len({label(trial) for trial in one.trials}) > 1 for one in groups))
+    rows = method_rows(group, drawn_as, claiming)
     title, setting = _titles(group, groups)
     curve = budget_curve(group)
     device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
@@ -105,7 +107,7 @@ def _group(
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
-        verdict=None if is_smoke else verdict(rows, curve, device, epochs(group), declared),
+        verdict=None if is_smoke else verdict(rows, curve, device, epochs(group), declared, claiming),
         headlines=headlines(rows, setting),
         remarks=(
             *((smoke,) if is_smoke else ()),
@@ -123,7 +125,7 @@ def _group(
         tradeoff_figures=tuple(tradeoffs),
         curve_figures=tuple(curves),
         missing_figures=(*missing_tradeoffs, *missing_curves),
-        summary=summary_table(rows, () if is_smoke else findings(rows, curve, declared[-1]), slug, title),
+        summary=summary_table(rows, () if is_smoke else findings(rows, curve, declared[-1], claiming), slug, title),
         sections=(
             *target_sections(group, rows, targets, declared[-1], slug, default=not is_smoke),
             *why_sections(group, rows, profiles, slug),

@@ -22,7 +22,12 @@ _AT = {"time": "at the same measured training time", "flops": "at the same execu
 
 
 def verdict(
-    rows: Sequence[MethodRow], curve: BudgetCurve, device: str, epochs: float, margins: Sequence[float]
+    rows: Sequence[MethodRow],
+    curve: BudgetCurve,
+    device: str,
+    epochs: float,
+    margins: Sequence[float],
+    groups: int = 1,
 ) -> Verdict | None:
     """Return the verdict about the methods of a group; `None` if there is none to compare with dense.
 
@@ -32,11 +37,12 @@ def verdict(
         device: Device of the group, `cpu` or `cuda`.
         epochs: Number of epochs of the group; 0 if it is not known.
         margins: Margins that the commands of the folder declared, in order; the last one applies.
+        groups: Number of groups on the page that make claims.
     """
     methods = [row for row in rows if not is_dense(row)]
     if not methods:
         return None
-    found = findings(rows, curve, margins[-1])
+    found = findings(rows, curve, margins[-1], groups)
     length = f"{epochs:g} {'epoch' if epochs == 1 else 'epochs'}" if epochs else "these epochs"
     seeds = [one.gain.count for one in found if one.outcome != "none" and isinstance(one.gain, Estimate)]
     with_seeds = f" and {min(seeds)} seeds" if seeds else ""

@@ -64,7 +64,8 @@ def fold_budgets(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
     """Move groups of dense trainings for fewer epochs into the groups whose methods they are compared with.
 
     Args:
-        groups: Groups of comparable trials. Two of them may differ only in the number of epochs.
+        groups: Groups of comparable trials. Two of them may differ only in the number of epochs. Groups whose recipe is
+            not known, because only their rows in the table are left, are not moved.
 
     Returns:
         The groups that remain, in order, each with the dense trainings for fewer epochs in `budgets`.
@@ -104,7 +105,8 @@ def _is_budget(other: TrialGroup, group: TrialGroup) -> bool:
         and len(names) > 1
         and all(other.key[name] == group.key[name] for name in group.key if name not in _MAY_DIFFER)
         and 0 < epochs(other) < epochs(group)
-        and _without_epochs(other) == _without_epochs(group)
+        and (ours := _without_epochs(group)) is not None
+        and _without_epochs(other) == ours
     )
 
 
@@ -113,6 +115,8 @@ def epochs(group: TrialGroup) -> float:
     return float(group.key["epochs"] or 0)
 
 
-def _without_epochs(group: TrialGroup) -> dict[str, Any]:
-    recipe = json.loads(group.key["recipe"]) if group.key["recipe"] else {}
-    return {name: value for name, value in recipe.items() if name != "epochs"}
+def _without_epochs(group: TrialGroup) -> dict[str, Any] | None:
+    """Return the recipe without its epochs; `None` if it is not known, since anything else could differ too."""
+    if not group.key["recipe"]:
+        return None
+    return {name: value for name, value in json.loads(group.key["recipe"]).items() if name != "epochs"}

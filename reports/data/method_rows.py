@@ -15,8 +15,8 @@ from suite.runs.folder.times import MethodTime
 FLOPS = ("dense", "current", "effective", "executed")
 
 NOT_MEASURED = Missing("not measured")
-# A group without any difference makes a false claim with a probability of at most 5 %: half of it for these, half for
-# the verdict.
+# A page without any difference makes a false claim with a probability of at most 5 %: half of it for these, half for
+# the verdict. Groups share it equally, so that what is claimed about one does not depend on the results of another.
 LEVEL = 0.025
 
 
@@ -43,7 +43,7 @@ class MethodRow:
         params_ratio: Parameters of the final model over those of the dense network.
         accuracy_is_certain: Whether the accuracy is shown to differ from dense's, as one of many claims (`certain`).
         time_is_certain: The same for the training time.
-        claims: Number of these claims.
+        claims: Number of claims that a page with so many groups of this size makes.
         timed: Training time over that of dense from the time pass; `None` if it was not run.
         time_is_disturbed: Whether the time of one of the trials is disturbed.
         ratio_is_disturbed: Whether that holds for one of the trials or one of dense's.
@@ -91,12 +91,13 @@ class MethodRow:
         return ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses)))
 
 
-def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]:
+def method_rows(group: TrialGroup, looks: Mapping[str, Look], groups: int = 1) -> list[MethodRow]:
     """Return one row per method and variant, in the order of `ranked`.
 
     Args:
         group: Trials that may be compared.
         looks: How each label is drawn (`reports.data.groups.looks`). It is the same in the whole report.
+        groups: Number of groups on the page.
     """
     members: dict[str, list[Trial]] = {}
     for trial in group.trials:
@@ -105,19 +106,24 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]
     rows = [
         replace(_row(name, looks[name], trials, dense), timed=group.times.get(name)) for name, trials in members.items()
     ]
-    return ranked(certain(rows))
+    return ranked(certain(rows, groups))
 
 
-def certain(rows: Sequence[MethodRow]) -> list[MethodRow]:
+def certain(rows: Sequence[MethodRow], groups: int = 1) -> list[MethodRow]:
     """Decide which rows differ from dense in accuracy and time.
 
-    The claims about all rows are t-tests, corrected together by Holm's method at `LEVEL`: without any difference, a
-    group makes a false claim with at most this probability.
+    The claims about all rows are t-tests, corrected together by Holm's method at `LEVEL` divided by the number of
+    groups: without any difference, a page makes a false claim with at most the probability `LEVEL`. Rows of controls
+    count like those of methods, since each has a sentence that says whether it differs from dense.
+
+    Args:
+        rows: Rows of one group.
+        groups: Number of groups on the page.
     """
     compared = [row for row in rows if not row.is_baseline]
     accuracy = [p_value(row.accuracy_difference, 0.0, "either") for row in compared]
     times = [p_value(row.time_ratio, 1.0, "either") for row in compared]
-    shown = iter([value <= LEVEL for value in holm([*accuracy, *times])])
+    shown = iter([value <= LEVEL / groups for value in holm([*accuracy, *times])])
     differs = {row.label: next(shown) for row in compared}
     longer = {row.label: next(shown) for row in compared}
     return [
@@ -125,7 +131,7 @@ def certain(rows: Sequence[MethodRow]) -> list[MethodRow]:
             row,
             accuracy_is_certain=differs.get(row.label, False),
             time_is_certain=longer.get(row.label, False),
-            claims=2 * len(compared),
+            claims=2 * len(compared) * groups,
         )
         for row in rows
     ]

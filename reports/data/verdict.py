@@ -9,8 +9,10 @@ The rules, which depend on no method's name:
    of the gain's spread. A method that costs more than dense is compared with the whole dense training, which costs
    less: this can show that it does not pay, but never that it pays.
 2. A method *pays* if its gain is shown to be above 0. It *does not pay* if its gain is shown to be below the margin.
-   Both are one-sided t-tests, corrected by Holm's method over all methods and both costs, each at `LEVEL`. Otherwise
-   the outcome is *undecided*, with the number of seeds that would decide if mean and spread stayed as they are.
+   Both are one-sided t-tests, corrected by Holm's method over all methods of a group and both costs, each at `LEVEL`
+   divided by the number of groups on the page. Controls such as random twins count as methods, since the page says of
+   them, too, whether they pay. Otherwise the outcome is *undecided*, with the number of seeds that would decide if
+   mean and spread stayed as they are.
 3. There is no outcome with fewer than `FEWEST_SEEDS` seeds, for disturbed times, and where dense was not trained for so
    small or so large a share of the cost.
 """
@@ -35,7 +37,7 @@ COSTS: tuple[Cost, ...] = ("time", "flops")
 MARGIN = 0.005  # of commands that do not record one; 0.5 points of accuracy
 FEWEST_SEEDS = 3
 SAME_COST = 0.02  # a cost that is larger than dense's by at most this share counts as the same
-LEVEL = 0.025  # of all claims that a method pays, and of all claims that one does not pay
+LEVEL = 0.025  # of all claims of a page that a method pays, and of all claims that one does not pay
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,14 @@ def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
     return tuple(margin for margin, _ in groupby(found)) or (MARGIN,)
 
 
-def findings(rows: Sequence[MethodRow], curve: BudgetCurve, margin: float) -> list[Finding]:
+def findings(rows: Sequence[MethodRow], curve: BudgetCurve, margin: float, groups: int = 1) -> list[Finding]:
     """Return the findings about all methods but dense training itself, for each cost, in the order of the rows.
 
     Args:
         rows: Rows of one group, with the dense trainings among them.
         curve: Dense training for shares of the epochs.
         margin: Smallest gain in accuracy that matters, as a fraction.
+        groups: Number of groups on the page, which share `LEVEL`.
     """
     dense = next((row for row in rows if row.is_baseline), None)
     found = [_gain(row, dense, curve, cost) for row in rows if not is_dense(row) for cost in COSTS]
@@ -91,7 +94,7 @@ def findings(rows: Sequence[MethodRow], curve: BudgetCurve, margin: float) -> li
     above = holm([1.0 if _costs_more(one) else p_value(one.gain, 0.0, "above") for one in tested])
     below = holm([p_value(one.gain, margin, "below") for one in tested])
     outcomes = {
-        id(one): _decided(one, pays, pays_not, margin, len(tested))
+        id(one): _decided(one, pays, pays_not, margin, LEVEL / groups, len(tested))
         for one, pays, pays_not in zip(tested, above, below, strict=True)
     }
     return [outcomes.get(id(one), one) for one in found]
@@ -102,12 +105,12 @@ def is_dense(row: MethodRow) -> bool:
     return row.label.partition("[")[0] == "dense"
 
 
-def _decided(finding: Finding, above: float, below: float, margin: float, claims: int) -> Finding:
+def _decided(finding: Finding, above: float, below: float, margin: float, level: float, claims: int) -> Finding:
     gain = finding.gain
     assert isinstance(gain, Estimate)
-    if above <= LEVEL:
+    if above <= level:
         return replace(finding, outcome="pays")
-    if below <= LEVEL:
+    if below <= level:
         return replace(finding, outcome="does not pay")
     # More seeds with the same mean would show that the gain is above 0, or below the margin, or both.
     bounds = [0.0] if gain.mean > 0 and not _costs_more(finding) else []
@@ -115,7 +118,7 @@ def _decided(finding: Finding, above: float, below: float, margin: float, claims
     if not bounds:
         return replace(finding, outcome="none", reason=_not_trained(finding.share))
     # The largest correction of Holm's method, so that the number does not depend on the other methods' outcomes.
-    counts = [seeds_needed(gain, bound, LEVEL / claims) for bound in bounds]
+    counts = [seeds_needed(gain, bound, level / claims) for bound in bounds]
     needed = min((count for count in counts if count is not None), default=None)
     return replace(finding, seeds_needed=needed)
 

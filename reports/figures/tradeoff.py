@@ -109,8 +109,11 @@ def _time_pass_axis() -> _Axis:
 def _time_axis(rows: Sequence[MethodRow]) -> _Axis:
     divisor, unit = formatting.time_scale(_largest(rows, "train_time_s"))
 
-    def spread(row: MethodRow, dense: float) -> float | None:
-        return dense * (_half_width(row.time_ratio) or 0.0) or None
+    def spread(row: MethodRow, dense: float) -> Spread:
+        ratio = row.time_ratio
+        if not isinstance(ratio, Estimate) or ratio.half_width is None:
+            return None
+        return dense * (ratio.mean - ratio.low), dense * (ratio.high - ratio.mean)
 
     title = "Accuracy against measured training time"
     cost = _column("train_time_s", divisor)

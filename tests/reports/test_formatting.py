@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reports import formatting
-from reports.data.estimates import Estimate, Missing, estimate, paired
+from reports.data.estimates import Estimate, Missing, Ratio, estimate, paired
+from reports.data.significance import p_value
 
 
 def test_interval_of_three_seeds_is_the_t_interval_of_a_table() -> None:
@@ -32,10 +35,41 @@ def test_differences_are_paired_by_seed_and_not_by_position() -> None:
     assert (found.mean, found.half_width, found.count) == (0.5, None, 2)
 
 
-def test_ratio_is_the_mean_of_ratios_and_not_the_ratio_of_means() -> None:
-    found = paired({0: 1.0, 1: 30.0}, {0: 2.0, 1: 10.0}, "ratio")
-    assert isinstance(found, Estimate)
-    assert found.mean == pytest.approx((0.5 + 3.0) / 2)
+def test_ratios_have_geometric_means_and_the_intervals_of_their_logarithms() -> None:
+    ours, dense = {0: 1.0, 1: 30.0, 2: 4.0}, {0: 2.0, 1: 10.0, 2: 5.0}
+    found, inverse = paired(ours, dense, "ratio"), paired(dense, ours, "ratio")
+    assert isinstance(found, Ratio)
+    assert isinstance(inverse, Ratio)
+    logarithms = np.log([0.5, 3.0, 0.8])
+    expected = scipy.stats.t.interval(0.95, 2, np.mean(logarithms), scipy.stats.sem(logarithms))
+    assert found.mean == pytest.approx(1.2 ** (1 / 3))
+    assert (found.low, found.high) == pytest.approx(tuple(np.exp(expected)))
+    # Dense relative to the method is the inverse, with its ends.
+    assert (inverse.mean, inverse.low, inverse.high) == pytest.approx((1 / found.mean, 1 / found.high, 1 / found.low))
+    assert p_value(found, 0.7, "above") == pytest.approx(
+        scipy.stats.ttest_1samp(logarithms, np.log(0.7), alternative="greater").pvalue
+    )
+    saving = found.complement().scaled(100)
+    assert (saving.mean, saving.low, saving.high) == pytest.approx(
+        (100 - 100 * found.mean, 100 - 100 * found.high, 100 - 100 * found.low)
+    )
+    assert found.covers(found.low)
+    assert not found.covers(0.99 * found.low)
+
+
+def test_ratios_without_a_spread_or_a_logarithm() -> None:
+    assert paired({0: 0.3, 1: 0.6}, {0: 0.1, 1: 0.2}, "ratio") == Ratio(pytest.approx(3.0), None, 2)
+    assert isinstance(paired({0: 0.0}, {0: 1.0}, "ratio"), Missing)
+    far = paired({0: 1e-30, 1: 1e30, 2: 1e30}, {0: 1e30, 1: 1e-30, 2: 1e30}, "ratio")
+    assert isinstance(far, Ratio)
+    assert math.isfinite(far.high)
+
+
+def test_the_text_of_a_ratio_has_both_ends() -> None:
+    assert formatting.ratio(Ratio(0.912, 0.05, 3, (0.861, 0.968))) == "0.91 [0.86, 0.97]"
+    # More decimals where rounded ends would contradict whether the interval covers 1.
+    assert formatting.ratio(Ratio(0.96, 0.04, 3, (0.92, 0.998))) == "0.960 [0.920, 0.998]"
+    assert formatting.ratio(Ratio(0.5, 1e-9, 3, (0.5, 0.5)), exact=True) == "0.50"
 
 
 def test_no_common_seed_is_missing_and_not_zero() -> None:

@@ -452,3 +452,39 @@ def test_a_loss_of_twice_the_margin_is_found_with_five_seeds() -> None:
     generator = np.random.default_rng(0)
     rows = [row for _ in range(40) for row in page(generator, 5, 5, 0.002, loss=0.01)[0] if not row.is_baseline]
     assert sum(row.accuracy_is_certain for row in rows) >= 0.8 * len(rows)
+
+
+def test_the_groups_of_a_page_share_the_probability_of_a_false_claim(suite: Any) -> None:
+    """A loss that one group shows alone is not certain where a second group makes claims too."""
+    losses = (-0.46, -0.555, -0.65)
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "quick", losses, time=1.0)
+    difference = estimate([loss / 100 for loss in losses], "")
+    p = p_value(difference, 0.0, "either")
+    assert 0.025 / 2 / 2 < p <= 0.025 / 2  # two claims in each group; corrected for one group, and not for two
+    alone = group_of(suite)
+    assert "points below dense;" in alone.headlines[1].text
+    for method in ("dense", "slow"):
+        for seed in range(3):
+            suite.add(method, seed, accuracy=DENSE[seed], time=300.0 + seed, hardware_id="99999999")
+    first, _ = build(read(suite.write())).groups
+    assert "points below dense (not certain, as one of 4 comparisons)" in first.headlines[1].text
+    # Nothing is claimed about a group with dense alone, so that it does not count.
+    for row in list(suite.rows):
+        if row["method"] == "slow":
+            suite.rows.remove(row)
+    first, _ = build(read(suite.write())).groups
+    assert "points below dense;" in first.headlines[1].text
+
+
+def test_dense_trainings_of_unknown_recipes_are_no_budget(suite: Any) -> None:
+    """Only the table is left: the trainings for 4 epochs may have had another learning rate."""
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "quick", (-0.3, -0.28, -0.32), time=0.8)
+    for seed in range(3):
+        suite.add("dense", seed, accuracy=60.0, time=1.0, epochs=4, recipe={"epochs": 4})
+    assert len(build(read(suite.write())).groups) == 1
+    shutil.rmtree(suite.folder / "trials")
+    first, second = build(read(suite.folder)).groups
+    assert "dense was not trained for 0.80" in first.verdict.sentence
+    assert "recipe not recorded" in second.title
