@@ -76,7 +76,7 @@ def _time_cell(row: MethodRow) -> Cell:
     if timed is not None:
         return Cell(f"{timed.ratio:.3f} [{timed.low:.3f}, {timed.high:.3f}] (time pass)", value=timed.ratio)
     if row.is_baseline:
-        return _cell(row.time_ratio, row.seeds, lambda value: "1")
+        return _cell(row.time_ratio, row.seeds, formatting.ratio)
     disturbed = ", disturbed" if row.ratio_is_disturbed else ""
     return _cell(row.time_ratio, row.seeds, lambda value: f"{formatting.ratio(value)} (trials{disturbed})")
 
