@@ -17,7 +17,20 @@ from typing import Any
 from suite import registry
 from suite.errors import UsageError, nearest
 
-VERBS = ("run", "list", "describe", "check", "report", "time", "profile", "tune", "export", "merge", "reproduce")
+VERBS = (
+    "run",
+    "list",
+    "describe",
+    "check",
+    "report",
+    "time",
+    "profile",
+    "tune",
+    "export",
+    "merge",
+    "compare",
+    "reproduce",
+)
 LONGEST_WORD = 300  # characters; longer words of a message are shortened. File names are shorter.
 
 
@@ -99,6 +112,10 @@ def _function(verb: str) -> Callable[[Sequence[str]], int]:
         from suite.command.export import export
 
         return export
+    if verb == "compare":
+        from suite.command.folders.compare import compare
+
+        return compare
     if verb == "merge":
         from suite.command.folders.merge import merge
 

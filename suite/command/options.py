@@ -152,6 +152,7 @@ def run_parser() -> Parser:
         "  tune LIST        choose parameters on validation images, with equal budgets\n"
         "  export DIR DEST  copy a suite without models and logs, to share or commit it\n"
         "  merge A B -o DIR collect the trials of several folders in a new one\n"
+        "  compare A B      what differs between two folders: accuracy, time, FLOPs, settings, versions\n"
         "  reproduce NAME   repeat a table or figure of a paper and compare the numbers",
         epilog=EXAMPLES.format(program=program_name()),
     )

@@ -1,0 +1,238 @@
+"""Compares two folders of trials, for example before and after a change of the code, the machine or a version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reports import formatting
+from reports.content.model import Cell, Column, Table, missing_cell, quantity_cell
+from reports.content.provenance import flatten
+from reports.data.disturbed_times import is_disturbed, mark_disturbed
+from reports.data.estimates import Estimate, Missing, Quantity, paired
+from reports.data.groups import column_text, label, seed_of
+from reports.data.method_rows import by_seed, not_measured
+from reports.data.records import Records, Trial
+
+SAME = ("task", "model", "preset", "epochs")
+"""What trials that are compared have in common, besides the method with its parameters and the seed."""
+MACHINE = ("hardware_id", "threads", "torch")
+_SETTINGS = ("recipe", "parameters", "data_copy", "method_version", "device", "dtype", "processes")
+_PROVENANCE = ("hardware_id", "hardware", "software", "settings", "git", "kernels")
+_COLUMNS = (*MACHINE, "dtype", "data_copy", "batch_size", "execution")  # known even if only the table is left
+_NOT_SETTINGS = ("data_copy.path", "data_copy.note")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One method on one task and model, in the second folder relative to the first.
+
+    Attributes:
+        names: Texts of `SAME`.
+        label: Method with its parameters.
+        seeds: Seeds that are done in the first folder, in the second, and in both.
+        accuracy: Test accuracy in the second minus that in the first, paired by seed, as a fraction.
+        time: Training time over that in the first folder, paired by seed.
+        executed: Executed training FLOPs over those in the first folder.
+        effective: The same for effective training FLOPs.
+        comparable: Whether both ran on the same hardware, with the same threads and version of torch.
+        disturbed: Whether one of the times was disturbed.
+        changes: Settings and provenance that differ, with the values in both folders.
+    """
+
+    names: tuple[str, ...]
+    label: str
+    seeds: tuple[int, int, int]
+    accuracy: Quantity
+    time: Quantity
+    executed: Quantity
+    effective: Quantity
+    comparable: bool
+    disturbed: bool
+    changes: Mapping[str, tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two folders.
+
+    Attributes:
+        differences: The methods that both folders have.
+        only: Trials that only the first folder has, and those that only the second has.
+    """
+
+    differences: tuple[Difference, ...]
+    only: tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def compare(first: Records, second: Records) -> Comparison:
+    """Compare the finished trials of two folders, in the order of the first."""
+    sides = [_by_method(records) for records in (first, second)]
+    found = [_difference(key, sides[0][key], sides[1][key]) for key in sides[0] if key in sides[1]]
+    keys = [{(key, seed_of(trial)) for key, trials in side.items() for trial in trials} for side in sides]
+    only = [
+        tuple(trial.name for key, trials in side.items() for trial in trials if (key, seed_of(trial)) not in other)
+        for side, other in zip(sides, reversed(keys), strict=True)
+    ]
+    return Comparison(tuple(found), (only[0], only[1]))
+
+
+def _by_method(records: Records) -> dict[tuple[str, ...], list[Trial]]:
+    found: dict[tuple[str, ...], list[Trial]] = {}
+    for trial in records.trials:
+        if trial.done:
+            found.setdefault((*(column_text(trial, name) for name in SAME), label(trial)), []).append(trial)
+    return found
+
+
+def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[Trial]) -> Difference:
+    seeds = [{seed_of(trial) for trial in trials} for trials in (first, second)]
+    common = seeds[0] & seeds[1]
+    # What differs is that of the trials that are compared.
+    ours, theirs = ([one for one in several if seed_of(one) in common] for several in (first, second))
+
+    def pair(column: str, combine: str) -> Quantity:
+        if not common:
+            return Missing("no seed in common")
+        return paired(by_seed(theirs, column), by_seed(ours, column), combine, not_measured(column))
+
+    machines = {tuple(column_text(trial, name) for name in MACHINE) for trial in (*ours, *theirs)}
+    return Difference(
+        names=key[:-1],
+        label=key[-1],
+        seeds=(len(seeds[0]), len(seeds[1]), len(common)),
+        accuracy=pair("test_accuracy", "difference"),
+        time=pair("train_time_s", "ratio"),
+        executed=pair("train_flops_executed", "ratio"),
+        effective=pair("train_flops_effective", "ratio"),
+        comparable=len(machines) == 1 and all(next(iter(machines))),
+        disturbed=any(map(is_disturbed, (*ours, *theirs))),
+        changes=_changes(ours or first, theirs or second),
+    )
+
+
+def _changes(first: Sequence[Trial], second: Sequence[Trial]) -> dict[str, tuple[str, str]]:
+    """Return the facts whose values differ between two folders. Facts that one of them did not record are left out."""
+    values = [_values(trials) for trials in (first, second)]
+    shared = [name for name in values[0] if name in values[1] and values[0][name] != values[1][name]]
+    texts = [{name: " or ".join(sorted(side[name])) for name in shared} for side in values]
+    return {name: (texts[0][name], texts[1][name]) for name in shared}
+
+
+def _values(trials: Sequence[Trial]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for trial in trials:
+        facts = {name: text for name in _COLUMNS if (text := column_text(trial, name))}
+        facts |= flatten({name: trial.spec[name] for name in _SETTINGS if name in trial.spec})
+        facts |= flatten({name: trial.provenance[name] for name in _PROVENANCE if name in trial.provenance})
+        for name, value in facts.items():
+            if name not in _NOT_SETTINGS:
+                found.setdefault(name, set()).add(value)
+    return found
+
+
+def tables(found: Comparison) -> list[Table]:
+    """Return the tables of a comparison: numbers, what differs, and trials that only one folder has."""
+    several = {names for one in found.differences for names in [one.names]}
+    heads = (
+        Column("Method", numeric=False),
+        Column("Seeds", note="In both folders; in brackets: in the first and in the second."),
+        Column("Accuracy", "points", "measured", "Second folder minus first, paired by seed."),
+        Column(
+            "Training time", "× first", "measured", "Geometric mean of the ratios, paired by seed; the 95 % interval "
+            "in brackets is that of their logarithms. Times of other hardware, threads or versions of torch are not "
+            "comparable."
+        ),
+        Column("Executed FLOPs", "× first", "counted"),
+        Column("Effective FLOPs", "× first", "counted, assumes hardware that skips"),
+    )  # fmt: skip
+    rows = tuple(_row(one, len(several) > 1) for one in found.differences)
+    result = [Table("differences", "Second folder relative to the first", heads, rows)]
+    changed: dict[tuple[str, str, str], list[str]] = {}
+    for one in found.differences:
+        for name, (before, after) in one.changes.items():
+            changed.setdefault((name, before, after), []).append(_name(one, len(several) > 1))
+    if changed:
+        texts = ("Setting or provenance", "First", "Second", "Methods")
+        body = tuple(
+            (
+                Cell(name, code=True),
+                Cell(before),
+                Cell(after),
+                Cell("all" if len(names) == len(rows) else ", ".join(names)),
+            )
+            for (name, before, after), names in changed.items()
+        )
+        result.append(Table("changes", "What differs", tuple(Column(text, numeric=False) for text in texts), body))
+    for name, trials in zip(("first", "second"), found.only, strict=True):
+        if trials:
+            names = tuple((Cell(trial, code=True),) for trial in trials)
+            result.append(Table(f"only-{name}", f"Only in the {name} folder", (Column("Trial", numeric=False),), names))
+    return result
+
+
+def _name(one: Difference, several: bool) -> str:
+    return f"{', '.join(filter(None, one.names))}: {one.label}" if several else one.label
+
+
+def _row(one: Difference, several: bool) -> tuple[Cell, ...]:
+    def cell(quantity: Quantity, text: str) -> Cell:
+        return missing_cell(quantity.reason) if isinstance(quantity, Missing) else quantity_cell(quantity, text, 0)
+
+    points, time = "", ""
+    if isinstance(one.accuracy, Estimate):
+        points = formatting.interval(one.accuracy.scaled(100), 2, sign=True, reference=0)
+    if isinstance(one.time, Estimate):
+        time = mark_disturbed(formatting.ratio(one.time), one.disturbed)
+        time += "" if one.comparable else " (not comparable)"
+    flops = [
+        cell(ratio, formatting.ratio(ratio, exact=True) if isinstance(ratio, Estimate) else "")
+        for ratio in (one.executed, one.effective)
+    ]
+    first, second, both = one.seeds
+    return (
+        Cell(_name(one, several), code=True),
+        Cell(str(both) if first == second == both else f"{both} ({first}, {second})", value=both),
+        cell(one.accuracy, points),
+        cell(one.time, time),
+        *flops,
+    )
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain data; a number that is not known is an object with its `reason`."""
+
+    def quantity(one: Quantity) -> dict[str, Any]:
+        if isinstance(one, Missing):
+            return {"reason": one.reason}
+        known = one.half_width is not None
+        return {
+            "mean": one.mean,
+            "low": one.low if known else None,
+            "high": one.high if known else None,
+            "seeds": one.count,
+        }
+
+    return {
+        "differences": [
+            {
+                **dict(zip(SAME, one.names, strict=True)),
+                "method": one.label,
+                "seeds": dict(zip(("first", "second", "both"), one.seeds, strict=True)),
+                **{
+                    name: quantity(getattr(one, attribute))
+                    for name, attribute in (
+                        ("accuracy_difference", "accuracy"), ("time_ratio", "time"),
+                        ("executed_flops_ratio", "executed"), ("effective_flops_ratio", "effective"),
+                    )
+                },
+                "times_comparable": one.comparable,
+                "times_disturbed": one.disturbed,
+                "changes": {name: {"first": before, "second": after} for name, (before, after) in one.changes.items()},
+            }
+            for one in found.differences
+        ],
+        "only_first": list(found.only[0]),
+        "only_second": list(found.only[1]),
+    }  # fmt: skip
