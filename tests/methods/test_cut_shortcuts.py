@@ -36,7 +36,7 @@ def train(counts, dtype, threads, isa):
 
 
 # With one thread and AVX2 oneDNN's own kernel crashes at 4 input channels.
-@pytest.mark.parametrize(("counts", "dtype", "isa"), [((4,), "float32", "AVX2"), ((5, 16), "bfloat16", "")])
+@pytest.mark.parametrize(("counts", "dtype", "isa"), [((4,), "float32", "AVX2"), ((5,), "bfloat16", "")])
 def test_trains_with_few_channels_in_each_shortcut(counts, dtype, isa):
     train(counts, dtype, 1, isa)
 
