@@ -15,8 +15,8 @@ def product_seconds(
 ) -> dict[str, dict[str, float]]:
     """Measure the products of a new network's layers, and the pruning of their output gradients.
 
-    Forward and backward run with clocks around the products (`suite.cost.step_clock`); the times are means over the
-    faster half of the passes.
+    Forward and backward run with clocks around the products (`suite.cost.parts.step_clock`); the times are means over
+    the faster half of the passes.
 
     Args:
         model: Model as in `--model`.
@@ -34,7 +34,7 @@ def product_seconds(
     import torch.nn.functional as F
 
     from suite.choices import MethodChoice, build_model
-    from suite.cost.step_clock import StepClock
+    from suite.cost.parts.step_clock import StepClock
     from suite.ops import apply
 
     place = torch.device(device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from suite.cost.memory import SavedTensors
-from suite.cost.step_clock import CLOCKS, BackwardClock, Key, NormalizationClock, Stamps, StepClock
+from suite.cost.parts.step_clock import CLOCKS, BackwardClock, Key, NormalizationClock, Stamps, StepClock
 from suite.passes.stage_steps import Steps
 from suite.training.steps import EagerStep, Outcome
 from suite.training.trainer import Trainer

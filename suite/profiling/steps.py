@@ -9,8 +9,8 @@ from typing import Any
 
 from suite.cost.flops import PRODUCTS
 from suite.cost.interleaved import ratio_of
-from suite.cost.roofline import Machine, measure_machine, moved_bytes
-from suite.cost.step_clock import PARTS, Key
+from suite.cost.parts.roofline import Machine, measure_machine, moved_bytes
+from suite.cost.parts.step_clock import PARTS, Key
 from suite.errors import UsageError
 from suite.network.layers import backend_name
 from suite.network.planned_layer import PlannedLayer

@@ -11,8 +11,8 @@ from small_trials import spec, train_in_suite
 
 from suite.command import cli
 from suite.command.export import contents
-from suite.cost import roofline
-from suite.cost.roofline import Machine
+from suite.cost.parts import roofline
+from suite.cost.parts.roofline import Machine
 from suite.errors import UsageError
 from suite.passes import running
 from suite.passes.stage_steps import Steps
