@@ -1,4 +1,7 @@
-"""torchvision's classification networks by their own names, except those that other modules define."""
+"""torchvision's classification networks by their own names, except those that other modules define.
+
+`vgg16` is the network with normalisation, which PruneTrain and ClickTrain train on ImageNet.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from suite.registry import register_family
+from suite.registry import register, register_family
 
 _AUXILIARY = ("googlenet", "inception_v3")  # their auxiliary classifiers return several outputs in training
 
@@ -124,3 +127,18 @@ def _square(input_shape: tuple[int, int, int]) -> int:
     if input_shape[1] != input_shape[2]:
         raise ValueError(f"images are {input_shape[1]}x{input_shape[2]}; this model needs square ones")
     return input_shape[1]
+
+
+@register("model", "vgg16")
+def vgg16(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)) -> nn.Module:
+    """torchvision's VGG-16 with normalisation: 138.4 million parameters with 1,000 classes.
+
+    Args:
+        num_classes: Number of classes.
+        input_shape: Shape (C, H, W) of an image with three channels.
+    """
+    from torchvision.models.vgg import vgg16_bn
+
+    if input_shape[0] != 3:
+        raise ValueError(f"images have {input_shape[0]} channels; the model needs 3")
+    return vgg16_bn(num_classes=num_classes)
