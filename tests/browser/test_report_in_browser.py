@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from report_fixtures import ACCURACIES, TIMES, Suite
@@ -406,6 +407,12 @@ def mean(several: pd.Series) -> list[float]:
     return [several.mean(), t.ppf(0.975, len(several) - 1) * several.sem()]
 
 
+def geometric(ratios: pd.Series) -> list[float]:
+    """Return the geometric mean and the ends of its 95 % interval, which are missing where there is none."""
+    middle, *half = mean(np.log(ratios))
+    return [float(np.exp(middle + side * half[0] if side else middle)) for side in (0, -1, 1)[: 1 + 2 * len(half)]]
+
+
 def by_title(head: str) -> str:
     """Return the column that a head of the table of counts names."""
     names = [
@@ -433,7 +440,7 @@ def values(head: str, own: pd.DataFrame, dense: pd.DataFrame, timed: float | Non
     if head.startswith("Training time for equal epochs"):
         return [1.0] if timed is None else [timed, timed - 0.0123, timed + 0.0234]
     if head.startswith("Training time × dense"):
-        return mean(time)[: 1 if baseline else 2]
+        return geometric(time)[: 1 if baseline else 3]
     if head.startswith("Training time"):
         return mean(own["train_time_s"])
     if head.startswith("Peak memory"):
@@ -441,7 +448,8 @@ def values(head: str, own: pd.DataFrame, dense: pd.DataFrame, timed: float | Non
     if "× dense" not in head and (column := by_title(head)):
         return [own[column].mean()]
     if head.startswith("Realised"):
-        return [100 * (1 - time.mean()), *[100 * one for one in mean(time)[1:]]]
+        middle, *ends = geometric(time)
+        return [100 * (1 - one) for one in (middle, *reversed(ends))]
     if head.startswith("Theoretical"):
         return [100 * (1 - share("train_flops_effective").mean())]
     if head.startswith(("Executed", "Training FLOPs executed × dense", "Training FLOPs, executed × dense")):

@@ -92,7 +92,9 @@ def test_the_interactive_figure_shows_each_trial_with_paired_intervals(suite):
     (mean,) = [trace for trace in traces if trace["name"] == "sdgp" and trace.get("showlegend")]
     assert mean["error_y"]["array"] == [pytest.approx(100 * rows[1].accuracy_difference.half_width)]
     assert mean["error_y"]["array"][0] < 0.1
-    assert mean["error_x"]["array"] == [pytest.approx(100 * rows[1].time_ratio.half_width)]
+    ratio = rows[1].time_ratio
+    assert mean["error_x"]["array"] == [pytest.approx(100 * (ratio.high - ratio.mean))]
+    assert mean["error_x"]["arrayminus"] == [pytest.approx(100 * (ratio.mean - ratio.low))]
     trials = next(trace for trace in traces if trace["name"] == "sdgp" and not trace["showlegend"])
     trial = rows[1].done[0]
     assert trials["hovertext"][0] == f"sdgp<br>{trial.name}<br>seed 0<br>accuracy 59.00 %<br>cost 90 s"
