@@ -149,6 +149,7 @@ def run_parser() -> Parser:
         "  check METHOD     check a method against its contract\n"
         "  report DIR       update results.csv and the report of a suite\n"
         "  time DIR         measure training times relative to dense, without the machine's drift\n"
+        "  profile DIR      measure where the time of a step goes, by part, layer and product\n"
         "  tune LIST        choose parameters on validation images, with equal budgets\n"
         "  export DIR DEST  copy a suite without models and logs, to share or commit it\n"
         "  merge A B -o DIR collect the trials of several folders in a new one\n"
