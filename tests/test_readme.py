@@ -12,7 +12,8 @@ COLUMNS = ("Test accuracy", "Difference to dense", "Training time (×", "Theoret
 
 
 def cells(line):
-    return [re.sub(r"<sup>\d+</sup>", "", cell).strip() for cell in line.strip().strip("|").split(" | ")]
+    plain = re.sub(r"<sup>\d+</sup>", "", line).replace("\\[", "[").replace("\\]", "]")
+    return [cell.strip() for cell in plain.strip().strip("|").split(" | ")]
 
 
 def table(text, heading):
@@ -35,8 +36,8 @@ def test_table_of_results_repeats_the_committed_report():
     chosen = [next(index for index, head in enumerate(heads) if head.startswith(start)) for start in COLUMNS]
     for name, values in quoted.items():
         accuracy, difference, time, theoretical, inference = (reported[name][index] for index in chosen)
-        left = [float(number) for number in re.findall(r"\d+\.\d+", inference)]
-        removed = f"{100 * (1 - left[0]):.0f}" + (f" ± {100 * left[1]:.0f}" if len(left) > 1 else "")
+        mean, *interval = (100 * (1 - float(number)) for number in re.findall(r"\d+\.\d+", inference))
+        removed = f"{mean:.0f}" + (f" [{interval[1]:.0f}, {interval[0]:.0f}]" if interval else "")
         expected = [accuracy, difference, time, theoretical, removed]
         assert values == expected, name
 

@@ -3,8 +3,8 @@
     python -m benchmarks.evidence.quoted_ratios [--write] [FILE]
 
 A ratio is quoted by its name in `bench_step.json`, its median and its 95 % interval, for example
-`sdgp 2:4 rescaled / dense` 1.052 [1.045, 1.060]; in a table, the figure may be in the next cell. A name without an
-execution means eager. Names of `bench_sdgp` are looked up in its own files. The number of "interleaved pairs" is that
+`sdgp 2:4 rescaled / dense` 1.052 [1.045, 1.060]; in a table, the figure may be in the next cell. Such figures have three
+decimals; ratios of reports have two. A name without an execution means eager. Names of `bench_sdgp` are looked up in its own files. The number of "interleaved pairs" is that
 of `bench_step.json`. The exit status is 0 if all quotes are as measured (or were corrected), 1 if some are not, and 2
 for a name that the file does not have.
 """
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "results" / "cpu-zen4-2cores" / "bench_step.json"
 OF_SDGP = [ROOT / "results" / "cpu-emr-2cores" / name for name in ("bench_sdgp.json", "bench_sdgp_large.json")]
 TEXTS = ("README.md", "docs/methods/dense.md", "docs/methods/sdgp.md", "docs/methods/prunetrain.md")
-FIGURE = r"\d+\.\d+\s+\[\d+\.\d+,\s+\d+\.\d+\]"
+FIGURE = r"\d+\.\d{3}\s+\[\d+\.\d{3},\s+\d+\.\d{3}\]"
 QUOTED = re.compile(rf"(?:`(?P<name>[^`]+)`\s+(?:\|\s+)?)?(?P<figure>{FIGURE})")
 PAIRS = re.compile(r"\d+(?=\s+interleaved\s+pairs)")
 
