@@ -2,11 +2,11 @@
 
     python -m benchmarks.evidence.quoted_ratios [--write] [FILE]
 
-A ratio is quoted by its name in `bench_step.json`, its median and its 95 % interval, for example
-`sdgp 2:4 rescaled / dense` 1.052 [1.045, 1.060]; in a table, the figure may be in the next cell. Such figures have three
-decimals; ratios of reports have two. A name without an execution means eager. Names of `bench_sdgp` are looked up in its own files. The number of "interleaved pairs" is that
-of `bench_step.json`. The exit status is 0 if all quotes are as measured (or were corrected), 1 if some are not, and 2
-for a name that the file does not have.
+A ratio is quoted by its name in `bench_step.json`, its median and its 95 % interval, for example `sdgp 2:4 rescaled /
+dense` 1.052 [1.045, 1.060]; in a table, the figure may be in the next cell. Such figures have three decimals; ratios
+of reports have two. A name without an execution means eager. Names of `bench_sdgp` are looked up in its own files.
+The number of "interleaved pairs" is that of `bench_step.json`. The exit status is 0 if all quotes are as measured (or
+were corrected), 1 if some are not, and 2 for a name that the file does not have.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ _MAX_VECTOR_CELLS = 3000
 _MAX_WRITTEN_COLUMNS = 12
 # Smaller changes of density are rounding, or the few weights that are zero in any network.
 _CHANGE = 0.01
+_INCHES_PER_LETTER = 0.085  # of the names of layers, which are of nine points or less
 
 
 def shape_figures(rows: Sequence[MethodRow], slug: str) -> list[Figure]:
@@ -104,8 +105,11 @@ def _draw(
         f"{layer} {texts[-1]} ({100 * shares[layer][-1]:.0f} %)" for layer, texts in written.items()
     )
     with svg.style():
-        figure = matplotlib.figure.Figure(figsize=(11.6, 1.3 + 0.26 * len(shares)), layout="constrained")
-        axes = figure.add_subplot()
+        # The margins are computed here: to measure all labels takes more time than to draw the map.
+        width, height = 11.6, 1.3 + 0.26 * len(shares)
+        left = 0.5 + _INCHES_PER_LETTER * max(map(len, shares))
+        figure = matplotlib.figure.Figure(figsize=(width, height))
+        axes = figure.add_axes((left / width, 0.6 / height, 1 - (left + 1.3) / width, 1 - 0.75 / height))
         axes.grid(False)
         mesh = axes.pcolormesh(edges, np.arange(len(shares) + 1), values[:, starts], cmap="cividis", vmin=0, vmax=1,
                                edgecolors="none", rasterized=values[:, starts].size > _MAX_VECTOR_CELLS)  # fmt: skip
@@ -118,7 +122,9 @@ def _draw(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         began = "; 0: before the first cut" if epochs[0] == 0 else ""
         axes.set(xlabel=f"Epoch (shapes at its end{began})", ylabel="Layer")
-        bar = figure.colorbar(mesh, ax=axes, pad=0.01, aspect=30)
+        bar = figure.colorbar(
+            mesh, cax=figure.add_axes((1 - 1.15 / width, 0.6 / height, 0.2 / width, 1 - 0.75 / height))
+        )
         bar.set_label("Share of original channels" if what == "Output channels" else "Share of nonzero weights")
         bar.outline.set_visible(False)  # type: ignore[operator]
         inline, standalone = svg.render(figure, name, title, alt)
