@@ -12,7 +12,7 @@ from pathlib import Path
 from suite import files
 
 
-def write_report(folder: Path, targets: Sequence[float] = ()) -> list[Path]:
+def write_report(folder: Path, targets: Sequence[float] = (), latex: bool = False) -> list[Path]:
     """Write `report.html`, `report.md` and `figures/*.svg` into a suite's folder, each atomically.
 
     Args:
@@ -20,9 +20,10 @@ def write_report(folder: Path, targets: Sequence[float] = ()) -> list[Path]:
             `suite.json`, `trials/*/epochs.jsonl` and `trials/*/layers.csv` are used if they exist.
         targets: Target accuracies as fractions (default: those that a command declared, otherwise one from dense; see
             `reports.data.targets`).
+        latex: Whether `report.tex`, the tables for a paper, is written too.
 
     Returns:
-        Paths of the written files: `report.html`, `report.md`, then the figures.
+        Paths of the written files: `report.html`, `report.md`, `report.tex` if it was asked for, then the figures.
 
     Raises:
         suite.errors.UsageError: If the folder has no results, or its table cannot be read.
@@ -31,12 +32,18 @@ def write_report(folder: Path, targets: Sequence[float] = ()) -> list[Path]:
     from reports.content.build import build
     from reports.data.records import read
     from reports.render import html, markdown
+    from reports.render import latex as tables
 
     # The names of a report's figures begin with the slug of a group.
     earlier = {path.name for path in (folder / "figures").glob("g-*.svg")}
     report = build(read(folder), earlier, targets)
     figures = [(folder / "figures" / f"{figure.name}.svg", figure.standalone) for figure in report.figures]
-    texts = [(folder / "report.html", html.render(report)), (folder / "report.md", markdown.render(report)), *figures]
+    texts = [
+        (folder / "report.html", html.render(report)),
+        (folder / "report.md", markdown.render(report)),
+        *([(folder / "report.tex", tables.render(report))] if latex else []),
+        *figures,
+    ]
     # Figures are written first, so that the Markdown file never refers to a missing one.
     files.make_folder(folder / "figures")
     for path, text in reversed(texts):

@@ -55,6 +55,7 @@ def report(arguments: Sequence[str]) -> int:
         help="accuracies to which to give time, FLOPs and energy: 90 or 88,90 (default: those of run --target, "
         "otherwise dense's mean accuracy minus the margin)",
     )
+    parser.add_argument("--latex", action="store_true", help="also write the tables for a paper, report.tex")
     namespace = parser.read(arguments)
     typed = namespace.folder
     files.read_path(typed, "report")
@@ -77,8 +78,10 @@ def report(arguments: Sequence[str]) -> int:
         raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
     with files.errors_of(folder):
         write_results(Store(folder), targets=targets)
-        written = write_report(folder, targets)
+        written = write_report(folder, targets, namespace.latex)
     print(f"report: {written[0]}")
+    if namespace.latex:
+        print(f"tables: {folder / 'report.tex'}")
     return 0
 
 

@@ -41,6 +41,7 @@ WRITTEN = (
     "results.parquet",
     "report.html",
     "report.md",
+    "report.tex",
     "time.json",
     "profile.json",
     "tune.json",
