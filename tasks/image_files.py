@@ -13,6 +13,7 @@ from suite.errors import MissingData, UsageError
 from suite.recipe import Recipe
 from suite.task import DataCopy, Inputs, Splits, Task
 from tasks.images.crops import CropBatches
+from tasks.images.decoding import shown
 from tasks.images.normalization import Normalization
 from tasks.images.splits import choose_splits
 from tasks.images.stored import DamagedCache, ImageSource, MemoryImages, StoredImages
@@ -66,9 +67,11 @@ class ImageFilesTask(Task):
             data = generated_shapes()
             return DataCopy("generated", data.checksum(), note=NOTE, num_classes=len(SHAPES), image_size=SIDE)
         tree = self.find(data_root.expanduser())
+        if not str(tree.root.resolve()).isprintable():  # records and reports are UTF-8
+            raise UsageError(f"{shown(tree.root.resolve())}: the name of this folder is not readable text; rename it")
         if tree.others and recipe.bad_images == "refuse":
             raise UsageError(
-                f"{tree.root / tree.others[0]}: is not an image by its name"
+                f"{shown(tree.root / tree.others[0])}: is not an image by its name"
                 + (f", like {len(tree.others) - 1:,} others" if len(tree.others) > 1 else "")
                 + "; remove it, or leave out such files with --set recipe.bad_images=skip"
             )
@@ -160,5 +163,5 @@ def _remarks(meta: Mapping[str, Any]) -> str:
     converted = [f"{count:,} from {name}" for name, count in meta["converted"].items()]
     remarks = [f"converted to RGB: {', '.join(converted)}"] if converted else []
     if skipped := meta["skipped"]:
-        remarks.append(f"{len(skipped):,} files that are not images were left out, the first is {skipped[0]}")
+        remarks.append(f"{len(skipped):,} files that are not images were left out, the first is {shown(skipped[0])}")
     return "".join(f"; {remark}" for remark in remarks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
 import zlib
@@ -15,9 +16,16 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_BYTES = 1 << 28  # of a file
 MAX_PIXELS = 1 << 27  # of an image: 11,585 x 11,585
+MAX_RATIO = 200  # of the sides of an image: an evaluation resizes the shorter side to a fixed length
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 CONVERSIONS = ("", "palette", "black-and-white", "16-bit grey", "CMYK", "transparency", "another colour space")
 """What an image may have been converted from; the first is that of RGB and grey images."""
+
+
+def shown(path: str | Path) -> str:
+    """Return a path as one line of text: bytes that are not UTF-8 and control characters are escaped."""
+    text = os.fsencode(path).decode(errors="backslashreplace")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 class BadImage(Exception):
@@ -48,7 +56,7 @@ def image_size(path: str | Path) -> tuple[int, int]:
         with Image.open(_regular(path), formats=FORMATS) as image:
             return _checked_size(path, image.size)
     except _decoding_errors() as error:
-        raise BadImage(f"{path}: cannot be read as an image: {error}") from error
+        raise BadImage(f"{shown(path)}: cannot be read as an image: {_reason(error)}") from error
 
 
 def decode(path: str | Path, shorter_side: int) -> Decoded:
@@ -76,7 +84,7 @@ def decode(path: str | Path, shorter_side: int) -> Decoded:
             else:
                 converted = image.convert("RGB")
     except _decoding_errors() as error:
-        raise BadImage(f"{path}: cannot be read as an image: {error}") from error
+        raise BadImage(f"{shown(path)}: cannot be read as an image: {_reason(error)}") from error
     short, long = min(width, height), max(width, height)
     if short > shorter_side:
         other = int(shorter_side * long / short)
@@ -96,17 +104,28 @@ def _regular(path: str | Path) -> str | Path:
     """Refuse pipes and devices, from which a read may never return."""
     found = Path(path).stat()
     if not stat.S_ISREG(found.st_mode):
-        raise BadImage(f"{path}: is not a regular file")
+        raise BadImage(f"{shown(path)}: is not a regular file")
     if found.st_size > MAX_BYTES:
-        raise BadImage(f"{path}: is larger than {MAX_BYTES:,} bytes, the limit for an image")
+        raise BadImage(f"{shown(path)}: is larger than {MAX_BYTES:,} bytes, the limit for an image")
     return path
 
 
 def _checked_size(path: str | Path, size: tuple[int, int]) -> tuple[int, int]:
     """Check the size before a pixel is decoded."""
     if size[0] * size[1] > MAX_PIXELS:
-        raise BadImage(f"{path}: has {size[0]:,}x{size[1]:,} pixels; the limit is {MAX_PIXELS:,} pixels")
+        raise BadImage(f"{shown(path)}: has {size[0]:,}x{size[1]:,} pixels; the limit is {MAX_PIXELS:,} pixels")
+    if max(size) > MAX_RATIO * min(size):
+        raise BadImage(f"{shown(path)}: has {size[0]:,}x{size[1]:,} pixels; the limit of the ratio is {MAX_RATIO}")
     return size
+
+
+def _reason(error: BaseException) -> str:
+    """Return one line without the path, which the message has already."""
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return f"its content is not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+    return (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
 
 
 def _decoding_errors() -> tuple[type[BaseException], ...]:

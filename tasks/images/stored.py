@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import UsageError
+
 VERSION = 1
 SPLITS = ("train", "test")
 RECORD = np.dtype(
@@ -28,7 +30,7 @@ RECORD = np.dtype(
 )
 
 
-class DamagedCache(Exception):
+class DamagedCache(UsageError):
     """A cache of decoded images is not what was written."""
 
 
@@ -82,7 +84,10 @@ class StoredImages:
         pixels = self._pixels[offset : offset + 3 * height * width]
         if not self._verified[index]:
             if zlib.crc32(pixels.data) != record["crc"]:
-                raise DamagedCache(f"{self._path}: the pixels of image {index} do not match their checksum")
+                raise DamagedCache(
+                    f"{self._path}: the pixels of image {index} do not match their checksum; "
+                    f"delete {self._path.parent}, and run the command again"
+                )
             self._verified[index] = True
         return np.asarray(pixels.reshape(height, width, 3))
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from suite import files
 from suite.errors import UsageError
-from tasks.images.decoding import CONVERSIONS, BadImage, Decoded, decode, image_size
+from tasks.images.decoding import CONVERSIONS, BadImage, Decoded, decode, image_size, shown
 from tasks.images.stored import RECORD, VERSION, checksum_of, end_of_pixels, read_cache
 from tasks.sources.image_tree import ImageTree, TreeFile
 from tasks.sources.progress import progress
@@ -73,19 +73,22 @@ def store(tree: ImageTree, path: Path, shorter_side: int, skip: bool) -> dict[st
         The content of `cache.json`.
 
     Raises:
-        UsageError: A file is not an image, or the disk is too small.
+        UsageError: A file is not an image, a class has no images left, or the disk is too small.
         OSError: The cache cannot be written.
     """
-    fingerprint = f"{VERSION}-{shorter_side}-{'skip' if skip else 'refuse'}-{tree.fingerprint()}"
+    refusing, skipping = (f"{VERSION}-{shorter_side}-{name}-{tree.fingerprint()}" for name in ("refuse", "skip"))
+    fingerprint = skipping if skip else refusing
     with FileLock(path.with_name(f"{path.name}.lock")):
         found = read_cache(path)
-        if found is not None and found["fingerprint"] == fingerprint:
+        # Where no file was left out, both settings give the same images.
+        if found is not None and found["fingerprint"] in (refusing, skipping) and (skip or not found["skipped"]):
             return found
         part = path.with_name(f"{path.name}.part")
-        _begin(part, fingerprint)
-        _announce(tree, path, shorter_side)
+        _begin(part, fingerprint, (refusing, fingerprint))
+        _announce(tree, path, part, shorter_side)
         _decode_all(tree, part, shorter_side, skip)
         records = np.fromfile(part / "index.bin", dtype=RECORD)
+        _check_classes(tree, records)
         meta = {
             "version": VERSION,
             "fingerprint": fingerprint,
@@ -107,16 +110,30 @@ def store(tree: ImageTree, path: Path, shorter_side: int, skip: bool) -> dict[st
         return meta
 
 
-def _begin(part: Path, fingerprint: str) -> None:
-    """Keep an interrupted decoding of the same files, and remove one of others."""
+def _begin(part: Path, fingerprint: str, usable: tuple[str, ...]) -> None:
+    """Keep an interrupted decoding whose fingerprint is usable, and remove another."""
     source = part / "source.txt"
-    if part.exists() and (not source.is_file() or source.read_text() != fingerprint):
+    if part.exists() and (not source.is_file() or source.read_text() not in usable):
         shutil.rmtree(part)
     part.mkdir(exist_ok=True)
     files.write(source, fingerprint)
 
 
-def _announce(tree: ImageTree, path: Path, shorter_side: int) -> None:
+def _check_classes(tree: ImageTree, records: NDArray[Any]) -> None:
+    """Check that every class has images in both splits.
+
+    Raises:
+        UsageError: All files of a class were left out.
+    """
+    for split, name in enumerate(("training", "test")):
+        labels = records["label"][(records["split"] == split) & (records["skipped"] == 0)]
+        missing = set(range(len(tree.classes))).difference(labels.tolist())
+        if missing:
+            label = shown(tree.classes[min(missing)])
+            raise UsageError(f"{shown(tree.root)}: no file of class '{label}' in the {name} split is an image")
+
+
+def _announce(tree: ImageTree, path: Path, part: Path, shorter_side: int) -> None:
     """Print the expected size of the cache, and check that the disk has room for it.
 
     Raises:
@@ -132,10 +149,12 @@ def _announce(tree: ImageTree, path: Path, shorter_side: int) -> None:
         high, wide = _reduced(height, width, shorter_side)
         total.append(3 * high * wide)
     expected = len(every) * (sum(total) / len(total) if total else 0)
+    stored = part / "pixels.bin"
+    done = stored.stat().st_size if stored.is_file() else 0  # by an interrupted decoding
     free = shutil.disk_usage(path.parent).free
     text = f"{expected / 1e9:.2g} GB" if expected >= 1e9 else f"{expected / 1e6:.0f} MB"
     print(f"pdt: the decoded images of {tree.root} take about {text} in {path}", flush=True)
-    if expected > free:
+    if expected - done > free:
         raise UsageError(
             f"{path.parent}: has {free / 1e9:.3g} GB free, and the decoded images take about {text}; "
             "make room, or read the files in every epoch with --set recipe.cache=off"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from suite.errors import UsageError, nearest
-from tasks.images.decoding import SUFFIXES
+from tasks.images.decoding import SUFFIXES, shown
 from tasks.images.splits import stratified_order
 
 TRAIN, TEST = "train", ("test", "val", "valid", "validation")
@@ -27,7 +27,7 @@ class TreeFile:
     Attributes:
         path: Path relative to the folder.
         label: Class.
-        stamp: Size in bytes, and modification time in nanoseconds.
+        stamp: Size in bytes, and modification time in nanoseconds; (-1, -1) for a link to nothing.
     """
 
     path: str
@@ -87,7 +87,7 @@ def read_tree(root: Path) -> ImageTree:
             return _with_splits(root, folders)
         return _without_splits(root, folders)
     except OSError as error:
-        raise UsageError(f"{error.filename or root}: cannot be read: {error.strerror or error}") from error
+        raise UsageError(f"{shown(error.filename or root)}: cannot be read: {error.strerror or error}") from error
 
 
 def _with_splits(root: Path, folders: Sequence[str]) -> ImageTree:
@@ -140,10 +140,19 @@ def _files(root: Path, split: str, classes: Sequence[str], others: list[str]) ->
             raise UsageError(f"{folder}: no such folder; every class of train/ needs one")
         entries = sorted((one for one in os.scandir(folder) if not one.name.startswith(".")), key=lambda one: one.name)
         images = [entry for entry in entries if entry.name.lower().endswith(SUFFIXES)]
-        others.extend(os.path.relpath(entry.path, root) for entry in entries if entry not in images)
+        others.extend(
+            os.path.relpath(entry.path, root) for entry in entries if not entry.name.lower().endswith(SUFFIXES)
+        )
         if not images:
             raise UsageError(f"{folder}: contains no image; names of images end in {', '.join(SUFFIXES)}")
         for entry in images:
-            status = entry.stat()
-            found.append(TreeFile(os.path.relpath(entry.path, root), label, (status.st_size, status.st_mtime_ns)))
+            found.append(TreeFile(os.path.relpath(entry.path, root), label, _stamp(entry)))
     return tuple(found)
+
+
+def _stamp(entry: os.DirEntry[str]) -> tuple[int, int]:
+    try:
+        status = entry.stat()
+    except OSError:
+        return -1, -1  # decoding names the file and the reason, or leaves it out
+    return status.st_size, status.st_mtime_ns

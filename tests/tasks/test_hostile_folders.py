@@ -1,0 +1,174 @@
+"""Image folders that are hard to handle: unusual names, links, damaged caches, full disks, changed settings."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import tasks.sources.image_cache as image_cache
+from suite.errors import UsageError
+from suite.task import DataCopy
+from tasks.imagefolder import ImageFolderTask
+from tasks.images.decoding import BadImage, decode, shown
+from tasks.sources.image_tree import read_tree
+
+TASK = ImageFolderTask()
+QUICK = replace(TASK.recipe("quick"), batch_size=4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder of two classes with three images in each of two splits."""
+    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (tmp_path / place).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / place / f"{number}.png")
+    return tmp_path
+
+
+def prepare(folder: Path, **recipe: Any) -> DataCopy:
+    return TASK.prepare(folder, "quick", replace(QUICK, **recipe))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(b"a\nb.png", r"cat/a\nb.png"), (b"\xff.png", r"cat/\xff.png"), (b"a\nb.txt", r"cat/a\nb.txt")]
+)
+def test_names_that_are_not_text_are_escaped(folder: Path, name: bytes, text: str) -> None:
+    Path(os.fsdecode(os.fsencode(folder / "train/cat") + b"/" + name)).write_bytes(b"no image")
+    with pytest.raises(UsageError) as error:
+        prepare(folder)
+    assert text in str(error.value)
+    assert str(error.value).isprintable()
+    if not name.endswith(b"txt"):
+        assert f"the first is train/{text}" in prepare(folder, bad_images="skip").note
+
+
+def test_a_folder_whose_name_is_not_text_is_refused(folder: Path) -> None:
+    renamed = folder.with_name(folder.name + os.fsdecode(b"\xff"))
+    folder.rename(renamed)
+    with pytest.raises(UsageError, match=r"\\xff: the name of this folder is not readable text"):
+        prepare(renamed)
+
+
+def test_shown_leaves_readable_names_unchanged() -> None:
+    assert shown("Katze/süß 1.png") == "Katze/süß 1.png"
+
+
+@pytest.mark.parametrize("target", ["nowhere.png", "9.png"])  # missing, and the link itself
+def test_links_to_nothing_are_named_or_left_out(folder: Path, target: str) -> None:
+    (folder / "train/cat/9.png").symlink_to(target)
+    with pytest.raises(UsageError, match=r"train/cat/9\.png: cannot be read as an image: (No such|Too many)"):
+        prepare(folder)
+    assert "1 files that are not images were left out" in prepare(folder, bad_images="skip").note
+    assert read_tree(folder).train[3].stamp == (-1, -1)
+
+
+def test_long_narrow_images_are_refused(tmp_path: Path) -> None:
+    Image.new("L", (8000, 40)).save(tmp_path / "fits.png")
+    Image.new("L", (40, 8001)).save(tmp_path / "long.png")
+    assert decode(tmp_path / "fits.png", 40).pixels.shape == (40, 8000, 3)
+    with pytest.raises(BadImage, match=r"long\.png: has 40x8,001 pixels; the limit of the ratio is 200"):
+        decode(tmp_path / "long.png", 40)
+
+
+@pytest.mark.parametrize(("split", "name"), [("train", "training"), ("val", "test")])
+def test_a_class_whose_files_are_all_left_out_is_named(folder: Path, split: str, name: str) -> None:
+    for file in (folder / split / "dog").iterdir():
+        file.write_bytes(b"no image")
+    with pytest.raises(UsageError, match=f"no file of class 'dog' in the {name} split is an image"):
+        prepare(folder, bad_images="skip")
+    assert not list((folder / ".pdt-cache").glob("*/cache.json"))
+
+
+def test_a_cache_without_skipped_files_serves_both_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(folder)
+    monkeypatch.setattr(image_cache, "decode", None)
+    assert prepare(folder, bad_images="skip") == first
+
+
+def test_a_cache_with_skipped_files_does_not_serve_refusal(folder: Path) -> None:
+    (folder / "train/cat/9.png").write_bytes(b"no image")
+    prepare(folder, bad_images="skip")
+    with pytest.raises(UsageError, match=r"train/cat/9\.png"):
+        prepare(folder)
+
+
+def test_skipping_continues_where_refusal_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_cache, "CHUNK", 1)
+    (folder / "val/dog/9.png").write_bytes(b"no image")  # the last file
+    with pytest.raises(UsageError, match=r"val/dog/9\.png"):
+        prepare(folder)
+    decoded = []
+    original = image_cache.decode
+    monkeypatch.setattr(image_cache, "decode", lambda path, side: (decoded.append(path.name), original(path, side))[1])
+    assert "1 files that are not images" in prepare(folder, bad_images="skip").note
+    assert decoded == ["9.png"]
+
+
+def test_what_an_interrupted_decoding_stored_needs_no_free_space(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_cache, "CHUNK", 1)
+    last = folder / "val/dog/2.png"
+    content, stamp = last.read_bytes(), last.stat().st_mtime_ns
+    last.write_bytes(b"\0" * len(content))  # as large, so that the folder looks unchanged afterwards
+    os.utime(last, ns=(stamp, stamp))
+    with pytest.raises(UsageError, match=r"2\.png"):
+        prepare(folder)
+    last.write_bytes(content)
+    os.utime(last, ns=(stamp, stamp))
+    # Eleven of twelve images of 4,800 bytes are stored.
+    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda path: SimpleNamespace(free=4799))
+    with pytest.raises(UsageError, match="make room"):
+        prepare(folder)
+    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda path: SimpleNamespace(free=4800))
+    assert "6 training and 6 test images" in prepare(folder).note
+
+
+def test_a_damaged_pixel_is_an_error_that_says_what_to_delete(folder: Path) -> None:
+    copy = prepare(folder)
+    with open(Path(copy.path) / "pixels.bin", "r+b") as pixels:
+        pixels.write(b"\7")
+    splits = TASK.load(copy, QUICK, 0, torch.device("cpu"))
+    with pytest.raises(UsageError, match=f"delete {copy.path}, and run the command again"):
+        list(splits.train.epoch(0, 6))
+
+
+def test_large_folders_are_listed_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Entry:
+        """Stands for an entry of a folder; counts comparisons."""
+
+        compared = 0
+
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.name, self.path, self.is_dir, self.stat = entry.name, entry.path, entry.is_dir, entry.stat
+
+        def __eq__(self, other: object) -> bool:
+            Entry.compared += 1
+            return self is other
+
+        __hash__ = None  # type: ignore[assignment]
+
+    for split in ("train", "val"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        for number in range(50):
+            (tmp_path / split / "cat" / f"{number}.png").touch()
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: [Entry(entry) for entry in scandir(path)])
+    assert len(read_tree(tmp_path).train) == 50
+    assert Entry.compared == 0
+
+
+def test_cached_pixels_are_those_of_the_files(folder: Path) -> None:
+    stored, files = (
+        TASK.load(prepare(folder, cache=cache), replace(QUICK, cache=cache), 3, torch.device("cpu"))
+        for cache in ("on", "off")
+    )
+    for one, other in zip(stored.train.epoch(1, 3), files.train.epoch(1, 3), strict=True):
+        np.testing.assert_array_equal(one[0].numpy(), other[0].numpy())
