@@ -172,3 +172,31 @@ def test_cached_pixels_are_those_of_the_files(folder: Path) -> None:
     )
     for one, other in zip(stored.train.epoch(1, 3), files.train.epoch(1, 3), strict=True):
         np.testing.assert_array_equal(one[0].numpy(), other[0].numpy())
+
+
+def test_held_out_images_are_not_trained_on_and_are_the_same_in_every_epoch(folder: Path) -> None:
+    recipe = replace(QUICK, validation_images=2, crop_area=1.0, flip=False, drop_last=False, image_size=32)
+    splits = TASK.load(prepare(folder), recipe, 0, torch.device("cpu"))
+    assert splits.validation is not None
+
+    def content(batches: Any, epoch: int) -> list[tuple[float, int]]:
+        """Return the red value and the class, which identify an image, in the order of the epoch."""
+        ((images, labels),) = batches.epoch(epoch, 6)
+        return [
+            (round(image[0, 16, 16].item(), 4), label) for image, label in zip(images, labels.tolist(), strict=True)
+        ]
+
+    held_out, trained = content(splits.validation, 0), content(splits.train, 0)
+    assert (len(held_out), len(trained)) == (2, 4)
+    assert content(splits.validation, 1) == held_out
+    assert len(set(held_out + trained)) == 6
+
+
+def test_test_images_are_resized_to_eight_sevenths_of_the_image_size(folder: Path) -> None:
+    Image.radial_gradient("L").resize((40, 40)).save(folder / "val/cat/0.png")
+    copy = prepare(folder)
+    pixels = [
+        torch.cat([images for images, _ in TASK.load(copy, recipe, 0, torch.device("cpu")).test.epoch(0, 6)])
+        for recipe in (replace(QUICK, image_size=28), replace(QUICK, image_size=28, eval_resize=32))
+    ]
+    torch.testing.assert_close(*pixels, rtol=0, atol=0)
