@@ -30,7 +30,7 @@ from suite.network.channels.surgery import apply_plan
 from suite.network.channels.trial_cut import freeze_what_fails
 
 OWN = ("resnet18", "resnet34", "resnet50", "resnet101", "vgg16")
-SIDES = {"inception_v3": 75, "alexnet": 64, "maxvit_t": 64}  # others: 32
+SIDES = {"inception_v3": 75, "alexnet": 64, "maxvit_t": 224}  # others: 32
 CLASSES = 10
 TOO_LARGE = ("vit_h_14", "regnet_y_128gf")  # their weights need more memory than small machines have
 MOST_REASONS = 3
