@@ -268,7 +268,7 @@ def _is_text(value: Any) -> bool:
 def _refusal(error: Exception, kind: str, name: str) -> str:
     """The message of a failed constructor for the user; empty for a programming error in the project itself."""
     if isinstance(error, (ValueError, UsageError)):
-        return str(error).removeprefix(f"{name}: ")
+        return " ".join(str(error).removeprefix(f"{name}: ").split())  # libraries write several lines
     # torch reports with these messages that memory does not suffice and that a size does not fit into 64 bits.
     if isinstance(error, (MemoryError, OverflowError)) or "allocate" in str(error) or "verflow" in str(error):
         return "does not fit into memory"

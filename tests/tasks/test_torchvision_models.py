@@ -57,6 +57,11 @@ def test_a_network_of_one_output_in_training():
     [
         ("mobilenet_v2", (1, 32, 32), "images have 1 channels; the model needs 3"),
         ("vit_b_16", (3, 32, 64), "images are 32x64; this model needs square ones"),
+        (
+            "maxvit_t",
+            (3, 64, 64),
+            "^[^\n]*Input size \\(16, 16\\) of block 0 is not divisible by partition size 7[^\n]*$",
+        ),
     ],
 )
 def test_images_that_a_network_cannot_take_are_refused(name, shape, message):
