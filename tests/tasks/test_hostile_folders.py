@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+import tasks.images.decoding as decoding
 import tasks.sources.image_cache as image_cache
 from suite.errors import UsageError
 from suite.task import DataCopy
@@ -200,3 +201,20 @@ def test_test_images_are_resized_to_eight_sevenths_of_the_image_size(folder: Pat
         for recipe in (replace(QUICK, image_size=28), replace(QUICK, image_size=28, eval_resize=32))
     ]
     torch.testing.assert_close(*pixels, rtol=0, atol=0)
+
+
+def test_giant_files_and_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "giant.png"
+    Image.new("RGB", (40, 40)).save(file)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 1599)
+    with pytest.raises(BadImage, match="has 40x40 pixels; the limit is 1,599 pixels"):
+        decode(file, 40)
+    monkeypatch.setattr(decoding, "MAX_BYTES", file.stat().st_size - 1)
+    with pytest.raises(BadImage, match="is larger than"):
+        decode(file, 40)
+
+
+def test_detected_images_have_at_most_224_pixels(folder: Path) -> None:
+    for file in folder.rglob("*.png"):
+        Image.new("RGB", (300, 300)).save(file)
+    assert prepare(folder).image_size == 224
