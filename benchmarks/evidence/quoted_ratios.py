@@ -3,10 +3,10 @@
     python -m benchmarks.evidence.quoted_ratios [--write] [FILE]
 
 A ratio is quoted by its name in `bench_step.json`, its median and its 95 % interval, for example `sdgp 2:4 rescaled /
-dense` 1.052 [1.045, 1.060]; in a table, the figure may be in the next cell. Such figures have three decimals; ratios
-of reports have two. A name without an execution means eager. Names of `bench_sdgp` are looked up in its own files.
-The number of "interleaved pairs" is that of `bench_step.json`. The exit status is 0 if all quotes are as measured (or
-were corrected), 1 if some are not, and 2 for a name that the file does not have.
+dense` 1.052 [1.045, 1.060]; in a table, the figure may be in the next cell. Other figures in cells of tables are
+ratios of reports and are not checked here. A name without an execution means eager. Names of `bench_sdgp` are looked
+up in its own files. The number of "interleaved pairs" is that of `bench_step.json`. The exit status is 0 if all
+quotes are as measured (or were corrected), 1 if some are not, and 2 for a name that the file does not have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "results" / "cpu-zen4-2cores" / "bench_step.json"
 OF_SDGP = [ROOT / "results" / "cpu-emr-2cores" / name for name in ("bench_sdgp.json", "bench_sdgp_large.json")]
 TEXTS = ("README.md", "docs/methods/dense.md", "docs/methods/sdgp.md", "docs/methods/prunetrain.md")
-FIGURE = r"\d+\.\d{3}\s+\[\d+\.\d{3},\s+\d+\.\d{3}\]"
+FIGURE = r"\d+\.\d+\s+\[\d+\.\d+,\s+\d+\.\d+\]"
 QUOTED = re.compile(rf"(?:`(?P<name>[^`]+)`\s+(?:\|\s+)?)?(?P<figure>{FIGURE})")
 PAIRS = re.compile(r"\d+(?=\s+interleaved\s+pairs)")
 
@@ -39,6 +39,8 @@ def corrected(text: str, measured: dict) -> str:
 
     def as_measured(found: re.Match[str]) -> str:
         name = found["name"] and " ".join(found["name"].split())
+        if name is None and text[: found.start()].endswith("| "):
+            return found[0]  # a cell of a table of results, whose numbers are those of a report
         if name is None:
             raise ValueError(f"{found['figure']} is quoted without the name of a measurement")
         if name not in ratios:

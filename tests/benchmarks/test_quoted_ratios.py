@@ -74,3 +74,8 @@ def test_a_file_that_is_another_is_one_line(program, tmp_path, capsys, content, 
     with pytest.raises(SystemExit, match="2"):
         program()
     assert expected in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_cells_of_a_table_of_results_are_not_quotes_of_a_benchmark():
+    row = "| `sdgp[mode=rescaled]` | 86.7 ± 0.3 | 1.05 [0.90, 1.22] |"
+    assert quoted_ratios.corrected(row, MEASURED) == row

@@ -97,7 +97,11 @@ def networks(folder):
 
 
 CASES = [
-    ("prunetrain", "toy_branching", "prunetrain cannot train toy_branching on task digits: the channels of this model"),
+    (
+        "prunetrain",
+        "toy_branching",
+        "prunetrain cannot train toy_branching on task digits: no channel of this model can be",
+    ),
     ("prunetrain[dynamic_batch=device]", "resnet9[width=0.125]", "needs a CUDA device"),
     ("sdgp", "toy_linear", "sdgp cannot train toy_linear on task digits: no layer of this model is pruned"),
     ("clicktrain", "toy_1x1", "clicktrain cannot train toy_1x1 on task digits: this network has no 3x3 convolution"),

@@ -64,7 +64,7 @@ def test_errors_are_one_line_before_torch_is_imported(folder, capsys, monkeypatc
     ("name", "expected"),
     [
         (("sdgp-table2",), "did you mean 'sdgp-"),
-        (("fig9",), "did you mean 'prunetrain-fig9'?"),
+        (("fig9",), "did you mean 'sdgp-fig9'?"),
     ],
 )
 def test_a_wrong_name_gets_a_suggestion(folder, capsys, name, expected):

@@ -253,7 +253,7 @@ def quick_report():
     import reports
     from suite import files
 
-    def write_report(folder):
+    def write_report(folder, *options):
         files.write(folder / "report.html", "x")
         return [folder / "report.html"]
 
