@@ -20,6 +20,10 @@ from methods.backends import autotune
 pytest_plugins = ["toy_fixtures"]
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+if not torch.cuda.is_available():
+    # Fake tensors, of which torch.compile makes use, register a fake GPU. If autograd runs for the first time after
+    # that, it starts threads for this GPU, and refuses to run in forked processes, which tests of faults need.
+    torch.ones(1, requires_grad=True).sum().backward()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell lets its background jobs ignore Ctrl-C, and their children with them; tests send it to theirs.
