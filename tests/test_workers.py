@@ -18,6 +18,14 @@ addopts = "-m 'not slow and not long'"
 markers = ["slow: takes minutes", "long: takes longer"]
 """
 
+TORCH = """
+class cuda:
+    def is_available():
+        return True  # so that the file has no autograd to start
+
+def set_num_threads(count):
+    pass
+"""
 
 WITHOUT = ("cacheprovider", "xdist", "debugging", "capture", "timeout")  # the plugins whose options are asked for
 
@@ -38,7 +46,7 @@ def test_only_a_run_of_all_tests_gets_workers(tmp_path, arguments, workers):
     tests.mkdir()
     shutil.copy(Path(__file__).with_name("conftest.py"), tests)
     # Stand-ins for the slow imports of that file; what it does with workers needs neither.
-    (tmp_path / "torch.py").write_text("def set_num_threads(count):\n    pass\n")
+    (tmp_path / "torch.py").write_text(TORCH)
     (tmp_path / "toy_fixtures.py").write_text("")
     for name in ("one", "other"):
         (tests / f"test_{name}.py").write_text(
