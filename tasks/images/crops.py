@@ -114,15 +114,15 @@ class CropBatches(EpochBatches):
 
         order = torch.randperm(self.num_samples, generator=generator("order"))
         crops = generator("crop")
-        boxes = torch.cat([draw_boxes(some, self._crop_area, crops) for some in self._sizes.split(_DRAWN_AT_ONCE)])
-        mirrored = torch.zeros(self.num_samples, dtype=torch.bool)
+        drawn = [draw_boxes(some, self._crop_area, crops).numpy() for some in self._sizes.split(_DRAWN_AT_ONCE)]
+        boxes = np.concatenate(drawn)
+        mirrored = np.zeros(self.num_samples, dtype=bool)
         if self._flip:
-            mirrored = torch.randint(0, 2, (self.num_samples,), generator=generator("flip")).bool()
+            mirrored = torch.randint(0, 2, (self.num_samples,), generator=generator("flip")).bool().numpy()
 
         def crop(image: int) -> Tensor:
             top, left, height, width = boxes[image].tolist()
-            pixels = self._read(image)[:, top : top + height, left : left + width]
-            resized = _resize(pixels, (self._size, self._size))
+            resized = _resize(self._read(image)[top : top + height, left : left + width], (self._size, self._size))
             return resized.flip(2) if mirrored[image] else resized
 
         return self._batches(order[: steps * batch_size], batch_size, crop)
@@ -139,9 +139,9 @@ class CropBatches(EpochBatches):
 
         return self._batches(torch.arange(self.num_samples), batch_size, centre)
 
-    def _read(self, image: int) -> Tensor:
-        """Return the pixels of an image as a view (3, H, W) uint8."""
-        return _as_tensor(self._source.read(int(self._chosen[image]))).permute(2, 0, 1)
+    def _read(self, image: int) -> NDArray[np.uint8]:
+        """Return the pixels of an image (H, W, 3) uint8."""
+        return self._source.read(int(self._chosen[image]))
 
     def _batches(
         self, order: Tensor, batch_size: int, compute: Callable[[int], Tensor]
@@ -154,10 +154,11 @@ class CropBatches(EpochBatches):
 
         def gather(images: Tensor, pool: ThreadPoolExecutor) -> Tensor:
             pixels = torch.empty(len(images), self._size, self._size, 3, dtype=torch.uint8)
+            numbers = images.tolist()
 
             def fill(first: int) -> None:
-                for place in range(first, len(images), threads):
-                    pixels[place] = compute(int(images[place])).permute(1, 2, 0)
+                for place in range(first, len(numbers), threads):
+                    pixels[place] = compute(numbers[place]).permute(1, 2, 0)
 
             list(pool.map(fill, range(threads)))
             return pixels
@@ -173,17 +174,14 @@ class CropBatches(EpochBatches):
                 yield self._normalized(pixels.to(self._device)), self._labels[images].to(self._device)
 
 
-def _as_tensor(pixels: NDArray[np.uint8]) -> Tensor:
-    # torch warns about arrays that cannot be written to; these are only read.
-    import warnings
+def _resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> Tensor:
+    """Resize an image (H, W, 3) bilinearly with antialiasing.
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(pixels)
-
-
-def _resize(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize an image (3, H, W) uint8 bilinearly with antialiasing."""
+    Returns:
+        (3, height, width) uint8, channels-last in memory, as torch's kernel for bytes computes it.
+    """
     from torchvision.transforms.v2 import InterpolationMode, functional
 
-    return functional.resize_image(pixels, list(size), interpolation=InterpolationMode.BILINEAR, antialias=True)
+    # The copy is contiguous, without which the result would not be channels-last, and can be written to.
+    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    return functional.resize_image(image, list(size), interpolation=InterpolationMode.BILINEAR, antialias=True)

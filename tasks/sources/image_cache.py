@@ -10,7 +10,9 @@ import json
 import os
 import shutil
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -176,9 +178,7 @@ def _decode_all(tree: ImageTree, part: Path, shorter_side: int, skip: bool) -> N
     ):
         done, offset = _resume(part, pixels, index)
         advance(done)
-        for first in range(done, len(every), CHUNK):
-            chunk = every[first : first + CHUNK]
-            decoded = list(pool.map(lambda one: _decoded(tree.root / one[1].path, shorter_side), chunk))
+        for chunk, decoded in _decoded_chunks(pool, tree.root, every[done:], shorter_side):
             records = np.zeros(len(chunk), dtype=RECORD)
             for record, (split, file), image in zip(records, chunk, decoded, strict=True):
                 record["offset"], record["label"], record["split"] = offset, file.label, split
@@ -189,9 +189,9 @@ def _decode_all(tree: ImageTree, part: Path, shorter_side: int, skip: bool) -> N
                         )
                     record["skipped"] = 1
                     continue
-                content = np.ascontiguousarray(image.pixels)
+                (content, converted), crc = image
                 record["height"], record["width"] = content.shape[:2]
-                record["crc"], record["converted"] = zlib.crc32(content.data), CONVERSIONS.index(image.converted)
+                record["crc"], record["converted"] = crc, CONVERSIONS.index(converted)
                 pixels.write(content.data)
                 offset += content.nbytes
             # Write the index after the pixels, so that every record describes pixels that exist.
@@ -215,11 +215,26 @@ def _resume(part: Path, pixels: IO[bytes], index: IO[bytes]) -> tuple[int, int]:
     return count, end
 
 
-def _decoded(path: Path, shorter_side: int) -> Decoded | BadImage:
+def _decoded_chunks(
+    pool: ThreadPoolExecutor, root: Path, every: Sequence[tuple[int, TreeFile]], shorter_side: int
+) -> Iterator[tuple[Sequence[tuple[int, TreeFile]], list[tuple[Decoded, int] | BadImage]]]:
+    """Yield files in chunks with their images and the CRC-32 of the pixels, while the next chunk is being decoded."""
+    chunks = [every[first : first + CHUNK] for first in range(0, len(every), CHUNK)]
+    started: deque[list[Future[tuple[Decoded, int] | BadImage]]] = deque()
+    for number, chunk in enumerate(chunks):
+        for later in chunks[number + len(started) : number + 2]:
+            started.append([pool.submit(_decoded, root / file.path, shorter_side) for _, file in later])
+        yield chunk, [one.result() for one in started.popleft()]
+
+
+def _decoded(path: Path, shorter_side: int) -> tuple[Decoded, int] | BadImage:
+    """Return an image, contiguous in memory, and the CRC-32 of its pixels; or what is wrong with the file."""
     try:
-        return decode(path, shorter_side)
+        pixels, converted = decode(path, shorter_side)
     except BadImage as error:
         return error
+    pixels = np.ascontiguousarray(pixels)
+    return Decoded(pixels, converted), zlib.crc32(pixels.data)
 
 
 def _reduced(height: int, width: int, shorter_side: int) -> tuple[int, int]:
