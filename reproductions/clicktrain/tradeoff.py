@@ -15,7 +15,6 @@ from reproductions.clicktrain.quantities import SMALL, compression_at_the_end, r
 from reproductions.comparison import Compared, Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.trial_values import done, learned_nothing, point, slower_than_dense, with_own_trials
-from suite import registry
 from suite.registry import register
 
 TUNED = "resnet9[width=0.25]"  # PruneTrain's thresholds in the short presets are tuned for it
@@ -96,7 +95,7 @@ def imagenet_parts() -> tuple[Part, ...]:
     )
 
 
-def _stand_in(presets: tuple[str, ...]) -> Part:
+def _stand_in() -> Part:
     return Part(
         name="stand-in",
         title="a small network on cifar10 in place of ImageNet's networks, at the compressions of two rows",
@@ -104,7 +103,7 @@ def _stand_in(presets: tuple[str, ...]) -> Part:
         task="cifar10",
         model="vgg11_click",
         small_model=SMALL,
-        presets=presets,
+        presets=("smoke", "quick"),
         seeds={"smoke": 1, "quick": 2, "paper": 3},
         recipe="clicktrain",
         compared=(
@@ -122,12 +121,6 @@ def _stand_in(presets: tuple[str, ...]) -> Part:
     )
 
 
-HAS_IMAGENET = "imagenet" in registry.names("task")
-WITHOUT = (
-    "This suite has no ImageNet task yet, so no preset trains on ImageNet. A small network on CIFAR-10 is used "
-    "instead. "
-    "Its accuracy at the same compression says nothing about ImageNet's networks."
-)
 SHORT = (
     "The presets smoke and quick use a small network on CIFAR-10 instead of ImageNet. Its accuracy at the same "
     "compression says nothing about ImageNet's networks. Preset paper trains on ImageNet."
@@ -142,12 +135,12 @@ class Figure12(Reproduction):
     reference = "clicktrain-fig12-accuracy"
     also = ("clicktrain-fig12-others-accuracy", "clicktrain-fig12-others-compression", "clicktrain-fig12-dense")
     remarks = (
-        SHORT if HAS_IMAGENET else WITHOUT,
+        SHORT,
         "Methods that prune after training are not run here; their rows show only published numbers.",
     )
     parts = (
-        _stand_in(("smoke", "quick") if HAS_IMAGENET else ("smoke", "quick", "paper")),
-        *(imagenet_parts() if HAS_IMAGENET else ()),
+        _stand_in(),
+        *imagenet_parts(),
     )
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
@@ -163,9 +156,7 @@ class Figure12(Reproduction):
         from reproductions.figures import differences_figure
 
         title = "Accuracy minus dense, published on ImageNet and ours"
-        if HAS_IMAGENET:
-            return differences_figure(self.registered_name, title, comparisons)
-        return differences_figure(self.registered_name, f"{title} of a stand-in on CIFAR-10", comparisons)
+        return differences_figure(self.registered_name, title, comparisons)
 
 
 PRUNETRAIN_RATIOS = (0.1, 0.2)

@@ -6,7 +6,7 @@ Reconfiguration", SC 2019, Sec. 4.2, 5.1 and 5.3.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from reports.data.estimates import Missing, estimate
 from reports.data.groups import seed_of
@@ -43,9 +43,9 @@ class Table2(Reproduction):
 
     title = "PruneTrain, Table 2: inference speed"
     reference = "prunetrain-table2-cifar100-speedup"
-    also = tuple(f"prunetrain-table2-imagenet-{what}" for what in ("dense", "pruned", "speedup"))
     beside = ("prunetrain-table2-cifar100-dense", "prunetrain-table2-cifar100-pruned")
-    remarks = (
+    theirs = "prunetrain-table2-cifar100"  # beginning of the names of the groups of published numbers
+    remarks: ClassVar[tuple[str, ...]] = (
         f"Median of {REPETITIONS} passes of random images; dense and pruned alternate, in the dtype of the trials. "
         "Weights and images are on the device beforehand. The paper uses a Titan Xp and mixed precision.",
     )
@@ -66,6 +66,14 @@ class Table2(Reproduction):
         )
         for model in models
     )
+
+    def where(self, part: Part, model: str) -> str:
+        """Return what the names of a part's quantities begin with, for the network that was trained."""
+        return f"{model} on {part.task}"
+
+    def rows(self, part: Part) -> tuple[str, str] | None:
+        """Return the rows of dense and of the pruned network in the paper's table; `None` if it has none."""
+        return part.model, part.model
 
     def outcome(self, data: ReproductionData) -> Outcome:
         lines: list[Comparison] = []
@@ -93,21 +101,25 @@ class Table2(Reproduction):
                 speeds.append(found.value)
                 timed.append(found)
         model = trained_model(part, dense)
-        name = f"{model} on {part.task}, batch {batch}"
-        key = f"{part.model}, batch {batch}" if model == part.model else ""
+        name = f"{self.where(part, model)}, batch {batch}"
+        dense_row, row = (model == part.model and self.rows(part)) or (None, None)
         before, after, ratios = (
             estimate(values, NOT_DONE)
             for values in ([a for a, _ in speeds], [b for _, b in speeds], [b / a for a, b in speeds])
         )
-        theirs = "prunetrain-table2-cifar100"
+
+        def published(what: str, of: str | None) -> str:
+            key = ", ".join(filter(None, (of, f"batch {batch}")))
+            group = f"{self.theirs}-{what}"
+            return f"{group}/{key}" if of is not None and key in self.published.group(group).values else ""
+
         return [
             line(f"{name}: dense, images per second", part.name, before, "measured", unit="",
-                 published=key and f"{theirs}-dense/{key}", among=self.published),
+                 published=published("dense", dense_row), among=self.published),
             line(f"{name}: prunetrain, images per second", part.name, after, "measured", unit="",
-                 published=(key in self.published.group(f"{theirs}-pruned").values and f"{theirs}-pruned/{key}") or "",
-                 among=self.published),
+                 published=published("pruned", row), among=self.published),
             line(f"{name}: prunetrain over dense", part.name, ratios, "measured", unit="×",
-                 published=key and f"{theirs}-speedup/{key}", among=self.published),
+                 published=published("speedup", row), among=self.published),
         ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ Reconfiguration", SC 2019, Sec. 5.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from reports.data.records import Trial
 from reports.figures.figure import Figure
@@ -31,7 +32,7 @@ from suite.registry import register
 class AccuracyAndCost(Reproduction):
     """Base class of PruneTrain's tables, which draw the differences of accuracy to dense."""
 
-    remarks = BEST_EPOCH
+    remarks: ClassVar[tuple[str, ...]] = BEST_EPOCH
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
         return modelled_costs(trial)
@@ -73,17 +74,6 @@ class Table1(AccuracyAndCost):
 
     title = "PruneTrain, Table 1: accuracy, training and inference cost on CIFAR"
     reference = "prunetrain-table1-cifar10-accuracy"
-    also = (
-        *(
-            f"prunetrain-table1-imagenet-{what}"
-            for what in (
-                *("accuracy", "accuracy-fine-tuned", "train-flops"),
-                *("train-time", "train-time-v100", "inference-flops"),
-            )
-        ),
-        "prunetrain-imagenet-norm-traffic-saved",
-        "prunetrain-imagenet-allreduce-saved",
-    )
     parts = (
         _part("resnet32", "cifar10", IN_FEW_EPOCHS, "resnet32-few-epochs", ("smoke", "quick")),
         *(_part(model, task) for task in TASKS for model in MODELS),
@@ -114,19 +104,30 @@ class Table3(AccuracyAndCost):
     )
 
 
-def _batch_lines(name: str, method: str, key: str) -> tuple[Compared, ...]:
-    group = "prunetrain-table4-cifar100"
+def batch_lines(name: str, method: str, group: str, key: str) -> tuple[Compared, ...]:
+    """Return the lines of a method in Table 4.
+
+    Args:
+        name: Name of the quantities.
+        method: Label of the method.
+        group: Beginning of the names of the groups of published numbers; empty for none.
+        key: Name of the published numbers in their groups.
+    """
+
+    def published(what: str) -> str:
+        return group and f"{group}-{what}/{key}"
+
     return (
-        *changed(name, method, f"{group}-accuracy/{key}"),
+        *changed(name, method, published("accuracy")),
         Compared(
             f"{name}: training time saved",
             method,
             column="train_time_s",
             against="saving",
-            published=f"{group}-time-saved/{key}",
+            published=published("time-saved"),
             note=TIMES,
         ),
-        inference_left(name, method, f"{group}-inference-flops/{key}"),
+        inference_left(name, method, published("inference-flops")),
     )
 
 
@@ -136,10 +137,6 @@ class Table4(AccuracyAndCost):
 
     title = "PruneTrain, Table 4: dynamic mini-batch adjustment"
     reference = "prunetrain-table4-cifar100-accuracy"
-    also = tuple(
-        f"prunetrain-table4-imagenet-{what}"
-        for what in ("accuracy", "time-saved", "time-saved-v100", "inference-flops")
-    )
     parts = (
         Part(
             name="cifar100",
@@ -149,8 +146,8 @@ class Table4(AccuracyAndCost):
             model="resnet50_cifar",
             compared=(
                 Compared("accuracy, dense", "dense"),
-                *_batch_lines("batch as it was", "prunetrain", "naive"),
-                *_batch_lines("growing batch", GROWING, "adjusted"),
+                *batch_lines("batch as it was", "prunetrain", "prunetrain-table4-cifar100", "naive"),
+                *batch_lines("growing batch", GROWING, "prunetrain-table4-cifar100", "adjusted"),
             ),
         ),
     )

@@ -17,6 +17,7 @@ GRID = "sdgp-repository-cifar10-resnet9"
 RATIOS, SIZES = (8, 4, 2), (4, 8, 16, 32)
 PAIRS = tuple((m // ratio, m) for m in SIZES for ratio in RATIOS if m >= ratio)
 MODES = ("random", "magnitude", "rescaled")
+COLUMNS = f"dense,sdgp[n=2,m=4,mode={'|'.join(MODES)}]"
 
 
 def label(n: int, m: int, mode: str = "rescaled") -> str:
@@ -34,6 +35,24 @@ def methods(*pairs: tuple[int, int]) -> str:
     return ",".join(["dense", *(label(n, m) for n, m in pairs)])
 
 
+def columns(group: str, where: str = "") -> tuple[Compared, ...]:
+    """Return the lines of a row of Table I: dense, and 2:4 random, magnitude and rescaled.
+
+    Args:
+        group: Group of the published numbers.
+        where: Network and task, where a page has several of them.
+    """
+    of = f" of {where}" if where else ""
+    return (
+        *accuracy(f"dense{of}", "dense", f"{group}/dense"),
+        *(
+            line
+            for mode in MODES
+            for line in accuracy(f"{mode} 2:4{of}", label(2, 4, mode), f"{group}/{mode}", f"{group}/dense")
+        ),
+    )
+
+
 @register("reproduction", "sdgp-table1")
 class Table1(Reproduction):
     """SDGP's Table I: accuracy of ResNet-9 on CIFAR-10, dense and pruned, and for the eleven n:m of its repository."""
@@ -41,10 +60,6 @@ class Table1(Reproduction):
     title = "SDGP, Table I: accuracy of ResNet-9 on CIFAR-10, dense and pruned"
     reference = TABLE
     also = (
-        "sdgp-table1-imagenet-resnet18",
-        "sdgp-table1-imagenet-regnetx400mf",
-        "sdgp-table1-imagenet-resnet50",
-        "sdgp-repository-imagenet-resnet18",
         "sdgp-data-gradient-share-resnet18",
         "sdgp-time-saved-abstract",
     )
@@ -52,15 +67,10 @@ class Table1(Reproduction):
         Part(
             name="columns",
             title="the columns of the table: dense and 2:4 random, magnitude and rescaled",
-            methods=f"dense,sdgp[n=2,m=4,mode={'|'.join(MODES)}]",
+            methods=COLUMNS,
             task="cifar10",
             compared=(
-                *accuracy("dense", "dense", f"{TABLE}/dense"),
-                *(
-                    line
-                    for mode in MODES
-                    for line in accuracy(f"{mode} 2:4", label(2, 4, mode), f"{TABLE}/{mode}", f"{TABLE}/dense")
-                ),
+                *columns(TABLE),
                 Compared(
                     "training time saved, rescaled 2:4, against dense",
                     label(2, 4),

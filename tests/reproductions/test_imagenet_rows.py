@@ -1,0 +1,71 @@
+"""The rows for ImageNet: each trial is compared with the numbers of its own row."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from reproductions.contract import Part
+from suite import registry
+
+ROWS = (
+    "sdgp-table1-imagenet",
+    "prunetrain-table1-imagenet",
+    "prunetrain-table2-imagenet",
+    "prunetrain-table4-imagenet",
+)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_short_presets_do_not_need_imagenet(name: str) -> None:
+    parts = registry.get("reproduction", name).parts
+    assert {part.task for part in parts if "quick" in part.presets} == {"imagenette"}
+    assert {part.task for part in parts if "paper" in part.presets} == {"imagenet"}
+
+
+def named(part: Part) -> set[tuple[str, str]]:
+    """Return method and published number of all lines of a part that have one."""
+    return {(one.method, one.published) for one in part.compared if one.published}
+
+
+def test_sdgp_compares_each_network_with_its_row() -> None:
+    parts = registry.get("reproduction", "sdgp-table1-imagenet").parts
+    for part in parts:
+        row = {"resnet18": "resnet18", "regnet_x_400mf": "regnetx400mf", "resnet50": "resnet50"}[part.model]
+        modes = {mode: f"sdgp[n=2,m=4,mode={mode}]" for mode in ("random", "magnitude", "rescaled")}
+        assert named(part) == {
+            (method, f"sdgp-table1-imagenet-{row}/{column}") for column, method in {"dense": "dense", **modes}.items()
+        }
+
+
+def test_prunetrain_compares_each_ratio_with_its_row() -> None:
+    stand_in, part = registry.get("reproduction", "prunetrain-table1-imagenet").parts
+    assert not named(stand_in)
+    found = named(part)
+    assert len(found) == 3 * 4
+    for method, published in found:
+        ratio = re.search(r"ratio=([0-9.]+),interval=5", method)
+        assert ratio
+        assert published.endswith(f"/ratio {ratio[1]}")
+
+
+def test_table_4_compares_the_growing_batch_with_the_adjusted_row() -> None:
+    stand_in, part = registry.get("reproduction", "prunetrain-table4-imagenet").parts
+    assert not named(stand_in)
+    assert {(published.partition("/")[2], "dynamic_batch=start" in method) for method, published in named(part)} == {
+        ("naive", False),
+        ("adjusted", True),
+    }
+
+
+def test_table_2_finds_the_rows_of_each_ratio() -> None:
+    table = registry.get("reproduction", "prunetrain-table2-imagenet")()
+    stand_in, *parts = table.parts
+    assert table.rows(stand_in) is None
+    for part in parts:
+        dense, row = table.rows(part)
+        assert f"[{row.replace(' ', '=')}," in part.methods
+        for batch in (10, 100):
+            assert f"{row}, batch {batch}" in table.published.group("prunetrain-table2-imagenet-speedup").values
+        assert dense == ""
