@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from suite import files
+from suite.command.folders.destination import check_destination, new_folder
 from suite.command.options import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder import packed
@@ -29,10 +30,7 @@ def export(arguments: Sequence[str]) -> int:
     source, destination = files.read_path(namespace.folder, "export"), files.read_path(namespace.destination, "export")
     if not (source / "suite.json").is_file():
         raise UsageError(f"export {source}: not the folder of a suite: it has no suite.json")
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise UsageError(f"export: {destination} is not an empty folder")
-    if destination.resolve().is_relative_to(source.resolve()):
-        raise UsageError(f"export: {destination} is inside the folder to copy; choose another destination")
+    place = check_destination("export", destination, [source])
 
     from reports import write_report
     from suite.runs.folder.results import write_results
@@ -41,11 +39,13 @@ def export(arguments: Sequence[str]) -> int:
     store = Store(source)
     if store.is_locked():
         raise UsageError(f"export {source}: in use by another command; try again when it has ended")
-    write_results(store)
-    write_report(source)  # the copied files are consistent then
-    for name, content in contents(source):
-        (destination / name).parent.mkdir(parents=True, exist_ok=True)
-        files.write(destination / name, content)
+    with files.errors_of(source):
+        write_results(store)
+        write_report(source)  # the copied files are consistent then
+        with new_folder("export", place) as temporary:
+            for name, content in contents(source):
+                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                files.write(temporary / name, content)
     size = sum(path.stat().st_size for path in destination.rglob("*") if path.is_file())
     print(f"export: {destination}, {size / 1e6:.1f} MB; report: {destination / 'report.md'}")
     return 0

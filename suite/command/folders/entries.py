@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from suite.errors import UsageError
+from suite.errors import UsageError, validate
 from suite.runs.folder.entries import GroupEntries
 from suite.runs.folder.profiles import GroupProfiles, MethodProfile
-from suite.runs.folder.times import GroupTimes, Interval, MethodTime, StageTime
+from suite.runs.folder.times import TIMES, GroupTimes, Interval, MethodTime, StageTime
 
 MEASUREMENTS = "measurements"
 """Key of the provenance of a combined entry: the list of all entries that it was made from."""
@@ -18,36 +18,33 @@ MEASUREMENTS = "measurements"
 def combine_times(groups: Sequence[tuple[Path, Sequence[GroupTimes]]]) -> tuple[list[GroupTimes], list[str]]:
     """Return the times of all folders, and a line for each method that was measured in several of them.
 
-    Two measurements of a method become one entry: the geometric mean of their ratios, weighted by the pairs of steps,
-    with an interval that covers both intervals. If they disagree, the interval is wide. Both are kept unchanged in the
-    entry's provenance.
+    Several measurements of a method become one entry: the geometric mean of their ratios, weighted by the pairs of
+    steps, with an interval that covers all intervals. If they disagree, the interval is wide. All are kept unchanged in
+    the entry's provenance. A measurement that several folders have, since one is a copy of another or was merged from
+    it, counts once.
 
     Raises:
-        UsageError: A method was measured with other stages in another folder.
+        UsageError: A method was measured with other stages or threads in another folder.
     """
-    merged: dict[tuple[tuple[str, str], ...], dict[str, tuple[Path, MethodTime]]] = {}
-    notes = []
+    merged: dict[tuple[tuple[str, str], ...], dict[str, list[tuple[Path, MethodTime]]]] = {}
     for folder, several in groups:
         for group in several:
             methods = merged.setdefault(tuple(sorted(group.key.items())), {})
             for label, time in group.methods.items():
-                if label not in methods:
-                    methods[label] = (folder, time)
-                    continue
-                other, known = methods[label]
-                if known == time:
-                    continue
-                combined = _combined(label, (other, known), (folder, time))
-                methods[label] = (other, combined)
+                methods.setdefault(label, []).append((folder, time))
+    notes = []
+    found = []
+    for key, methods in merged.items():
+        combined = {label: _combined(label, entries) for label, entries in methods.items()}
+        found.append(GroupEntries[MethodTime](key=dict(key), methods=combined))
+        for label, entries in methods.items():
+            total = combined[label]
+            if any(time != total for _, time in entries):
+                places = " and ".join(f"{folder} ({time.ratio:.3f})" for folder, time in entries)
                 notes.append(
-                    f"time.json: {label} was measured in {other} ({known.ratio:.3f}) and {folder} ({time.ratio:.3f}); "
-                    f"both are kept, and together they give {combined.ratio:.3f} "
-                    f"[{combined.low:.3f}, {combined.high:.3f}]"
+                    f"time.json: {label} was measured in {places}; all are kept, and together they give "
+                    f"{total.ratio:.3f} [{total.low:.3f}, {total.high:.3f}]"
                 )
-    found = [
-        GroupEntries[MethodTime](key=dict(key), methods={label: time for label, (_, time) in methods.items()})
-        for key, methods in merged.items()
-    ]
     return found, notes
 
 
@@ -81,30 +78,67 @@ def _when(entry: tuple[Path, MethodProfile]) -> str:
     return str(entry[1].provenance.get("time_utc", ""))
 
 
-def _combined(label: str, one: tuple[Path, MethodTime], other: tuple[Path, MethodTime]) -> MethodTime:
-    (first, mine), (second, theirs) = one, other
-    stages = [[(stage.epoch, stage.steps) for stage in time.stages] for time in (mine, theirs)]
-    if stages[0] != stages[1] or mine.dense_steps != theirs.dense_steps:
-        raise UsageError(
-            f"merge: {label} was measured with other stages in {first / 'time.json'} and {second / 'time.json'}; "
-            "remove one of the two files, or merge and measure again"
+def _combined(label: str, entries: Sequence[tuple[Path, MethodTime]]) -> MethodTime:
+    """Return one entry for all measurements of a method."""
+    known: list[tuple[Path, MethodTime]] = []  # each measurement once
+    for folder, entry in entries:
+        for one in _measurements(folder, label, entry):
+            if all(one != other for _, other in known):
+                known.append((folder, one))
+    (first, mine), *others = known
+    for folder, theirs in others:
+        for what, facts in (
+            (
+                "stages",
+                [([(stage.epoch, stage.steps) for stage in one.stages], one.dense_steps) for one in (mine, theirs)],
+            ),
+            ("threads", [one.threads for one in (mine, theirs)]),
+        ):
+            if facts[0] != facts[1]:
+                raise UsageError(
+                    f"merge: {label} was measured with other {what} in {first / TIMES.name} and {folder / TIMES.name}; "
+                    "remove one of the two files, or merge and measure again"
+                )
+    if not others:
+        return entries[0][1]
+    times = [one for _, one in known]
+    counts = [one.pairs for one in times]
+    stages = [
+        StageTime(
+            epoch=same[0].epoch,
+            steps=same[0].steps,
+            pairs=sum(stage.pairs for stage in same),
+            **_pooled(same, [stage.pairs for stage in same]),
         )
-    counts = (mine.pairs, theirs.pairs)
-    known = [list(time.provenance.get(MEASUREMENTS) or [time.model_dump(mode="json")]) for time in (mine, theirs)]
+        for same in zip(*(one.stages for one in times), strict=True)
+    ]
+    weighted = sum(one.reconfiguration * count for one, count in zip(times, counts, strict=True))
     return mine.model_copy(
         update={
-            **_pooled((mine, theirs), counts),
+            **_pooled(times, counts),
             "pairs": sum(counts),
-            "stages": tuple(
-                StageTime(epoch=a.epoch, steps=a.steps, pairs=a.pairs + b.pairs, **_pooled((a, b), (a.pairs, b.pairs)))
-                for a, b in zip(mine.stages, theirs.stages, strict=True)
-            ),
-            "reconfiguration": (mine.reconfiguration * counts[0] + theirs.reconfiguration * counts[1]) / sum(counts),
-            "dense_twice": Interval(**_pooled((mine.dense_twice, theirs.dense_twice), counts)),
-            "load": max(mine.load, theirs.load),
-            "provenance": {**mine.provenance, MEASUREMENTS: [*known[0], *known[1]]},
+            "stages": tuple(stages),
+            "reconfiguration": weighted / sum(counts),
+            "dense_twice": Interval(**_pooled([one.dense_twice for one in times], counts)),
+            "load": max(one.load for one in times),
+            "provenance": {**mine.provenance, MEASUREMENTS: [one.model_dump(mode="json") for one in times]},
         }
     )
+
+
+def _measurements(folder: Path, label: str, entry: MethodTime) -> list[MethodTime]:
+    """Return the measurements that an entry was made from: those that `merge` stored, or the entry itself.
+
+    Raises:
+        UsageError: The stored measurements are damaged.
+    """
+    stored = entry.provenance.get(MEASUREMENTS)
+    if stored is None:
+        return [entry]
+    where = f"{folder / TIMES.name} is damaged: {label}: provenance.{MEASUREMENTS}"
+    if not isinstance(stored, list) or not stored:
+        raise UsageError(f"{where} is not a list of measurements")
+    return [validate(MethodTime, one, where) for one in stored]
 
 
 def _pooled(intervals: Sequence[Interval], weights: Sequence[int]) -> dict[str, float]:

@@ -1,19 +1,18 @@
 """The verb `merge`: the trials of several folders in a new one.
 
-Everything is written into a temporary folder next to the destination, which is renamed when it is complete. Checkpoints
-and models are hard links where the file system allows it, since programs replace these files and never change them; all
-other files are copied.
+Everything is written into a temporary folder (`suite.command.folders.destination`). Checkpoints and models are hard
+links where the file system allows it, since programs replace these files and never change them; all other files are
+copied.
 """
 
 from __future__ import annotations
 
-import secrets
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from suite import files
+from suite.command.folders.destination import check_destination, new_folder
 from suite.command.folders.sources import Source, Trial, combine_commands
 from suite.command.options import Parser, program_name
 from suite.errors import UsageError
@@ -37,7 +36,9 @@ def merge(arguments: Sequence[str]) -> int:
     typed = parser.read(arguments)
     paths = [files.read_path(text, "merge") for text in typed.folders]
     destination = files.read_path(typed.out, "--out")
-    _check_places(paths, destination)
+    if len({path.resolve() for path in paths}) < max(2, len(paths)):
+        raise UsageError("merge: expected at least two different folders, and -o DIR for the new one")
+    place = check_destination("merge", destination, paths)
     sources = [Source.read(path) for path in paths]
     chosen, notes = choose(sources)
     rows = {name: trial.row for name, trial in sorted(chosen.items()) if trial.folder is None}
@@ -49,27 +50,29 @@ def merge(arguments: Sequence[str]) -> int:
     times, lines = combine_times([(source.folder, TIMES.read(source.folder)) for source in sources])
     profiles, more = latest_profiles([(source.folder, PROFILES.read(source.folder)) for source in sources])
     tuned, kept = _tuned(paths)
-    with files.errors_of(destination), _new_folder(destination) as temporary:
+    report = str(destination / "report.html")
+    with new_folder("merge", place) as temporary:
         store = Store(temporary)
-        with store.lock():
-            for name, trial in sorted(chosen.items()):
-                if trial.folder is not None:
+        for name, trial in sorted(chosen.items()):
+            if trial.folder is not None:
+                with files.errors_of(trial.source):
                     copy_trial(trial.folder, store.trial_folder(name))
-            files.write(temporary / "suite.json", combine_commands(sources))
-            if times:
-                TIMES.write(temporary, times)
-            if profiles:
-                PROFILES.write(temporary, profiles)
-            if tuned is not None:
-                write_tuned(temporary, tuned)
-            write_results(store, none_runs=True, further=rows)
-            temporary.rename(destination)
+        files.write(temporary / "suite.json", combine_commands(sources))
+        if times:
+            TIMES.write(temporary, times)
+        if profiles:
+            PROFILES.write(temporary, profiles)
+        if tuned is not None:
+            write_tuned(temporary, tuned)
+        write_results(store, none_runs=True, further=rows)
+        try:
+            write_report(temporary)
+        except UsageError as error:  # without a trial on test images
+            report = f"none, since {str(error).replace(str(temporary), str(destination))}"
     for line in (*notes, *lines, *more, *kept):
         print(f"merge: {line}")
-    with files.errors_of(destination):
-        written = write_report(destination)
     done = sum(trial.done for trial in chosen.values())
-    print(f"merge: {destination}, {len(chosen)} trials, {done} of them done; report: {written[0]}")
+    print(f"merge: {destination}, {len(chosen)} trials, {done} of them done; report: {report}")
     return 0
 
 
@@ -80,21 +83,6 @@ def _tuned(paths: Sequence[Path]) -> tuple[Tuned | None, list[str]]:
     return (found[0][1] if found else None), [
         f"tune.json: kept from {found[0][0]}, and not from {path}" for path in others
     ]
-
-
-def _check_places(paths: Sequence[Path], destination: Path) -> None:
-    """Check the folders of the command line, before any is read.
-
-    Raises:
-        UsageError: There are fewer than two folders, or the destination is not empty or inside one of them.
-    """
-    if len({path.resolve() for path in paths}) < 2 or len({path.resolve() for path in paths}) < len(paths):
-        raise UsageError("merge: expected at least two different folders, and -o DIR for the new one")
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise UsageError(f"merge: {destination} is not an empty folder")
-    for path in paths:
-        if destination.resolve().is_relative_to(path.resolve()):
-            raise UsageError(f"merge: {destination} is inside {path}; choose another destination")
 
 
 def choose(sources: Sequence[Source]) -> tuple[dict[str, Trial], list[str]]:
@@ -121,10 +109,8 @@ def choose(sources: Sequence[Source]) -> tuple[dict[str, Trial], list[str]]:
         best = max(done or several[:1], key=lambda trial: trial.size)
         chosen[name] = best
         if len(done) < len(several) and (done or any(one.row != best.row for one in several)):
-            others = ", ".join(
-                f"{one.row['status']} in {one.source}" for one in several if not one.done and one != best
-            )
-            notes.append(f"{name}: {best.row['status']} in {best.source} is kept; it is {others}")
+            others = ", ".join(f"{one.state} in {one.source}" for one in several if not one.done and one != best)
+            notes.append(f"{name}: {best.state} in {best.source} is kept; it is {others}")
     return chosen, notes
 
 
@@ -132,7 +118,7 @@ def copy_trial(source: Path, destination: Path) -> None:
     """Copy the folder of a trial; files with a suffix of `LINKED` get a second name instead.
 
     Raises:
-        UsageError: A file is a symbolic link.
+        UsageError: A file is a symbolic link, a pipe, a socket or a device.
         OSError: A file cannot be read, linked or copied.
     """
     files.make_folder(destination)
@@ -141,25 +127,9 @@ def copy_trial(source: Path, destination: Path) -> None:
         place = destination / path.relative_to(source)
         if path.is_dir():
             files.make_folder(place)
+        elif not path.is_file():
+            raise UsageError(f"merge: {path} is not an ordinary file; move it away")
         elif path.suffix in LINKED:
             files.keep_copy(path, place)
         elif path.suffix != ".part":  # a part was left by a writer that was killed
             shutil.copyfile(path, place)
-
-
-@contextmanager
-def _new_folder(destination: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to a destination; it is removed unless it was renamed.
-
-    Temporary folders that killed processes left for the same destination are removed first.
-    """
-    for left in destination.parent.glob(f".{destination.name}.*.merge"):
-        if not Store(left).is_locked():
-            files.remove_folder(left)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(8)}.merge")
-    try:
-        yield temporary
-    finally:
-        if temporary.exists():
-            files.remove_folder(temporary)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from suite import files
-from suite.errors import UsageError
+from suite.errors import UsageError, in_words
 from suite.runs.folder import packed
 from suite.runs.folder.columns import COLUMNS
 from suite.runs.folder.records import read_record
@@ -18,6 +20,7 @@ from suite.runs.folder.store import Store
 
 LARGEST = 64 * 2**20  # bytes of suite.json
 FILES = ("epochs.jsonl", "layers.csv")
+_NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")  # of a folder
 _NOT_COMPARED = ("sha256",)  # it covers the path of the data set, which may be in another home folder
 
 
@@ -39,11 +42,16 @@ class Trial:
     record: Mapping[str, Any] = field(default_factory=dict)
     size: int = 0
 
-    @property
+    @cached_property
     def done(self) -> bool:
         """Whether the trial is done, and its record and the files of a report are as they were written."""
-        whole = self.folder is None or not packed.altered(self.folder, self.record)
-        return self.row["status"] == "done" and whole
+        return self.state == "done"
+
+    @cached_property
+    def state(self) -> str:
+        """The status, or why a trial with the status `done` does not count."""
+        changed = packed.altered(self.folder, self.record) if self.folder is not None else []
+        return f"damaged ({changed[0]})" if self.row["status"] == "done" and changed else str(self.row["status"])
 
     def difference(self, other: Trial) -> str:
         """Return in what two finished trials differ; empty if they are equal.
@@ -60,7 +68,10 @@ class Trial:
                 return f"'{name}' of their trial.json differs"
         for name in FILES:
             paths = [packed.held(folder / name) for folder in (self.folder, other.folder)]
-            contents = {packed.read(path) for path in paths if path is not None}
+            try:
+                contents = {packed.read(path) for path in paths if path is not None}
+            except OSError as error:
+                return f"their {name} cannot be compared: {in_words(error)}"
             if len(contents) > 1:
                 return f"their {name} differs"
         return ""
@@ -101,7 +112,7 @@ class Source:
         if store.is_locked():
             raise UsageError(f"merge {folder}: in use by another command; try again when it has ended")
         try:
-            suite = json.loads(files.read_bytes(path, "merge", LARGEST))
+            suite = json.loads(files.read_bytes(path, "merge", LARGEST), parse_constant=_refuse_constant)
             commands = suite["commands"]
             if not isinstance(commands, list) or not all(isinstance(command, dict) for command in commands):
                 raise ValueError("its commands are not a list of objects")
@@ -109,11 +120,17 @@ class Source:
             reason = f"it has no {error}" if isinstance(error, KeyError) else error
             raise UsageError(f"merge: {path} is damaged: {reason}") from error
         table = read_table(folder)
+        if foreign := [name for name in table if not _NAME.fullmatch(name) or name in (".", "..")]:
+            raise UsageError(f"merge: {folder / 'results.csv'}: '{foreign[0]}' is not the id of a trial")
         table |= {row["trial_id"]: row for row in rows(store, none_runs=True, earlier=table)}
         trials = {name: _trial(folder, name, row) for name, row in table.items()}
         if not trials:
             raise UsageError(f"merge {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
         return cls(folder, suite, trials)
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
 
 
 def _trial(source: Path, name: str, row: Mapping[str, Any]) -> Trial:
@@ -132,13 +149,14 @@ def combine_commands(sources: Sequence[Source]) -> str:
     The first entries are those of the latest command, as in any folder.
     """
     entries: list[tuple[str, dict[str, Any]]] = []
-    known: list[Mapping[str, Any]] = []
+    known: list[Mapping[str, Any]] = []  # without the folder that an earlier merge added
     for source in sources:
         latest = ""
         for command in source.suite["commands"]:
             latest = max(latest, str(command.get("time_utc", "")))  # commands of a folder keep their order
-            if command not in known:  # folders that were copied have the same commands
-                known.append(command)
+            plain = {name: value for name, value in command.items() if name != "folder"}
+            if plain not in known:  # folders that were copied or merged have the same commands
+                known.append(plain)
                 entries.append((latest, {"folder": files.without_home(str(source.folder)), **command}))
     entries.sort(key=lambda entry: entry[0])
     last = max(

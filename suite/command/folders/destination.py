@@ -1,0 +1,103 @@
+"""New folders: everything is written into a temporary folder next to the destination, which is renamed when complete.
+
+A command that is killed leaves no half-written destination, and the same command can be started again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import lock_descriptor
+
+from suite import files
+from suite.errors import UsageError
+
+_LOCK = ".lock"  # the lock of a suite's folder has the same name
+_LONGEST_NAME = 200  # bytes of the destination's name in that of the temporary folder
+
+
+def check_destination(verb: str, destination: Path, sources: Sequence[Path]) -> Path:
+    """Check that a new folder can be written, before anything is read.
+
+    Args:
+        verb: Verb of the command, for messages and for the name of the temporary folder.
+        destination: Path of the new folder, or of an empty one.
+        sources: Folders that are read.
+
+    Returns:
+        The path without symbolic links.
+
+    Raises:
+        UsageError: The destination is not empty or inside a source, or cannot be created.
+    """
+    if destination.is_symlink() and not destination.exists():
+        raise UsageError(f"{verb}: {destination} is a symbolic link to nothing")
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(f"{verb}: {destination} is not an empty folder")
+    place = destination.resolve()
+    for path in sources:
+        if place.is_relative_to(path.resolve()):
+            raise UsageError(f"{verb}: {destination} is inside {path}; choose another destination")
+    above = _existing(place.parent)
+    if not above.is_dir():
+        raise UsageError(f"{verb}: {above} is a file, not a folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"{verb}: {above} is not writable")
+    return place
+
+
+def _existing(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that exists."""
+    return next(one for one in (path, *path.parents) if os.path.lexists(one))
+
+
+@contextmanager
+def new_folder(verb: str, destination: Path) -> Iterator[Path]:
+    """Yield an empty folder, which gets the name of the destination if the block ends without an error.
+
+    The temporary folder is locked. Those that killed commands left for the same destination are removed first.
+
+    Args:
+        verb: See `check_destination`.
+        destination: The path that `check_destination` returned.
+
+    Raises:
+        UsageError: A file cannot be written, or something else has created the destination.
+    """
+    name = os.fsdecode(os.fsencode(destination.name)[:_LONGEST_NAME])
+    with files.errors_of(_existing(destination.parent)):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        left = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.{verb}")
+        for path in [one for one in destination.parent.iterdir() if left.fullmatch(one.name)]:
+            _remove_abandoned(path)
+        temporary = destination.with_name(f".{name}.{secrets.token_hex(8)}.{verb}")
+        temporary.mkdir()
+        descriptor = files.open_descriptor(temporary / _LOCK, os.O_RDWR)
+        try:
+            lock_descriptor(descriptor, blocking=False)
+            yield temporary
+            if destination.is_dir() and any(destination.iterdir()):
+                raise UsageError(f"{verb}: {destination} is not an empty folder any more")
+            temporary.rename(destination)
+            (destination / _LOCK).unlink()
+        finally:
+            os.close(descriptor)
+            if temporary.exists():
+                files.remove_folder(temporary)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove a temporary folder unless a command has locked it."""
+    if path.is_symlink() or not path.is_dir():
+        return
+    descriptor = files.open_descriptor(path / _LOCK, os.O_RDWR)
+    try:
+        if lock_descriptor(descriptor, blocking=False):
+            files.remove_folder(path)
+    finally:
+        os.close(descriptor)
