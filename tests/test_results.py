@@ -236,3 +236,13 @@ def test_the_readme_names_the_arithmetic_of_the_steps_that_it_quotes():
         "bfloat16 step"
     )
     assert text.format(*quoted) in readme
+
+
+def test_the_short_setting_of_prunetrain_for_resnet32_follows_from_counted_flops():
+    from reproductions.prunetrain.quantities import IN_FEW_EPOCHS
+
+    table = pd.read_csv(ROOT / "results" / "cpu-zen4-2cores" / "prunetrain-resnet32.csv")
+    tried = table[table["update"] == "subgradient"]
+    gone = tried[tried["inference_flops"] < 0.8 * tried["inference_flops_dense"]]
+    weakest = gone.loc[gone["inference_flops"].idxmax()]
+    assert f"prunetrain[ratio={weakest['ratio']},threshold={weakest['threshold']}]" == IN_FEW_EPOCHS
