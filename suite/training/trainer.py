@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from suite.cost.clock import Clock
 from suite.cost.flops import count
 from suite.cost.ledger import Ledger
-from suite.cost.memory import SavedTensors, held_bytes
+from suite.cost.memory import SavedTensors
 from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.network.layers import backend_name
 from suite.recipe import Recipe
@@ -22,29 +21,13 @@ from suite.training.cuda_graph import make_step
 from suite.training.evaluation import Evaluation
 from suite.training.execution import check_execution
 from suite.training.hooks import Hooks
-from suite.training.optimizer_state import make_optimizer, tensors_per_parameter
+from suite.training.optimizer_state import make_optimizer
+from suite.training.parts.progress import Progress, Record
 from suite.training.product_check import ProductCheck
-
-Record = dict[str, Any]
 
 
 class Diverged(Exception):
     """The loss is infinite or NaN, or no step of an epoch had finite gradients."""
-
-
-@dataclass
-class Progress:
-    """State of the trainer between epochs; part of the checkpoint."""
-
-    first_epoch: int = 0  # epochs that were done when the schedule began; not 0 after a restart
-    lr_scale: float = 1.0
-    samples: int = 0
-    peak_memory_bytes: int = 0
-    step_memory_bytes: int = 0  # with the network and batch size that trained last
-    memory_is_counted: bool = False  # on the CPU: whether it was counted for the current network
-    best_accuracy: float = 0.0
-    finished: bool = False
-    last_record: Record = field(default_factory=dict)
 
 
 class Trainer:
@@ -212,7 +195,7 @@ class Trainer:
         if skipped == steps and not self._scale_still_falls(scale):
             raise Diverged(f"no step of epoch {ctx.epochs_done + 1} had finite gradients")
         if self.device.type == "cuda":
-            self._note_memory(self.step.peak_memory())
+            self.progress.note_memory(self.step.peak_memory())
         return {
             "train_loss": loss_sum / seen,
             "regularization": term_sum / max(steps - skipped, 1),
@@ -235,7 +218,7 @@ class Trainer:
         saved = None if self.progress.memory_is_counted or self.device.type == "cuda" else SavedTensors(self.model)
         task_loss, term = self.step.gradients(images, labels, saved)
         if saved:
-            self._note_counted_memory(saved)
+            self.progress.note_counted_memory(saved, self.model, self.optimizer, self.recipe)
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -295,19 +278,6 @@ class Trainer:
         if extra := self.hooks.method.record(self.ctx):
             record["method"] = dict(extra)
         self.progress.last_record = record
-
-    def _note_counted_memory(self, saved: SavedTensors) -> None:
-        """Count the memory of a step on the CPU, once per architecture: tensors kept for backward, and all others."""
-        held = saved.bytes + held_bytes(self.model, self.optimizer)
-        if not self.optimizer.state:  # before the first step, the momentum does not exist yet
-            size = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-            held += tensors_per_parameter(self.recipe) * size
-        self._note_memory(held)
-        self.progress.memory_is_counted = True
-
-    def _note_memory(self, step_bytes: int) -> None:
-        self.progress.step_memory_bytes = step_bytes
-        self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, step_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed trial needs to continue bit for bit."""
