@@ -278,7 +278,7 @@ class Method:
         """Return a changed batch, such as mixup's.
 
         `images` (N, C, H, W) and `labels` (N,) int64 are the whole batch of this rank, on the device. The returned
-        labels may be probabilities, (N, classes).
+        labels may be probabilities, (N, classes), and so may the given ones, by `recipe.mixup` or `recipe.cutmix`.
         """
         return images, labels
 

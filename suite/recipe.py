@@ -14,6 +14,7 @@ ADDED: Final = {
     **{"crop_padding": "mean", "drop_last": True, "evaluate_test": True},
     **{"image_size": None, "eval_resize": None, "crop_area": 0.08, "cache": "on", "bad_images": "refuse"},
     **{"optimizer": "sgd", "second_momentum": 0.999},
+    **{"warmup_epochs": 0.0, "ema": 0.0, "mixup": 0.0, "cutmix": 0.0},
 }
 """Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
 this value, so that the ids of earlier trials stay the same."""
@@ -59,7 +60,9 @@ class Recipe:
         learning_rate: Highest learning rate of the schedule.
         schedule: Learning rate schedule. `linear`: linear from `lr_start` to the highest value at `peak_at`, then
             linear to `lr_end`, interpolated at every step. `cosine`: the same rise, then half a cosine. `step`: the
-            highest value, multiplied by `step_factor` at each of `milestones`.
+            highest value, multiplied by `step_factor` at each of `milestones`. `constant`: the highest value.
+        warmup_epochs: Epochs in which the learning rate of any schedule rises linearly from `lr_start`; for `linear`
+            and `cosine` the same as `peak_at`, as a number of epochs that `--epochs` does not stretch.
         lr_start, lr_end: First and last learning rate, relative to the highest one.
         peak_at: Position of the highest learning rate, as a share of all epochs, so that `--epochs` stretches the
             schedule.
@@ -78,6 +81,13 @@ class Recipe:
             graph made by `torch.compile`; or `cuda_graph`, captured once and replayed, on CUDA only and for methods
             that allow it. Compiled kernels round differently, so the execution is part of the trial's id, and times of
             different executions must not be compared.
+        ema: Decay per step of an exponential moving average of the weights, which is evaluated and saved in place of
+            the weights; 0 for none. It covers about the last 1 / (1 - `ema`) steps, and averages the statistics of
+            batch normalisation too.
+        mixup: Both parameters of the Beta distribution for mixing pairs of training images and their labels; 0 for
+            none. The training loss is then that of mixed images.
+        cutmix: The same for replacing a rectangle of a training image by that of another; 0 for none. With `mixup`,
+            each batch is changed by one of the two, with probability 1/2.
         clip_norm: Largest norm of the gradient; `none` does not clip.
         validation_images: Number of training images in the validation split, which `split_seed` selects, stratified by
             class.
@@ -105,7 +115,8 @@ class Recipe:
     batch_size: Annotated[int, Ge(1)]
     eval_batch_size: Annotated[int, Ge(1)] = 500
     learning_rate: Annotated[float, Ge(0), Search(0.25, 4, log=True, relative=True)]
-    schedule: Literal["linear", "cosine", "step"] = "linear"
+    schedule: Literal["linear", "cosine", "step", "constant"] = "linear"
+    warmup_epochs: Annotated[float, Ge(0)] = 0.0
     lr_start: Annotated[float, Ge(0)] = 0.0
     lr_end: Annotated[float, Ge(0)] = 0.0
     peak_at: Annotated[float, Interval(ge=0, le=1)] = 0.0
@@ -118,6 +129,9 @@ class Recipe:
     weight_decay: Annotated[float, Ge(0)] = 5e-4
     decay_norm_and_bias: bool = True
     label_smoothing: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    ema: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    mixup: Annotated[float, Ge(0)] = 0.0
+    cutmix: Annotated[float, Ge(0)] = 0.0
     micro_batches: Annotated[int, Ge(1)] = 1
     execution: Literal["eager", "compile", "cuda_graph"] = "eager"
     clip_norm: Annotated[float, Gt(0)] | None = None
@@ -151,6 +165,16 @@ class Recipe:
             raise ValueError("recipe.nesterov needs a recipe.momentum above 0")
         if self.nesterov and self.optimizer != "sgd":
             raise ValueError(f"recipe.nesterov is of SGD; with recipe.optimizer={self.optimizer} set it to false")
+        if self.warmup_epochs and self.peak_at:
+            raise ValueError(
+                f"recipe.warmup_epochs is {self.warmup_epochs:g} and recipe.peak_at is {self.peak_at:g}; both set the "
+                "warm-up, so set one of them to 0"
+            )
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(
+                f"recipe.warmup_epochs is {self.warmup_epochs:g}; it must be below recipe.epochs, which is "
+                f"{self.epochs}"
+            )
 
     def fields(self) -> dict[str, Any]:
         """Return every field by name, except those of `ADDED` that have the value there."""
@@ -158,11 +182,15 @@ class Recipe:
 
     def learning_rate_at(self, progress: float) -> float:
         """Return the learning rate after the share `progress`, in [0, 1], of the training."""
+        peak = self.warmup_epochs / self.epochs if self.warmup_epochs else self.peak_at
+        rises = self.warmup_epochs > 0 or self.schedule in ("linear", "cosine")
+        if rises and progress < peak:
+            return self.learning_rate * (self.lr_start + (1 - self.lr_start) * progress / peak)
+        if self.schedule == "constant":
+            return self.learning_rate
         if self.schedule == "step":
             return self.learning_rate * self.step_factor ** sum(progress >= milestone for milestone in self.milestones)
-        if progress < self.peak_at:
-            return self.learning_rate * (self.lr_start + (1 - self.lr_start) * progress / self.peak_at)
-        fall = (progress - self.peak_at) / (1 - self.peak_at) if self.peak_at < 1 else 1.0
+        fall = (progress - peak) / (1 - peak) if peak < 1 else 1.0
         if self.schedule == "cosine":
             fall = (1 - math.cos(math.pi * fall)) / 2
         return self.learning_rate * (1 - (1 - self.lr_end) * fall)

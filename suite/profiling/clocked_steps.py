@@ -122,6 +122,7 @@ class ProfiledSteps:
             (hooks, {"optimizer_step": timed("pruning", lambda: optimizer_step(timed("optimizer", update)))}),
             (optimizer, {"zero_grad": timed("optimizer", optimizer.zero_grad)}),
             *((state, {"clock": clock}) for state in states),
+            *((one, {"update": timed("optimizer", one.update)}) for one in (trainer.average,) if one is not None),
             *((layer, {"forward": without_modes(layer.forward)}) for layer in hooks.planned_layers),
         ]
         with ExitStack() as stack:

@@ -62,6 +62,7 @@ class Hooks:
     Attributes:
         ctx: The context that the hooks get.
         reconfigurations: Plans that were carried out on the model, in order.
+        averages: Copies of the model, such as an average of its weights, that are cut in the same way.
         not_planned: Convolution and linear layers that are not in `ctx.layers`, with the reason.
 
     Raises:
@@ -101,6 +102,7 @@ class Hooks:
         self._guard = WrapperGuard(model) if self.ranks.size > 1 else None
         self.input_shape, self.dtype = input_shape, dtype
         self.reconfigurations: list[ReconfigPlan] = []
+        self.averages: list[nn.Module] = []
         self.plans_made = 0
         self._replan_requested = False
         self._largest_batch = 0  # of this rank, in the running epoch
@@ -297,7 +299,7 @@ class Hooks:
         self._plan_all()
 
     def _replay(self, plan: ReconfigPlan) -> IndexMap:
-        index_map = apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer)
+        index_map = apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer, self.averages)
         self.reconfigurations.append(plan)
         if self._guard and (plan.kept or plan.removed_branches or plan.gated):
             self._guard.shapes_changed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from suite.training.evaluation import Evaluation
 from suite.training.execution import check_execution
 from suite.training.hooks import Hooks
 from suite.training.optimizer_state import make_optimizer
+from suite.training.parts.mixing import BatchMixing
 from suite.training.parts.progress import Progress, Record
+from suite.training.parts.weight_average import WeightAverage
 from suite.training.product_check import ProductCheck
 
 
@@ -104,6 +107,8 @@ class Trainer:
         self.ctx.untimed = lambda: self.clock.span("compile")
         self.optimizer = make_optimizer(model, recipe)
         self.hooks.attach(self.optimizer)
+        self.average = WeightAverage(self.hooks, recipe.ema) if recipe.ema else None
+        self.mixing = BatchMixing(recipe, num_classes, seed)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = make_step(self.hooks, recipe, dtype, self.scaler, compile_backend)
         unchanged = not self.hooks.reconfigurations and _trained(model) == trained
@@ -128,10 +133,13 @@ class Trainer:
                 plan = self.hooks.close_epoch()
             if plan is not None:
                 self._carry_out(plan)
-            # Evaluate the model; after the last epoch, without the method.
+            # Evaluate the model or its average; after the last epoch, without the method.
             if not self._epochs_left():
+                if self.average:
+                    self.average.replace_weights()
                 self.hooks.finish()
-            with self.clock.span("eval"):
+            averaged = self.average.evaluated() if self.average and self._epochs_left() else nullcontext()
+            with self.clock.span("eval"), averaged:
                 record |= self.evaluation.record(self.splits)
             for name in ("test_loss", "val_loss"):
                 if not math.isfinite(record.get(name, 0.0)):
@@ -161,7 +169,8 @@ class Trainer:
             ctx.progress = done / recipe.epochs
             for group in self.optimizer.param_groups:
                 group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale
-            # Compute the gradients of the batch.
+            # Mix the batch, and compute its gradients.
+            images, labels = self.mixing(images, labels, ctx.epochs_done, ctx.batch_index)
             images, labels = hooks.transform_batch(images, labels)
             if not self.step.is_ready(images, labels):
                 with self.clock.span("compile"):
@@ -176,7 +185,8 @@ class Trainer:
             if norm is not None:
                 if recipe.clip_norm is not None:
                     torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), recipe.clip_norm, norm)
-                hooks.optimizer_step()
+                if hooks.optimizer_step() and self.average:
+                    self.average.update()
                 term_sum += term
             else:
                 hooks.end_step()
@@ -218,7 +228,8 @@ class Trainer:
         saved = None if self.progress.memory_is_counted or self.device.type == "cuda" else SavedTensors(self.model)
         task_loss, term = self.step.gradients(images, labels, saved)
         if saved:
-            self.progress.note_counted_memory(saved, self.model, self.optimizer, self.recipe)
+            size = self.average.bytes if self.average else 0
+            self.progress.note_counted_memory(saved, self.model, self.optimizer, self.recipe, size)
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -246,6 +257,8 @@ class Trainer:
             if plan.restart:
                 self.optimizer.state.clear()
                 self.progress.first_epoch = self.ctx.epochs_done
+                if self.average:
+                    self.average.begin_again()
             if plan.lr_scale is not None:
                 self.progress.lr_scale = plan.lr_scale
         self.ledger.recount(self.ctx.epochs_done)
@@ -285,6 +298,7 @@ class Trainer:
             "reconfigurations": [plan.to_json() for plan in self.hooks.reconfigurations],
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "average": self.average.state_dict() if self.average else None,
             "scaler": self.scaler.state_dict() if self.scaler else None,
             "hooks": self.hooks.state_dict(),
             "ledger": self.ledger.state_dict(),
@@ -299,6 +313,8 @@ class Trainer:
         self.hooks.replay([ReconfigPlan.from_json(plan) for plan in state["reconfigurations"]])
         self.model.load_state_dict(state["model"], strict=True)
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.average:
+            self.average.load_state_dict(state["average"])
         if self.scaler:
             self.scaler.load_state_dict(state["scaler"])
         self.step.forget()

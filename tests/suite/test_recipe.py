@@ -3,7 +3,9 @@
 import dataclasses
 
 import pytest
+import torch
 from small_training import RECIPE
+from torch.optim import lr_scheduler
 
 from suite.command.run import recipe_lines
 from suite.errors import UsageError
@@ -29,6 +31,33 @@ def test_learning_rate_schedules(schedule, expected):
     assert [recipe.learning_rate_at(p) for p in (0, 0.25, 0.5, 0.75, 1.0)] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "step", "constant"])
+def test_schedules_with_a_warm_up_are_those_of_torch(schedule):
+    recipe = Recipe(
+        epochs=12, batch_size=1, learning_rate=0.5, schedule=schedule, warmup_epochs=3, lr_start=0.1, lr_end=0.02,
+        milestones=(7 / 12, 10 / 12),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    warm_up = lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=3)
+    then = {
+        "linear": lambda: lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.02, total_iters=9),
+        "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, T_max=9, eta_min=0.01),
+        "step": lambda: lr_scheduler.MultiStepLR(optimizer, [4, 7], gamma=0.1),
+        "constant": lambda: lr_scheduler.ConstantLR(optimizer, factor=1.0),
+    }[schedule]()
+    scheduler = lr_scheduler.SequentialLR(optimizer, [warm_up, then], [3])
+    for epoch in range(13):
+        assert recipe.learning_rate_at(epoch / 12) == pytest.approx(optimizer.param_groups[0]["lr"]), epoch
+        optimizer.step()
+        scheduler.step()
+
+
+def test_warm_up_as_a_number_of_epochs_equals_one_as_a_share():
+    share = dataclasses.replace(RECIPE, epochs=8, schedule="cosine", peak_at=0.25)
+    epochs = dataclasses.replace(share, peak_at=0.0, warmup_epochs=2.0)
+    assert [share.learning_rate_at(p / 40) for p in range(41)] == [epochs.learning_rate_at(p / 40) for p in range(41)]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -51,6 +80,11 @@ def test_learning_rate_schedules(schedule, expected):
         {"momentum": 1.0},
         {"step_factor": -1.0},
         {"crop_padding": "white"},
+        {"warmup_epochs": 3.0},
+        {"warmup_epochs": 1.0, "peak_at": 0.5},
+        {"ema": 1.0},
+        {"mixup": -0.1},
+        {"cutmix": float("inf")},
     ],
 )
 def test_recipe_names_the_field_that_is_wrong(wrong):

@@ -34,7 +34,7 @@ class Progress:
         self.peak_memory_bytes = max(self.peak_memory_bytes, step_bytes)
 
     def note_counted_memory(
-        self, saved: SavedTensors, model: nn.Module, optimizer: SGD | AdamW, recipe: Recipe
+        self, saved: SavedTensors, model: nn.Module, optimizer: SGD | AdamW, recipe: Recipe, average_bytes: int
     ) -> None:
         """Count the memory of a step on the CPU, once per architecture.
 
@@ -42,8 +42,9 @@ class Progress:
             saved: Tensors that were kept for the backward.
             model, optimizer: The model with its gradients, and its optimizer.
             recipe: The recipe, for the optimizer's state before the first step.
+            average_bytes: Bytes of the average of the weights; 0 without one.
         """
-        held = saved.bytes + held_bytes(model, optimizer)
+        held = saved.bytes + held_bytes(model, optimizer) + average_bytes
         if not optimizer.state:  # before the first step, the momentum does not exist yet
             size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
             held += tensors_per_parameter(recipe) * size

@@ -1,0 +1,166 @@
+"""The average of the weights: its values, evaluation, checkpoints, reconfigurations and masks."""
+
+import dataclasses
+
+import pytest
+import torch
+from small_methods import Nothing, Replans, Shrinks, SkipsOdd, WeightMask
+from small_training import RECIPE, Checkpoints, small_trainer
+from test_trainer import without_times
+
+from suite.method import Method, ReconfigPlan
+
+DECAY = 0.8
+AVERAGED = dataclasses.replace(RECIPE, ema=DECAY)
+
+
+def tensors(model):
+    """Return the parameters and floating-point buffers of a model."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+
+
+def assert_close(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("method", [Nothing, SkipsOdd])
+def test_the_final_model_is_the_average_over_the_steps(method):
+    trainer = small_trainer(method(), AVERAGED)
+    average, step = {}, trainer.hooks.optimizer_step
+
+    def observed():
+        runs = step()
+        if runs:
+            for name, tensor in tensors(trainer.model).items():
+                average[name] = DECAY * average[name] + (1 - DECAY) * tensor if name in average else tensor
+        return runs
+
+    trainer.hooks.optimizer_step = observed
+    trainer.fit()
+    assert_close(tensors(trainer.model), average)
+    plain = small_trainer(method(), RECIPE)
+    plain.fit()
+    assert not torch.equal(plain.model[0].weight, trainer.model[0].weight)
+
+
+def test_each_epoch_evaluates_the_average_and_trains_on_with_the_weights():
+    records, plain_records = [], []
+    trainer = small_trainer(Nothing(), dataclasses.replace(AVERAGED, ema=0.99), on_epoch=records.append)
+    trainer.fit()
+    small_trainer(Nothing(), RECIPE, on_epoch=plain_records.append).fit()
+    for record, plain in zip(records, plain_records, strict=True):
+        assert record["train_loss"] == plain["train_loss"]  # the training itself is the same
+        assert record["test_loss"] != plain["test_loss"]
+        assert record["step_memory_bytes"] - plain["step_memory_bytes"] == trainer.average.bytes
+    assert trainer.evaluation.record(trainer.splits)["test_loss"] == records[-1]["test_loss"]
+
+
+@pytest.mark.parametrize("method", [Nothing, Replans, Shrinks])
+def test_a_training_with_an_average_resumes_bit_for_bit(method):
+    records, states = [], Checkpoints()
+    whole = small_trainer(method(), AVERAGED, on_epoch=records.append, on_checkpoint=states.keep)
+    whole.fit()
+    for done, state in enumerate(states, start=1):
+        again = []
+        resumed = small_trainer(method(), AVERAGED, on_epoch=again.append)
+        resumed.load_state_dict(state)
+        resumed.fit()
+        for name, tensor in whole.model.state_dict().items():
+            assert torch.equal(resumed.model.state_dict()[name], tensor), (done, name)
+        assert [without_times(one) for one in again] == [without_times(one) for one in records[done:]]
+
+
+class Cuts(Method):
+    """Removes channels after the first epoch, and a residual branch after the second."""
+
+    def reconfigure(self, ctx):
+        if ctx.epochs_done == 1:
+            return ReconfigPlan(kept={"0": [0, 2, 5], "3.branch.0": [1, 2, 3, 7]})
+        return ReconfigPlan(removed_branches=("3.branch",)) if ctx.epochs_done == 2 else None
+
+
+class Masks(Method):
+    """Sets the channels to zero that `Cuts` removes first, after every step."""
+
+    def after_optimizer_step(self, ctx):
+        if not ctx.epochs_done:
+            return
+        for space, kept in (("0", [0, 2, 5]), ("3.branch.0", [1, 2, 3, 7])):
+            for one in ctx.spaces[space].slices:
+                tensor = ctx.model.state_dict()[one.tensor]
+                removed = [channel for channel in range(8) if channel not in kept]
+                if tensor.is_floating_point():
+                    tensor.index_fill_(one.axis, one.entries[removed].flatten(), 0)
+
+
+def test_cutting_then_averaging_equals_masked_averaging():
+    cut, masked = small_trainer(Cuts(), AVERAGED), small_trainer(Masks(), AVERAGED)
+    for trainer in (cut, masked):
+        trainer.train_epoch()
+        plan = trainer.hooks.close_epoch()
+        if plan is not None:
+            before = {name: tensor.clone() for name, tensor in trainer.average._averaged.module.state_dict().items()}
+            trainer._carry_out(plan)
+            after = trainer.average._averaged.module.state_dict()
+            assert after["0.weight"].shape == (3, 3, 3, 3)
+            assert torch.equal(after["0.weight"], before["0.weight"][[0, 2, 5]])
+            assert torch.equal(after["1.running_mean"], before["1.running_mean"][[0, 2, 5]])
+            assert torch.equal(after["3.branch.0.weight"], before["3.branch.0.weight"][[1, 2, 3, 7]][:, [0, 2, 5]])
+        else:
+            trainer.hooks.method.after_optimizer_step(trainer.ctx)
+        trainer.optimizer.state.clear()  # momentum would move masked weights
+        trainer.train_epoch()
+    with cut.average.evaluated(), masked.average.evaluated():
+        small, large = tensors(cut.model), tensors(masked.model)
+        kept = {"0": [0, 2, 5], "3.branch.0": [1, 2, 3, 7]}
+        compared = 0
+        for space in ("0", "3.branch.0"):
+            for one in masked.ctx.spaces[space].slices:
+                if one.tensor in large and one.entries.shape[1] == 1:
+                    large[one.tensor] = large[one.tensor].index_select(one.axis, one.entries[kept[space]].flatten())
+                    compared += 1
+        assert compared > 8
+        assert_close(small, large)
+
+
+def test_removed_branches_leave_the_average_with_its_own_constant():
+    records = []
+    trainer = small_trainer(Cuts(), AVERAGED, on_epoch=records.append)
+    trainer.fit()
+    assert [record["reconfigured"] for record in records] == [True, True, False]
+    assert trainer.average._averaged.module.state_dict().keys() == trainer.model.state_dict().keys()
+    assert trainer.evaluation.record(trainer.splits)["test_loss"] == records[-1]["test_loss"]
+
+
+def test_masked_weights_are_zero_in_the_final_model():
+    class ZeroesLate(Method):
+        def after_optimizer_step(self, ctx):
+            if ctx.epochs_done:
+                with torch.no_grad():
+                    ctx.layers["4"].weight[:, ::2] = 0
+
+    trainer = small_trainer(ZeroesLate(), AVERAGED)
+    trainer.fit()
+    weight = trainer.model[4].weight
+    assert not weight[:, ::2].any()
+    assert weight[:, 1::2].all()
+    planned = small_trainer(WeightMask(), AVERAGED)
+    planned.fit()
+    assert not planned.model[4].weight[:, ::2].any()
+
+
+def test_a_restart_begins_a_new_average():
+    class Restarts(Method):
+        def reconfigure(self, ctx):
+            return ReconfigPlan(restart=True) if ctx.epochs_done == 1 else None
+
+    trainer = small_trainer(Restarts(), AVERAGED)
+    trainer.train_epoch()
+    trainer._carry_out(trainer.hooks.close_epoch())
+    with trainer.average.evaluated():
+        pass
+    trainer.average.update()
+    for name, tensor in tensors(trainer.model).items():
+        assert torch.equal(trainer.average._averaged.module.state_dict()[name], tensor), name
