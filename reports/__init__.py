@@ -6,7 +6,9 @@ The package does not import methods, tasks or the trainer. Its parts import in o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from suite import files
@@ -36,7 +38,9 @@ def write_report(folder: Path, targets: Sequence[float] = (), latex: bool = Fals
 
     # The names of a report's figures begin with the slug of a group.
     earlier = {path.name for path in (folder / "figures").glob("g-*.svg")}
-    report = build(read(folder), earlier, targets)
+    with _kept_objects():
+        records = read(folder)
+    report = build(records, earlier, targets)
     figures = [(folder / "figures" / f"{figure.name}.svg", figure.standalone) for figure in report.figures]
     texts = [
         (folder / "report.html", html.render(report)),
@@ -52,6 +56,19 @@ def write_report(folder: Path, targets: Sequence[float] = (), latex: bool = Fals
     for name in earlier - {path.name for path, _ in figures} - set(report.retained_figures):
         (folder / "figures" / name).unlink()
     return [path for path, _ in texts]
+
+
+@contextmanager
+def _kept_objects() -> Iterator[None]:
+    """Do not search the objects that are created here for garbage: records of 1,000 trials are millions of them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 __all__ = ["write_report"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from reports.data.records import Trial
 from reports.data.trial_files import clean, finite
@@ -14,6 +15,8 @@ _UNSTEADY = 1.5
 # Threads wait for each other, so another program on one core delays all of them.
 _BUSY = 0.5
 
+# The tables and figures of a report ask for the same trials again and again.
+_SPREADS: WeakKeyDictionary[Trial, float] = WeakKeyDictionary()
 
 DISTURBED = "disturbed"
 DISTURBED_NOTE = "Disturbed: something other than the method affected this time (see the remarks). Do not rely on it."
@@ -107,8 +110,14 @@ def _busy_share(trial: Trial) -> float:
 
 def _spread(trial: Trial) -> float:
     """Return the longest over the shortest time per step among epochs of equal work; 1 if none can be compared."""
+    if trial not in _SPREADS:
+        _SPREADS[trial] = _spread_of(trial.epochs)
+    return _SPREADS[trial]
+
+
+def _spread_of(records: Sequence[Mapping[str, Any]]) -> float:
     epochs: list[tuple[Any, float]] = []
-    for before, record in pairwise(trial.epochs):
+    for before, record in pairwise(records):
         times = (before.get("train_time_s"), record.get("train_time_s"), record.get("steps", 1))
         if all(isinstance(value, (int, float)) and value > 0 for value in times):
             began, ended, steps = times

@@ -36,9 +36,9 @@ _SPEC_OBJECTS = ("recipe", "replaced", "parameters", "model_parameters", "data_c
 _PROVENANCE_OBJECTS = ("hardware", "software", "settings", "git", "method")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
-    """One trial: its row of the results table and the files of its folder.
+    """One trial: its row of the results table and the files of its folder. It equals only itself.
 
     Attributes:
         texts: Text columns of `results.csv`. Empty cells are absent.

@@ -11,7 +11,8 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\
 _MAX_DEPTH = 40  # levels of nesting; records of this suite have seven
 _MAX_MAGNITUDE = 1e30  # beyond the FLOPs of any training; sums and squares of such numbers are finite
 _MAX_INTEGER = 2**63
+_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
+_LONG = b"0" * 19  # digits of an integer that may not fit into 64 bits
+_ASCII_CONTROL = bytes(code for code in range(128) if _CONTROL.match(chr(code)))
+_NOT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))  # and not quotes
 _NUMBERS_OF_LAYERS = ("interval", "out_channels")  # the columns of layers.csv that figures are drawn from
 
 LayerRow = Mapping[str, int | float | str | None]
@@ -52,8 +57,11 @@ def parse(text: str | bytes) -> Any:
     Raises:
         Damage: If the text is not JSON, or is nested more deeply than any record.
     """
+    content = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     try:
-        return _tidy(json.loads(text, parse_int=_integer), 0, _is_plain(text))
+        # Folders of 1,000 trials have millions of numbers. Usual documents need no Python code for each of them.
+        value = json.loads(text, parse_int=_integer) if _LONG in content.translate(_TO_ZERO) else json.loads(text)
+        return value if _is_plain(content) and _is_shallow(content) else _tidy(value, 0)
     except RecursionError as error:
         raise Damage("it is nested too deeply") from error
     except ValueError as error:  # errors of the JSON and UTF-8 decoders
@@ -69,29 +77,36 @@ def _integer(text: str) -> int | float:
     return float(number) if len(text) < 300 else math.inf
 
 
-def _is_plain(text: str | bytes) -> bool:
+def _is_plain(content: bytes) -> bool:
     """Return whether every text in a JSON document is clean already: it has no escapes and nothing to replace."""
+    if b"\\" in content:
+        return False
+    if content.isascii():
+        return len(content.translate(None, _ASCII_CONTROL)) == len(content)
     try:
-        content = text if isinstance(text, str) else text.decode("utf-8")
+        return _CONTROL.search(content.decode("utf-8")) is None
     except UnicodeDecodeError:
         return False
-    return "\\" not in content and _CONTROL.search(content) is None
 
 
-def _tidy(value: Any, depth: int, plain: bool) -> Any:
+def _is_shallow(content: bytes) -> bool:
+    """Return whether a JSON document without escapes is not nested too deeply, without a walk through its values."""
+    with_texts = content.translate(None, _NOT_BRACKETS).replace(b'""', b"")
+    brackets = b"".join(with_texts.split(b'"')[::2])
+    for _ in range(_MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")  # the innermost level
+    return not brackets
+
+
+def _tidy(value: Any, depth: int) -> Any:
     if depth > _MAX_DEPTH:
         raise Damage("it is nested too deeply")
     if isinstance(value, str):
-        return value if plain else clean(value)
-    # In plain documents only objects and lists are visited: folders of 1,000 trials have millions of numbers.
+        return clean(value)
     if isinstance(value, dict):
-        if plain:
-            return {key: _tidy(inner, depth + 1, plain) if isinstance(inner, (dict, list)) else inner
-                    for key, inner in value.items()}  # fmt: skip
-        return {clean(key): _tidy(inner, depth + 1, plain) for key, inner in value.items()}
+        return {clean(key): _tidy(inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_tidy(inner, depth + 1, plain) if not plain or isinstance(inner, (dict, list)) else inner
-                for inner in value]  # fmt: skip
+        return [_tidy(inner, depth + 1) for inner in value]
     return value
 
 
@@ -154,26 +169,48 @@ def _fault(record: Any, last: int) -> str:
         return "it has no valid epoch number"
     if epoch <= last:
         return f"epoch {epoch} follows epoch {last}"
-    checks: dict[str, Callable[[Any], bool]] = {
-        **dict.fromkeys(("batch_size", "steps", "train_time_s"), lambda value: finite(value) is not None),
-        **dict.fromkeys(("step_flops", "train_flops"), _are_numbers),
-        **dict.fromkeys(("backends", "method"), lambda value: isinstance(value, dict)),
-        "layers": lambda value: isinstance(value, dict) and all(map(_is_layer, value.values())),
-    }
-    wrong = [name for name, is_sound in checks.items() if record.get(name) is not None and not is_sound(record[name])]
+    wrong = [name for name, is_sound in _CHECKS.items() if record.get(name) is not None and not is_sound(record[name])]
     return f"'{wrong[0]}' has the wrong type" if wrong else ""
 
 
+def _are_finite(values: Collection[Any]) -> bool:
+    # Usual numbers need no call of Python code each; not-a-number and infinity are not below the largest magnitude.
+    if {int, float}.issuperset(map(type, values)) and sum(map(abs, values)) <= _MAX_MAGNITUDE:
+        return True
+    return all(finite(value) is not None for value in values)
+
+
+def _is_number(value: Any) -> bool:
+    return finite(value) is not None
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def _are_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(finite(one) is not None for one in value.values() if one is not None)
+    return isinstance(value, dict) and _are_finite([one for one in value.values() if one is not None])
 
 
-def _is_layer(value: Any) -> bool:
+def _are_layers(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
-    numbers = [value[name] for name in ("in", "out", "weight_density") if value.get(name) is not None]
-    densities = value.get("density", [])
-    return isinstance(densities, list) and all(finite(one) is not None for one in (*numbers, *densities))
+    numbers: list[Any] = []
+    for layer in value.values():
+        if not isinstance(layer, dict) or not isinstance(densities := layer.get("density", []), list):
+            return False
+        numbers += densities
+        numbers += [layer[name] for name in ("in", "out", "weight_density") if layer.get(name) is not None]
+    return _are_finite(numbers)
+
+
+# What the values of an epoch must be, if there are any.
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("batch_size", "steps", "train_time_s"), _is_number),
+    **dict.fromkeys(("step_flops", "train_flops"), _are_numbers),
+    **dict.fromkeys(("backends", "method"), _is_object),
+    "layers": _are_layers,
+}
 
 
 def parse_table(content: bytes) -> list[dict[str, str]]:
@@ -192,6 +229,8 @@ def parse_table(content: bytes) -> list[dict[str, str]]:
     for number, row in enumerate(rows, 1):
         if len(row) > len(header):
             raise Damage(f"row {number} has {len(row)} cells, but the header has {len(header)}")
+    if len(set(header)) == len(header) and all(len(row) == len(header) for row in rows):
+        return [dict(zip(header, row, strict=True)) for row in rows]
     # If a column occurs twice, the first one counts.
     return [
         {**dict.fromkeys(header, ""), **dict(reversed(list(zip(header, row, strict=False))))}  # type: ignore[call-overload]
@@ -215,6 +254,7 @@ def read_layers(path: Path, damage: list[str]) -> tuple[LayerRow, ...]:
     return tuple(rows)
 
 
+@lru_cache(maxsize=100_000)  # tables of trials repeat most of their cells
 def _cell(text: str) -> int | float | str | None:
     """Convert the text of a cell to a number if it is one; an empty cell is `None`."""
     if not text:

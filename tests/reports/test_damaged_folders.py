@@ -121,6 +121,7 @@ def test_a_table_whose_names_are_no_folders_reads_nothing_elsewhere(suite: Any) 
         ('{"epoch": 1e3}', "it has no valid epoch number"),
         (f'{{"epoch": {10**400}}}', "it has no valid epoch number"),
         ("[" * 3000, "it is nested too deeply"),
+        ("".join(f'{{"{end}":' for end in "}" * 50) + "1" + ',"{":1}' * 50, "it is nested too deeply"),
     ],
 )
 def test_a_damaged_line_of_epochs_is_named_and_left_out(suite: Any, line: str, why: str) -> None:

@@ -128,8 +128,9 @@ def test_the_heat_map_of_channels_begins_before_the_first_cut(suite, drawn):
     (group,), _ = group_trials(read(suite.folder).trials)
     (figure,) = shape_figures(method_rows(group, looks([label(trial) for trial in group.trials])), "slug")
     axes = drawn[0].axes[0]
-    (mesh,) = [one for one in axes.collections if isinstance(one, QuadMesh)]
-    assert mesh.get_array()[0].tolist()[:2] == [1.0, 10 / 16]
-    assert mesh.get_coordinates()[0, :2, 0].tolist() == [-0.5, 0.5]
-    assert axes.get_xlabel() == "Epoch (shapes at its end; 0: before the first cut)"
+    (image,) = axes.images
+    assert image.get_array()[0].tolist()[:2] == [1.0, 10 / 16]
+    assert image.get_extent() == [-0.5, 5.5, len(image.get_array()), 0]
+    assert [text.get_text() for text in drawn[0].texts[:2]] == ["16", "10"]
+    assert "Epoch (shapes at its end; 0: before the first cut)" in [text.get_text() for text in drawn[0].texts]
     assert "stem 8 (50 %)" in figure.alt
