@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,7 @@ KEY = (
     *("epochs", "batch_size", "execution"),
 )
 COLOURS = 7  # of methods other than dense
+SHADES = 3  # of each colour
 # With this prefix, the methods of this repository have different colours, in the order of the palette.
 _COLOUR_PREFIX = "8869:"
 # The only method that a report knows by name: without parameters it is the baseline of all comparisons.
@@ -46,7 +48,8 @@ class Look:
     """How a method is drawn.
 
     Attributes:
-        colour: Number of the colour: 0 is dense, the others follow from the method's name alone.
+        colour: Number of the colour: 0 is dense. The others follow from the method's name alone, except for the shade,
+            which distinguishes variants of a method and methods of one colour in this report.
         marker: Number of the marker, different for all variants of a report.
         dash: Number of the dashes, different for all variants of a report that have the same colour.
     """
@@ -57,15 +60,18 @@ class Look:
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Return how each method is drawn: in one colour in every report, with markers and dashes that differ here.
+    """Return how each method is drawn: in one colour in every report, with shades, markers and dashes that differ here.
 
     Args:
         labels: Methods with their parameters, in the order of the table.
     """
     found: dict[str, Look] = {}
+    drawn: Counter[int] = Counter()
     for name in dict.fromkeys([BASELINE, *labels]):
         colour = colour_of(name)
-        found[name] = Look(colour, len(found), sum(other.colour == colour for other in found.values()))
+        shade = drawn[colour] % SHADES if colour else 0
+        found[name] = Look(colour + shade * COLOURS, len(found), drawn[colour])
+        drawn[colour] += 1
     return found
 
 

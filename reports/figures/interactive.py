@@ -38,6 +38,7 @@ class Plot:
 
     def __init__(self) -> None:
         self._traces: list[dict[str, Any]] = []
+        self._annotations: list[dict[str, Any]] = []
 
     def line(
         self,
@@ -120,8 +121,19 @@ class Plot:
                   marker=marker)  # fmt: skip
         self._traces[-1]["hoverinfo"] = "skip"
 
-    def figure(self, axes: Axes) -> dict[str, Any]:
-        """Return traces and layout with the titles and limits of the static figure."""
+    def below(self, name: str, x: float) -> None:
+        """Name what is drawn at the lower edge, at x, because it is far below the axis."""
+        self._annotations.append({"text": text([name]), "x": x, "y": 0, "yref": "paper", "yanchor": "bottom",
+                                  "yshift": 16, "showarrow": False, "font": {"size": 11, "color": _INK}})  # fmt: skip
+
+    def figure(self, axes: Axes, *, beside: bool = False) -> dict[str, Any]:
+        """Return traces and layout with the titles and limits of the static figure.
+
+        Args:
+            axes: Axes of the static figure.
+            beside: Whether the legend is beside the axes, where it can be scrolled.
+        """
+        above = {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"}
         axis = {"gridcolor": _GRID, "linecolor": _MUTED, "zeroline": False, "automargin": True, "ticks": "outside",
                 "tickcolor": _MUTED}  # fmt: skip
         layout = {
@@ -130,8 +142,8 @@ class Plot:
             "font": {"color": _INK, "size": 12},
             "hoverlabel": {"align": "left", "bgcolor": "var(--panel)", "bordercolor": _MUTED,
                            "font": {"color": _INK, "size": 12}, "namelength": -1},
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom",
-                       "font": {"size": 11}},
+            "legend": {**({"x": 1.04, "y": 1} if beside else above), "font": {"size": 11}},
+            "annotations": self._annotations,
             "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "hovermode": "closest",
             "margin": {"l": 50, "r": 12, "t": 10, "b": 45}, "uirevision": "kept",
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": _MUTED, "activecolor": _INK, "orientation": "v"},

@@ -15,6 +15,11 @@ from reports.data.groups import Look
 from reports.figures import svg
 
 _MAX_NAMED_LINES = 4
+_MOST_ABOVE = 12  # methods in a legend above the axes; a longer legend is beside them, in a wide figure
+_WIDE = 8.6  # inches
+_SHORT, _LONG = 30, 60  # characters of a name beside the axes, and above them
+_ROW = 0.17  # inches
+_LETTERS = 74  # that fit side by side above the axes; six of them for each marker
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def spread_heights(heights: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
-def short_names(labels: Sequence[str], most: int = 30) -> dict[str, str]:
+def short_names(labels: Sequence[str], most: int = _SHORT) -> dict[str, str]:
     """Return distinct names that fit into a figure. The tables show the full ones.
 
     Parameters that all variants of a method share are left out; "[…]" replaces them if no others remain. Longer names
@@ -100,15 +105,28 @@ def short_names(labels: Sequence[str], most: int = 30) -> dict[str, str]:
     return shorts
 
 
+def _fits(names: Sequence[str], columns: int) -> bool:
+    """Return whether names fit above the axes in so many columns, which are as wide as their longest names."""
+    rows = math.ceil(len(names) / columns)
+    widest = [max(map(len, names[start : start + rows])) for start in range(0, len(names), rows)]
+    return sum(6 + width for width in widest) <= _LETTERS and len(widest) == columns
+
+
+def is_long(methods: int) -> bool:
+    """Return whether a legend of so many methods is beside the axes, in a wide figure."""
+    return methods > _MOST_ABOVE
+
+
 def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], *, lines: bool) -> None:
-    """Add a legend above the axes.
+    """Add a legend above the axes, or beside them if it is long (`is_long`).
 
     Args:
         axes: The only axes of a figure.
         methods: Label of each method, and how it is drawn.
         lines: Whether the methods are drawn as lines, and not only as markers.
     """
-    names = short_names([label for label, _ in methods])
+    beside = is_long(len(methods))
+    names = short_names([label for label, _ in methods], _SHORT if beside else _LONG)
     handles = [
         Line2D(
             [],
@@ -120,12 +138,15 @@ def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], *, lines: bool) 
         )
         for label, look in methods
     ]
-    # Use as many columns as fit for the longest name.
-    columns = max(1, min(len(handles), 74 // (6 + max(len(name) for name in names.values()))))
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
+    if beside:
+        figure.set_size_inches(_WIDE, max(figure.get_figheight(), 0.4 + _ROW * len(handles)))
+        figure.legend(handles=handles, loc="outside right upper", fontsize=8.5, handletextpad=0.3, labelspacing=0.3)
+        return
+    columns = next(count for count in range(len(handles), 0, -1) if count == 1 or _fits(list(names.values()), count))
     # Make the figure taller, so that the axes keep their height.
-    figure.set_figheight(figure.get_figheight() + 0.17 * (math.ceil(len(handles) / columns) - 1))
+    figure.set_figheight(figure.get_figheight() + _ROW * (math.ceil(len(handles) / columns) - 1))
     figure.legend(
         handles=handles,
         loc="outside upper left",

@@ -11,11 +11,14 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 INK, MUTED, GRID, DENSE, GROUND = "#010101", "#020202", "#030303", "#040404", "#050505"
@@ -31,6 +34,9 @@ _LIGHT = {INK: "#1b1f23", MUTED: "#57606a", GRID: "#d8dee4", DENSE: "#000000", G
 # Palette of Okabe and Ito, without black, which is reserved for dense, and with yellow, faint on white, at the end.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "h", "*")
+# Shades: the grey that a dark and a light colour are mixed with, and its share. No light colour becomes lighter.
+_SHADES = (((0.0, 0.0), (0.0, 0.0)), ((1.0, 0.4), (0.0, 0.25)), ((0.0, 0.35), (0.0, 0.45)))
+_LUMINANCE, _LIGHT_COLOUR = (0.2126, 0.7152, 0.0722), 0.6
 # Dotted lines are reserved for disturbed times.
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (6, 2, 1.5, 2)), (0, (10, 2.5)))
 _LONG_TITLE = 45  # characters; longer titles of axes get a second line
@@ -78,9 +84,19 @@ def style() -> Iterator[None]:
         yield
 
 
+@cache
 def colour(index: int) -> str:
-    """Return a colour by its number (`reports.data.groups.Look`); 0 is dense. Beyond the palette, colours repeat."""
-    return DENSE if index == 0 else PALETTE[(index - 1) % len(PALETTE)]
+    """Return a colour by its number (`reports.data.groups.Look`); 0 is dense.
+
+    Beyond the palette there are two shades of each colour, which both schemes show; then the colours repeat.
+    """
+    if index == 0:
+        return DENSE
+    shade, place = divmod(index - 1, len(PALETTE))
+    own = np.array(to_rgb(PALETTE[place]))
+    is_light = bool(own @ _LUMINANCE > _LIGHT_COLOUR)
+    ground, share = _SHADES[shade % len(_SHADES)][is_light]
+    return to_hex(own + share * (ground - own))
 
 
 def marker(index: int) -> str:

@@ -17,7 +17,7 @@ from reports.data.records import Trial
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.interactive import Plot, Spread
-from reports.figures.labels import add_legend, short_names
+from reports.figures.labels import add_legend, is_long, short_names
 
 SIZE = (5.6, 3.7)
 _MEANS = "Small markers: single trials. Large hollow markers: means over seeds"
@@ -26,6 +26,9 @@ _OWN = "with their 95 % intervals if there are at least two seeds. Up and to the
 _CROSSES = "Crosses mark disturbed times, and means that include one: do not rely on their position on this axis."
 _TIMED = "The time is that of the time pass, one ratio for all trials of a method; its interval is that of the steps."
 _PARETO = "Grey steps: the highest mean accuracy for at most this cost (Pareto line)."
+_BELOW = "Arrows at the lower edge: accuracies far below the axis, with their values."
+_MARGIN = 0.14  # between the data and the axes, as a share of the data's range
+_FAR = 2.0  # times the range of the other accuracies
 _BUDGET = "Dashed: dense training for fewer epochs, at its share of dense's mean cost."
 _BEATS = "A method above this line is more accurate than dense training for the same time."
 _WOULD_BEAT = "A method above this line would be more accurate than dense training for the same cost on such hardware."
@@ -199,6 +202,7 @@ def _scatter(
     names = short_names([row.label for row, _ in methods])
     dense = next((_mean_over_seeds(points, "cost").mean for row, points in methods if row.is_baseline), None)
     crossed: list[tuple[float, float]] = []
+    lows: list[tuple[float, float]] = [(accuracy, accuracy) for _, accuracy, _ in budget]
     plot = Plot()
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
@@ -208,6 +212,8 @@ def _scatter(
             means.append((x.mean, y.mean))
             x_spread, y_spread = _spreads(axis, row, x, y, dense)
             _draw_method(axes, row, points, (x.mean, y.mean), x_spread, y_spread)
+            lowest = min([y.mean - (y_spread[0] if y_spread else 0.0), *(point.accuracy for point in points)])
+            lows.append((y.mean, lowest))
             disturbed = [(point.cost, point.accuracy) for point in points if point.disturbed]
             crossed += disturbed
             if disturbed:
@@ -225,10 +231,17 @@ def _scatter(
             plot.crosses(*zip(*crossed, strict=True))
         warning = f"; ×: {DISTURBED}, not reliable" if crossed else ""
         axes.set(xlabel=f"{axis.label} ({axis.unit}){warning}", ylabel="Test accuracy, measured (%)")
-        axes.margins(0.14)
+        axes.margins(_MARGIN)
         # The interval of few seeds may extend to impossible accuracies and times.
         low, high = axes.get_ylim()
+        edge = lower_edge(lows)
+        if edge is not None:
+            high -= _MARGIN * (high - low) / (1 + 2 * _MARGIN)  # the highest that is drawn
+            # Below the edge there is room for the arrows.
+            low, high = edge - 0.3 * (high - edge), high + _MARGIN * (high - edge)
         axes.set_ylim(max(low, 0.0), min(high, 100.0))
+        below = [(row, place) for (row, _), place in zip(methods, means[len(budget) :], strict=True) if place[1] < low]
+        _draw_below(axes, plot, below)
         axes.set_xlim(left=max(axes.get_xlim()[0], 0.0))
         svg.say_where_axes_start(axes)
         add_legend(axes, [(row.label, row.look) for row, _ in methods], lines=False)
@@ -237,10 +250,38 @@ def _scatter(
     parts = (
         f"{_MEANS}, {_OWN if dense is None else _PAIRED}", axis.note,
         _CROSSES if axis.is_time and any(row.time_is_disturbed for row, _ in methods) else "",
-        f"{_BUDGET} {axis.line_note}" if budget else "", _PARETO if len(front) > 1 else "",
+        f"{_BUDGET} {axis.line_note}" if budget else "", _PARETO if len(front) > 1 else "", _BELOW if below else "",
     )  # fmt: skip
-    caption = " ".join(filter(None, parts))
-    return Figure(name, axis.title, alt, caption, inline, standalone, interactive=plot.figure(axes))
+    caption, wide = " ".join(filter(None, parts)), is_long(len(methods))
+    return Figure(name, axis.title, alt, caption, inline, standalone, wide, plot.figure(axes, beside=wide))
+
+
+def lower_edge(lows: Sequence[tuple[float, float]]) -> float | None:
+    """Return where the axis of accuracies begins, if a few means are so low that the others would be one heap.
+
+    Args:
+        lows: For each method, its mean and the lowest accuracy that is drawn for it.
+
+    Returns:
+        The lowest accuracy of the others, which are most methods and at least three; `None` if all means fit.
+    """
+    ordered = sorted(lows)
+    for count in range(len(ordered) // 3, 0, -1):
+        others = ordered[count:]
+        if len(others) >= 3 and others[0][0] - ordered[count - 1][0] > _FAR * max(1.0, others[-1][0] - others[0][0]):
+            return min(low for _, low in others)
+    return None
+
+
+def _draw_below(axes: Axes, plot: Plot, below: Sequence[tuple[MethodRow, tuple[float, float]]]) -> None:
+    """Draw means that are below the axis at its lower edge, with their accuracies."""
+    for row, (cost, accuracy) in below:
+        at_edge = axes.get_xaxis_transform()
+        axes.plot(cost, 0.035, transform=at_edge, linestyle="none", marker=svg.marker(row.look.marker), markersize=9.5,
+                  markerfacecolor="none", markeredgecolor=svg.colour(row.look.colour), markeredgewidth=1.7)  # fmt: skip
+        text = f"↓ {accuracy:.1f} %"
+        axes.text(cost, 0.075, text, transform=at_edge, ha="center", va="bottom", fontsize=8.5)
+        plot.below(text, cost)
 
 
 def _draw_references(

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.figure
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
 from reports import formatting
@@ -21,7 +22,7 @@ from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.heat_map import shape_figures
 from reports.figures.interactive import Plot
-from reports.figures.labels import LineEnd, name_lines, short_names
+from reports.figures.labels import LineEnd, is_long, name_lines, short_names
 from reports.figures.tradeoff import SIZE
 
 _DOTTED = (0, (1, 1.5))
@@ -105,8 +106,9 @@ def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
             alt = f"{title}. {drawing.draw(axes, plot, curves)}"
             svg.say_where_axes_start(axes)
             inline, standalone = svg.render(figure, name, title, alt)
-            interactive = plot.figure(axes)
-        figures.append(Figure(name, title, alt, drawing.caption, inline, standalone, interactive=interactive))
+            interactive = plot.figure(axes, beside=is_long(len(curves)))
+        wide = is_long(len(curves))
+        figures.append(Figure(name, title, alt, drawing.caption, inline, standalone, wide, interactive))
     return figures + shape_figures(rows, slug), missing
 
 
@@ -182,14 +184,18 @@ def _draw_accuracy_over_time(axes: Axes, plot: Plot, curves: Sequence[_Curve]) -
     divisor, unit = formatting.time_scale(longest)
     ends, names = [], short_names([curve.label for curve in curves])
     for curve in curves:
-        colour = svg.colour(curve.look.colour)
+        thin: dict[bool, list[list[tuple[float, float]]]] = {False: [], True: []}
         for trial_id, trial, disturbed in zip(curve.ids, curve.trials, curve.disturbed, strict=True):
             xs = [record["train_time_s"] / divisor for record in trial]
             ys = [100 * record["test_accuracy"] for record in trial]
-            axes.plot(xs, ys, color=colour, linewidth=0.7, alpha=0.5, linestyle=_DOTTED if disturbed else "-")
+            thin[disturbed].append(list(zip(xs, ys, strict=True)))
             hover = _time_hover(trial_id, [record["epoch"] for record in trial], xs, ys, unit)
             plot.line(names[curve.label], curve.look, xs, ys, hover, width=0.8, dotted=disturbed, markers=False,
                       legend=False)  # fmt: skip
+        # One collection draws the lines of 1,000 trials in a tenth of the time that single lines take.
+        for disturbed, lines in thin.items():
+            axes.add_collection(LineCollection(lines, colors=svg.colour(curve.look.colour), linewidths=0.7, alpha=0.5,
+                                               linestyles=_DOTTED if disturbed else "-"))  # fmt: skip
         epochs, xs = curve.means("train_time_s", divisor)
         _, ys = curve.means("test_accuracy", 0.01)
         axes.plot(xs, ys, **(curve.style | ({"linestyle": _DOTTED} if any(curve.disturbed) else {})))

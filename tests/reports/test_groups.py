@@ -12,7 +12,7 @@ import pytest
 
 from reports.content.build import build
 from reports.data.disturbed_times import is_disturbed
-from reports.data.groups import COLOURS, colour_of, group_trials, looks
+from reports.data.groups import COLOURS, SHADES, colour_of, group_trials, looks
 from reports.data.records import read
 from reports.figures import interactive, svg
 
@@ -138,11 +138,13 @@ def test_dense_has_colour_zero_and_colours_are_the_same_in_all_groups(suite: Any
 def test_a_colour_follows_from_the_name_of_a_method_alone(suite: Any) -> None:
     """Earlier reports had colours by position, so that the same method changed its colour between reports."""
     alone, among = looks(["sdgp[n=2,m=4]"]), looks(["prunetrain", "sdgp[n=1,m=4]", "dense[repeat=2]", "sdgp[n=2,m=4]"])
-    assert alone["sdgp[n=2,m=4]"].colour == among["sdgp[n=2,m=4]"].colour == among["sdgp[n=1,m=4]"].colour
+    assert alone["sdgp[n=2,m=4]"].colour == among["sdgp[n=1,m=4]"].colour == colour_of("sdgp")
+    assert among["sdgp[n=2,m=4]"].colour == colour_of("sdgp") + COLOURS  # a shade of it
     assert among["dense[repeat=2]"].colour == among["dense"].colour == 0
     assert len({look.marker for look in among.values()}) == len(among)
     assert [among[f"sdgp[n={n},m=4]"].dash for n in (1, 2)] == [0, 1]
     assert len(svg.PALETTE) == COLOURS
+    assert len(svg._SHADES) == SHADES
     assert len(interactive._MARKERS) == len(svg.MARKERS)
     assert len(interactive._DASHES) == len(svg.DASHES)
 

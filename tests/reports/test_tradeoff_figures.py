@@ -11,7 +11,7 @@ from reports.data.groups import group_trials, looks
 from reports.data.method_rows import method_rows
 from reports.data.records import read
 from reports.figures import svg
-from reports.figures.tradeoff import pareto_line, tradeoff_figures
+from reports.figures.tradeoff import lower_edge, pareto_line, tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from suite.runs.folder.times import MethodTime
 
@@ -35,6 +35,44 @@ def test_methods_with_equal_accuracy_and_cost_are_both_visible(suite, drawn):
         ]
         assert all(line.get_markerfacecolor() == "none" for line in means)
         assert all(line.get_markeredgewidth() == pytest.approx(1.7) for line in means)
+
+
+def test_the_axis_leaves_out_a_few_means_that_are_far_below_the_others():
+    near = [(86.0, 85.5), (85.0, 84.9), (83.0, 82.5)]
+    assert lower_edge([*near, (64.0, 64.0)]) == 82.5
+    assert lower_edge([*near, (78.0, 77.0)]) is None  # less than twice the range of the others
+    assert lower_edge([*near[:2], (64.0, 64.0)]) is None  # too few others
+    assert lower_edge([*near, (64.0, 64.0), (63.0, 63.0)]) is None  # as many as that are no exception
+
+
+def test_a_mean_below_the_axis_is_an_arrow_with_its_value(suite, drawn):
+    for method, accuracy in (("dense", 80.0), ("sdgp", 79.0), ("prunetrain", 78.0), ("clicktrain", 30.0)):
+        suite.add(method, 0, accuracy=accuracy, time=100.0, variant="", train_flops_effective=1e12)
+    (group,), _ = group_trials(read(suite.write()).trials)
+    rows = method_rows(group, looks(["sdgp", "prunetrain", "clicktrain"]))
+    (figure, _), _ = tradeoff_figures(rows, "slug", BudgetCurve({}))
+    (axes,) = drawn[0].axes
+    low, high = axes.get_ylim()
+    assert 70.0 < low < 78.0
+    assert 80.0 < high < 85.0
+    assert [text.get_text() for text in axes.texts] == ["↓ 30.0 %"]
+    assert [one["text"] for one in figure.interactive["layout"]["annotations"]] == ["↓ 30.0 %"]
+    assert "Arrows at the lower edge" in figure.caption
+    assert "clicktrain: 30.00 %" in figure.alt
+
+
+def test_a_long_legend_is_beside_the_axes_of_a_wide_figure(suite, drawn):
+    names = [f"method{index}" for index in range(13)]
+    for method in names:
+        suite.add(method, 0, accuracy=70.0, time=100.0, variant="", train_flops_effective=1e12)
+    (group,), _ = group_trials(read(suite.write()).trials)
+    (figure, _), _ = tradeoff_figures(method_rows(group, looks(names)), "slug", BudgetCurve({}))
+    assert figure.wide
+    assert figure.interactive["layout"]["legend"]["x"] > 1
+    (legend,) = drawn[0].legends
+    assert sorted(text.get_text() for text in legend.get_texts()) == sorted(names)
+    assert legend._ncols == 1
+    assert drawn[0].get_figwidth() == pytest.approx(8.6)
 
 
 def disturb(folder, method):
