@@ -86,14 +86,19 @@ class Verdict:
     """Whether the methods of a group pay.
 
     Attributes:
-        sentence: The answer about all methods.
+        answers: The answer about all methods at the same time, and then at the same FLOPs; a sentence each.
         advice: What would give a verdict where there is none; may be empty.
         lines: One line per method: its outcome, and why.
     """
 
-    sentence: str
+    answers: tuple[str, str]
     advice: str
     lines: tuple[Headline, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Both answers."""
+        return " ".join(self.answers)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from reports.data.verdict import Finding, is_dense
 from suite.runs.folder.columns import COLUMNS
 
 _INTERVAL = "± is the half-width of the 95 % confidence interval over seeds."
+_VERDICTS = (
+    "Compared with dense training that costs as much. Pays: shown to be more accurate. Does not pay: shown to gain "
+    "less than the margin. Undecided: neither; so many more seeds would decide if mean and spread stay the same."
+)
 _RATIOS = "Geometric mean of the ratios, paired by seed; the 95 % interval in brackets is that of their logarithms."
 _ONE_SEED = "One seed: no interval, so chance cannot be excluded; --seeds 3 gives one."
 _COUNTS = (
@@ -41,13 +45,18 @@ def summary_table(rows: Sequence[MethodRow], found: Sequence[Finding], slug: str
         return None
     interval = f"Means over seeds, paired by seed. {_INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED}"
     timed = "The time pass compares steps that run in turn; its interval in brackets is that of the steps."
+    compared = [row for row in rows if row.done and not row.is_baseline]
+    all_timed = bool(compared) and all(row.timed is not None for row in compared)
+    unit, explained = (
+        ("× dense, time pass", timed) if all_timed else ("× dense", f"{timed} Otherwise: the trials. {_RATIOS}")
+    )
     columns = (
         Column("Method", numeric=False),
         Column("Accuracy", "% (difference to dense, points)", "measured", interval),
-        Column("Training time for equal epochs", "× dense", "measured", f"{timed} Otherwise: the trials. {_RATIOS}"),
+        Column("Training time for equal epochs", unit, "measured", explained),
         Column("Executed training FLOPs", "× dense", "counted"),
         Column("Inference FLOPs", "× dense", "counted"),
-        Column("Verdict at equal time", numeric=False),
+        Column("Verdict at equal time", numeric=False, note=_VERDICTS),
         Column("Verdict at equal FLOPs", numeric=False, note="At equal executed training FLOPs."),
     )
     by_cost = {(one.label, one.cost): one for one in found}
@@ -55,7 +64,7 @@ def summary_table(rows: Sequence[MethodRow], found: Sequence[Finding], slug: str
     def cells(row: MethodRow) -> tuple[Cell, ...]:
         exact = (_cell(one, row.seeds, _exact_ratio) for one in (row.flops_ratio["executed"], row.inference_ratio))
         verdicts = (_verdict_cell(row, by_cost.get((row.label, cost))) for cost in ("time", "flops"))
-        return (_accuracy_cell(row), _time_cell(row), *exact, *verdicts)
+        return (_accuracy_cell(row), _time_cell(row, "" if all_timed else " (time pass)"), *exact, *verdicts)
 
     return _table(f"{slug}-summary", title, columns, rows, cells)
 
@@ -71,10 +80,10 @@ def _accuracy_cell(row: MethodRow) -> Cell:
     return _cell(row.accuracy, row.seeds, write)
 
 
-def _time_cell(row: MethodRow) -> Cell:
+def _time_cell(row: MethodRow, source: str) -> Cell:
     timed = row.timed
     if timed is not None:
-        return Cell(f"{timed.ratio:.3f} [{timed.low:.3f}, {timed.high:.3f}] (time pass)", value=timed.ratio)
+        return Cell(f"{timed.ratio:.3f} [{timed.low:.3f}, {timed.high:.3f}]{source}", value=timed.ratio)
     if row.is_baseline:
         return _cell(row.time_ratio, row.seeds, formatting.ratio)
     disturbed = ", disturbed" if row.ratio_is_disturbed else ""

@@ -52,8 +52,8 @@ def verdict(
     )
     # The measured time decides; FLOPs say what other kernels could make of the method.
     margin = _points(margins[-1])
-    sentence = f"{where}, {_sentence(found, 'time', margin)}. A{_sentence(found, 'flops', margin)[1:]}."
-    return Verdict(sentence, " ".join([*_advice(found, methods, epochs), *_changed(margins)]), lines)
+    answers = f"{where}, {_sentence(found, 'time', margin)}.", f"A{_sentence(found, 'flops', margin)[1:]}."
+    return Verdict(answers, " ".join([*_advice(found, methods, epochs), *_changed(margins)]), lines)
 
 
 def _points(margin: float) -> str:
@@ -102,7 +102,7 @@ def fewest_control_epochs(epochs: int) -> int:
 
 
 def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: float) -> list[str]:
-    """Return what would give a verdict where there is none."""
+    """Return what would give a verdict where there is none, or would decide."""
     options, advice = [], []
     tried = {row.label: len({trial.number("seed") for trial in row.trials}) for row in methods}
     # A seed that failed will fail again, so that another one has to take its place.
@@ -129,6 +129,8 @@ def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: floa
         )
     if any(share > 1 for share in untrained):
         advice.append("A method that costs more than dense cannot be shown to pay here.")
+    if any(one.seeds_needed is not None for one in found):
+        advice.append("Undecided methods need more seeds, as many as the table says; choose their number in advance.")
     if any("disturbed" in one.reason for one in found):
         advice.append("Times are compared only if they were measured on a quiet machine.")
     return advice

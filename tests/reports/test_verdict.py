@@ -120,6 +120,7 @@ def test_a_large_spread_is_undecided_and_asks_for_seeds(suite: Any) -> None:
     add_method(suite, "quick", (1.5, -0.5, 0.8), time=1.0)
     verdict = group_of(suite).verdict
     assert "no method is shown to gain over dense: quick is undecided" in verdict.sentence
+    assert "Undecided methods need more seeds, as many as the table says" in verdict.advice
     gains = estimate([0.015, -0.005, 0.008], "")
     assert isinstance(gains, Estimate)
     # Both costs are the same here, so that two claims are corrected together.

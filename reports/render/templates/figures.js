@@ -16,6 +16,8 @@
     const figure = JSON.parse(plot.nextElementSibling.textContent);
     const { data, layout } = resolved(figure, "", getComputedStyle(document.documentElement));
     plot.parentElement.classList.add("drawn");
+    // On narrow screens a legend beside the axes would leave them no room.
+    if (plot.clientWidth < 700) Object.assign(layout.legend, { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom" });
     await Plotly.react(plot, data, layout, options);
     plot.dataset.drawn = "";
   };
