@@ -139,19 +139,21 @@ def _draw(
 def _write_cells(
     axes: Axes, edges: np.ndarray, written: Sequence[Sequence[str]], values: np.ndarray, starts: Sequence[int]
 ) -> None:
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     for line, texts in enumerate(written):
         for position, column in enumerate(starts):
             centre = (edges[position] + edges[position + 1]) / 2
             # The lower half of the colour map is dark. The cells are the same in the light and the dark scheme.
             ink = "#000000" if values[line, column] > 0.55 else "#ffffff"
-            axes.get_figure().text(centre, line + 0.5, texts[column], transform=axes.transData, ha="center",
-                                   va="center", fontsize=8, color=ink)  # fmt: skip
+            figure.text(centre, line + 0.5, texts[column], transform=axes.transData, ha="center", va="center",
+                        fontsize=8, color=ink)  # fmt: skip
 
 
 def _label(axes: Axes, labels: Sequence[tuple[float, str]], side: Literal["bottom", "left", "right"]) -> None:
     """Write texts beside axes that are not drawn themselves, each at its position on the axis along this side."""
     axes.set_axis_off()
-    figure = axes.get_figure()
+    figure = axes.get_figure(root=True)
     assert figure is not None
     size = axes.get_position().size * figure.get_size_inches()
     for position, text in labels:

@@ -96,7 +96,8 @@ def colour(index: int) -> str:
     own = np.array(to_rgb(PALETTE[place]))
     is_light = bool(own @ _LUMINANCE > _LIGHT_COLOUR)
     ground, share = _SHADES[shade % len(_SHADES)][is_light]
-    return to_hex(own + share * (ground - own))
+    red, green, blue = own + share * (ground - own)
+    return to_hex((red, green, blue))
 
 
 def marker(index: int) -> str:
