@@ -122,6 +122,7 @@ class Task:
         paper_recipes: Recipes of papers by name; `--recipe NAME` selects one in preset `paper`. If the name is that of
             a method, the recipe is that of the method's paper.
         tuning: How the values of `recipes` were chosen, and how many trials that cost.
+        detected: What is detected in the data instead of being that of the class, for `describe`; empty for nothing.
     """
 
     registered_name: ClassVar[str] = ""
@@ -134,6 +135,7 @@ class Task:
     paper_recipe: ClassVar[str] = "none"
     paper_recipes: ClassVar[Mapping[str, PaperRecipe]] = {}
     tuning: ClassVar[Sequence[Tuning]] = ()
+    detected: ClassVar[str] = ""
 
     def default_model(self, preset: str) -> str:
         """Return the model of `models` that a trial uses if `--model` is not given.

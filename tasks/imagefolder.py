@@ -27,6 +27,7 @@ class ImageFolderTask(ImageFilesTask):
     title = "Image folder"
     num_classes = 1000  # of a network that is described before the folder is known
     input_shape = (3, LARGEST_SIDE, LARGEST_SIDE)
+    detected = "classes and image size (the values above are those of networks that are described without a folder)"
     source = "files of the user"
     models: ClassVar = dict.fromkeys(RECIPES, "resnet18")
     recipes = RECIPES

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from reports.data.groups import label
+from reports.data.records import read
 from suite.checkpoint import load_model
 
 
@@ -45,9 +47,11 @@ def main() -> int:
     """Print one line per trial that has a final model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR", help="output folder of a suite, with its models")
-    models = sorted(parser.parse_args().folder.glob("trials/*/model.pt"))
+    folder = parser.parse_args().folder
+    models = sorted(folder.glob("trials/*/model.pt"))
+    methods = {trial.name: label(trial) for trial in read(folder).trials}
     for path in models:
-        print(line(path.parent.name, load_model(path)))
+        print(line(f"{path.parent.name} ({methods[path.parent.name]})", load_model(path)))
     return 0 if models else 1
 
 

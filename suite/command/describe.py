@@ -170,6 +170,7 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
         "summary": _summary(type(thing)),
         "input_shape": list(thing.input_shape),
         "classes": thing.num_classes,
+        **({"detected_in_the_data": thing.detected} if thing.detected else {}),
         "source": thing.source,
         "paper_recipe": thing.paper_recipe,
         "tuning": [dataclasses.asdict(one) for one in thing.tuning],

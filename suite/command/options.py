@@ -114,7 +114,10 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of `run`, checked without torch. Empty values were not typed and have no default."""
+    """Options of `run`, checked without torch. Empty values were not typed and have no default.
+
+    `data_root_typed` is true if the data root is neither the default nor that of the environment.
+    """
 
     methods: str
     task: str
@@ -126,6 +129,7 @@ class RunOptions:
     device: str
     dtype: str
     data_root: Path
+    data_root_typed: bool
     out: Path | None
     only: str
     jobs: int
@@ -220,8 +224,8 @@ def add_run_options(parser: Parser) -> None:
     where.add_argument(
         "--dtype",
         metavar="TYPE",
-        help="float32, bfloat16, float16 (CUDA only, with a loss scale) or auto: bfloat16 if the hardware supports it, "
-        "otherwise float32 (default: auto)",
+        help="float32, bfloat16, float16 (CUDA only, with a loss scale) or auto: bfloat16 if the hardware multiplies "
+        "matrices of it, otherwise float32 (default: auto)",
     )
     where.add_argument(
         "--data-root",
@@ -303,6 +307,7 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
         device=read_device(values["device"]),
         dtype=read_dtype(values["dtype"]),
         data_root=data_root,
+        data_root_typed="data-root" in config | typed,
         out=out,
         only=values["only"],
         jobs=read_count("jobs", values["jobs"]),

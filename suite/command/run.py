@@ -14,6 +14,7 @@ from rich.table import Table
 
 from suite import files, registry
 from suite.command.options import RunOptions, read_run_options
+from suite.errors import UsageError
 from suite.runs.engines.forked import forked
 from suite.runs.progress import duration, listener_for
 from suite.runs.spec import SuiteSpec, TrialSpec, suite_hash
@@ -51,6 +52,11 @@ def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path, dict
 
     suite = resolve(options)
     trials = plan(suite)
+    if options.data_root_typed and all(trial.data_copy["kind"] == "generated" for trial in trials):
+        raise UsageError(
+            f"--data-root {options.data_root}: is not read, since preset {suite.preset} uses generated images for "
+            f"{suite.tasks}; for a short training on the images of this folder use --preset quick --epochs 1"
+        )
     folder = options.out or default_folder(trials)
     rehearse_new(trials, folder)
     return suite, trials, folder, provenance_of(suite)

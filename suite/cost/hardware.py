@@ -23,7 +23,9 @@ _INSTRUCTIONS = re.compile(
     r"(?:sse4_[12]|ssse3|fma4?|f16c|avx\w*|amx\w*"  # x86
     r"|asimd\w*|neon|sve\w*|sme(?!p)\w*|bf16|i8mm|fphp|fp)"  # Arm
 )
-_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, Arm: as the kernel spells them
+# As the kernel spells them on x86 and on Arm. AVX512_BF16 is left out: with vectors alone, training steps in bfloat16
+# take 1.5 to 1.7 times as long as in float32 (results/cpu-emr-2cores/bench_sdgp.txt and bench_sdgp_large.txt).
+_BFLOAT16_FLAGS = {"amx_bf16", "bf16"}
 # By the field of `Cpu`: the key on x86, then the one on Arm.
 _KEYS = {
     "name": ("model name", "cpu"),
@@ -46,7 +48,7 @@ class Cpu:
         vendor, family, model, stepping: as the kernel spells them: numbers on x86. On Arm: implementer, architecture,
             part, and variant with revision ("r1p2").
         instructions: the flags of vector, matrix and half-precision arithmetic, sorted.
-        bfloat16: whether the CPU multiplies bfloat16 itself.
+        bfloat16: whether the CPU multiplies matrices of bfloat16 itself (AMX, Arm BF16).
     """
 
     name: str
@@ -106,7 +108,7 @@ def available_cores() -> int:
 
 
 def has_bfloat16_cpu(cpuinfo: Path = CPUINFO) -> bool:
-    """Return whether this CPU has instructions that multiply bfloat16 (AVX512_BF16, AMX, Arm BF16).
+    """Return whether this CPU has instructions that multiply matrices of bfloat16 (AMX, Arm BF16).
 
     Read from `/proc/cpuinfo`: torch has no public function for it, and its private functions differ between versions.
     """
@@ -137,7 +139,7 @@ def competition(load: float, cores: int) -> str:
         return ""
     return (
         f"{load:.1f} of {cores} cores are busy before the first trial: other programs are running; "
-        "do not rely on measured times"
+        "do not rely on measured times; with OMP_NUM_THREADS=1, trials wait less for the other programs"
     )
 
 

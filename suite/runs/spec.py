@@ -268,7 +268,7 @@ def resolve_device(text: str) -> tuple[str, int | None]:
 
 
 def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
-    """Return a number format. `auto` is bfloat16 if the hardware supports it natively, otherwise float32.
+    """Return a number format. `auto` is bfloat16 if the hardware multiplies matrices of it, otherwise float32.
 
     Raises:
         UsageError: float16 was requested for a CPU.

@@ -144,7 +144,8 @@ def _files(root: Path, split: str, classes: Sequence[str], others: list[str]) ->
             os.path.relpath(entry.path, root) for entry in entries if not entry.name.lower().endswith(SUFFIXES)
         )
         if not images:
-            raise UsageError(f"{folder}: contains no image; names of images end in {', '.join(SUFFIXES)}")
+            layouts = "" if split else f"; {root}: {LAYOUTS}"
+            raise UsageError(f"{folder}: contains no image; names of images end in {', '.join(SUFFIXES)}{layouts}")
         for entry in images:
             found.append(TreeFile(os.path.relpath(entry.path, root), label, _stamp(entry)))
     return tuple(found)

@@ -79,6 +79,10 @@ WRONG = [
     (["--epochs", "-1"], "--epochs is '-1'; allowed: an integer from 1 to 100,000"),
     (["--methods", "dense[n=2"], "never closed"),
     (["--plugin", "raises.py", "--methods", "dense"], "RuntimeError: line one line two"),
+    (
+        ["--task", "imagefolder", "--preset", "smoke", "--data-root", "."],
+        "is not read, since preset smoke uses generated",
+    ),
     (good("--out", "toy.py"), "is a file"),
     (good("--out", "."), "no suite.json"),
     (good("--methods", "toy_method[n=5]"), "toy_method[n=5]: n is 5; the largest is 4"),
