@@ -69,7 +69,7 @@ def test_a_reproduction_agrees_with_its_table_and_the_card(folder):
         line = lines.loc[f"{mode} 2:4 minus dense"]
         assert line["ours"] == pytest.approx(differences.mean())
         assert line["interval"] == pytest.approx(4.302653 * differences.sem(), rel=1e-5)  # t of two degrees of freedom
-        quoted = f"{mode} {line['ours']:+.2f} ± {line['interval']:.2f}".replace("-", "\N{MINUS SIGN}")
+        quoted = f"{mode} {line['ours']:+.1f} ± {line['interval']:.1f}".replace("-", "\N{MINUS SIGN}")
         assert quoted in card
 
 
