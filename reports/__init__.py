@@ -22,10 +22,10 @@ def write_report(folder: Path, targets: Sequence[float] = (), latex: bool = Fals
             `suite.json`, `trials/*/epochs.jsonl` and `trials/*/layers.csv` are used if they exist.
         targets: Target accuracies as fractions (default: those that a command declared, otherwise one from dense; see
             `reports.data.targets`).
-        latex: Whether `report.tex`, the tables for a paper, is written too.
+        latex: Whether `report.tex`, the tables for a paper, is written too. A file that exists is always updated.
 
     Returns:
-        Paths of the written files: `report.html`, `report.md`, `report.tex` if it was asked for, then the figures.
+        Paths of the written files: `report.html`, `report.md`, `report.tex` if it is written, then the figures.
 
     Raises:
         suite.errors.UsageError: If the folder has no results, or its table cannot be read.
@@ -45,7 +45,7 @@ def write_report(folder: Path, targets: Sequence[float] = (), latex: bool = Fals
     texts = [
         (folder / "report.html", html.render(report)),
         (folder / "report.md", markdown.render(report)),
-        *([(folder / "report.tex", tables.render(report))] if latex else []),
+        *([(folder / "report.tex", tables.render(report))] if latex or (folder / "report.tex").is_file() else []),
         *figures,
     ]
     # Figures are written first, so that the Markdown file never refers to a missing one.

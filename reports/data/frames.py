@@ -100,7 +100,11 @@ def _value(column: Column, value: Any) -> Any:
         return None if value is None else str(value)
     if column.type is bool:
         return value if isinstance(value, bool) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (column.type is int and value % 1):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or (column.type is int and (value % 1 or abs(value) >= 2**63))
+    ):
         return float("nan") if column.type is float else None
     return column.type(value)
 

@@ -1,11 +1,14 @@
-"""Renders the tables of a report for a paper, with the packages `booktabs` and `graphicx`.
+"""Renders the tables of a report for a paper, with the packages `array`, `booktabs` and `graphicx`.
 
-The numbers are those of the page, as text: nothing is computed or rounded here.
+The numbers are those of the page, as text: nothing is computed or rounded here. Texts are broken into several lines, so
+that a table fits a page of 345 pt in a readable size; a table that is wider than the line all the same is scaled down.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Sequence
 
 from reports.content.model import Cell, Column, Report, Table
 
@@ -18,73 +21,155 @@ _SPECIAL = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     '"': r"\textquotedbl{}",
+    "`": r"\textasciigrave{}",
     "−": "$-$",
     "×": r"$\times$",
     "±": r"$\pm$",
     "≤": r"$\leq$",
     "≥": r"$\geq$",
     "·": r"$\cdot$",
+    "÷": r"$\div$",
     "–": "--",
     "—": "---",
     "…": r"\dots{}",
     "’": "'",
     "\u00a0": "~",
+    "\u00ad": "",
 }
-_TO_ESCAPE = re.compile("|".join(map(re.escape, _SPECIAL)))
-_HEAD = r"""% Tables of a report, for \input. Preamble: \usepackage{booktabs,graphicx}
-% With pdfLaTeX also \usepackage[T1]{fontenc}"""
+_DOUBLED = re.compile("-(?=-)|'(?=')|,(?=,)|!(?=`)|\\?(?=`)")  # LaTeX would join them to another character
+_BREAKS = re.compile(r"(?<=[\[,=/_.])(?=.)")  # in names of methods, where there are no spaces
+_LONGEST_PART = 24  # characters of a part of a name that are kept on one line
+_LINE = 78  # characters of a row at \footnotesize on a line of 345 pt, without the space between columns
+_GAP = 2  # characters of the space between two columns
+_EM = 0.5  # width of a character, about
+_EM_CODE = 0.53
+_HEAD = r"""% Tables of a report, for \input. Preamble: \usepackage{array,booktabs,graphicx}
+% With pdfLaTeX also \usepackage[T1]{fontenc} and \usepackage{lmodern}
+% pdfLaTeX has no fonts for all characters: it shows the number of others, which LuaLaTeX and XeLaTeX print.
+\DeclareRobustCommand{\pdtcharacter}[2]{\ifdefined\Umathcode#2\else\textless{}U+#1\textgreater{}\fi}"""
 
 
 def escape(text: str) -> str:
-    """Escape text, so that LaTeX shows it unchanged on one line."""
-    return _TO_ESCAPE.sub(lambda found: _SPECIAL[found[0]], " ".join(text.split()))
+    """Escape text, so that LaTeX shows it unchanged on one line. Characters without a shape are left out."""
+    return "".join(map(_escape, _DOUBLED.sub(lambda found: f"{found[0]}\0", _kept_together(text))))
+
+
+def _kept_together(text: str) -> str:
+    """Return a text on one line, with no-break spaces next to signs that belong to numbers or words."""
+    joined = " ".join(text.split())
+    return joined.replace(" ± ", "\u00a0±\u00a0").replace("× ", "×\u00a0")
+
+
+def _escape(character: str) -> str:
+    if character == "\0":
+        return "{}"
+    if character in _SPECIAL:
+        return _SPECIAL[character]
+    if " " <= character <= "~" or "\u00a1" <= character <= "\u00ff":
+        return character
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs"):  # control and format characters, lone surrogates
+        return ""
+    return rf"\pdtcharacter{{{ord(character):04X}}}{{{character}}}"
 
 
 def render(report: Report) -> str:
-    """Return the tables of all groups, the first table of a group first, as `table` environments."""
-    tables = [
-        table(content, content.caption if group.title in content.caption else f"{group.title}. {content.caption}")
-        for group in report.groups
-        for content in (*((group.summary,) if group.summary else ()), *group.tables)
-    ]
-    return "\n".join([_HEAD, *tables]) + "\n"
+    """Return the tables of all groups, the first table of a group first, as `table` environments.
+
+    Each group begins a new page, since LaTeX stops if more than 52 tables wait for a place.
+    """
+    groups = []
+    for group in report.groups:
+        contents = (*((group.summary,) if group.summary else ()), *group.tables)
+        captions = (one.caption if group.title in one.caption else f"{group.title}. {one.caption}" for one in contents)
+        groups.append("\n".join(map(table, contents, captions)))
+    return "\n".join([_HEAD, "\n\\clearpage\n".join(filter(None, groups))]) + "\n"
 
 
 def table(content: Table, caption: str) -> str:
     """Return a table with its caption above and its numbered notes below."""
-    columns = "".join("r" if column.numeric else "l" for column in content.columns)
     heads = [_head(content, column) for column in content.columns]
     rows = [[_cell(content, cell) for cell in row] for row in content.rows]
-    notes = [rf"  \textsuperscript{{{number}}}\,{escape(note)}\\" for number, note in enumerate(content.notes, 1)]
+    notes = [rf"  \textsuperscript{{{number}}}\,{escape(note)}\par" for number, note in enumerate(content.notes, 1)]
     return "\n".join(
         [
             r"\begin{table}",
             r"  \centering",
             rf"  \caption{{{escape(caption)}}}",
             rf"  \label{{tab:{_label(content.name)}}}",
-            r"  \resizebox{\linewidth}{!}{%",
-            rf"  \begin{{tabular}}{{{columns}}}",
+            r"  \footnotesize\setlength{\tabcolsep}{3pt}",
+            r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+            rf"  \begin{{tabular}}{{{_columns(content)}}}",
             r"  \toprule",
             f"  {' & '.join(heads)} \\\\",
             r"  \midrule",
-            *(f"  {' & '.join(row)} \\\\" for row in rows),
+            *(f"  {' & '.join(row)} \\\\\\addlinespace[1pt]" for row in rows),
             r"  \bottomrule",
             r"  \end{tabular}}",
-            *([r"  \par\footnotesize\raggedright", *notes] if notes else []),
+            *([r"  \par\scriptsize\raggedright", *notes] if notes else []),
             r"\end{table}",
         ]
     )
 
 
+def _columns(content: Table) -> str:
+    """Return the columns of the table: paragraphs, right-aligned for numbers, each as wide as its texts need."""
+    texts = [
+        [_title(column), *(row[place].text for row in content.rows)] for place, column in enumerate(content.columns)
+    ]
+    is_code = [any(row[place].code for row in content.rows) for place in range(len(texts))]
+    least = [
+        max(len(word) for text in several for word in _words(text, code))
+        for several, code in zip(texts, is_code, strict=True)
+    ]
+    # A head may always be broken between words; cells only if the table does not fit otherwise.
+    most = [
+        max(fewest, *(len(text) for text in several[1:])) if several[1:] else fewest
+        for fewest, several in zip(least, texts, strict=True)
+    ]
+    free = max(0, _LINE - _GAP * (len(least) - 1) - sum(least))
+    wanted = sum(most) - sum(least)
+    share = min(1.0, free / wanted) if wanted else 0.0
+    widths = [fewest + share * (full - fewest) for fewest, full in zip(least, most, strict=True)]
+    parts = []
+    for column, code, width in zip(content.columns, is_code, widths, strict=True):
+        align = "left" if column.numeric else "right"
+        ems = (width + 1) * (_EM_CODE if code else _EM)
+        parts.append(rf">{{\ragged{align}\arraybackslash}}p{{{ems:.1f}em}}")
+    return "".join(parts)
+
+
+def _words(text: str, code: bool) -> Sequence[str]:
+    """Return the parts of a text between which a line may end."""
+    if code:
+        return [part for word in text.split() for part in _parts(word)] or [""]
+    return _kept_together(text).split(" ")
+
+
+def _parts(name: str) -> Sequence[str]:
+    """Return the parts of a name after which a line may end."""
+    parts = _BREAKS.split(name)
+    return [part[start : start + _LONGEST_PART] for part in parts for start in range(0, len(part), _LONGEST_PART)]
+
+
+def _title(column: Column) -> str:
+    # A unit with brackets of its own follows a comma.
+    unit = column.unit if "(" not in column.unit else f", {column.unit}"
+    unit = f" ({unit})" if column.unit and unit == column.unit else unit
+    return f"{column.title}{unit}" + (f" [{column.kind}]" if column.kind else "")
+
+
 def _head(content: Table, column: Column) -> str:
-    parts = [column.title, f"({column.unit})" if column.unit else "", f"[{column.kind}]" if column.kind else ""]
-    return f"{{{escape(' '.join(filter(None, parts)))}}}{_mark(content, column.note)}"
+    return f"{{{escape(_title(column))}}}{_mark(content, column.note)}"
 
 
 def _cell(content: Table, cell: Cell) -> str:
     # Braces keep a bracket at the start of a row from being the argument of the row before.
-    text = escape(cell.text)
-    return (rf"\texttt{{{text}}}" if cell.code else f"{{{text}}}") + _mark(content, cell.note)
+    text = rf"\texttt{{{_breakable(cell.text)}}}" if cell.code else f"{{{escape(cell.text)}}}"
+    return text + _mark(content, cell.note)
+
+
+def _breakable(text: str) -> str:
+    return " ".join(r"\allowbreak{}".join(map(escape, _parts(word))) for word in text.split())
 
 
 def _mark(content: Table, note: str) -> str:

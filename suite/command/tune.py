@@ -273,8 +273,7 @@ def _final_options(options: RunOptions, suite: SuiteSpec, folder: Path) -> list[
         "out": files.without_home(str(folder)),
     }
     words = [word for name, value in found.items() if value for word in (f"--{name}", value)]
-    own = ("validation_images", "learning_rate")
-    kept = {name: value for name, value in options.overrides.items() if name not in own}
+    kept = {name: value for name, value in options.overrides.items() if name != "validation_images"}
     words += [word for name, value in kept.items() for word in ("--set", f"{RECIPE}{name}={show(value)}")]
     return [*words, *(word for path in suite.plugins for word in ("--plugin", files.without_home(path)))]
 

@@ -7,7 +7,7 @@ of dense run in turn, so that both are slowed alike, and the ratio of each pair 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from suite.cost.interleaved import ratio_of
 from suite.errors import UsageError
 from suite.passes.candidates import Candidate, dense_spec
 from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, run_pass
+from suite.runs.folder.columns import minor_version
 from suite.runs.folder.times import TIMES, Interval, MethodTime, StageTime
 from suite.runs.stages import Stage
 from suite.timing.estimate import run_ratio
@@ -82,9 +83,28 @@ def _time_of(candidate: Candidate, folder: Path, pairs: int | None, threads: int
         result = measure(candidate, arguments, threads)
         if "error" in result:
             raise UsageError(result["error"])
+        _refuse_other_machine(candidate, result["provenance"])
         found.append(result)
         before = stage.cost.executed
     return _summary(candidate, found, threads)
+
+
+def _refuse_other_machine(candidate: Candidate, provenance: Mapping[str, Any]) -> None:
+    """Check that the trials ran on this machine: the verdict compares their accuracies at the time that is measured.
+
+    Raises:
+        UsageError: They ran on other hardware, or with another version of torch.
+    """
+    here = {
+        "hardware_id": str(provenance.get("hardware_id") or ""),
+        "torch": minor_version(str((provenance.get("software") or {}).get("torch") or "")),
+    }
+    for name, found in here.items():
+        known = candidate.key.get(name)
+        if found and known and found != known:
+            raise UsageError(
+                f"its trials have the {name} {known}, and this machine has {found}; measure where they ran"
+            )
 
 
 def _summary(candidate: Candidate, found: list[dict[str, Any]], threads: int) -> MethodTime:

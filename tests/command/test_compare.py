@@ -81,3 +81,22 @@ def test_a_folder_equals_itself(two: tuple[Path, Path], capsys: Any) -> None:
 def test_a_folder_that_does_not_exist_is_refused(two: tuple[Path, Path], capsys: Any) -> None:
     assert cli.main(["compare", str(two[0]), "absent"]) == 2
     assert "absent does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("disturbed", ["0.4", "0.2"])
+def test_a_time_that_one_of_the_folders_disturbed_is_marked(
+    two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: Any, disturbed: str
+) -> None:
+    monkeypatch.setattr(
+        "reports.comparison.is_disturbed", lambda trial: str(trial.spec["recipe"]["learning_rate"]) == disturbed
+    )
+    assert compared(*two, capsys=capsys)["differences"][0]["times_disturbed"]
+
+
+def test_times_of_unknown_machines_are_not_comparable(suites: Callable[[str], Any], capsys: Any) -> None:
+    folders = []
+    for name in "ab":
+        one = suites(name)
+        one.add("dense", 0, accuracy=70.0, time=10.0, hardware_id="")
+        folders.append(one.write())
+    assert not compared(*folders, capsys=capsys)["differences"][0]["times_comparable"]

@@ -15,9 +15,10 @@ from benchmarks.evidence.simulate_claims import makes_a_false_claim, page
 from reports.content.build import build
 from reports.content.verdict import fewest_control_epochs
 from reports.data.budget import BudgetCurve
-from reports.data.estimates import Estimate, Missing, estimate
+from reports.data.estimates import Estimate, Missing, estimate, paired, ratio_estimate
 from reports.data.groups import group_trials
-from reports.data.records import read
+from reports.data.method_rows import by_seed
+from reports.data.records import Trial, read
 from reports.data.significance import holm, p_value, seeds_needed
 from reports.data.verdict import margins
 from reports.render import html, markdown
@@ -55,6 +56,28 @@ def test_p_values_are_those_of_scipy(side: Any, alternative: str) -> None:
     assert p_value(estimate(list(values), ""), 0.1, side) == pytest.approx(expected)
 
 
+def test_p_values_of_ratios_are_those_of_their_logarithms() -> None:
+    ratios = [0.7, 0.8, 0.95, 0.6]
+    expected = scipy.stats.ttest_1samp(np.log(ratios), math.log(0.9)).pvalue
+    assert p_value(ratio_estimate(ratios, ""), 0.9, "either") == pytest.approx(expected)
+
+
+def test_a_saving_has_its_ends_in_order() -> None:
+    ratio = ratio_estimate([0.7, 0.8, 0.95], "")
+    assert isinstance(ratio, Estimate)
+    saving = ratio.complement()
+    assert saving.low < saving.mean < saving.high
+    assert (saving.low, saving.high) == (1 - ratio.high, 1 - ratio.low)
+
+
+def test_a_baseline_of_zero_has_no_ratio() -> None:
+    assert paired({0: 1.0}, {0: 0.0}, "ratio") == Missing("the value of dense is 0")
+    assert paired({0: 1.0, 1: 3.0}, {0: 0.0, 1: 2.0}, "ratio") == ratio_estimate([1.5], "")
+    assert paired({0: 0.0, 1: 3.0}, {0: 1.0, 1: 2.0}, "ratio") == Missing(
+        "a value is 0, so that ratios have no geometric mean"
+    )
+
+
 def test_nothing_is_shown_without_a_spread() -> None:
     assert p_value(Missing("not measured"), 0.0, "above") == 1.0
     assert p_value(estimate([1.0], ""), 0.0, "above") == 1.0
@@ -77,6 +100,8 @@ def test_the_number_of_seeds_that_would_decide() -> None:
     assert math.sqrt(count - 1) < quantile[count - 1]
     assert math.sqrt(count) >= quantile[count]
     assert seeds_needed(known, 0.99, 0.025) is None
+    # It is asked only where the present seeds do not decide, so that the answer is always a larger number.
+    assert seeds_needed(known, -100.0, 0.025) == 4
 
 
 def test_accuracies_between_two_trainings_are_interpolated() -> None:
@@ -87,6 +112,13 @@ def test_accuracies_between_two_trainings_are_interpolated() -> None:
     assert curve.at(0, 1.3) == 0.85
     assert curve.at(0, 0.39) is None
     assert curve.at(1, 0.5) is None
+    # At a training that was run, the next longer one decides how accuracy changes; the whole training is the end.
+    assert [curve.slope(0, share) for share in (0.4, 0.8, 1.0, 1.3)] == pytest.approx([0.5, 0.25, 0.0, 0.0])
+
+
+def test_a_seed_that_was_run_twice_counts_once_with_its_mean() -> None:
+    trials = [Trial({}, {"seed": seed, "test_accuracy": value}) for seed, value in ((0, 0.5), (1, 0.6), (0, 0.7))]
+    assert by_seed(trials, "test_accuracy") == pytest.approx({0: 0.6, 1: 0.6})
 
 
 def test_a_method_pays_that_beats_dense_for_the_same_time(suite: Any) -> None:
@@ -113,6 +145,32 @@ def test_a_method_does_not_pay_if_dense_for_the_same_time_is_as_good(suite: Any)
     verdict = group_of(suite).verdict
     assert verdict.sentence.count("use dense: no method gains 0.5 points over it") == 2
     assert "does not pay at the same executed FLOPs (−0.10 ± 0.05 points, at 0.90 × dense)" in verdict.lines[0].text
+
+
+def test_a_gain_that_is_smaller_than_the_margin_pays(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "slightly", (0.1, 0.11, 0.09), time=1.0)
+    assert group_of(suite).verdict.lines[0].text.startswith("pays at the same measured training time (+0.10 ± 0.02")
+
+
+def test_seeds_without_dense_at_the_cost_do_not_count(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_dense(suite, 4, 2.0, seeds=2)
+    add_method(suite, "quick", (-0.3, -0.28, -0.32))
+    text = group_of(suite).verdict.lines[0].text
+    assert text.startswith("has no verdict at the same measured training time (2 of at least 3 seeds)")
+
+
+def test_flops_are_relative_to_the_dense_network_of_the_same_trial(suite: Any) -> None:
+    """Dense trials without counts do not hide how much the cost varies over seeds."""
+    for epochs, loss in ((5, 0.0), (4, 2.0)):
+        for seed, accuracy in enumerate(DENSE):
+            known = {"epochs": epochs, "recipe": {"epochs": epochs}, "train_flops_dense": None}
+            suite.add("dense", seed, accuracy=accuracy - loss, time=73.0 * epochs, **known)
+    for seed, (gain, share) in enumerate([(-1.99, 0.8), (-1.0, 0.9), (-0.01, 1.0)]):
+        flops = {"train_flops_executed": share * 1.8e12, "train_flops_dense": 1.8e12}
+        suite.add("varied", seed, accuracy=DENSE[seed] + gain, time=365.0, **flops)
+    assert "at the same executed FLOPs (0.0" in group_of(suite).verdict.lines[0].text
 
 
 def test_a_large_spread_is_undecided_and_asks_for_seeds(suite: Any) -> None:

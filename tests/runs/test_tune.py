@@ -16,6 +16,7 @@ from suite.choices import MethodChoice
 from suite.command import cli
 from suite.command.options import read_run_options
 from suite.command.run import resolve
+from suite.command.tune import _setting
 from suite.errors import UsageError
 from suite.method import Method
 from suite.parameters import Search
@@ -138,6 +139,22 @@ def test_the_cheaper_or_equal_setting_of_highest_accuracy_is_chosen():
     assert choose([setting(None), setting(None)])[1] is None
 
 
+@pytest.mark.parametrize(("second", "expected"), [
+    ({"status": "done", "result": {"val_accuracy": 0.7}}, 0.6),
+    ({"status": "done", "result": {}}, None),
+    ({"status": "diverged", "result": {"val_accuracy": 0.7}}, None),
+    ({"status": "error"}, None),
+    (None, None),
+])  # fmt: skip
+def test_a_setting_counts_if_all_of_its_seeds_are_done(tmp_path, monkeypatch, second, expected):
+    first = {"status": "done", "result": {"val_accuracy": 0.5, "train_flops_effective": 4.0}}
+    records = iter((first, second))
+    monkeypatch.setattr("suite.runs.folder.store.read_record", lambda folder: next(records))
+    found = _setting({"a": 1}, (spec("dense", seed=0), spec("dense", seed=1)), tmp_path)
+    assert found.val_accuracy == (None if expected is None else pytest.approx(expected))
+    assert found.train_flops_effective is None  # only one of the seeds has it
+
+
 @pytest.fixture
 def in_process(folder, monkeypatch):
     """Run trials in this process; return the ids of those that were trained."""
@@ -245,6 +262,8 @@ def test_every_method_has_the_same_budget_and_the_same_command_continues(folder,
         assert not trial.recipe["evaluate_test"]
         if trial.method == "sdgp":
             assert trial.parameters["n"] == 1
+    # All methods chose the same learning rate, which is that of the recipe in the final comparison.
+    assert not any("learning_rate" in one.label for one in tuned.methods)
     # The choice is that of the mean over both seeds, and diverged trials are not chosen.
     for one in tuned.methods:
         chosen = one.settings[one.chosen]

@@ -1,5 +1,6 @@
 """The time pass with clocks that the tests move: what it measures, and what it refuses."""
 
+import dataclasses
 import json
 from functools import partial
 from typing import ClassVar
@@ -138,6 +139,24 @@ def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
 
     assert not time_pass.run(shrinking, pairs=10, measure=other, show=lines.append)
     assert "prunetrain: not measured: a step executes" in lines[0]
+
+
+@pytest.mark.parametrize(("key", "name"), [({"hardware_id": "h0000000"}, "hardware_id"), ({"torch": "1.13"}, "torch")])
+def test_trials_of_another_machine_are_not_measured(shrinking, monkeypatch, lines, key, name):
+    here = {"busy_cores": 0.1, "hardware_id": "h1111111", "software": {"torch": "2.15.0"}}
+
+    def measure(candidate, arguments, threads):
+        return {**invented(candidate, arguments, threads), "provenance": here}
+
+    def candidates(*arguments):
+        found = find_candidates(*arguments)
+        own = {"hardware_id": "h1111111", "torch": "2.15"}
+        return [dataclasses.replace(one, key={**one.key, **own, **key}) for one in found]
+
+    monkeypatch.setattr(running, "find_candidates", candidates)
+    assert not time_pass.run(shrinking, measure=measure, show=lines.append)
+    assert f"its trials have the {name} {key[name]}, and this machine has" in lines[0]
+    assert not (shrinking / "time.json").exists()
 
 
 def test_a_busy_machine_is_refused_unless_the_user_insists(shrinking, monkeypatch):
