@@ -193,6 +193,11 @@ class ModelChoice(Choice):
         """Return the value of every parameter."""
         return self._values(self.typed)
 
+    def recorded_parameters(self) -> dict[str, Any]:
+        """Return the values that identify a network; a parameter that was added later is left out at its default."""
+        added = getattr(self.definition, "added_parameters", {})
+        return {name: value for name, value in self.parameters().items() if name not in added or value != added[name]}
+
     def build(self, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         """Construct the network for images of shape (C, H, W).
 

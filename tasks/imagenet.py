@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import tempfile
 from pathlib import Path
@@ -34,6 +35,9 @@ PRUNETRAIN = Recipe(
     image_size=224,
     eval_resize=256,
 )
+# Its VGG-16 has half the batch and half the learning rate.
+PRUNETRAIN_VGG16 = dataclasses.replace(PRUNETRAIN, batch_size=128, learning_rate=0.05)
+# ClickTrain's configuration: 95 epochs, the learning rate is divided by 10 at epochs 31, 61 and 75 (from 1).
 CLICKTRAIN = Recipe(
     epochs=95,
     batch_size=256,
@@ -47,7 +51,7 @@ CLICKTRAIN = Recipe(
     eval_resize=256,
 )
 # The code of SDGP trains at 160 pixels until epoch 65 and at 192 from epoch 76, and evaluates at 224 of 256. Here, the
-# size is the same in all epochs.
+# size is the same in all epochs. It trains in 4 processes of 1024 images each; here, one process has the batch of one.
 SDGP = Recipe(
     epochs=88,
     batch_size=1024,
@@ -62,6 +66,8 @@ SDGP = Recipe(
     eval_resize=220,
     flip_tta=True,
 )
+# ResNet-50 has half the batch in the same code.
+SDGP_RESNET50 = dataclasses.replace(SDGP, batch_size=512, learning_rate=1.7, weight_decay=1e-4)
 RECIPES = {
     "smoke": IMAGENETTE["smoke"],
     "quick": Recipe(
@@ -84,8 +90,12 @@ class ImageNet(ImageFilesTask):
     paper_recipe = "PruneTrain (SC 2019)"
     paper_recipes: ClassVar = {
         "prunetrain": PaperRecipe("PruneTrain (SC 2019)", PRUNETRAIN),
+        "prunetrain_vgg16": PaperRecipe("PruneTrain (SC 2019), its VGG-16", PRUNETRAIN_VGG16),
         "clicktrain": PaperRecipe("ClickTrain (ICS 2021)", CLICKTRAIN),
         "sdgp": PaperRecipe("SDGP (ICPR 2022, arXiv 2202.00774), its ResNet-18, at one image size", SDGP),
+        "sdgp_resnet50": PaperRecipe(
+            "SDGP (ICPR 2022, arXiv 2202.00774), its ResNet-50, at one image size", SDGP_RESNET50
+        ),
     }
     stored_side: ClassVar = {"quick": 128, "paper": 256}
 

@@ -238,7 +238,7 @@ def _template(
         method_version=method.choice.definition.version,
         task=setting.task,
         model=str(model.canonical()),
-        model_parameters=model.parameters(),
+        model_parameters=model.recorded_parameters(),
         preset=suite.preset,
         recipe=own,
         replaced={name: normal(shared[name], fields[name].annotation) for name in own if own[name] != shared[name]},

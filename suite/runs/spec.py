@@ -37,7 +37,8 @@ class TrialSpec:
         variant: Typed parameters of the method, `k=v` joined by commas; not hashed.
         task: Name of the task.
         model: Model with the parameters that differ from the defaults: `resnet9[width=0.25]`.
-        model_parameters: Values of all parameters of the model.
+        model_parameters: Values of all parameters of the model, without those of `registry.added_parameters` that have
+            the value there.
         preset: Name of the preset; hashed, since methods may read it.
         recipe: `Recipe.fields` after overrides.
         replaced: Values in the command's recipe of the fields that were typed for this method alone; not hashed.

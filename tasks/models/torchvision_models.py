@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Interval
 from torch import nn
 
-from suite.registry import register, register_family
+from suite.registry import added_parameters, register, register_family
 
 _AUXILIARY = ("googlenet", "inception_v3")  # their auxiliary classifiers return several outputs in training
+
+_STOCHASTIC_DEPTH = ("convnext_", "efficientnet_", "maxvit_", "swin_")
 
 
 @register_family(
@@ -99,28 +102,60 @@ def classifier(name: str) -> Callable[..., nn.Module]:
     """
 
     def build(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)) -> nn.Module:
-        from torchvision.models import get_model
+        return _network(name, num_classes, input_shape)
 
-        if input_shape[0] != 3:
-            raise ValueError(f"images have {input_shape[0]} channels; the model needs 3")
-        settings: dict[str, Any] = {}
-        if name.startswith("vit_"):
-            settings["image_size"] = _square(input_shape)
-        if name == "maxvit_t":
-            settings["input_size"] = input_shape[1:]
-        if name in _AUXILIARY:
-            settings |= {"aux_logits": False, "init_weights": True}
-        network: nn.Module = get_model(name, weights=None, num_classes=num_classes, **settings)
+    @added_parameters(drop_path=None)
+    def build_with_drop_path(
+        *,
+        drop_path: Annotated[float, Interval(ge=0, lt=1)] | None = None,
+        num_classes: int = 1000,
+        input_shape: tuple[int, int, int] = (3, 224, 224),
+    ) -> nn.Module:
+        network = _network(name, num_classes, input_shape)
+        if drop_path is not None:
+            _set_drop_path(network, drop_path)
         return network
 
-    build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"""torchvision's `{name}`, with its weights, function and initialisation.
+    drops = name.startswith(_STOCHASTIC_DEPTH)
+    found: Callable[..., nn.Module] = build_with_drop_path if drops else build
+    drop_path_line = (
+        "\n        drop_path: Probability with which a training image skips the last residual branch; those of"
+        "\n            other branches are in torchvision's proportions; `none` for torchvision's."
+    )
+    found.__name__ = found.__qualname__ = name
+    found.__doc__ = f"""torchvision's `{name}`, with its weights, function and initialisation.
 
-    Args:
+    Args:{drop_path_line if drops else ""}
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image with three channels.
     """
-    return build
+    return found
+
+
+def _network(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    from torchvision.models import get_model
+
+    if input_shape[0] != 3:
+        raise ValueError(f"images have {input_shape[0]} channels; the model needs 3")
+    settings: dict[str, Any] = {}
+    if name.startswith("vit_"):
+        settings["image_size"] = _square(input_shape)
+    if name == "maxvit_t":
+        settings["input_size"] = input_shape[1:]
+    if name in _AUXILIARY:
+        settings |= {"aux_logits": False, "init_weights": True}
+    network: nn.Module = get_model(name, weights=None, num_classes=num_classes, **settings)
+    return network
+
+
+def _set_drop_path(network: nn.Module, drop_path: float) -> None:
+    """Scale the probabilities of stochastic depth so that the largest one is `drop_path`."""
+    from torchvision.ops import StochasticDepth
+
+    branches = [module for module in network.modules() if isinstance(module, StochasticDepth)]
+    largest = max(branch.p for branch in branches)
+    for branch in branches:
+        branch.p *= drop_path / largest
 
 
 def _square(input_shape: tuple[int, int, int]) -> int:

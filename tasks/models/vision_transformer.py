@@ -6,11 +6,14 @@ those of the published networks, as in timm.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
+from annotated_types import Interval
 from torch import Tensor, nn
 
-from suite.registry import register
+from suite.registry import added_parameters, register
 
 DEPTH = 12
 EPSILON = 1e-6  # of layer normalisation
@@ -52,8 +55,9 @@ class Perceptron(nn.Module):
 class EncoderBlock(nn.Module):
     """Attention and a perceptron, each on normalised tokens and added to its input."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, drop_path: float) -> None:
         super().__init__()
+        self.drop_path = _stochastic_depth(drop_path)
         self.norm1 = nn.LayerNorm(width, EPSILON)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width, EPSILON)
@@ -61,20 +65,22 @@ class EncoderBlock(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return tokens (N, T, C)."""
-        tokens = tokens + self.attention(self.norm1(tokens))
-        return tokens + self.mlp(self.norm2(tokens))
+        tokens = tokens + self.drop_path(self.attention(self.norm1(tokens)))
+        return tokens + self.drop_path(self.mlp(self.norm2(tokens)))
 
 
 class VisionTransformer(nn.Module):
     """The network of `vit_tiny` and `vit_small`."""
 
-    def __init__(self, width: int, heads: int, patch: int, num_classes: int, input_shape: tuple[int, int, int]) -> None:
+    def __init__(
+        self, width: int, heads: int, patch: int, drop_path: float, num_classes: int, input_shape: tuple[int, int, int]
+    ) -> None:
         super().__init__()
         tokens = (input_shape[1] // patch) * (input_shape[2] // patch) + 1
         self.patches = nn.Conv2d(input_shape[0], width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, tokens, width))
-        self.blocks = nn.Sequential(*(EncoderBlock(width, heads) for _ in range(DEPTH)))
+        self.blocks = nn.Sequential(*(EncoderBlock(width, heads, rate) for rate in _rates(drop_path, DEPTH)))
         self.norm = nn.LayerNorm(width, EPSILON)
         self.classifier = nn.Linear(width, num_classes)
         nn.init.trunc_normal_(self.positions, std=STD)
@@ -94,8 +100,9 @@ class VisionTransformer(nn.Module):
 class MixerBlock(nn.Module):
     """A perceptron over the tokens and one over the channels, each on normalised tokens and added to its input."""
 
-    def __init__(self, tokens: int, width: int) -> None:
+    def __init__(self, tokens: int, width: int, drop_path: float) -> None:
         super().__init__()
+        self.drop_path = _stochastic_depth(drop_path)
         self.norm1 = nn.LayerNorm(width, EPSILON)
         self.token_mlp = Perceptron(tokens, width // 2)
         self.norm2 = nn.LayerNorm(width, EPSILON)
@@ -103,18 +110,20 @@ class MixerBlock(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return tokens (N, T, C)."""
-        tokens = tokens + self.token_mlp(self.norm1(tokens).transpose(1, 2)).transpose(1, 2)
-        return tokens + self.channel_mlp(self.norm2(tokens))
+        tokens = tokens + self.drop_path(self.token_mlp(self.norm1(tokens).transpose(1, 2)).transpose(1, 2))
+        return tokens + self.drop_path(self.channel_mlp(self.norm2(tokens)))
 
 
 class Mixer(nn.Module):
     """The network of `mlp_mixer_tiny`."""
 
-    def __init__(self, width: int, depth: int, patch: int, num_classes: int, input_shape: tuple[int, int, int]) -> None:
+    def __init__(
+        self, width: int, depth: int, patch: int, drop_path: float, num_classes: int, input_shape: tuple[int, int, int]
+    ) -> None:
         super().__init__()
         tokens = (input_shape[1] // patch) * (input_shape[2] // patch)
         self.patches = nn.Conv2d(input_shape[0], width, patch, stride=patch)
-        self.blocks = nn.Sequential(*(MixerBlock(tokens, width) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(MixerBlock(tokens, width, rate) for rate in _rates(drop_path, depth)))
         self.norm = nn.LayerNorm(width, EPSILON)
         self.classifier = nn.Linear(width, num_classes)
 
@@ -125,13 +134,20 @@ class Mixer(nn.Module):
 
 
 @register("model", "vit_tiny")
+@added_parameters(drop_path=0.0)
 def vit_tiny(
-    *, patch: int = 0, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
+    *,
+    patch: int = 0,
+    drop_path: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
+    num_classes: int = 1000,
+    input_shape: tuple[int, int, int] = (3, 224, 224),
 ) -> nn.Module:
     """DeiT-Ti, a vision transformer of width 192 with 3 heads: 5.7 million parameters with 1,000 classes.
 
     Args:
         patch: Side of a patch in pixels; 0 for 16, or for an eighth of images below 128 pixels.
+        drop_path: Probability with which a training image skips a branch of the last block; it rises linearly from 0 in
+            the first block.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image; H and W are multiples of the patch.
 
@@ -140,17 +156,24 @@ def vit_tiny(
 
     Source: Touvron et al., Training data-efficient image transformers & distillation through attention, ICML 2021.
     """
-    return VisionTransformer(192, 3, _patch(patch, input_shape), num_classes, input_shape)
+    return VisionTransformer(192, 3, _patch(patch, input_shape), drop_path, num_classes, input_shape)
 
 
 @register("model", "vit_small")
+@added_parameters(drop_path=0.0)
 def vit_small(
-    *, patch: int = 0, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
+    *,
+    patch: int = 0,
+    drop_path: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
+    num_classes: int = 1000,
+    input_shape: tuple[int, int, int] = (3, 224, 224),
 ) -> nn.Module:
     """DeiT-S, a vision transformer of width 384 with 6 heads: 22.1 million parameters with 1,000 classes.
 
     Args:
         patch: Side of a patch in pixels; 0 for 16, or for an eighth of images below 128 pixels.
+        drop_path: Probability with which a training image skips a branch of the last block; it rises linearly from 0 in
+            the first block.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image; H and W are multiples of the patch.
 
@@ -159,17 +182,24 @@ def vit_small(
 
     Source: Touvron et al., Training data-efficient image transformers & distillation through attention, ICML 2021.
     """
-    return VisionTransformer(384, 6, _patch(patch, input_shape), num_classes, input_shape)
+    return VisionTransformer(384, 6, _patch(patch, input_shape), drop_path, num_classes, input_shape)
 
 
 @register("model", "mlp_mixer_tiny")
+@added_parameters(drop_path=0.0)
 def mlp_mixer_tiny(
-    *, patch: int = 0, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
+    *,
+    patch: int = 0,
+    drop_path: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
+    num_classes: int = 1000,
+    input_shape: tuple[int, int, int] = (3, 224, 224),
 ) -> nn.Module:
     """An MLP-Mixer of width 192 with 12 blocks, smaller than the published ones: all products are linear layers.
 
     Args:
         patch: Side of a patch in pixels; 0 for 16, or for an eighth of images below 128 pixels.
+        drop_path: Probability with which a training image skips a branch of the last block; it rises linearly from 0 in
+            the first block.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image; H and W are multiples of the patch.
 
@@ -178,7 +208,24 @@ def mlp_mixer_tiny(
 
     Source: Tolstikhin et al., MLP-Mixer: An all-MLP architecture for vision, NeurIPS 2021.
     """
-    return Mixer(192, DEPTH, _patch(patch, input_shape), num_classes, input_shape)
+    return Mixer(192, DEPTH, _patch(patch, input_shape), drop_path, num_classes, input_shape)
+
+
+def _rates(drop_path: float, depth: int) -> list[float]:
+    """Return the probability of each block, as in DeiT's code."""
+    return [drop_path * block / (depth - 1) for block in range(depth)]
+
+
+def _stochastic_depth(rate: float) -> nn.Module:
+    """Return the module that drops the output of a branch for some images of a training batch.
+
+    Source: Huang et al., Deep Networks with Stochastic Depth, ECCV 2016.
+    """
+    if not rate:
+        return nn.Identity()
+    from torchvision.ops import StochasticDepth
+
+    return StochasticDepth(rate, mode="row")
 
 
 def _patch(patch: int, input_shape: tuple[int, int, int]) -> int:
