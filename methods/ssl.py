@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from methods.shared.group_lasso import GroupLasso
-from methods.shared.lasso import lasso_layers, penalty
+from methods.shared.lasso import total_penalty
 from suite.checkpoint import load_model
 from suite.errors import UsageError
 from suite.method import Context, ReconfigPlan
@@ -59,7 +59,7 @@ class SSL(GroupLasso):
             return
         # The loss of a trained network is so small that the ratio would give almost no penalty. Use the coefficient of
         # new weights instead: the model still has them, and their loss is that of guessing.
-        cost = penalty(lasso_layers(ctx.layers, ctx.spaces).values(), self._by_size).item()
+        cost = total_penalty(ctx.layers, ctx.spaces, self._by_size).item()
         self._penalty_coefficient = self.ratio * math.log(ctx.num_classes) / ((1 - self.ratio) * cost)
         if self._names_a_file:
             self._trained = _weights_for(ctx, Path(self.from_trained))

@@ -134,6 +134,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         not_followed: Operations of the model's graph that are not understood, each with the reason why it freezes
             channels.
         grouped: Names of the grouped convolutions, including depthwise ones.
+        heads: Names of the modules that compute with groups of channels, as attention does with heads.
         model_input: Name of the space of the model's input, or `None` if the model could not be traced.
         model_outputs: Names of the spaces of the model's outputs.
         positions: Number of positions (P * Q) of each layer's output for one image; of a linear layer, the number of
@@ -147,6 +148,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         self.fixed_branches: dict[str, str] = {}
         self.not_followed: tuple[str, ...] = ()
         self.grouped: frozenset[str] = frozenset()
+        self.heads: frozenset[str] = frozenset()
         self.model_input: str | None = None
         self.model_outputs: frozenset[str] = frozenset()
         self.positions: dict[str, int] = {}
@@ -178,6 +180,10 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         There are several behind a concatenation, and none if the layer's input is not followed or the layer is grouped.
         """
         return self._inputs_of.get(layer, ())
+
+    def consists_of_heads(self, space: IndexSpace) -> bool:
+        """Whether a channel of a space is a head: a group of outputs of several layers and of inputs of others."""
+        return any(module in self.heads for module, _, _ in space.counts)
 
     def weights(self, space: IndexSpace, layers: Mapping[str, nn.Module]) -> list[LayerWeight]:
         """Return the weights of all layers that share the channels of a space, each with its axis and entries.

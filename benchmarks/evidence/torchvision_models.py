@@ -2,37 +2,44 @@
 
     python -m benchmarks.evidence.torchvision_models [NAME ...] [--markdown FILE]
 
-For each network at a small image: the share of its channels (of convolutions and linear layers) that can be cut, the
-operations that freeze the others, and the largest difference between the outputs of the network with a third of its
-free channels removed and of the same network with these channels masked, relative to the largest output. Parameters
-that are initially almost zero and the statistics of batch normalisation are drawn first, so that every channel has an
-effect.
+For each network at the smallest image that it takes: the share of its channels (of convolutions and linear layers) that
+can be cut, the operations that freeze the others, and two differences between the network with a third of its free
+channels removed and the same network with these channels masked. The difference of outputs is relative to the largest
+output. The difference of the next step is the larger one of SGD and AdamW, both with a state from a step before the
+cut; for each weight tensor it is relative to the largest change in that tensor. Parameters that are initially almost
+zero and the statistics of batch normalisation are drawn first, so that every channel has an effect.
+
+FILE is written after each network. Networks that it has already, from the same versions, are not examined again.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import platform
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+import torchvision
+from torch import Tensor, nn
 
-from suite import registry
-from suite.choices import build_model
+from suite.files import write
 from suite.index_spaces import IndexSpaces
 from suite.method import ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
 from suite.network.channels.trial_cut import freeze_what_fails
+from suite.reconfiguration import IndexMap
+from tasks.models.torchvision_models import classifier
 
-OWN = ("resnet18", "resnet34", "resnet50", "resnet101", "vgg16")
-SIDES = {"inception_v3": 75, "alexnet": 64, "maxvit_t": 224}  # others: 32
+SIDES = {"inception_v3": 75, "alexnet": 64, "maxvit_t": 224, "vit_h_14": 28}  # others: 32
 CLASSES = 10
-TOO_LARGE = ("vit_h_14", "regnet_y_128gf")  # their weights need more memory than small machines have
+TOO_LARGE = 400e6  # weights; the copies of larger networks need more memory than small machines have
+TOO_LARGE_FOR_STEPS = 100e6  # weights; two optimizers in float64 need 80 bytes per weight
 MOST_REASONS = 3
 SMALLEST = 1e-3  # the scale of a block that is initially almost zero would hide the block
 
@@ -45,21 +52,27 @@ class Row:
         name: Network.
         free, channels: Channels that can be cut, and all channels.
         reasons: What freezes channels, with the number of spaces, most frequent first.
-        difference: Largest difference to the masked network; `None` if nothing can be cut.
+        difference: Largest difference to the outputs of the masked network; `None` if nothing can be cut.
+        step_difference: Largest difference to its next step; `None` if nothing can be cut or the network is too large.
     """
 
     name: str
     free: int
     channels: int
     reasons: tuple[tuple[str, int], ...]
-    difference: float | None
+    difference: float | None = None
+    step_difference: float | None = None
 
 
 def examine(name: str) -> Row:
     """Find the index spaces of a network, cut a third of its free channels, and compare it with a masked copy."""
     shape = (3, SIDES.get(name, 32), SIDES.get(name, 32))
+    with torch.device("meta"):
+        weights = sum(parameter.numel() for parameter in _built(name, shape).parameters())
+    if weights > TOO_LARGE:
+        return Row(name, 0, 0, ((f"not examined: {weights / 1e6:.0f} million weights", 1),))
     torch.manual_seed(0)
-    model = build_model(name, shape, CLASSES)
+    model = _built(name, shape)
     spaces = find_index_spaces(model, shape)
     freeze_what_fails(model, spaces, shape)
     produced = [space for space in spaces.values() if space.producers]
@@ -70,8 +83,12 @@ def examine(name: str) -> Row:
         sum(space.size for space in free),
         sum(space.size for space in produced),
         tuple(Counter(map(_kind, spaces.not_followed)).most_common(MOST_REASONS)) or tuple(reasons.most_common(1)),
-        _difference(model, spaces, shape) if free else None,
+        *(_differences(model, spaces, shape, weights <= TOO_LARGE_FOR_STEPS) if free else ()),
     )
+
+
+def _built(name: str, shape: tuple[int, int, int]) -> nn.Module:
+    return classifier(name)(num_classes=CLASSES, input_shape=shape)
 
 
 def _kind(reason: str) -> str:
@@ -80,45 +97,115 @@ def _kind(reason: str) -> str:
     return re.sub(r"(_\d+|\.\d+)+", "", found[1].rpartition(".")[2]) if found else reason
 
 
-def _difference(model: nn.Module, spaces: IndexSpaces, shape: tuple[int, int, int]) -> float:
-    """Cut every third channel, and return the difference to the network whose channels are masked."""
+def _differences(
+    model: nn.Module, spaces: IndexSpaces, shape: tuple[int, int, int], with_steps: bool
+) -> tuple[float, float | None]:
+    """Mask every third free channel, cut it, and return the differences of outputs and of the next step."""
     for parameter in model.parameters():
         if parameter.abs().max() < SMALLEST:
             nn.init.normal_(parameter, std=0.1)
     with torch.no_grad():
         for _ in range(3):
             model.train()(torch.randn(8, *shape))
-    free = [space for space in spaces.values() if not space.frozen and space.size > 1]
-    dead = {space.name: list(range(1, space.size, 3)) for space in free}
-    layers = dict(model.named_modules())
-    for name, places in dead.items():
-        for one in spaces[name].slices:
-            tensor = getattr(layers[one.module], one.attribute)
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                tensor.data.movedim(one.axis, 0)[one.entries[places].flatten()] = 0.0
-    masked = copy.deepcopy(model)
-    kept = {
-        name: [i for n, i in enumerate(spaces[name].original) if n not in set(places)] for name, places in dead.items()
-    }
-    apply_plan(model, ReconfigPlan(kept=kept), spaces, None)
+    model.eval()  # dropout would draw other numbers for fewer channels
     images = torch.randn(2, *shape)
+    cut, masked = copy.deepcopy(model), model
+    _mask_and_cut(cut, masked, copy.deepcopy(spaces), None)
     with torch.no_grad():
-        ours, theirs = model.eval()(images), masked.eval()(images)
-    return float((ours - theirs).abs().max() / theirs.abs().max())
+        ours, theirs = cut(images), masked(images)
+    difference = float((ours - theirs).abs().max() / theirs.abs().max())
+    if not with_steps:
+        return difference, None
+    del cut
+    kinds = (_sgd, _adamw)
+    return difference, max(_step_difference(copy.deepcopy(model), spaces, images, kind) for kind in kinds)
 
 
-def table(rows: list[Row]) -> str:
-    """Return the rows as a Markdown table."""
-    lines = [
-        "| network | channels that can be cut | what freezes the others | difference to the masked network |",
-        "| --- | ---: | --- | ---: |",
-    ]
-    for row in rows:
-        share = f"{row.free:,} of {row.channels:,} ({100 * row.free / max(row.channels, 1):.0f} %)"
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in row.reasons)
-        difference = "–" if row.difference is None else f"{row.difference:.0e}"
-        lines.append(f"| `{row.name}` | {share} | {reasons} | {difference} |")
-    return "\n".join(lines)
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-2)
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    # With the usual epsilon, the steps of weights whose gradient is zero would consist of rounding errors.
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2, eps=1e-6)
+
+
+def _mask_and_cut(
+    cut: nn.Module, masked: nn.Module, spaces: IndexSpaces, optimizer: torch.optim.Optimizer | None
+) -> IndexMap:
+    """Set every third free channel to zero in two equal networks, and remove it from the first."""
+    kept = {}
+    for space in spaces.values():
+        if space.frozen or space.size == 1:
+            continue
+        places = list(range(1, space.size, 3))
+        kept[space.name] = [index for n, index in enumerate(space.original) if n % 3 != 1]
+        for model in (cut, masked):
+            layers = dict(model.named_modules())
+            for one in space.slices:
+                tensor = getattr(layers[one.module], one.attribute)
+                if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                    tensor.data.movedim(one.axis, 0)[one.entries[places].flatten()] = 0.0
+    return apply_plan(cut, ReconfigPlan(kept=kept), spaces, optimizer)
+
+
+def _step_difference(
+    model: nn.Module,
+    spaces: IndexSpaces,
+    images: Tensor,
+    make: Callable[[nn.Module], torch.optim.Optimizer],
+) -> float:
+    """Return the largest difference of a step in float64 behind a cut to the step of the masked network."""
+    model, images = model.double(), images.double()
+    optimizer = make(model)
+    _step(model, optimizer, images)
+    masked = copy.deepcopy(model)
+    masked_optimizer = make(masked)
+    masked_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    index_map = _mask_and_cut(model, masked, copy.deepcopy(spaces), optimizer)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for network, own in ((model, optimizer), (masked, masked_optimizer)):
+        _step(network, own, images)
+    after = dict(masked.named_parameters())
+    changes = {name: float((p.detach() - before[name]).abs().max()) for name, p in model.named_parameters()}
+    smallest = 1e-3 * max(changes.values())  # tensors without a gradient change by rounding errors alone
+    return max(
+        float((parameter.detach() - index_map(name, after[name].data)).abs().max()) / max(changes[name], smallest)
+        for name, parameter in model.named_parameters()
+    )
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor) -> None:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(images), torch.arange(len(images))).backward()
+    optimizer.step()
+
+
+def line_of(row: Row) -> str:
+    """Return a row as a line of the Markdown table."""
+    share = f"{row.free:,} of {row.channels:,} ({100 * row.free / row.channels:.0f} %)" if row.channels else "–"
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in row.reasons)
+    found = ["–" if value is None else f"{value:.0e}" for value in (row.difference, row.step_difference)]
+    return f"| `{row.name}` | {share} | {reasons} | {found[0]} | {found[1]} |"
+
+
+def table(lines: Iterable[str]) -> str:
+    """Return a Markdown table of lines, with the command and the versions at its head."""
+    return "\n".join((_head(), *lines, ""))
+
+
+def _head() -> str:
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}"
+    return f"""# Surgery on torchvision's classification networks
+
+Generated by `python -m benchmarks.evidence.torchvision_models --markdown FILE`, which explains the columns; do not
+edit it. With {versions}, on a CPU ({platform.machine()}) and one thread.
+
+Networks of more than {TOO_LARGE / 1e6:.0f} million weights are not examined, and steps of those of more than
+{TOO_LARGE_FOR_STEPS / 1e6:.0f} million are not compared.
+
+| network | channels that can be cut | what freezes the others | difference of outputs | of the next step |
+| --- | ---: | --- | ---: | ---: |"""
 
 
 def main() -> None:
@@ -127,14 +214,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     options = parser.parse_args()
-    family = [entry.name for entry in registry.entries("model").values() if entry.family]
-    names = options.names or [name for name in sorted([*family, *OWN]) if name not in TOO_LARGE]
-    rows = []
-    for name in names:
-        rows.append(examine(name))
-        print(table(rows).splitlines()[-1], flush=True)
-    if options.markdown:
-        options.markdown.write_text(table(rows) + "\n", encoding="utf-8")
+    torch.set_num_threads(1)
+    lines: dict[str, str] = {}
+    if options.markdown and options.markdown.exists():
+        text = options.markdown.read_text(encoding="utf-8")
+        if text.startswith(_head()):
+            lines = {found[1]: found[0] for found in re.finditer(r"^\| `(\w+)` \|.*$", text, re.MULTILINE)}
+    for name in options.names or torchvision.models.list_models(module=torchvision.models):
+        if name not in lines:
+            lines[name] = line_of(examine(name))
+            print(lines[name], flush=True)
+        if options.markdown:
+            write(options.markdown, table(line for _, line in sorted(lines.items())))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,13 @@ from torch import Tensor, nn
 from methods.shared.lasso import (
     arithmetic,
     channel_peaks,
+    head_arithmetic,
+    lasso_heads,
     lasso_layers,
-    penalty,
     soft_threshold,
     soft_threshold_arithmetic,
+    soft_threshold_heads,
+    total_penalty,
 )
 from suite.index_spaces import IndexSpace
 from suite.method import Context, Method, ReconfigPlan
@@ -33,7 +36,7 @@ MOST_REASONS = 5  # that one message names
 
 
 class GroupLasso(Method):
-    """A lasso over the output and input channels of every layer. A subclass decides when dead channels are removed.
+    """A lasso over output channels, input channels and heads. A subclass decides when dead ones are removed.
 
     Attributes:
         ratio: Share of the penalty in the whole loss at the first step (the penalty ratio); it fixes the coefficient.
@@ -121,7 +124,7 @@ class GroupLasso(Method):
     def regularization(self, model: nn.Module, ctx: Context) -> Tensor | None:
         if self.update == "proximal" and self._penalty_coefficient is not None:
             return None
-        total = penalty(lasso_layers(ctx.layers, ctx.spaces).values(), self._by_size)
+        total = total_penalty(ctx.layers, ctx.spaces, self._by_size)
         if self._penalty_coefficient is None:
             assert ctx.task_loss is not None
             # Solve ratio = coefficient * P / (task loss + coefficient * P) at the first step (Sec. 4.1, Eq. 3).
@@ -139,6 +142,9 @@ class GroupLasso(Method):
         for layer in lasso_layers(ctx.layers, ctx.spaces).values():
             rate = rates.get(id(layer.weight), 0.0)  # weights outside the optimizer are not changed
             soft_threshold(layer, rate * self._penalty_coefficient, self._by_size)
+        for heads in lasso_heads(ctx.layers, ctx.spaces):
+            rate = min(rates.get(id(part.weight), 0.0) for part in heads.parts)
+            soft_threshold_heads(heads, rate * self._penalty_coefficient, self._by_size)
 
     def on_epoch_end(self, ctx: Context) -> None:
         """Set dead groups to zero before a reconfiguration, so that removing them changes no output in evaluation.
@@ -243,10 +249,13 @@ class GroupLasso(Method):
 
     def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Return the operations of the lasso on this layer (`methods.shared.lasso`), whatever the batch."""
-        layer = lasso_layers({name: ctx.layers[name]}, ctx.spaces).get(name)
+        own, in_loss = {name: ctx.layers[name]}, self.update == "subgradient"
+        per_weight, per_group = (4, 3) if in_loss else (3, 4)
+        of_heads = sum(head_arithmetic(one, name, per_weight, per_group) for one in lasso_heads(own, ctx.spaces))
+        layer = lasso_layers(own, ctx.spaces).get(name)
         if layer is None:
-            return 0.0
-        return arithmetic(layer) if self.update == "subgradient" else soft_threshold_arithmetic(layer)
+            return of_heads
+        return of_heads + (arithmetic(layer) if in_loss else soft_threshold_arithmetic(layer))
 
     def record(self, ctx: Context) -> Mapping[str, Any]:
         return {"peaks": self._watched} if self.watch else {}

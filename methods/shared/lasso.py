@@ -1,7 +1,8 @@
-"""Group lasso over channels: a penalty whose groups are the output and input channels of every layer.
+"""Group lasso over channels: a penalty whose groups are the output and input channels of every layer, and heads.
 
 A weight (K, C, R, S) has K output groups of C * R * S weights and C input groups of K * R * S weights. Every weight
-belongs to one group of each kind.
+belongs to one group of each kind. The weights of an attention head are one group: its rows of query, key and value, and
+its columns of the projection, which have no groups of their own. Its norm is the root of the sum of their squares.
 
 Source: PruneTrain (Lym et al., SC 2019), Sec. 4.1, Eq. 2; epsilon is that of its published code.
 """
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from suite.index_spaces import IndexSpaces
+from suite.index_spaces import IndexSpaces, LayerWeight
 
 EPSILON = 1e-8
 """Added to a group's sum of squares, so that the norm has a gradient at zero; every group costs at least 1e-4."""
@@ -28,6 +29,25 @@ class LassoLayer(NamedTuple):
     weight: Tensor
     outputs: bool
     inputs: bool
+
+
+class LassoHeads(NamedTuple):
+    """The heads of one attention.
+
+    Attributes:
+        name: Name of their index space, which is that of the layer of the queries.
+        parts: The weights of the layers that have the heads along an axis, with the entries of each head.
+    """
+
+    name: str
+    parts: tuple[LayerWeight, ...]
+
+
+def lasso_heads(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> list[LassoHeads]:
+    """Return the heads over which the penalty sums: those that can be removed, with the weights of these layers."""
+    own = [space for space in spaces.values() if not space.frozen and spaces.consists_of_heads(space)]
+    found = [LassoHeads(space.name, tuple(spaces.weights(space, layers))) for space in own]
+    return [heads for heads in found if heads.parts]
 
 
 def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[str, LassoLayer]:
@@ -44,11 +64,43 @@ def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[s
             continue
         weight = layer.weight
         assert isinstance(weight, Tensor)
-        outputs = any(not spaces[space].frozen for space in spaces.outputs_of(name))
-        inputs = any(not spaces[space].frozen for space in spaces.inputs_of(name))
+        outputs, inputs = (
+            any(not (spaces[space].frozen or spaces.consists_of_heads(spaces[space])) for space in of_axis)
+            for of_axis in (spaces.outputs_of(name), spaces.inputs_of(name))
+        )
         if outputs or inputs:
             found[name] = LassoLayer(weight, outputs, inputs)
     return found
+
+
+def total_penalty(layers: Mapping[str, nn.Module], spaces: IndexSpaces, by_size: bool = False) -> Tensor:
+    """Return the sum of the norms of all groups of a model, heads included, a scalar with a gradient.
+
+    Args:
+        layers: The model's layers by name; at least one has a group that can be removed.
+        spaces: The model's index spaces.
+        by_size: Whether each norm is multiplied by the square root of the number of weights in its group.
+    """
+    channels = list(lasso_layers(layers, spaces).values())
+    terms = [penalty(channels, by_size)] if channels else []
+    for heads in lasso_heads(layers, spaces):
+        factor = _head_size_factor(heads) if by_size else 1.0
+        terms.append(factor * (_head_squares(heads) + EPSILON).sqrt().sum())
+    return sum(terms[1:], terms[0])
+
+
+def _head_squares(heads: LassoHeads) -> Tensor:
+    """Return the sum of the squares of each head's weights, (heads,)."""
+    sums = []
+    for _, weight, axis, entries in heads.parts:
+        by_entry = weight.square().sum(1 - axis)
+        sums.append(by_entry[entries.to(weight.device)].sum(1))
+    return torch.stack(sums).sum(0)
+
+
+def _head_size_factor(heads: LassoHeads) -> float:
+    """Return the square root of the number of weights of a head."""
+    return math.sqrt(sum(entries.shape[1] * weight.shape[1 - axis] for _, weight, axis, entries in heads.parts))
 
 
 def penalty(layers: Iterable[LassoLayer], by_size: bool = False) -> Tensor:
@@ -119,6 +171,36 @@ def soft_threshold(layer: LassoLayer, step: float, by_size: bool = False) -> Non
             shrink = step * (_size_factor(layer.weight, axis) if by_size else 1.0)
             # Multiply by a ratio; a norm of zero must not be a divisor.
             layer.weight.mul_(torch.where(norm > shrink, 1 - shrink / norm, 0.0))
+
+
+@torch.no_grad()
+def soft_threshold_heads(heads: LassoHeads, step: float, by_size: bool = False) -> None:
+    """Shrink the norm of every head by `step`, at most to zero, in place.
+
+    Args:
+        heads: The heads of one attention.
+        step: Learning rate times coefficient of the penalty.
+        by_size: Whether `step` is multiplied by the square root of the number of weights in a head.
+    """
+    norm = _head_squares(heads).sqrt()
+    shrink = step * (_head_size_factor(heads) if by_size else 1.0)
+    ratio = torch.where(norm > shrink, 1 - shrink / norm, 0.0)
+    for _, weight, axis, entries in heads.parts:
+        rows = weight.movedim(axis, 0)
+        rows[entries.to(weight.device)] *= ratio.view(-1, 1, 1)
+
+
+def head_arithmetic(heads: LassoHeads, layer: str, per_weight: int, per_group: int) -> float:
+    """Return the operations of the lasso on a layer's part of heads.
+
+    Args:
+        heads: The heads, with the parts of this layer.
+        layer: Name of the layer; the operations on groups are counted at the layer of the queries.
+        per_weight: Operations per weight: 4 for the penalty and its gradient, 3 for the soft threshold.
+        per_group: Operations per head, 3 or 4, as in `arithmetic` and `soft_threshold_arithmetic`.
+    """
+    weights = sum(entries.numel() * weight.shape[1 - axis] for _, weight, axis, entries in heads.parts)
+    return float(per_weight * weights + per_group * len(heads.parts[0].entries) * (layer == heads.name))
 
 
 def channel_peaks(weight: Tensor, axis: int, entries: Tensor) -> Tensor:

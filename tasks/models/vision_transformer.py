@@ -20,22 +20,37 @@ EPSILON = 1e-6  # of layer normalisation
 STD = 0.02  # of initial weights, truncated at two standard deviations
 
 
+class HeadProducts(nn.Module):
+    """Scaled dot-product attention of several heads, each on its own share of the channels.
+
+    Attributes:
+        heads: Number of heads, which decreases when heads are removed.
+    """
+
+    channel_groups = "heads"
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return tokens (N, T, C) of queries, keys and values of the same shape."""
+        parts = [tokens.unflatten(2, (self.heads, -1)).transpose(1, 2) for tokens in (query, key, value)]
+        return F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention over tokens (N, T, C)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.products = HeadProducts(heads)
         self.projection = nn.Linear(width, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return tokens of the same shape."""
-        parts = [
-            layer(tokens).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        ]
-        attended = F.scaled_dot_product_attention(*parts)
-        return self.projection(attended.transpose(1, 2).flatten(2))
+        return self.projection(self.products(self.query(tokens), self.key(tokens), self.value(tokens)))
 
 
 class Perceptron(nn.Module):

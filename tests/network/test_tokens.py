@@ -1,4 +1,4 @@
-"""Transformers: hidden units of perceptrons on tokens are cut exactly, and everything else is frozen with a reason."""
+"""Transformers: heads and hidden units are cut exactly, and everything else is frozen with a reason."""
 
 import copy
 
@@ -33,7 +33,7 @@ def vit():
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("vit_tiny[patch=16]", [f"blocks.{n}.mlp.expand" for n in range(12)]),
+        ("vit_tiny[patch=16]", [f"blocks.{n}.{part}" for n in range(12) for part in ("attention.query", "mlp.expand")]),
         (
             "mlp_mixer_tiny[patch=16]",
             [f"blocks.{n}.{part}_mlp.expand" for n in range(12) for part in ("token", "channel")],
@@ -41,7 +41,7 @@ def vit():
         ("mlp[width=64]", ["1", "4", "7"]),
     ],
 )
-def test_hidden_units_are_free_and_nothing_else(name, expected):
+def test_heads_and_hidden_units_are_free_and_nothing_else(name, expected):
     model = build(name)
     spaces = find_index_spaces(model, SHAPE)
     freeze_what_fails(model, spaces, SHAPE)

@@ -8,7 +8,7 @@ import torch
 from torchvision.models import get_model, list_models
 from torchvision.models.resnet import ResNet
 
-from benchmarks.evidence.torchvision_models import examine, table
+from benchmarks.evidence.torchvision_models import examine, line_of, table
 from suite import registry
 from suite.choices import build_model
 from suite.errors import UsageError
@@ -43,8 +43,10 @@ def test_a_cut_network_computes_what_the_masked_one_does(name):
     row = examine(name)
     assert row.difference is not None
     assert row.difference < 1e-4
+    assert row.step_difference is not None
+    assert row.step_difference < 1e-6
     assert row.free > 0.3 * row.channels
-    assert f"| `{name}` |" in table([row])
+    assert f"| `{name}` |" in table([line_of(row)])
 
 
 def test_a_network_of_one_output_in_training():

@@ -1,8 +1,8 @@
 """Labels of channels: a model's graph is run once, and the channels of every activation are labelled one by one.
 
 A label is an array that holds the channel number of each entry of an activation's axis 1, or of its last axis behind a
-linear layer that is applied to tokens, (N, tokens, C). A step of the graph passes a
-label on, repeats it (flattening), joins several (concatenation), or creates a new one (a convolution). If two
+linear layer that is applied to tokens, (N, tokens, C). A step of the graph passes a label on, repeats it (flattening),
+joins several (concatenation), unites groups of channels (heads), or creates a new one (a convolution). If two
 activations meet entry by entry, their channels are united. An operation that is not understood freezes the channels
 that it touches, with the reason. `suite.network.channels.spaces` forms index spaces of the result.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, fx, nn
 
 from suite.network.channels.branches import ChannelConstant
-from suite.network.channels.numbers import ChannelNumbers, Label, recording_reads
+from suite.network.channels.numbers import ChannelNumbers, Label, groups_of, recording_reads
 from suite.network.layers import PlannedConv2d, PlannedLinear
 
 # Compared by exact class: a subclass may compute anything.
@@ -45,7 +45,7 @@ class LeafTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether `m` is a single step of the graph."""
         leaves = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *_NORMS, ChannelConstant)
-        return isinstance(m, leaves) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, leaves) or bool(groups_of(m)) or super().is_leaf_module(m, module_qualified_name)
 
 
 def trace(model: nn.Module) -> tuple[fx.Graph, list[tuple[nn.Module, str]]]:
@@ -75,6 +75,7 @@ class ChannelLabels(fx.Interpreter):
         producers, consumers: Name of a layer, and the label of its output or input.
         reasons: Why the channels of a label are frozen.
         grouped: Names of the grouped convolutions.
+        heads: Names of the modules that compute with groups of channels, as attention does with heads.
         not_followed: Reasons of all operations that are not understood.
         model_input: Label of the model's input.
         model_outputs: Labels of the model's outputs.
@@ -90,6 +91,7 @@ class ChannelLabels(fx.Interpreter):
         self.consumers: list[tuple[str, Label]] = []
         self.reasons: list[tuple[str, Label]] = []
         self.grouped: set[str] = set()
+        self.heads: set[str] = set()
         self.not_followed: list[str] = []
         self.model_input: Label = np.empty(0, dtype=np.int64)
         self.model_outputs: list[Label] = []
@@ -150,6 +152,8 @@ class ChannelLabels(fx.Interpreter):
         if not inputs or value.ndim < 2:
             return None
         if node.op == "call_module":
+            if groups_of(self.module.get_submodule(str(node.target))):
+                return self._through_heads(node, value, inputs)
             return self._through_module(node, value, inputs[0]) if len(inputs) == 1 else None
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         library = (getattr(node.target, "__module__", None) or "torch").split(".")[0]
@@ -207,20 +211,25 @@ class ChannelLabels(fx.Interpreter):
     def _through_module(self, node: fx.Node, value: Tensor, source: fx.Node) -> Label | None:
         name, label, given = str(node.target), self._labels[source], self.env[source]
         module = self.module.get_submodule(name)
+        channelwise = isinstance(module, _CHANNELWISE_MODULES)
+        channelwise = channelwise or (type(module) is nn.PReLU and module.num_parameters == 1)
         if isinstance(module, nn.Linear) and value.ndim > 2 and type(module) in _LAYERS:
             return self._through_tokens(node, module, value, source)
         if source in self._axes:
-            if not isinstance(module, _CHANNELWISE_MODULES) or value.shape != given.shape:
+            if not channelwise or value.shape != given.shape:
                 return None
             self._keep_axis(node, source)
             return label
-        if isinstance(module, _CHANNELWISE_MODULES):
+        if channelwise:
             return label if value.shape[:2] == given.shape[:2] else None
         if isinstance(module, nn.Flatten):
             return _flattened(value, label, given)
         if isinstance(module, ChannelConstant):
             emitted = self._new(value.shape[1])
             return emitted if self._claim(name, module, "constant", 0, emitted) else None
+        if type(module) is nn.PReLU and self._claim(name, module, "weight", 0, label):
+            self._count(name, "num_parameters", label)
+            return label
         if type(module) in _NORMS:
             self._count(name, "num_features", label)
             tensors = ("weight", "bias", "running_mean", "running_var")
@@ -241,6 +250,25 @@ class ChannelLabels(fx.Interpreter):
         if emitted is not None:
             self._axes[node] = value.ndim - 1
         return emitted
+
+    def _through_heads(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Label | None:
+        """Label a module that computes with heads, each an equal share of the channels of all its tokens."""
+        name = str(node.target)
+        module = self.module.get_submodule(name)
+        attribute = groups_of(module)
+        heads = int(getattr(module, attribute))
+        tensors = [*(self.env[source] for source in inputs), value]
+        if any(source not in self._axes for source in inputs) or any(one.shape[-1] % heads for one in tensors):
+            return None
+        # A head is removed as a whole from all of them.
+        whole = self._new(heads)
+        for source in inputs:
+            label = self._labels[source]
+            self._unite(np.repeat(whole, len(label) // heads), label)
+        self.heads.add(name)
+        self._count(name, attribute, whole)
+        self._axes[node] = value.ndim - 1
+        return np.repeat(whole, value.shape[-1] // heads)
 
     def _keep_axis(self, node: fx.Node, source: fx.Node) -> None:
         """Record that a node has its channels on the same axis as its input."""
@@ -307,6 +335,8 @@ class ChannelLabels(fx.Interpreter):
 
     def _not_understood(self, node: fx.Node, value: Tensor | None, inputs: list[fx.Node]) -> Label:
         reason = f"'{node.target if isinstance(node.target, str) else node.name}' is not understood"
+        if node.op == "call_module" and isinstance(self.module.get_submodule(str(node.target)), nn.MultiheadAttention):
+            reason = f"'{node.target}' is a MultiheadAttention, whose heads have the width embed_dim / num_heads"
         self.not_followed.append(reason)
         self._freeze(inputs, reason)
         emitted = self._new(value.shape[1] if value is not None and value.ndim >= 2 else 0)

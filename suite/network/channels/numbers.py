@@ -69,6 +69,12 @@ def _watching(own: type[nn.Module], reads: list[tuple[nn.Module, str]]) -> type[
     return type(own.__name__, (own,), {"__module__": own.__module__, "__getattribute__": record})
 
 
+def groups_of(module: nn.Module) -> str:
+    """Return the attribute with a module's number of groups of channels, or an empty string."""
+    declared = getattr(type(module), "channel_groups", None)
+    return declared if isinstance(declared, str) else ""
+
+
 class ChannelNumbers:
     """Which channels the numbers in a graph count, or depend on the count of."""
 

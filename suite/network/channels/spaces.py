@@ -22,7 +22,10 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
 
     Channels are followed through convolution and linear layers, batch normalisation, elementwise activations, pooling,
     dropout, sums and products of tensors (residual connections), concatenation and flattening. A group of a grouped
-    convolution is one channel, with all its inputs and outputs. Both the forward in training and the forward in
+    convolution is one channel, with all its inputs and outputs. A module whose class has an attribute
+    `channel_groups = "heads"` declares that it divides the last axis of its inputs and of its output, tokens (N, T, C),
+    into as many equal groups as its attribute `heads` says, and computes with each group independently: a group is one
+    channel. Both the forward in training and the forward in
     evaluation are followed.
 
     Frozen are the model's input and output, and all channels that meet an operation which is not followed: attention,
@@ -168,6 +171,7 @@ def _named(labels: ChannelLabels, spaces: list[IndexSpace], space_of: NDArray[np
     found = IndexSpaces(named)
     found.not_followed = tuple(dict.fromkeys(labels.not_followed))
     found.grouped = frozenset(labels.grouped)
+    found.heads = frozenset(labels.heads)
     first = spaces[int(space_of[labels.model_input[0]])].name if len(labels.model_input) else ""
     found.model_input = first or None
     outputs = {number for label in labels.model_outputs for number in space_of[label].tolist()}
