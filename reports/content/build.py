@@ -14,7 +14,7 @@ from reports.content.provenance import flatten, provenance_section
 from reports.content.remarks import backend_remarks, missing_file_notes, retained_figure_notes, time_pass_remarks
 from reports.content.tables import group_tables, summary_table
 from reports.content.targets import TargetRequest, target_sections
-from reports.content.verdict import verdict
+from reports.content.verdict import smoke_verdict, verdict
 from reports.content.why import why_sections
 from reports.data.budget import budget_curve, epochs, fold_budgets
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
@@ -100,17 +100,15 @@ def _group(
     tradeoffs, missing_tradeoffs = tradeoff_figures(rows, slug, curve)
     curves, missing_curves = curve_figures(rows, slug)
     is_smoke = group.key["preset"] == SMOKE
-    smoke = "A smoke test shows that everything runs; its numbers do not show which method to use."
     return Group(
         title=title,
         question="Results of the smoke test" if is_smoke else "Which method should I use?",
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
-        verdict=None if is_smoke else verdict(rows, curve, device, epochs(group), declared, claiming),
+        verdict=smoke_verdict() if is_smoke else verdict(rows, curve, device, epochs(group), declared, claiming),
         headlines=headlines(rows, setting),
         remarks=(
-            *((smoke,) if is_smoke else ()),
             *competing_programs(group.trials),
             *unsteady_times(group.trials),
             *slow_products(group.trials),

@@ -4,9 +4,9 @@
 2. Accuracy: if the 95 % interval of the paired difference to dense covers 0, the accuracy is "not distinguishable from
    dense"; otherwise it is so many points "above" or "below". A difference that is not certain, since it is one of many
    comparisons, is marked as such. For one seed the sentence says that there is no interval.
-3. Training time: the geometric mean of the paired ratios. If its interval covers 1, it is "not distinguishable from
-   dense"; otherwise "longer" or "shorter", marked in the same way. A time that is shorter than the effective FLOPs
-   explain, and a disturbed time, are marked as such.
+3. Training time: the ratio of the time pass, if there is one; otherwise the geometric mean of the paired ratios. If its
+   interval covers 1, it is "not distinguishable from dense"; otherwise "longer" or "shorter", marked in the same way.
+   A time of trials that is shorter than the effective FLOPs explain, and a disturbed time, are marked as such.
 4. Training FLOPs: "executed" refers only to what kernels computed. Multiply-adds that could have been skipped but were
    not are stated in the conditional: a saving that the hardware did not realise is never stated in the past tense.
 5. The final model: inference FLOPs of its shapes, and the share that hardware could skip because weights are zero.
@@ -99,6 +99,10 @@ def _accuracy(row: MethodRow) -> str:
 
 
 def _time(row: MethodRow) -> str:
+    if row.timed is not None:  # no load on the machine has part in it, unlike in the times of trials
+        low, high = row.timed.low, row.timed.high
+        word = "shorter" if high < 1 else "longer" if low > 1 else "not distinguishable from dense"
+        return f"training time {row.timed.ratio:.3f} [{low:.3f}, {high:.3f}] × dense by the time pass, {word}"
     times = row.time_ratio
     if isinstance(times, Missing):
         return f"{_absolute_time(row)}, not compared with dense ({times.reason})"

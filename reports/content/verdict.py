@@ -56,6 +56,12 @@ def verdict(
     return Verdict(answers, " ".join([*_advice(found, methods, epochs), *_changed(margins)]), lines)
 
 
+def smoke_verdict() -> Verdict:
+    """Return what stands in the place of the verdict in the report of a smoke test."""
+    answer = "A smoke test shows that everything runs; its numbers do not show which method to use."
+    return Verdict((answer, ""), "The same command with --preset quick --seeds 3 --controls gives a verdict.", ())
+
+
 def _points(margin: float) -> str:
     return f"{100 * margin:g} {'point' if margin == 0.01 else 'points'}"
 

@@ -402,11 +402,21 @@ def test_names_are_escaped_alike_on_the_page_and_in_markdown(suite: Any) -> None
     assert "a<b>" not in page_text
 
 
-def test_no_verdict_without_a_method_or_for_a_smoke_test(suite: Any) -> None:
+def test_no_verdict_without_a_method(suite: Any) -> None:
     suite.add_all(("dense",))
     assert group_of(suite).verdict is None
+
+
+def test_a_smoke_test_says_that_it_has_no_verdict_and_how_to_get_one(suite: Any) -> None:
     suite.add_all(("dense", "sdgp"), preset="smoke")
-    assert [group.verdict for group in build(read(suite.write())).groups] == [None, None]
+    found = group_of(suite).verdict
+    assert found is not None
+    assert found.answers == (
+        "A smoke test shows that everything runs; its numbers do not show which method to use.",
+        "",
+    )
+    assert "--preset quick --seeds 3 --controls" in found.advice
+    assert found.lines == ()
 
 
 def test_dense_trainings_for_fewer_epochs_join_the_group_of_their_methods(suite: Any) -> None:
@@ -476,6 +486,9 @@ def test_the_verdict_uses_the_time_pass(suite: Any) -> None:
     group = group_of(suite)
     assert "(−0.10 ± 0.05 points, at 0.90 × dense)" in group.verdict.lines[0].text
     assert "training takes 0.900 × the time of dense (time pass)" in group.verdict.lines[0].text
+    (headline,) = (one.text for one in group.headlines if one.name == group.verdict.lines[0].name)
+    assert "training time 0.900 [" in headline
+    assert "× dense by the time pass, shorter" in headline
     (remark,) = [text for text in group.remarks if text.startswith("Time pass")]
     assert "in 30 pairs of alternating steps on 2 threads: quick 0.900 [0.890, 0.910]" in remark
     assert "against dense in the same way: 1.000 [0.990, 1.010]" in remark
