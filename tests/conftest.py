@@ -6,6 +6,7 @@ The tests' nets are small, and threads that wait for each other cost more than t
 import os
 import signal
 import tempfile
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "PDT_CHOICES" not in os.environ:  # what tests measure on a busy machine must not decide for the user's trials
@@ -31,6 +32,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 MOST_WORKERS = 8  # each of them imports torch
 ALL_FAST = "not slow and not long"
+# Files that take longest, which workers start with: one that began last would leave the other workers without work.
+FIRST = (
+    "runs/test_resume.py",
+    "kernels/test_kernel_build.py",
+    "reproductions/test_prunetrain_figures.py",
+    "kernels/test_cuda_compiled.py",
+    "reproductions/test_sdgp_runs.py",
+    "reproductions/test_clicktrain_figures.py",
+    "methods/test_conformance.py",
+    "methods/test_sdgp_backends.py",
+    "benchmarks/test_bench_programs.py",
+    "training/test_compile.py",
+    "test_docs.py",
+    "reproductions/test_prunetrain_runs.py",
+    "command/test_reproduce.py",
+    "methods/test_cut_shortcuts.py",
+    "test_architecture.py",
+    "runs/test_depends.py",
+    "test_workers.py",
+    "kernels/test_cuda_emulated.py",
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,3 +86,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if cores > 1:
             config.option.numprocesses, config.option.dist = min(cores, MOST_WORKERS), "loadfile"
+            config.option.loadscopereorder = False  # xdist would begin with the files of most tests, not the longest
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let workers begin with the files of `FIRST`; the order within a file stays."""
+    if hasattr(config, "workerinput"):
+        folder = Path(__file__).parent
+        places = {folder / name: place for place, name in enumerate(FIRST)}
+        items.sort(key=lambda item: places.get(item.path, len(FIRST)))

@@ -65,3 +65,14 @@ def test_only_a_run_of_all_tests_gets_workers(tmp_path, arguments, workers):
         assert int(found[1]) == min(8, len(os.sched_getaffinity(0)))
     else:
         assert not found
+
+
+def test_files_that_workers_begin_with_exist(request):
+    folder = Path(__file__).parent
+    (conftest,) = (
+        plugin
+        for plugin in request.config.pluginmanager.get_plugins()
+        if getattr(plugin, "__file__", None) == str(folder / "conftest.py")
+    )
+    assert len(set(conftest.FIRST)) == len(conftest.FIRST)
+    assert [name for name in conftest.FIRST if not (folder / name).is_file()] == []

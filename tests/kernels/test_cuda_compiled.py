@@ -78,7 +78,7 @@ def instructions(cubin: Path) -> dict[str, list[str]]:
 
 # Turing has no instruction for bf16, but the kernels run there.
 COMPILED = [*itertools.product(["sm_90a"], GROUPS), *itertools.product(["sm_80"], GROUPS[1:]), ("sm_75", (2, 4))]
-FAST = (("sm_90a", (2, 4)), ("sm_90a", (8, 16)), ("sm_80", (2, 4)), ("sm_75", (2, 4)))
+FAST = (("sm_90a", (2, 4)), ("sm_75", (2, 4)))
 
 
 @dataclass(frozen=True)
