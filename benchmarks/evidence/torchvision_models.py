@@ -67,12 +67,11 @@ class Row:
 def examine(name: str) -> Row:
     """Find the index spaces of a network, cut a third of its free channels, and compare it with a masked copy."""
     shape = (3, SIDES.get(name, 32), SIDES.get(name, 32))
-    with torch.device("meta"):
-        weights = sum(parameter.numel() for parameter in _built(name, shape).parameters())
+    torch.manual_seed(0)
+    model = classifier(name)(num_classes=CLASSES, input_shape=shape)
+    weights = sum(parameter.numel() for parameter in model.parameters())
     if weights > TOO_LARGE:
         return Row(name, 0, 0, ((f"not examined: {weights / 1e6:.0f} million weights", 1),))
-    torch.manual_seed(0)
-    model = _built(name, shape)
     spaces = find_index_spaces(model, shape)
     freeze_what_fails(model, spaces, shape)
     produced = [space for space in spaces.values() if space.producers]
@@ -85,10 +84,6 @@ def examine(name: str) -> Row:
         tuple(Counter(map(_kind, spaces.not_followed)).most_common(MOST_REASONS)) or tuple(reasons.most_common(1)),
         *(_differences(model, spaces, shape, weights <= TOO_LARGE_FOR_STEPS) if free else ()),
     )
-
-
-def _built(name: str, shape: tuple[int, int, int]) -> nn.Module:
-    return classifier(name)(num_classes=CLASSES, input_shape=shape)
 
 
 def _kind(reason: str) -> str:

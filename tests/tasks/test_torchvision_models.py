@@ -38,7 +38,10 @@ def test_weights_and_function_are_those_of_torchvision(name):
     assert torch.equal(ours.eval()(images), theirs.eval()(images))
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v3_small", "regnet_x_400mf", "shufflenet_v2_x0_5", "vit_b_32"])
+@pytest.mark.parametrize(
+    "name",
+    ["mobilenet_v3_small", "regnet_x_400mf", "shufflenet_v2_x0_5", pytest.param("vit_b_32", marks=pytest.mark.slow)],
+)
 def test_a_cut_network_computes_what_the_masked_one_does(name):
     row = examine(name)
     assert row.difference is not None
