@@ -37,7 +37,7 @@ class Transformer(nn.Module):
     def __init__(self):
         super().__init__()
         self.patches = nn.Conv2d(3, WIDTH, 8, stride=8)
-        self.blocks = nn.Sequential(EncoderBlock(WIDTH, HEADS), EncoderBlock(WIDTH, HEADS))
+        self.blocks = nn.Sequential(EncoderBlock(WIDTH, HEADS, 0.0), EncoderBlock(WIDTH, HEADS, 0.0))
         self.classifier = nn.Linear(WIDTH, 5)
 
     def forward(self, images):
