@@ -1,45 +1,38 @@
-"""The README's table of results repeats the committed report, and its links lead somewhere."""
+"""The README's results repeat the committed reports, and its links lead somewhere."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from benchmarks.evidence import readme_tables
+
 ROOT = Path(__file__).parents[1]
-REPORT = ROOT / "results" / "cpu-zen4-2cores" / "main-job" / "report.md"
-# Columns of the README's table, by the heading that the report gives them.
-COLUMNS = ("Test accuracy", "Difference to dense", "Training time (×", "Theoretical saving", "Inference FLOPs")
+REPORT = ROOT / "results" / "cpu-emr-2cores" / "reference" / "report.md"
 
 
-def cells(line):
-    plain = re.sub(r"<sup>\d+</sup>", "", line).replace("\\[", "[").replace("\\]", "]")
-    return [cell.strip() for cell in plain.strip().strip("|").split(" | ")]
+def test_results_repeat_the_committed_reports():
+    """After a new export, `python -m benchmarks.evidence.readme_tables --write` updates the README."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme_tables.BLOCK.findall(readme)) == 2
+    assert readme_tables.updated(readme) == readme
 
 
-def table(text, heading):
-    """The rows of the first table whose heading line contains `heading`, by their first cell."""
-    lines = text.splitlines()
-    first = next(index for index, line in enumerate(lines) if line.startswith("|") and heading in line)
-    rows = {}
-    for line in lines[first + 2 :]:
-        if not line.startswith("|"):
-            break
-        name, *values = cells(line)
-        rows[name] = values
-    return cells(lines[first])[1:], rows
-
-
-def test_table_of_results_repeats_the_committed_report():
-    _, quoted = table((ROOT / "README.md").read_text(encoding="utf-8"), "test accuracy (%), measured")
-    heads, reported = table(REPORT.read_text(encoding="utf-8"), "Test accuracy (%)")
-    assert quoted.keys() == reported.keys()
-    chosen = [next(index for index, head in enumerate(heads) if head.startswith(start)) for start in COLUMNS]
-    for name, values in quoted.items():
-        accuracy, difference, time, theoretical, inference = (reported[name][index] for index in chosen)
-        mean, *interval = (100 * (1 - float(number)) for number in re.findall(r"\d+\.\d+", inference))
-        removed = f"{mean:.0f}" + (f" [{interval[1]:.0f}, {interval[0]:.0f}]" if interval else "")
-        expected = [accuracy, difference, time, theoretical, removed]
-        assert values == expected, name
+def test_a_block_has_the_verdict_and_the_columns_of_its_report():
+    report = (
+        "# Title\n\n**On this CPU, use dense.** More.\n\n"
+        "| Method | Accuracy \\[measured\\]<sup>1</sup> | Training time | Executed training FLOPs | Inference FLOPs | "
+        "Verdict at equal time<sup>2</sup> | Verdict at equal FLOPs |\n"
+        "| :--- | ---: | ---: | ---: | ---: | :--- | :--- |\n"
+        "| `dense` | 86.7 | 1.00 | 1.00 | 1.00 | –<sup>3</sup> | – |\n\n| another | table |\n"
+    )
+    assert readme_tables.block(report) == (
+        "> **On this CPU, use dense.** More.\n\n"
+        "| Method | Accuracy \\[measured\\] | Training time | Executed training FLOPs | Inference FLOPs | "
+        "Verdict at equal time |\n"
+        "| :--- | ---: | ---: | ---: | ---: | :--- |\n"
+        "| `dense` | 86.7 | 1.00 | 1.00 | 1.00 | – |\n"
+    )
 
 
 def test_the_first_screen_shows_the_figure_of_that_report():
