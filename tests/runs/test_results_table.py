@@ -107,6 +107,9 @@ def test_columns_that_are_not_known_stay_while_they_hold_something(store):
         (b"trial_id,method,status\nx,y,done\nx,y,done\n", "two rows"),
         (b"trial_id,method,status\nx,\xff,done\n", "cannot be read as CSV"),
         (b'trial_id,method,status\nx,"y,done\n', "cannot be read as CSV"),
+        (b"trial_id,method,vrint,task,status\nx,y,,z,done\n", "'vrint' where 'variant' is expected"),
+        (b"trial_id,method,,task,status\nx,y,,z,done\n", "'' where 'variant' is expected"),
+        (b"trial_id,method,status,mesage\nx,y,done,z\n", "'mesage' where 'message' is expected"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_left_as_it_is(store, content, complaint, capsys):
@@ -116,6 +119,13 @@ def test_a_table_that_cannot_be_read_is_left_as_it_is(store, content, complaint,
     assert cli.main(["report", str(store.folder)]) == 2
     assert complaint in capsys.readouterr().err
     assert (store.folder / "results.csv").read_bytes() == content
+
+
+@pytest.mark.parametrize("header", ["trial_id,remark,method,variant,status", "trial_id,method,variant,status,remark"])
+def test_columns_next_to_known_ones_are_read(tmp_path, header):
+    """In a table of an earlier version, the column after `status` is missing."""
+    (tmp_path / "results.csv").write_text(f"{header}\na,b,c,d,e\n")
+    assert read_table(tmp_path)["a"] == dict(zip(header.split(","), "abcde", strict=True))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,8 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
         raise UsageError(f"{path}: cannot be read as CSV: {error}; repair it, or move it away") from error
     if missing := [name for name in REQUIRED_COLUMNS if name not in names]:
         raise UsageError(f"{path}: has no column '{missing[0]}'; repair it, or move it away")
+    if damaged := _damaged_column(names):
+        raise UsageError(f"{path}: has a column {damaged} is expected; repair it, or move it away")
     for number, line in enumerate(found, 2):
         if None in line or any(value is None for value in line.values()):
             raise UsageError(f"{path}: row {number} does not have {len(names)} fields; repair it, or move it away")
@@ -135,6 +139,21 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
     if len(table) < len(found):
         raise UsageError(f"{path}: a trial has two rows; repair it, or move it away")
     return table
+
+
+def _damaged_column(names: Sequence[str]) -> str:
+    """Describe the first unknown name in the place of a known column; return an empty text if there is none.
+
+    Columns of the user are kept, but they come after those of this schema or next to a complete pair of them.
+    """
+    following = dict(pairwise(COLUMNS))
+    for at, (left, name) in enumerate(pairwise(names), 1):
+        expected = following.get(left)
+        if name in COLUMNS or expected is None or expected in names:
+            continue
+        if any(later in COLUMNS for later in names[at:]) or get_close_matches(name, [expected]):
+            return f"'{name}' where '{expected}'"
+    return ""
 
 
 def write_results(
