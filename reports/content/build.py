@@ -15,7 +15,7 @@ from reports.content.remarks import backend_remarks, missing_file_notes, retaine
 from reports.content.tables import group_tables, summary_table
 from reports.content.targets import TargetRequest, target_sections
 from reports.content.verdict import smoke_verdict, verdict
-from reports.content.why import why_sections
+from reports.content.why.sections import why_sections
 from reports.data.budget import budget_curve, epochs, fold_budgets
 from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
 from reports.data.groups import Look, TrialGroup, group_trials, label, looks, with_times
@@ -60,7 +60,7 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
     names = [name.removeprefix(f"{slugs[0]}-") if len(slugs) == 1 else name for name in retained]
     return Report(
         title=f"Pruning during training: {tasks}",
-        summary=_summary(records, unassigned),
+        summary=_summary(records, unassigned, sum(len(one.trials) for group in groups for one in group.budgets)),
         omissions=(*missing_file_notes(records), *retained_figure_notes(names)),
         groups=sections,
         problems=problem_section(records),
@@ -69,9 +69,11 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
     )
 
 
-def _summary(records: Records, unassigned: Sequence[Trial]) -> str:
+def _summary(records: Records, unassigned: Sequence[Trial], shorter: int) -> str:
     total, done = len(records.trials), sum(trial.done for trial in records.trials)
     counts = f"{total} trials, {done} done" + (f", {total - done} not done" if done < total else "")
+    if shorter:
+        counts += f"; {shorter} of them {'is' if shorter == 1 else 'are'} dense training for fewer epochs"
     summary = f"{counts}. Numbers from {records.source}."
     for several, reason in (
         ([trial for trial in unassigned if trial.text("method")], "match several groups"),
@@ -97,6 +99,7 @@ def _group(
     title, setting = _titles(group, groups)
     curve = budget_curve(group)
     device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
+    profiled = next((one.methods for one in profiles if one.key == dict(group.key)), {})
     tradeoffs, missing_tradeoffs = tradeoff_figures(rows, slug, curve)
     curves, missing_curves = curve_figures(rows, slug)
     is_smoke = group.key["preset"] == SMOKE
@@ -106,7 +109,9 @@ def _group(
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
-        verdict=smoke_verdict() if is_smoke else verdict(rows, curve, device, epochs(group), declared, claiming),
+        verdict=smoke_verdict()
+        if is_smoke
+        else verdict(rows, curve, device, epochs(group), declared, claiming, profiled),
         headlines=headlines(rows, setting),
         remarks=(
             *competing_programs(group.trials),
@@ -126,7 +131,7 @@ def _group(
         summary=summary_table(rows, () if is_smoke else findings(rows, curve, declared[-1], claiming), slug, title),
         sections=(
             *target_sections(group, rows, targets, declared[-1], slug, default=not is_smoke),
-            *why_sections(group, rows, profiles, slug),
+            *why_sections(rows, profiled, slug),
         ),
     )
 

@@ -6,6 +6,7 @@
    comparisons, is marked as such. For one seed the sentence says that there is no interval.
 3. Training time: the ratio of the time pass, if there is one; otherwise the geometric mean of the paired ratios. If its
    interval covers 1, it is "not distinguishable from dense"; otherwise "longer" or "shorter", marked in the same way.
+   A ratio of the time pass must also be outside of the interval of dense timed against itself.
    A time of trials that is shorter than the effective FLOPs explain, and a disturbed time, are marked as such.
 4. Training FLOPs: "executed" refers only to what kernels computed. Multiply-adds that could have been skipped but were
    not are stated in the conditional: a saving that the hardware did not realise is never stated in the past tense.
@@ -100,8 +101,14 @@ def _accuracy(row: MethodRow) -> str:
 
 def _time(row: MethodRow) -> str:
     if row.timed is not None:  # no load on the machine has part in it, unlike in the times of trials
-        low, high = row.timed.low, row.timed.high
-        word = "shorter" if high < 1 else "longer" if low > 1 else "not distinguishable from dense"
+        low, high, twice = row.timed.low, row.timed.high, row.timed.dense_twice
+        word = "not distinguishable from dense"
+        if high < min(1.0, twice.low):
+            word = "shorter"
+        elif low > max(1.0, twice.high):
+            word = "longer"
+        elif high < 1 or low > 1:
+            word += f", which timed against itself gave {twice.ratio:.3f} [{twice.low:.3f}, {twice.high:.3f}]"
         return f"training time {row.timed.ratio:.3f} [{low:.3f}, {high:.3f}] × dense by the time pass, {word}"
     times = row.time_ratio
     if isinstance(times, Missing):

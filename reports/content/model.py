@@ -89,11 +89,15 @@ class Verdict:
         answers: The answer about all methods at the same time, and then at the same FLOPs; a sentence each.
         advice: What would give a verdict where there is none; may be empty.
         lines: One line per method: its outcome, and why.
+        certainty: What the tests and intervals cover; empty where nothing was tested.
+        changes: What else could change the answer; empty where nothing was tested.
     """
 
     answers: tuple[str, str]
     advice: str
     lines: tuple[Headline, ...]
+    certainty: str = ""
+    changes: str = ""
 
     @property
     def sentence(self) -> str:
@@ -223,6 +227,11 @@ def quantity_cell(quantity: Quantity, text: str, expected: int) -> Cell:
         return missing_cell(quantity.reason)
     short = f"from {quantity.count} of {expected} seeds" if quantity.count < expected else ""
     return Cell(text, short, quantity.mean)
+
+
+def number_cell(value: float, decimals: int) -> Cell:
+    """Return a cell for a number that has no interval."""
+    return Cell(formatting.plain(value, decimals), value=value)
 
 
 def missing_cell(reason: str) -> Cell:

@@ -8,6 +8,7 @@ from reports.data.groups import seed_of
 from reports.data.method_rows import MethodRow
 from reports.data.records import Records, Trial
 from reports.data.trial_files import clean
+from suite.runs.folder.times import Interval
 
 _DENSE = "torch"
 _MAX_NAMES = 6
@@ -122,16 +123,18 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
     timed = [(row.label, row.timed) for row in rows if row.timed is not None]
     if not timed:
         return []
-    ratios = ", ".join(f"{name} {one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}]" for name, one in timed)
     threads = f"{timed[0][1].threads} thread" + ("" if timed[0][1].threads == 1 else "s")
-    twice = "; ".join(
-        dict.fromkeys(
-            f"{one.dense_twice.ratio:.3f} [{one.dense_twice.low:.3f}, {one.dense_twice.high:.3f}]" for _, one in timed
-        )
-    )
-    pairs = " or ".join(map(str, sorted({one.pairs for _, one in timed})))
-    return [
-        f"Time pass: training time × dense, measured in {pairs} pairs of alternating steps on {threads}: "
-        f"{ratios}. A second dense network, timed against dense in the same way: {twice}. The verdict uses these "
-        "ratios."
+    pieces = [
+        f"{name} {_ratio(one)} in {one.pairs} pairs of steps (a second dense network in its place: "
+        f"{_ratio(one.dense_twice)})"
+        for name, one in timed
     ]
+    seeds = "; ".join(dict.fromkeys(one.trial for _, one in timed))
+    return [
+        f"Time pass: training time × dense, from alternating steps on {threads}: {', '.join(pieces)}. Timed were the "
+        f"networks of one trial each: {seeds}. The verdict uses these ratios."
+    ]
+
+
+def _ratio(found: Interval) -> str:
+    return f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]"

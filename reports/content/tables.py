@@ -8,7 +8,7 @@ from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, quantity_cell
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
-from reports.data.method_rows import NONE_DONE, MethodRow, by_seed, not_measured
+from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, by_seed, not_measured
 from reports.data.records import Trial
 from reports.data.significance import MOST_SEEDS
 from reports.data.verdict import Finding, is_dense
@@ -16,9 +16,13 @@ from suite.runs.folder.columns import COLUMNS
 
 _INTERVAL = "± is the half-width of the 95 % confidence interval over seeds."
 _VERDICTS = (
-    "Compared with dense training that costs as much. Pays: shown to be more accurate. Does not pay: shown to gain "
-    "less than the margin. Undecided: neither; so many more seeds would decide if mean and spread stay the same."
+    "Compared with dense training that costs as much: interpolated between trainings of different length, and the "
+    "whole dense training for a method that costs more. Pays: shown to be more accurate. Does not pay: shown to gain "
+    "less than the margin. Shown: by a t-test, corrected for the number of claims (Holm). Undecided: neither; so many "
+    "more seeds would decide if mean and spread stay the same."
 )
+_TIMED = "The time pass compares steps that run in turn; its interval in brackets is that of the steps."
+_INFERENCE = "Of the final model's shapes; zero weights count."
 _RATIOS = "Geometric mean of the ratios, paired by seed; the 95 % interval in brackets is that of their logarithms."
 _ONE_SEED = "One seed: no interval, so chance cannot be excluded; --seeds 3 gives one."
 _COUNTS = (
@@ -44,18 +48,16 @@ def summary_table(rows: Sequence[MethodRow], found: Sequence[Finding], slug: str
     if not any(row.done for row in rows):
         return None
     interval = f"Means over seeds, paired by seed. {_INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED}"
-    timed = "The time pass compares steps that run in turn; its interval in brackets is that of the steps."
-    compared = [row for row in rows if row.done and not row.is_baseline]
-    all_timed = bool(compared) and all(row.timed is not None for row in compared)
+    by_pass = all_timed(rows)
     unit, explained = (
-        ("× dense, time pass", timed) if all_timed else ("× dense", f"{timed} Otherwise: the trials. {_RATIOS}")
+        ("× dense, time pass", _TIMED) if by_pass else ("× dense", f"{_TIMED} Otherwise: the trials. {_RATIOS}")
     )
     columns = (
         Column("Method", numeric=False),
-        Column("Accuracy", "% (difference to dense, points)", "measured", interval),
+        Column("Accuracy, and difference to dense", "%, points", "measured", interval),
         Column("Training time for equal epochs", unit, "measured", explained),
         Column("Executed training FLOPs", "× dense", "counted"),
-        Column("Inference FLOPs", "× dense", "counted"),
+        Column("Inference FLOPs", "× dense", "counted", _INFERENCE),
         Column("Verdict at equal time", numeric=False, note=_VERDICTS),
         Column("Verdict at equal FLOPs", numeric=False, note="At equal executed training FLOPs."),
     )
@@ -64,7 +66,7 @@ def summary_table(rows: Sequence[MethodRow], found: Sequence[Finding], slug: str
     def cells(row: MethodRow) -> tuple[Cell, ...]:
         exact = (_cell(one, row.seeds, _exact_ratio) for one in (row.flops_ratio["executed"], row.inference_ratio))
         verdicts = (_verdict_cell(row, by_cost.get((row.label, cost))) for cost in ("time", "flops"))
-        return (_accuracy_cell(row), _time_cell(row, "" if all_timed else " (time pass)"), *exact, *verdicts)
+        return (_accuracy_cell(row), _time_cell(row, "" if by_pass else " (time pass)"), *exact, *verdicts)
 
     return _table(f"{slug}-summary", title, columns, rows, cells)
 
@@ -121,6 +123,7 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
     """Return accuracy, training time, and the realised and theoretical savings."""
     disturbed = any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows)
     warning = f" {DISTURBED_NOTE}" if disturbed else ""
+    ratio_warning = "" if all_timed(rows) else warning
     several = any(row.seeds > 1 for row in rows)
     realised = "1 − training time × dense." if several else f"1 − training time × dense. {_ONE_SEED}"
     columns = (
@@ -134,15 +137,15 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
             "measured",
             f"Mean over seeds. It includes input pipeline, pruning, regulariser and reconfiguration.{warning}",
         ),
-        Column(COLUMNS["train_time_s"].title, "× dense", "measured", f"{_RATIOS}{warning}"),
-        Column("Realised saving of time", "%", "measured", realised + warning),
+        Column(COLUMNS["train_time_s"].title, "× dense", "measured", f"{_RATIOS}{ratio_warning}"),
+        Column("Realised saving of time", "%", "measured", realised + ratio_warning),
         Column("Theoretical saving of FLOPs", "%", _SKIPPING, f"1 − effective training FLOPs × dense. {_SKIPS}"),
     )
     caption = (
         "Accuracy and training time. Dense is first; the others are sorted by their measured trade-off, best first. "
         "The order compares means, whether or not intervals overlap."
     )
-    if disturbed:
+    if ratio_warning:
         caption += " Disturbed times affect this order: do not rely on it."
     return _table(f"{slug}-results", caption, columns, rows, _results_cells)
 
@@ -154,13 +157,6 @@ def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
     def time(value: Estimate) -> str:
         return mark_disturbed(formatting.duration_interval(value), row.time_is_disturbed)
 
-    def ratio(value: Estimate) -> str:
-        return mark_disturbed(formatting.ratio(value), row.ratio_is_disturbed)
-
-    def saving(value: Estimate) -> str:
-        return mark_disturbed(_whole_percent(value), row.ratio_is_disturbed)
-
-    realised = missing_cell("Dense is the baseline of this saving.")
     return (
         Cell(done, f"Not done: {row.failures}." if row.failures else "", float(seeds)),
         _cell(row.accuracy, seeds, formatting.percent),
@@ -170,9 +166,27 @@ def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
             lambda value: formatting.interval(value.scaled(100), 2, sign=True, reference=0),
         ),
         _cell(row.train_time, seeds, time),
-        _cell(row.time_ratio, seeds, ratio),
-        realised if row.is_baseline else _cell(_saving(row.time_ratio), seeds, saving),
+        _ratio_cell(row),
+        missing_cell("Dense is the baseline of this saving.") if row.is_baseline else _saving_cell(row),
         _cell(_saving(row.flops_ratio["effective"]), seeds, lambda value: _whole_percent(value, exact=True)),
+    )
+
+
+def _ratio_cell(row: MethodRow) -> Cell:
+    if row.timed is not None:
+        return Cell(f"{row.timed.ratio:.3f} [{row.timed.low:.3f}, {row.timed.high:.3f}]", _TIMED, row.timed.ratio)
+    return _cell(
+        row.time_ratio, row.seeds, lambda value: mark_disturbed(formatting.ratio(value), row.ratio_is_disturbed)
+    )
+
+
+def _saving_cell(row: MethodRow) -> Cell:
+    if row.timed is not None:
+        saved, low, high = (100 * (1 - ratio) for ratio in (row.timed.ratio, row.timed.high, row.timed.low))
+        texts = [formatting.plain(value, 1) for value in (saved, low, high)]
+        return Cell(f"{texts[0]} [{texts[1]}, {texts[2]}]", _TIMED, saved / 100)
+    return _cell(
+        _saving(row.time_ratio), row.seeds, lambda value: mark_disturbed(_whole_percent(value), row.ratio_is_disturbed)
     )
 
 

@@ -6,17 +6,20 @@ Both are made from the findings (`reports.data.verdict`) by fixed rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from reports.content.model import Headline, Verdict
+from reports.content.why.causes import causes
 from reports.data.budget import BudgetCurve
 from reports.data.estimates import Estimate, Missing, Quantity, mean_of
 from reports.data.method_rows import MethodRow
 from reports.data.significance import MOST_SEEDS
-from reports.data.verdict import FEWEST_SEEDS, Cost, Finding, findings, is_dense
+from reports.data.verdict import FEWEST_SEEDS, LEVEL, Cost, Finding, findings, is_dense
 from reports.formatting import interval, ratio
+from suite.runs.folder.profiles import MethodProfile
 
 _MOST_REASONS = 2
+_SAME_SHARE = 0.005  # costs relative to dense that differ by less count as equal
 _LONGEST_NAMES = 40  # characters of the names in a clause of the sentence; more methods are counted instead
 _AT = {"time": "at the same measured training time", "flops": "at the same executed FLOPs"}
 
@@ -28,6 +31,7 @@ def verdict(
     epochs: float,
     margins: Sequence[float],
     groups: int = 1,
+    profiles: Mapping[str, MethodProfile] | None = None,
 ) -> Verdict | None:
     """Return the verdict about the methods of a group; `None` if there is none to compare with dense.
 
@@ -38,6 +42,7 @@ def verdict(
         epochs: Number of epochs of the group; 0 if it is not known.
         margins: Margins that the commands of the folder declared, in order; the last one applies.
         groups: Number of groups on the page that make claims.
+        profiles: Where the time of a step goes, by method, for those that have a profile.
     """
     methods = [row for row in rows if not is_dense(row)]
     if not methods:
@@ -47,13 +52,21 @@ def verdict(
     seeds = [one.gain.count for one in found if one.outcome != "none" and isinstance(one.gain, Estimate)]
     with_seeds = f" and {min(seeds)} seeds" if seeds else ""
     where = f"On this {'GPU' if device.startswith('cuda') else 'CPU'}, for {length}{with_seeds}"
-    lines = tuple(
-        Headline(row.label, _line([one for one in found if one.label == row.label], row), row.colour) for row in methods
-    )
+    lines = []
+    for row in methods:
+        why = [*_why(row), *causes((profiles or {}).get(row.label), epochs)]
+        outcomes = "; ".join(_outcome(one) for one in found if one.label == row.label)
+        lines.append(Headline(row.label, f"{outcomes}. Why: {'; '.join(why)}.", row.colour))
     # The measured time decides; FLOPs say what other kernels could make of the method.
     margin = _points(margins[-1])
     answers = f"{where}, {_sentence(found, 'time', margin)}.", f"A{_sentence(found, 'flops', margin)[1:]}."
-    return Verdict(answers, " ".join([*_advice(found, methods, epochs), *_changed(margins)]), lines)
+    return Verdict(
+        answers,
+        " ".join([*_advice(found, methods, epochs), *_changed(margins)]),
+        tuple(lines),
+        " ".join(_certainty(found, methods, groups)),
+        " ".join(_changes(found)),
+    )
 
 
 def smoke_verdict() -> Verdict:
@@ -135,16 +148,66 @@ def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: floa
         )
     if any(share > 1 for share in untrained):
         advice.append("A method that costs more than dense cannot be shown to pay here.")
-    if any(one.seeds_needed is not None for one in found):
-        advice.append("Undecided methods need more seeds, as many as the table says; choose their number in advance.")
+    undecided = {one.cost for one in found if one.seeds_needed is not None}
+    if undecided:
+        about = "" if "time" in undecided else " at equal FLOPs; this would not change the answer at equal time"
+        advice.append(
+            f"More seeds, as many as the table says and chosen in advance, would decide the undecided methods{about}."
+        )
     if any("disturbed" in one.reason for one in found):
         advice.append("Times are compared only if they were measured on a quiet machine.")
     return advice
 
 
-def _line(found: Sequence[Finding], row: MethodRow) -> str:
-    """Return the outcome of a method at each cost, and why: from theory to accuracy."""
-    return f"{'; '.join(map(_outcome, found))}. Why: {'; '.join(_why(row))}."
+def _certainty(found: Sequence[Finding], methods: Sequence[MethodRow], groups: int) -> list[str]:
+    """Return how certain the outcomes are, and what their intervals do not cover; nothing without an outcome."""
+    tested = [one for one in found if one.outcome != "none"]
+    if not tested:
+        return []
+    claims, error = len(tested) * groups, f"{100 * LEVEL:g} %"
+    lines = [
+        f"The tests are corrected for {claims} {'claim' if claims == 1 else 'claims'}. Where no method gains anything, "
+        f"at most {error} of such pages say that one pays; where all gain the margin, at most {error} say that one "
+        "does not."
+    ]
+    twice = [row.timed.dense_twice.ratio for row in methods if row.timed is not None]
+    if twice:
+        low, high = (f"{end:.3f}" for end in (min(twice), max(twice)))
+        against = low if low == high else f"{low} to {high}"
+        lines.append(
+            f"In the time pass, dense timed against itself gave {against}. Its intervals cover the steps of one pass "
+            "with the networks of one seed, not differences between passes."
+        )
+    return lines
+
+
+def _changes(found: Sequence[Finding]) -> list[str]:
+    """Return what could change the answer at equal time; nothing without an outcome."""
+    at_time = {one.label: one for one in found if one.cost == "time" and one.outcome != "none"}
+    if not at_time:
+        return []
+    lines = []
+    # The same gains, if each method's time were in proportion to what it executes.
+    slower = [
+        one
+        for one in found
+        if one.cost == "flops"
+        and isinstance(one.share, Estimate)
+        and (timed := at_time.get(one.label)) is not None
+        and timed.outcome != "pays"
+        and isinstance(timed.share, Estimate)
+        and one.share.mean < timed.share.mean - _SAME_SHARE
+    ]
+    endings = {"pays": "pay", "undecided": "be undecided", "does not pay": "still not pay"}
+    clauses = [
+        f"{_counted(names)} would {ending}"
+        for outcome, ending in endings.items()
+        if (names := [one.label for one in slower if one.outcome == outcome])
+    ]
+    if clauses:
+        lines.append(f"Faster kernels: if time fell in proportion to executed FLOPs, {'; '.join(clauses)}.")
+    lines.append("Other networks, data, hardware or numbers of epochs were not measured here.")
+    return lines
 
 
 def _outcome(finding: Finding) -> str:
@@ -204,10 +267,12 @@ def _names(labels: Sequence[str]) -> str:
 
 
 def _subject(labels: Sequence[str], singular: str) -> str:
-    """Return the methods as the subject of a clause, with its verb; many long names are counted instead."""
+    """Return the methods as the subject of a clause, with its verb."""
     plural = {"reaches": "reach", "is": "are", "does": "do", "has": "have"}
-    verb = singular if len(labels) == 1 else plural[singular]
+    return f"{_counted(labels)} {singular if len(labels) == 1 else plural[singular]}"
+
+
+def _counted(labels: Sequence[str]) -> str:
+    """Return the names of methods, or their number if the names are long."""
     names = _names(labels)
-    if len(labels) > 1 and len(names) > _LONGEST_NAMES:
-        names = f"{len(labels)} methods"
-    return f"{names} {verb}"
+    return f"{len(labels)} methods" if len(labels) > 1 and len(names) > _LONGEST_NAMES else names

@@ -75,6 +75,13 @@ class MethodRow:
         return self.look.colour
 
     @property
+    def time_share(self) -> Quantity:
+        """Training time over that of dense: of the time pass if it was run, otherwise of the trials."""
+        if self.timed is None:
+            return self.time_ratio
+        return Estimate(self.timed.ratio, None, self.seeds)  # its interval is that of steps, not of seeds
+
+    @property
     def done(self) -> tuple[Trial, ...]:
         """Finished trials. Only their numbers count."""
         return tuple(trial for trial in self.trials if trial.done)
@@ -107,6 +114,12 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look], groups: int = 1) -
         replace(_row(name, looks[name], trials, dense), timed=group.times.get(name)) for name, trials in members.items()
     ]
     return ranked(certain(rows, groups))
+
+
+def all_timed(rows: Sequence[MethodRow]) -> bool:
+    """Return whether the time pass measured all methods that are compared with dense."""
+    compared = [row for row in rows if row.done and not row.is_baseline]
+    return bool(compared) and all(row.timed is not None for row in compared)
 
 
 def certain(rows: Sequence[MethodRow], groups: int = 1) -> list[MethodRow]:
@@ -225,7 +238,7 @@ def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
     compared = any(row.is_baseline and row.done for row in rows)
     for row in rows:
         gain = mean_of(row.accuracy_difference) if compared else mean_of(row.accuracy)
-        cost = mean_of(row.time_ratio) if compared else mean_of(row.train_time)
+        cost = mean_of(row.time_share) if compared else mean_of(row.train_time)
         if row.is_baseline and cost is not None:
             gain = 0.0
         if gain is not None and cost is not None:

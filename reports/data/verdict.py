@@ -133,7 +133,7 @@ def _not_trained(share: Quantity) -> str:
 
 
 def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cost) -> Finding:
-    share = _share(row, cost)
+    share = row.flops_ratio["executed"] if cost == "flops" else row.time_share
 
     def without(reason: str, gain: Quantity | None = None) -> Finding:
         return Finding(row.label, cost, "none", gain or Missing(reason), share, reason=reason)
@@ -165,15 +165,6 @@ def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cos
     if len(gains) < FEWEST_SEEDS:
         return without(f"{len(gains)} of at least {FEWEST_SEEDS} seeds", gain)
     return Finding(row.label, cost, "undecided", gain, share)
-
-
-def _share(row: MethodRow, cost: Cost) -> Quantity:
-    """Return the cost of a method relative to dense."""
-    if cost == "flops":
-        return row.flops_ratio["executed"]
-    if row.timed is None:
-        return row.time_ratio
-    return Estimate(row.timed.ratio, None, row.seeds)  # its interval is that of steps, not of seeds
 
 
 def _costs(row: MethodRow, dense: MethodRow, cost: Cost) -> dict[int, float]:

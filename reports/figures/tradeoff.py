@@ -12,7 +12,7 @@ from reports import formatting
 from reports.data.budget import BudgetCurve
 from reports.data.disturbed_times import DISTURBED, is_disturbed, mark_disturbed
 from reports.data.estimates import Estimate, Quantity, estimate
-from reports.data.method_rows import MethodRow
+from reports.data.method_rows import MethodRow, all_timed
 from reports.data.records import Trial
 from reports.figures import svg
 from reports.figures.figure import Figure
@@ -86,9 +86,7 @@ def tradeoff_figures(rows: Sequence[MethodRow], slug: str, curve: BudgetCurve) -
     """
     figures: list[Figure] = []
     missing: list[str] = []
-    compared = [row for row in rows if row.done and not row.is_baseline]
-    timed = bool(compared) and all(row.timed is not None for row in compared)
-    for axis in (_time_pass_axis() if timed else _time_axis(rows), _flops_axis(rows)):
+    for axis in (_time_pass_axis() if all_timed(rows) else _time_axis(rows), _flops_axis(rows)):
         methods = [(row, found) for row in rows if (found := _points(row, axis))]
         if methods:
             figures.append(_scatter(axis, methods, _budget_line(methods, curve), f"{slug}-{axis.name}"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -146,6 +145,7 @@ def run_trials(
     from suite.files import without_home
     from suite.runs.folder.results import read_table, write_results
     from suite.runs.folder.store import Store
+    from suite.runs.provenance import command_line
 
     tested = any(trial.recipe.get("evaluate_test", True) for trial in trials)
     store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
@@ -153,7 +153,7 @@ def run_trials(
     with files.errors_of(folder), store.lock():
         read_table(folder)  # a damaged table must be reported before hours of trials, not after
         provenance = provenance or provenance_of(suite)
-        store.add_command(suite, without_home(shlex.join(sys.argv)), provenance)
+        store.add_command(suite, without_home(command_line()), provenance)
         chosen = store.choose(trials, options.only)
         for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
             log.info("%s: %s", task, note)

@@ -87,6 +87,48 @@ def savings(stage: StageProfile) -> Savings | None:
     )
 
 
+@dataclass(frozen=True)
+class SlowedProduct:
+    """A product of one layer that takes longer than dense's.
+
+    Attributes:
+        layer: Name of the layer.
+        product: The product.
+        dense_s: Seconds in a dense step.
+        method_s: Seconds in a step of the method.
+    """
+
+    layer: str
+    product: Product
+    dense_s: float
+    method_s: float
+
+
+def changes(stage: StageProfile) -> dict[Part, float]:
+    """Return how much longer each part takes than in a dense step, as a share of the dense step, largest change first.
+
+    The result is empty for dense training itself.
+    """
+    dense, method = stage.dense, stage.method
+    if dense is None:
+        return {}
+    found = {part: (part_seconds(method, part) - part_seconds(dense, part)) / total(dense) for part in method.parts}
+    return dict(sorted(found.items(), key=lambda item: -abs(item[1])))
+
+
+def most_slowed_product(stage: StageProfile) -> SlowedProduct | None:
+    """Return the product of one layer of which the time rose most over dense's; `None` if none rose."""
+    theirs = {layer.name: layer for layer in stage.dense.layers} if stage.dense is not None else {}
+    found = [
+        SlowedProduct(layer.name, name, before.seconds, after.seconds)
+        for layer in stage.method.layers
+        for name, after in layer.products.items()
+        if layer.name in theirs and (before := theirs[layer.name].products.get(name)) is not None
+        if before.seconds is not None and after.seconds is not None and after.seconds > before.seconds
+    ]
+    return max(found, key=lambda one: one.method_s - one.dense_s, default=None)
+
+
 def _skippable_seconds(dense: StepProfile, method: StepProfile) -> float:
     """Return the seconds of dense products that would be saved if time were proportional to effective FLOPs."""
     theirs = {layer.name: layer for layer in method.layers}

@@ -56,9 +56,21 @@ def collect(device: torch.device | str) -> dict[str, Any]:
         "busy_cores": round(busy, 2),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "git": _git(ROOT),
-        "command_line": without_home(os.environ.get("PDT_COMMAND_LINE") or shlex.join(sys.argv)),
+        "command_line": without_home(os.environ.get("PDT_COMMAND_LINE") or command_line()),
         "time_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
+
+
+def command_line() -> str:
+    """Return the command line of this process, without the folder that its program is installed in.
+
+    The first argument is an absolute path for `python -m` and for an installed program.
+    """
+    program = Path(sys.argv[0])
+    if program.is_absolute():
+        here = Path.cwd()
+        program = program.relative_to(here) if program.is_relative_to(here) else Path(program.name)
+    return shlex.join([str(program), *sys.argv[1:]])
 
 
 def _software() -> dict[str, Any]:

@@ -178,7 +178,9 @@ def test_a_large_spread_is_undecided_and_asks_for_seeds(suite: Any) -> None:
     add_method(suite, "quick", (1.5, -0.5, 0.8), time=1.0)
     verdict = group_of(suite).verdict
     assert "no method is shown to gain over dense: quick is undecided" in verdict.sentence
-    assert "Undecided methods need more seeds, as many as the table says" in verdict.advice
+    assert verdict.advice == (
+        "More seeds, as many as the table says and chosen in advance, would decide the undecided methods."
+    )
     gains = estimate([0.015, -0.005, 0.008], "")
     assert isinstance(gains, Estimate)
     # Both costs are the same here, so that two claims are corrected together.
@@ -490,8 +492,69 @@ def test_the_verdict_uses_the_time_pass(suite: Any) -> None:
     assert "training time 0.900 [" in headline
     assert "× dense by the time pass, shorter" in headline
     (remark,) = [text for text in group.remarks if text.startswith("Time pass")]
-    assert "in 30 pairs of alternating steps on 2 threads: quick 0.900 [0.890, 0.910]" in remark
-    assert "against dense in the same way: 1.000 [0.990, 1.010]" in remark
+    assert "on 2 threads: quick 0.900 [0.890, 0.910] in 30 pairs of steps" in remark
+    assert "(a second dense network in its place: 1.000 [0.990, 1.010]). Timed were the networks of one trial" in remark
+    assert "dense timed against itself gave 1.000" in group.verdict.certainty
+    results = next(table for table in group.tables if table.name.endswith("-results"))
+    assert [cell.text for cell in results.rows[1][5:7]] == ["0.900 [0.890, 0.910]", "10.0 [9.0, 11.0]"]
+
+
+@pytest.mark.parametrize(("ratio", "words"), [
+    (0.979, "shorter"), (0.985, "not distinguishable from dense, which timed against itself gave 1.000 [0.990, 1.010]"),
+    (0.995, "not distinguishable from dense"), (1.019, "not distinguishable from dense, which"), (1.021, "longer"),
+])  # fmt: skip
+def test_a_time_must_differ_from_dense_and_from_dense_timed_against_itself(
+    suite: Any, ratio: float, words: str
+) -> None:
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "quick", (-0.6, -0.58, -0.62), time=1.0)
+    suite.write()
+    write_time_pass(suite, "quick", ratio)
+    (headline,) = (one.text for one in group_of(suite).headlines if one.name.startswith("quick"))
+    assert f"× dense by the time pass, {words}" in headline
+
+
+def test_methods_are_sorted_by_the_times_of_the_time_pass(suite: Any) -> None:
+    """By the trials, the first method is both more accurate and faster."""
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "first", (-0.5, -0.48, -0.52), time=0.8)
+    add_method(suite, "second", (-0.6, -0.58, -0.62), time=0.9)
+    add_method(suite, "third", (-0.7, -0.68, -0.72), time=0.7)
+    suite.write()
+
+    def order() -> list[str]:
+        return [row[0].text for row in group_of(suite).summary.rows]
+
+    assert order() == ["dense", "first", "third", "second"]
+    write_time_pass(suite, "second", 0.6)
+    assert order() == ["dense", "first", "second", "third"]
+
+
+def test_what_is_certain_and_what_could_change_the_answer(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_dense(suite, 4, 2.0)
+    add_method(suite, "skipped", (-0.3, -0.28, -0.32), time=1.0, executed=0.8)
+    add_method(suite, "worse", (-3.0, -3.1, -2.9), time=1.0, executed=0.9)
+    add_method(suite, "unclear", (-2.0, -1.0, -1.5), time=1.0, executed=0.8)
+    add_method(suite, "equal", (-2.0, -2.1, -1.9), time=1.0, executed=1.0)
+    verdict = group_of(suite).verdict
+    assert verdict.certainty == (
+        "The tests are corrected for 8 claims. Where no method gains anything, at most 2.5 % of such pages say that "
+        "one pays; where all gain the margin, at most 2.5 % say that one does not."
+    )
+    assert verdict.changes == (
+        "Faster kernels: if time fell in proportion to executed FLOPs, skipped would pay; unclear would be undecided; "
+        "worse would still not pay. Other networks, data, hardware or numbers of epochs were not measured here."
+    )
+    assert verdict.advice.endswith("would decide the undecided methods.")
+
+
+def test_seeds_that_decide_at_equal_flops_only_are_said_to_change_nothing(suite: Any) -> None:
+    add_dense(suite, 5, 0.0)
+    add_dense(suite, 4, 2.0)
+    add_method(suite, "unclear", (-2.0, -1.0, -1.5), time=1.0, executed=0.8)
+    verdict = group_of(suite).verdict
+    assert "at equal FLOPs; this would not change the answer at equal time." in verdict.advice
 
 
 def test_a_damaged_time_pass_is_named_and_not_used(suite: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from suite.cost.hardware import hardware_id, program_output, read_cpu
 from suite.files import without_home
 from suite.runs.folder.columns import minor_version
-from suite.runs.provenance import _git, collect
+from suite.runs.provenance import _git, collect, command_line
 from suite.runs.trial import comparable
 
 
@@ -39,6 +39,16 @@ def test_neither_host_nor_home_is_named(found, monkeypatch):
     again = collect("cpu")
     assert again["command_line"] == "pdt --out ~/runs"
     assert again["settings"]["environment"]["TORCH_HOME"] == "~/torch"
+
+
+@pytest.mark.parametrize(("program", "shown"), [
+    ("run_suite.py", "run_suite.py"), ("{here}/benchmarks/pipeline.py", "benchmarks/pipeline.py"),
+    ("/opt/venv/bin/pdt", "pdt"),
+])  # fmt: skip
+def test_the_command_line_does_not_name_the_folder_of_its_program(tmp_path, monkeypatch, program, shown):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [program.format(here=tmp_path), "--out", "a b"])
+    assert command_line() == f"{shown} --out 'a b'"
 
 
 def cpuinfo(family: int, model: int, stepping: int, flags: str) -> str:

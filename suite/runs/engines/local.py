@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import site
 import subprocess
@@ -24,6 +23,7 @@ from suite.registry import register
 from suite.runs.engines.lifeline import PARENT
 from suite.runs.folder.records import RUNNING, damage, read_record, write_record
 from suite.runs.progress import EpochReader, ProgressFile, ProgressListener
+from suite.runs.provenance import command_line
 from suite.runs.spec import TrialSpec
 
 POLL_INTERVAL = 0.1
@@ -193,7 +193,7 @@ def environment(jobs: int) -> dict[str, str]:
     }
     paths = [] if installed else [root]
     paths += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    ours = {PARENT: str(os.getpid()), "PDT_COMMAND_LINE": shlex.join(sys.argv)}
+    ours = {PARENT: str(os.getpid()), "PDT_COMMAND_LINE": command_line()}
     if paths:
         ours["PYTHONPATH"] = os.pathsep.join(paths)
     return {**defaults, **os.environ, **ours}
