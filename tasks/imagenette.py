@@ -31,8 +31,8 @@ QUICK = Recipe(
     nesterov=True,
     weight_decay=5e-4,
     label_smoothing=0.1,
-    image_size=64,
-    eval_resize=72,
+    image_size=96,
+    eval_resize=108,
     crop_area=0.35,
     flip_tta=True,
 )
