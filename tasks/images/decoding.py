@@ -7,10 +7,12 @@ import stat
 import struct
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tasks.images.jpeg import decode_jpeg, jpeg_frame
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
@@ -75,22 +77,53 @@ def decode(path: str | Path, shorter_side: int) -> Decoded:
     from PIL import Image
 
     try:
-        with Image.open(_regular(path), formats=FORMATS) as image:
-            width, height = _checked_size(path, image.size)
-            mode = image.mode
-            if mode in _SIXTEEN_BITS:
-                grey = np.asarray(image).astype(np.int64).clip(0, 65535)
-                converted = Image.fromarray(((grey * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
-            else:
-                converted = image.convert("RGB")
+        pixels = _jpeg_pixels(path)
+        converted = ""
+        if pixels is None:
+            with Image.open(_regular(path), formats=FORMATS) as image:
+                _checked_size(path, image.size)
+                pixels, converted = _rgb(image), _conversion(image.mode)
     except _decoding_errors() as error:
         raise BadImage(f"{shown(path)}: cannot be read as an image: {_reason(error)}") from error
-    short, long = min(width, height), max(width, height)
-    if short > shorter_side:
-        other = int(shorter_side * long / short)
-        size = (shorter_side, other) if width <= height else (other, shorter_side)
-        converted = converted.resize(size, Image.Resampling.BILINEAR)
-    return Decoded(np.asarray(converted), _conversion(mode))
+    height, width, _ = pixels.shape
+    reduced = reduced_size(height, width, shorter_side)
+    if reduced != (height, width):
+        pixels = np.asarray(Image.fromarray(pixels).resize(reduced[::-1], Image.Resampling.BILINEAR))
+    return Decoded(pixels, converted)
+
+
+def reduced_size(height: int, width: int, shorter_side: int) -> tuple[int, int]:
+    """Return height and width of an image that `decode` reduces, as torchvision's `Resize` computes them."""
+    short, long = min(height, width), max(height, width)
+    if short <= shorter_side:
+        return height, width
+    other = int(shorter_side * long / short)
+    return (shorter_side, other) if height <= width else (other, shorter_side)
+
+
+def _rgb(image: Any) -> NDArray[np.uint8]:
+    """Convert an image of Pillow to (H, W, 3) uint8."""
+    if image.mode in _SIXTEEN_BITS:
+        wide = np.asarray(image).astype(np.int64).clip(0, 65535)
+        grey = ((wide * 255 + 32767) // 65535).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    return np.asarray(image.convert("RGB"))
+
+
+def _jpeg_pixels(path: str | Path) -> NDArray[np.uint8] | None:
+    """Decode an ordinary JPEG file without Pillow.
+
+    Returns:
+        (H, W, 3) uint8; `None` for any other file and for damaged ones, which Pillow decodes or describes.
+    """
+    if not os.fspath(path).lower().endswith((".jpg", ".jpeg")):
+        return None
+    content = np.fromfile(_regular(path), dtype=np.uint8)
+    frame = jpeg_frame(content.data)
+    if frame is None:
+        return None
+    _checked_size(path, frame)
+    return decode_jpeg(content)
 
 
 def _conversion(mode: str) -> str:

@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 
 from suite import files
 from suite.errors import UsageError
-from tasks.images.decoding import CONVERSIONS, BadImage, Decoded, decode, image_size, shown
+from tasks.images.decoding import CONVERSIONS, BadImage, Decoded, decode, image_size, reduced_size, shown
 from tasks.images.stored import RECORD, VERSION, checksum_of, end_of_pixels, read_cache
 from tasks.sources.image_tree import ImageTree, TreeFile
 from tasks.sources.progress import progress
 
-CHUNK = 256
+CHUNK = 256  # images that are lost at most when a decoding is interrupted
+GROUP = 16  # images that a thread decodes before it hands them over, which bounds the memory of a decoding
 PROBED = 64  # images whose size is read to estimate the size of the cache
 
 
@@ -47,7 +48,7 @@ class FileImages:
             widths_heights = [image_size(tree.root / file.path) for file in self._files]
         except BadImage as error:
             raise UsageError(str(error)) from error
-        sizes = [_reduced(height, width, shorter_side) for width, height in widths_heights]
+        sizes = [reduced_size(height, width, shorter_side) for width, height in widths_heights]
         self.sizes = np.array(sizes, dtype=np.int64).reshape(-1, 2)
 
     def read(self, index: int) -> NDArray[np.uint8]:
@@ -148,7 +149,7 @@ def _announce(tree: ImageTree, path: Path, part: Path, shorter_side: int) -> Non
             width, height = image_size(tree.root / file.path)
         except BadImage:
             continue  # reported, with its path, when it is decoded
-        high, wide = _reduced(height, width, shorter_side)
+        high, wide = reduced_size(height, width, shorter_side)
         total.append(3 * high * wide)
     expected = len(every) * (sum(total) / len(total) if total else 0)
     stored = part / "pixels.bin"
@@ -169,36 +170,43 @@ def _decode_all(tree: ImageTree, part: Path, shorter_side: int, skip: bool) -> N
     Raises:
         UsageError: A file is not an image, and `skip` is not set.
     """
-    every = [(split, file) for split, several in enumerate((tree.train, tree.test)) for file in several]
+    every = tree.files
     with (
         open(part / "pixels.bin", "ab") as pixels,
         open(part / "index.bin", "ab") as index,
         progress(f"decoding {len(every):,} images of {tree.root}", len(every)) as advance,
-        ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
         done, offset = _resume(part, pixels, index)
         advance(done)
-        for chunk, decoded in _decoded_chunks(pool, tree.root, every[done:], shorter_side):
-            records = np.zeros(len(chunk), dtype=RECORD)
-            for record, (split, file), image in zip(records, chunk, decoded, strict=True):
-                record["offset"], record["label"], record["split"] = offset, file.label, split
-                if isinstance(image, BadImage):
-                    if not skip:
-                        raise UsageError(
-                            f"{image}; remove the file, or leave out such files with --set recipe.bad_images=skip"
-                        )
-                    record["skipped"] = 1
-                    continue
+        records = np.zeros(CHUNK, dtype=RECORD)
+        filled = 0
+
+        def write() -> None:
+            # Write the index after the pixels, so that every record describes pixels that exist.
+            nonlocal filled
+            pixels.flush()
+            index.write(records[:filled].tobytes())
+            index.flush()
+            advance(filled)
+            filled = 0
+
+        for number, image in enumerate(_decoded_files(tree.root, every, done, shorter_side), start=done):
+            split, label = int(number >= len(tree.train)), every[number].label
+            if isinstance(image, BadImage):
+                if not skip:
+                    raise UsageError(
+                        f"{image}; remove the file, or leave out such files with --set recipe.bad_images=skip"
+                    )
+                records[filled] = (offset, 0, 0, label, 0, split, True, 0)
+            else:
                 (content, converted), crc = image
-                record["height"], record["width"] = content.shape[:2]
-                record["crc"], record["converted"] = crc, CONVERSIONS.index(converted)
+                records[filled] = (offset, *content.shape[:2], label, crc, split, False, CONVERSIONS.index(converted))
                 pixels.write(content.data)
                 offset += content.nbytes
-            # Write the index after the pixels, so that every record describes pixels that exist.
-            pixels.flush()
-            index.write(records.tobytes())
-            index.flush()
-            advance(len(chunk))
+            filled += 1
+            if filled == CHUNK:
+                write()
+        write()
         os.fsync(pixels.fileno())
         os.fsync(index.fileno())
 
@@ -215,31 +223,35 @@ def _resume(part: Path, pixels: IO[bytes], index: IO[bytes]) -> tuple[int, int]:
     return count, end
 
 
-def _decoded_chunks(
-    pool: ThreadPoolExecutor, root: Path, every: Sequence[tuple[int, TreeFile]], shorter_side: int
-) -> Iterator[tuple[Sequence[tuple[int, TreeFile]], list[tuple[Decoded, int] | BadImage]]]:
-    """Yield files in chunks with their images and the CRC-32 of the pixels, while the next chunk is being decoded."""
-    chunks = [every[first : first + CHUNK] for first in range(0, len(every), CHUNK)]
-    started: deque[list[Future[tuple[Decoded, int] | BadImage]]] = deque()
-    for number, chunk in enumerate(chunks):
-        for later in chunks[number + len(started) : number + 2]:
-            started.append([pool.submit(_decoded, root / file.path, shorter_side) for _, file in later])
-        yield chunk, [one.result() for one in started.popleft()]
+def _decoded_files(
+    root: Path, every: Sequence[TreeFile], first: int, shorter_side: int
+) -> Iterator[tuple[Decoded, int] | BadImage]:
+    """Decode files in their order from the file with number `first`, several groups at once.
+
+    Yields:
+        For each file, the image, contiguous in memory, and the CRC-32 of its pixels; or what is wrong with the file.
+    """
+
+    def decode_group(group: int) -> list[tuple[Decoded, int] | BadImage]:
+        return [_decoded(root / file.path, shorter_side) for file in every[group : group + GROUP]]
+
+    threads = os.cpu_count() or 1
+    started: deque[Future[list[tuple[Decoded, int] | BadImage]]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for group in range(first, len(every), GROUP):
+            started.append(pool.submit(decode_group, group))
+            if len(started) == 2 * threads:
+                yield from started.popleft().result()
+        while started:
+            yield from started.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _decoded(path: Path, shorter_side: int) -> tuple[Decoded, int] | BadImage:
-    """Return an image, contiguous in memory, and the CRC-32 of its pixels; or what is wrong with the file."""
     try:
-        pixels, converted = decode(path, shorter_side)
+        image = decode(path, shorter_side)
     except BadImage as error:
         return error
-    pixels = np.ascontiguousarray(pixels)
-    return Decoded(pixels, converted), zlib.crc32(pixels.data)
-
-
-def _reduced(height: int, width: int, shorter_side: int) -> tuple[int, int]:
-    short, long = min(height, width), max(height, width)
-    if short <= shorter_side:
-        return height, width
-    other = int(shorter_side * long / short)
-    return (shorter_side, other) if height <= width else (other, shorter_side)
+    return image, zlib.crc32(image.pixels.data)
