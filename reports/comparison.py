@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,16 @@ from reports.content.model import Cell, Column, Table, missing_cell, quantity_ce
 from reports.content.provenance import flatten
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, paired
-from reports.data.groups import column_text, label, seed_of
+from reports.data.groups import column_text, label, recipe, seed_of
 from reports.data.method_rows import by_seed, not_measured
 from reports.data.records import Records, Trial
 
 SAME = ("task", "model", "preset", "epochs")
-"""What trials that are compared have in common, besides the method with its parameters and the seed."""
+"""What trials that are compared have in common, besides the method with its parameters and the seed.
+
+If a folder has trials with several recipes, data types or data copies, those with the settings of the other folder are
+compared.
+"""
 MACHINE = ("hardware_id", "threads", "torch")
 _SETTINGS = ("recipe", "parameters", "data_copy", "method_version", "device", "dtype", "processes")
 _PROVENANCE = ("hardware_id", "hardware", "software", "settings", "git", "kernels")
@@ -31,6 +36,7 @@ class Difference:
     Attributes:
         names: Texts of `SAME`.
         label: Method with its parameters.
+        settings: Settings in which these trials differ from others of the method; empty if there are none.
         seeds: Seeds that are done in the first folder, in the second, and in both.
         accuracy: Test accuracy in the second minus that in the first, paired by seed, as a fraction.
         time: Training time over that in the first folder, paired by seed.
@@ -43,6 +49,7 @@ class Difference:
 
     names: tuple[str, ...]
     label: str
+    settings: str
     seeds: tuple[int, int, int]
     accuracy: Quantity
     time: Quantity
@@ -69,24 +76,66 @@ class Comparison:
 def compare(first: Records, second: Records) -> Comparison:
     """Compare the finished trials of two folders, in the order of the first."""
     sides = [_by_method(records) for records in (first, second)]
-    found = [_difference(key, sides[0][key], sides[1][key]) for key in sides[0] if key in sides[1]]
-    keys = [{(key, seed_of(trial)) for key, trials in side.items() for trial in trials} for side in sides]
+    found = []
+    compared: list[set[str]] = [set(), set()]
+    for key in sides[0]:
+        pairs = _same_settings(sides[0][key], sides[1].get(key, {}))
+        for ours, theirs, fields in pairs:
+            found.append(_difference(key, ours, theirs, fields))
+            for names, trials, others in zip(compared, (ours, theirs), (theirs, ours), strict=True):
+                names |= {trial.name for trial in trials if seed_of(trial) in set(map(seed_of, others))}
     only = [
-        tuple(trial.name for key, trials in side.items() for trial in trials if (key, seed_of(trial)) not in other)
-        for side, other in zip(sides, reversed(keys), strict=True)
+        tuple(
+            trial.name
+            for recipes in side.values()
+            for trials in recipes.values()
+            for trial in trials
+            if trial.name not in names
+        )
+        for side, names in zip(sides, compared, strict=True)
     ]
     return Comparison(tuple(found), (only[0], only[1]))
 
 
-def _by_method(records: Records) -> dict[tuple[str, ...], list[Trial]]:
-    found: dict[tuple[str, ...], list[Trial]] = {}
+def _by_method(records: Records) -> dict[tuple[str, ...], dict[str, list[Trial]]]:
+    """Return the finished trials by the texts of `SAME` and the method, and then by their settings."""
+    found: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
     for trial in records.trials:
         if trial.done:
-            found.setdefault((*(column_text(trial, name) for name in SAME), label(trial)), []).append(trial)
+            key = (*(column_text(trial, name) for name in SAME), label(trial))
+            found.setdefault(key, {}).setdefault(_settings(trial), []).append(trial)
     return found
 
 
-def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[Trial]) -> Difference:
+def _settings(trial: Trial) -> str:
+    """Return the recipe, data type and data copy as one text."""
+    known = json.loads(recipe(trial) or "{}")
+    return json.dumps({**known, **{name: column_text(trial, name) for name in ("dtype", "data_copy")}}, sort_keys=True)
+
+
+def _same_settings(
+    ours: Mapping[str, list[Trial]], theirs: Mapping[str, list[Trial]]
+) -> list[tuple[list[Trial], list[Trial], str]]:
+    """Return the trials of both folders that are compared, and the settings that distinguish them from other trials.
+
+    Settings that only one folder has are compared with the only settings that only the other has, as after a change of
+    the recipe.
+    """
+    same = [text for text in ours if text in theirs]
+    left, right = ([text for text in side if text not in same] for side in (ours, theirs))
+    pairs = [(text, text) for text in same]
+    if len(left) == len(right) == 1:
+        pairs.append((left[0], right[0]))
+    fields = [flatten(json.loads(text)) for text, _ in pairs]
+    differing = [name for name in dict.fromkeys(name for one in fields for name in one)
+                 if len({one.get(name) for one in fields}) > 1]  # fmt: skip
+    return [
+        (ours[mine], theirs[other], ", ".join(f"{name}={known[name]}" for name in differing if name in known))
+        for (mine, other), known in zip(pairs, fields, strict=True)
+    ]
+
+
+def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[Trial], settings: str) -> Difference:
     seeds = [{seed_of(trial) for trial in trials} for trials in (first, second)]
     common = seeds[0] & seeds[1]
     # What differs is that of the trials that are compared.
@@ -101,6 +150,7 @@ def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[T
     return Difference(
         names=key[:-1],
         label=key[-1],
+        settings=settings,
         seeds=(len(seeds[0]), len(seeds[1]), len(common)),
         accuracy=pair("test_accuracy", "difference"),
         time=pair("train_time_s", "ratio"),
@@ -173,7 +223,11 @@ def tables(found: Comparison) -> list[Table]:
 
 
 def _name(one: Difference, several: bool) -> str:
-    return f"{', '.join(filter(None, one.names))}: {one.label}" if several else one.label
+    *names, epochs = one.names
+    length = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}" if epochs else ""
+    where = [*names, length] if several else []
+    text = ", ".join(filter(None, [*where, one.settings]))
+    return f"{text}: {one.label}" if text else one.label
 
 
 def _row(one: Difference, several: bool) -> tuple[Cell, ...]:
@@ -219,6 +273,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
             {
                 **dict(zip(SAME, one.names, strict=True)),
                 "method": one.label,
+                "settings": one.settings,
                 "seeds": dict(zip(("first", "second", "both"), one.seeds, strict=True)),
                 **{
                     name: quantity(getattr(one, attribute))

@@ -70,6 +70,38 @@ def test_times_of_other_hardware_are_shown_and_marked(
     assert "| `hardware_id` | 12e45678 | 99999999 | all |" in written
 
 
+def test_trials_with_several_settings_are_compared_with_those_of_the_same_settings(
+    suites: Callable[[str], Any], capsys: Any
+) -> None:
+    first, second = suites("a"), suites("b")
+    for folder, rates, gain in ((first, (0.1, 0.2), 0.0), (second, (0.2, 0.1), 1.0)):
+        for rate in rates:
+            folder.add(
+                "dense",
+                0,
+                accuracy=70.0 + 10 * rate + gain,
+                time=1.0,
+                recipe={"learning_rate": rate},
+                trial_id=f"rate-{rate}",
+            )
+    first.add("dense", 0, accuracy=60.0, time=1.0, recipe={"learning_rate": 0.1}, dtype="bfloat16")
+    found = compared(first.write(), second.write(), capsys=capsys)
+    assert [(one["settings"], one["accuracy_difference"]["mean"]) for one in found["differences"]] == [
+        ("learning_rate=0.1", pytest.approx(0.01)), ("learning_rate=0.2", pytest.approx(0.01)),
+    ]  # fmt: skip
+    assert (len(found["only_first"]), len(found["only_second"])) == (1, 0)
+
+
+def test_a_changed_recipe_is_compared_if_there_is_no_other(suites: Callable[[str], Any], capsys: Any) -> None:
+    first, second = suites("a"), suites("b")
+    first.add("dense", 0, accuracy=70.0, time=1.0, recipe={"learning_rate": 0.1})
+    for rate in (0.2, 0.3):
+        second.add("dense", 0, accuracy=71.0, time=1.0, recipe={"learning_rate": rate}, trial_id=f"rate-{rate}")
+    found = compared(first.write(), second.write(), capsys=capsys)
+    assert found["differences"] == []  # it is not known which of the two replaced the first
+    assert (len(found["only_first"]), len(found["only_second"])) == (1, 2)
+
+
 def test_a_folder_equals_itself(two: tuple[Path, Path], capsys: Any) -> None:
     found = compared(two[0], two[0], capsys=capsys)
     (dense,) = found["differences"]
