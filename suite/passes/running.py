@@ -10,6 +10,7 @@ from suite.cost.hardware import available_cores, busy_cores, competition
 from suite.errors import UsageError
 from suite.passes.candidates import Candidate, find_candidates
 from suite.runs.engines.subprocess_call import call_in_subprocess
+from suite.runs.folder.columns import minor_version
 from suite.runs.folder.entries import EntryFile, Strict
 from suite.runs.folder.store import Store
 
@@ -93,6 +94,33 @@ def in_subprocess(function: str) -> Measure:
         return dict(result.value)
 
     return measure
+
+
+def measure_stage(measure: Measure, candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
+    """Measure one stage of a trial on the machine that the trial ran on.
+
+    Raises:
+        UsageError: The trial cannot be run again, or ran on other hardware or with another version of torch.
+    """
+    result = measure(candidate, arguments, threads)
+    if "error" in result:
+        raise UsageError(result["error"])
+    _refuse_other_machine(candidate, result["provenance"])
+    return result
+
+
+def _refuse_other_machine(candidate: Candidate, provenance: Mapping[str, Any]) -> None:
+    """Check that the trials ran on this machine, since the report combines their results with what is measured."""
+    here = {
+        "hardware_id": str(provenance.get("hardware_id") or ""),
+        "torch": minor_version(str((provenance.get("software") or {}).get("torch") or "")),
+    }
+    for name, found in here.items():
+        known = candidate.key.get(name)
+        if found and known and found != known:
+            raise UsageError(
+                f"its trials have the {name} {known}, and this machine has {found}; measure where they ran"
+            )
 
 
 def _refuse_competition(verb: str, folder: Path, threads: Iterable[int]) -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from reports.data.groups import BASELINE
-from suite.errors import UsageError
 from suite.passes.candidates import Candidate, dense_spec
-from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, run_pass
+from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, measure_stage, run_pass
 from suite.runs.folder.profiles import PART_TITLES, PROFILES, MethodProfile, StageProfile, StepProfile
 from suite.runs.stages import Stage
 
@@ -70,7 +69,7 @@ def _profile_of(
     """Profile the stages of a method.
 
     Raises:
-        UsageError: The trial cannot be run again.
+        UsageError: The trial cannot be run again, or ran on another machine.
     """
     assert candidate.spec is not None
     stages = chosen_stages(candidate.stages, all_stages)
@@ -86,10 +85,7 @@ def _profile_of(
             "rounds": rounds or DEFAULT_ROUNDS,
             "limit_s": METHOD_S / len(stages) if rounds is None else 1e9,
         }
-        result = measure(candidate, arguments, threads)
-        if "error" in result:
-            raise UsageError(result["error"])
-        found.append(result)
+        found.append(measure_stage(measure, candidate, arguments, threads))
     return MethodProfile(
         trial=candidate.trial,
         stages=tuple(

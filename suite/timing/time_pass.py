@@ -7,17 +7,15 @@ of dense run in turn, so that both are slowed alike, and the ratio of each pair 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from suite.cost.interleaved import ratio_of
-from suite.errors import UsageError
 from suite.passes.candidates import Candidate, dense_spec
-from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, run_pass
-from suite.runs.folder.columns import minor_version
+from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, measure_stage, run_pass
 from suite.runs.folder.times import TIMES, Interval, MethodTime, StageTime
 from suite.runs.stages import Stage
 from suite.timing.estimate import run_ratio
@@ -63,7 +61,7 @@ def _time_of(candidate: Candidate, folder: Path, pairs: int | None, threads: int
     """Measure all stages of a method.
 
     Raises:
-        UsageError: The trial cannot be run again.
+        UsageError: The trial cannot be run again, or ran on another machine.
     """
     assert candidate.spec is not None
     found: list[dict[str, Any]] = []
@@ -80,31 +78,9 @@ def _time_of(candidate: Candidate, folder: Path, pairs: int | None, threads: int
             "limit_s": METHOD_S / len(candidate.stages) if pairs is None else 1e9,
             "twice": not found,
         }
-        result = measure(candidate, arguments, threads)
-        if "error" in result:
-            raise UsageError(result["error"])
-        _refuse_other_machine(candidate, result["provenance"])
-        found.append(result)
+        found.append(measure_stage(measure, candidate, arguments, threads))
         before = stage.cost.executed
     return _summary(candidate, found, threads)
-
-
-def _refuse_other_machine(candidate: Candidate, provenance: Mapping[str, Any]) -> None:
-    """Check that the trials ran on this machine: the verdict compares their accuracies at the time that is measured.
-
-    Raises:
-        UsageError: They ran on other hardware, or with another version of torch.
-    """
-    here = {
-        "hardware_id": str(provenance.get("hardware_id") or ""),
-        "torch": minor_version(str((provenance.get("software") or {}).get("torch") or "")),
-    }
-    for name, found in here.items():
-        known = candidate.key.get(name)
-        if found and known and found != known:
-            raise UsageError(
-                f"its trials have the {name} {known}, and this machine has {found}; measure where they ran"
-            )
 
 
 def _summary(candidate: Candidate, found: list[dict[str, Any]], threads: int) -> MethodTime:

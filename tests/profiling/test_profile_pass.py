@@ -169,6 +169,15 @@ def test_a_stage_that_cannot_be_measured_is_named(folder, lines):
     assert not (folder / "profile.json").exists()
 
 
+def test_a_profile_of_another_machine_is_refused(folder, lines):
+    def measure(*arguments):
+        return {**invented(*arguments), "provenance": {"busy_cores": 0.1, "hardware_id": "h0000000"}}
+
+    assert not profile_pass.run(folder, measure=measure, show=lines.append)
+    assert "its trials have the hardware_id" in lines[0]
+    assert not (folder / "profile.json").exists()
+
+
 def test_a_busy_machine_is_refused_unless_the_user_insists(folder, monkeypatch):
     monkeypatch.setattr(running, "busy_cores", lambda seconds: 8.0)
     with pytest.raises(UsageError, match=r"profile .*8\.0 cores are busy with other programs.*--busy"):
