@@ -23,7 +23,7 @@ FOLDERS = ("imagenette2-160", "imagenette2-320", "imagenette2", "imagenette")
 CLASSES = 10
 
 QUICK = Recipe(
-    epochs=16,
+    epochs=26,
     batch_size=64,
     eval_batch_size=128,
     learning_rate=0.1,
