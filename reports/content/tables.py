@@ -49,9 +49,11 @@ def summary_table(rows: Sequence[MethodRow], found: Sequence[Finding], slug: str
         return None
     interval = f"Means over seeds, paired by seed. {_INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED}"
     by_pass = all_timed(rows)
-    unit, explained = (
-        ("× dense, time pass", _TIMED) if by_pass else ("× dense", f"{_TIMED} Otherwise: the trials. {_RATIOS}")
-    )
+    unit, explained = "× dense", _RATIOS
+    if by_pass:
+        unit, explained = "× dense, time pass", _TIMED
+    elif any(row.timed is not None for row in rows):
+        explained = f"{_TIMED} Otherwise: the trials. {_RATIOS}"
     columns = (
         Column("Method", numeric=False),
         Column("Accuracy, and difference to dense", "%, points", "measured", interval),

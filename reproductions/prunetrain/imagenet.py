@@ -1,4 +1,4 @@
-"""The rows of PruneTrain's Tables 1, 2 and 4 for ImageNet.
+"""The rows of PruneTrain's Tables 1, 2 and 4 for ImageNet, and its Fig. 9a.
 
 Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
 Reconfiguration", SC 2019, Sec. 5.
@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from reproductions.comparison import Compared
 from reproductions.contract import Part
 from reproductions.prunetrain.final_networks import Table2
+from reproductions.prunetrain.over_epochs import NAIVE, Figure9, memory_lines
 from reproductions.prunetrain.quantities import BEST_EPOCH, GROWING, ONE_SEED, changed, left
 from reproductions.prunetrain.tables import AccuracyAndCost, batch_lines
 from suite.registry import register
 
 RATIOS = (0.25, 0.2, 0.1)
 STRONGEST = RATIOS[0]
+ADJUSTED = ",dynamic_batch=start"
 STAND_IN = (
     "The presets smoke and quick train ResNet-18 on Imagenette, which has 10 of the 1,000 classes; no published number "
     "is next to it. Preset paper trains ResNet-50 on ImageNet."
@@ -26,6 +28,18 @@ STAND_IN = (
 def label(ratio: float, more: str = "") -> str:
     """Return the label of PruneTrain with a penalty ratio; the published code reconfigures every 5 epochs."""
     return f"prunetrain[ratio={ratio},interval=5{more}]"
+
+
+_LAST_BATCH = Compared(
+    "imagenet: images per GPU in the last batch",
+    label(STRONGEST, ADJUSTED),
+    column="last_batch",
+    scale=1 / 4,
+    unit="",
+    kind="counted",
+    published="prunetrain-fig9a-batch/epoch 30",
+    note="A quarter of our batch, which the paper spread over four GPUs.",
+)
 
 
 def _imagenette(methods: Sequence[str], compared: tuple[Compared, ...] = ()) -> Part:
@@ -99,25 +113,45 @@ class Table4OfImageNet(AccuracyAndCost):
     remarks = (*BEST_EPOCH, STAND_IN)
     parts = (
         _imagenette(
-            ["prunetrain", GROWING],
+            [NAIVE, GROWING],
             (
                 *batch_lines("imagenette, batch as it was", "prunetrain", "", ""),
                 *batch_lines("imagenette, growing batch", GROWING, "", ""),
             ),
         ),
         _imagenet(
-            [label(STRONGEST), label(STRONGEST, ",dynamic_batch=start")],
+            [label(STRONGEST), label(STRONGEST, ADJUSTED)],
             (
                 *batch_lines("batch as it was", label(STRONGEST), "prunetrain-table4-imagenet", "naive"),
                 *batch_lines(
                     "growing batch",
-                    label(STRONGEST, ",dynamic_batch=start"),
+                    label(STRONGEST, ADJUSTED),
                     "prunetrain-table4-imagenet",
                     "adjusted",
                 ),
             ),
         ),
     )
+
+
+@register("reproduction", "prunetrain-fig9-imagenet")
+class Figure9OfImageNet(Figure9):
+    """PruneTrain's Fig. 9a: memory of a step and the growing batch on ImageNet; in short presets, on Imagenette."""
+
+    title = "PruneTrain, Fig. 9a: memory of a step, and the batch that grows, on ImageNet"
+    reference = "prunetrain-fig9a-batch"
+    also = ("prunetrain-fig9a-batch",)
+    remarks = (STAND_IN,)
+    parts = (
+        _imagenette([NAIVE, GROWING], memory_lines("imagenette", NAIVE, GROWING)),
+        _imagenet(
+            [label(STRONGEST), label(STRONGEST, ADJUSTED)],
+            memory_lines("imagenet", label(STRONGEST), label(STRONGEST, ADJUSTED), _LAST_BATCH),
+        ),
+    )
+
+    def labels(self, part: Part) -> tuple[str, str]:
+        return (NAIVE, GROWING) if part.task == "imagenette" else (label(STRONGEST), label(STRONGEST, ADJUSTED))
 
 
 @register("reproduction", "prunetrain-table2-imagenet")

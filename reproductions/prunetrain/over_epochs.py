@@ -14,7 +14,7 @@ from reports.data.estimates import Estimate, Missing, estimate
 from reports.data.method_rows import by_seed
 from reports.data.records import Trial
 from reproductions.comparison import Compared, Comparison
-from reproductions.contract import Outcome, Reproduction, ReproductionData
+from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.prunetrain.quantities import GROWING, ONE_SEED, figure_part, strength, training_left
 from reproductions.trial_values import done, line, over_seeds, share_of_dense
 from suite.registry import register
@@ -221,6 +221,32 @@ NO_GROWTH = (
 )
 
 
+def memory_lines(where: str, constant: str, growing: str, last: Compared | None = None) -> tuple[Compared, ...]:
+    """Return the lines of Fig. 9 for one task.
+
+    Args:
+        where: Start of each line's name.
+        constant: Label of PruneTrain with the batch as it was.
+        growing: The same with the growing batch.
+        last: Line of the last batch, if there is a published one.
+    """
+    memory = f"{where}: memory of the last epoch's steps, of that of the first"
+    return (
+        last or Compared(f"{where}: last batch", growing, column="last_batch", scale=1.0, unit="", kind="counted"),
+        Compared(f"{memory}, batch as it was", constant, column="last_memory"),
+        Compared(f"{memory}, growing batch", growing, column="last_memory"),
+        Compared(f"{where}: most memory of an epoch's steps, of that of the first, growing batch", growing,
+                 column="most_memory", note="A value above 100 % would exceed the memory bound."),
+        Compared(f"{where}: optimizer steps, of those without growth", growing, column="steps_left", kind="counted"),
+    )  # fmt: skip
+
+
+_LAST_ON_CIFAR100 = Compared(
+    "cifar100: last batch", GROWING, column="last_batch", scale=1.0, unit="", kind="counted",
+    published="prunetrain-fig9-batch/last",
+)  # fmt: skip
+
+
 @register("reproduction", "prunetrain-fig9")
 class Figure9(Reproduction):
     """PruneTrain's Fig. 9: memory of a step over the epochs, with a batch that grows into the freed memory."""
@@ -228,7 +254,7 @@ class Figure9(Reproduction):
     title = "PruneTrain, Fig. 9: memory of a step, and the batch that grows"
     reference = "prunetrain-fig9-batch"
     also = ("prunetrain-fig9a-batch",)
-    remarks = ("This is Fig. 9b (CIFAR). Fig. 9a shows ResNet-50 on ImageNet.",)
+    remarks = ("This is Fig. 9b (CIFAR). prunetrain-fig9-imagenet reproduces Fig. 9a (ImageNet).",)
     parts = tuple(
         figure_part(
             task,
@@ -236,21 +262,14 @@ class Figure9(Reproduction):
             [NAIVE, GROWING],
             task=task,
             presets=presets,
-            compared=(
-                Compared(f"{task}: last batch", GROWING, column="last_batch", scale=1.0, unit="", kind="counted",
-                         published="prunetrain-fig9-batch/last" if task == "cifar100" else ""),
-                Compared(f"{task}: memory of the last epoch's steps, of that of the first, batch as it was", NAIVE,
-                         column="last_memory"),
-                Compared(f"{task}: memory of the last epoch's steps, of that of the first, growing batch", GROWING,
-                         column="last_memory"),
-                Compared(f"{task}: most memory of an epoch's steps, of that of the first, growing batch", GROWING,
-                         column="most_memory", note="A value above 100 % would exceed the memory bound."),
-                Compared(f"{task}: optimizer steps, of those without growth", GROWING, column="steps_left",
-                         kind="counted"),
-            ),
+            compared=memory_lines(task, NAIVE, GROWING, _LAST_ON_CIFAR100 if task == "cifar100" else None),
         )
         for task, presets in (("cifar10", ("smoke", "quick")), ("cifar100", ("paper",)))
-    )  # fmt: skip
+    )
+
+    def labels(self, part: Part) -> tuple[str, str]:
+        """Return the labels of PruneTrain in a part: with the batch as it was, and with the growing batch."""
+        return NAIVE, GROWING
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
         memory = [one for _, one in step_memory(trial)]
@@ -268,10 +287,14 @@ class Figure9(Reproduction):
     def outcome(self, data: ReproductionData) -> Outcome:
         from reports.figures.panels import Line, Panel, curves_figure
 
-        names = {NAIVE: "batch as it was", GROWING: "growing batch"}
+        names = ("batch as it was", "growing batch")
         # Draw one task: the first part in which both trials are done, else the trials of the first part.
         by_part = [
-            {names[label]: several[0] for label in names if (several := done(data, part.name, label))}
+            {
+                name: several[0]
+                for name, label in zip(names, self.labels(part), strict=True)
+                if (several := done(data, part.name, label))
+            }
             for part in self.parts
         ]
         courses = max(by_part, key=len)  # the first of equal ones
@@ -302,7 +325,7 @@ class Figure9(Reproduction):
             dataclasses.replace(one, kind="counted") if counted and "memory" in one.quantity else one
             for one in self.compare(data)
         )
-        growing = courses.get(names[GROWING])
+        growing = courses.get(names[1])
         stayed = growing is not None and len({record["batch_size"] for record in growing.epochs}) == 1
         return Outcome(tuple(lines), figure, (*self.remarks, NO_GROWTH) if stayed else self.remarks)
 

@@ -249,12 +249,12 @@ def test_figure_14_executes_what_is_effective_where_every_layer_skips(folder):
 
 def test_figure_12_says_what_stands_in_for_imagenet(folder, trials):
     page = (folder / "reproduce" / "clicktrain-fig12.md").read_text(encoding="utf-8")
-    assert "task cifar10 instead of imagenet" in page
+    assert "task imagenette instead of imagenet" in page
     assert "says nothing about" in page
-    row = rows(folder, "clicktrain-fig12")["stand-in for resnet18, 4.1x minus dense"]
+    row = rows(folder, "clicktrain-fig12")["resnet18 on imagenette minus dense"]
     assert (row["published"], row["seeds"]) == ("-0.9", "1")
-    assert "ours for another network" in row["note"]
-    compression = ours(folder, "clicktrain-fig12", "stand-in for resnet18, 4.1x: compression")
+    assert "ours for ten of them" in row["note"]
+    compression = ours(folder, "clicktrain-fig12", "resnet18 on imagenette: compression")
     _, records, _ = trials[clicktrain_tradeoff.solved(4.1)]
     assert compression == pytest.approx(records[-1]["method"]["compression"])
 

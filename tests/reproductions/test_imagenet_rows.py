@@ -7,13 +7,15 @@ import re
 import pytest
 
 from reproductions.contract import Part
-from suite import registry
+from suite import brackets, registry
 
 ROWS = (
     "sdgp-table1-imagenet",
     "prunetrain-table1-imagenet",
     "prunetrain-table2-imagenet",
     "prunetrain-table4-imagenet",
+    "prunetrain-fig9-imagenet",
+    "clicktrain-fig12",
 )
 
 
@@ -48,6 +50,17 @@ def test_prunetrain_compares_each_ratio_with_its_row() -> None:
         ratio = re.search(r"ratio=([0-9.]+),interval=5", method)
         assert ratio
         assert published.endswith(f"/ratio {ratio[1]}")
+
+
+def test_figure_9_uses_the_trials_of_table_4_and_compares_the_last_batch() -> None:
+    figure, table = (registry.get("reproduction", f"prunetrain-{name}-imagenet") for name in ("fig9", "table4"))
+    for ours, theirs in zip(figure.parts, table.parts, strict=True):
+        trained = set(brackets.split(theirs.methods))
+        assert set(figure().labels(ours)) <= trained
+        assert set(brackets.split(ours.methods)) == trained
+    stand_in, part = figure.parts
+    assert not named(stand_in)
+    assert named(part) == {("prunetrain[ratio=0.25,interval=5,dynamic_batch=start]", "prunetrain-fig9a-batch/epoch 30")}
 
 
 def test_table_4_compares_the_growing_batch_with_the_adjusted_row() -> None:
