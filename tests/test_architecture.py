@@ -148,9 +148,10 @@ def test_wheel_holds_sources_templates_and_sample(wheel):
 def test_installed_wheel_runs_from_a_folder_with_a_tasks_module(wheel, tmp_path):
     """The packages have common names: a `tasks.py` in the user's folder must not be imported instead."""
     environment = tmp_path / "venv"
-    venv.create(environment, system_site_packages=False, with_pip=True)
+    venv.create(environment, system_site_packages=False)
     python = environment / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", wheel], check=True)
+    install = ["install", "--no-deps", "--no-index", "--quiet", wheel]
+    subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True)
     # The dependencies come from this environment, without its own editable copy of the project.
     site = next((environment / "lib").glob("python*/site-packages"))
     (site / "dependencies.pth").write_text("\n".join(p for p in sys.path if p.endswith("site-packages")) + "\n")
@@ -159,7 +160,10 @@ def test_installed_wheel_runs_from_a_folder_with_a_tasks_module(wheel, tmp_path)
     for room in ROOMS:
         (user / f"{room}.py").write_text("raise SystemExit('the user\\'s own module was imported')\n")
     done = subprocess.run(
-        [environment / "bin" / "pdt", "--methods", "sdgp", "--task", "digits", "--preset", "smoke", "--out", "out"],
+        [
+            *(environment / "bin" / "pdt", "--methods", "sdgp", "--task", "digits", "--preset", "smoke"),
+            *("--epochs", "1", "--set", "recipe.train_images=64", "--out", "out"),
+        ],
         cwd=user, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -82,6 +82,7 @@ def test_first_method_trains_and_is_in_the_report(plugin):
     done = pdt(
         *("--methods", "dense,top_entries,channel_topk[share=0.5]", "--task", "digits", "--preset", "smoke"),
         *("--plugin", plugin.name, "--plugin", str(example), "--out", "out"),
+        *("--epochs", "1", "--set", "recipe.train_images=64", "--set", "recipe.test_images=50"),
         cwd=plugin.parent,
     )
     assert done.returncode == 0, done.stdout + done.stderr
