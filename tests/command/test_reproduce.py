@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as it is first imported
 from toy_suite import assert_one_line
+from trials_here import run_here
 
 from reports.data.records import Trial
 from reproductions import outcome
@@ -19,6 +20,7 @@ from reproductions.contract import Part
 from suite import registry
 from suite.command import cli, reproduce
 from suite.recipe import Recipe
+from suite.runs.engines.local import LocalEngine
 from suite.runs.folder.store import Store, write_record
 from suite.runs.spec import SuiteSpec, TrialSpec
 
@@ -281,6 +283,7 @@ def test_a_plugins_reproduction_brings_its_own_numbers(folder, forget_toys, monk
     (folder / "mine.py").write_text(PLUGIN)
     (folder / "mine.toml").write_text(NUMBERS)
     monkeypatch.setattr(sys, "argv", ["run_suite.py"])
+    monkeypatch.setattr(LocalEngine, "run", run_here)
     command = ["reproduce", "mine", "--plugin", "mine.py", "--preset", "smoke", "--device", "cpu"]
     assert cli.main(command) == 0
     (out,) = (folder / "runs").iterdir()

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
-import time
 from pathlib import Path
 
 import pytest
 from invented_numbers import NUMBERS, by_label
 from report_fixtures import drawn, suite
+from trials_here import run_here
 
 import reports
 from reports.data.records import read
 from reproductions import published
-from suite import files
 from suite.command import cli
 from suite.cost import timing
-from suite.runs import trial
 from suite.runs.engines.local import LocalEngine
 from suite.runs.engines.subprocess_call import SubprocessResult
-from suite.runs.folder.records import RUNNING, read_record, write_record
 
 __all__ = ["drawn", "reproduce", "suite"]
-
-
-def run_here(engine, trials, progress):
-    """Run trials one after the other in this process, which has imported torch already."""
-    for spec, folder in trials:
-        began = time.monotonic()
-        progress.started(spec)
-        files.make_folder(folder)
-        write_record(folder, spec, RUNNING)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["trial", str(folder)])
-            trial.main()
-        progress.ended(spec, read_record(folder), time.monotonic() - began)
 
 
 def call_here(function, arguments, device, plugins=(), threads=None):

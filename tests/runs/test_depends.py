@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from toy_suite import starts
+from trials_here import run_here
 
 from methods.dense import Dense
 from methods.scratch import Scratch
@@ -16,6 +17,7 @@ from suite.cost.flops import count_model
 from suite.errors import UsageError
 from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.ops import apply
+from suite.runs.engines.local import LocalEngine
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec, TrialSpec
 from tasks.models.resnet9 import resnet9
@@ -119,7 +121,8 @@ def test_a_trial_whose_other_failed_is_skipped(suite, folder, capsys):
                 assert began[name] > began[before]
 
 
-def test_scratch_and_matched_dense_train_what_prunetrain_left(folder):
+def test_scratch_and_matched_dense_train_what_prunetrain_left(folder, monkeypatch):
+    monkeypatch.setattr(LocalEngine, "run", run_here)
     arguments = ["--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32", "--out", "out"]
     arguments += ["--set", "recipe.train_images=640", "--epochs", "4"]
     assert cli.main(["--methods", "scratch,dense[match=prunetrain]", *arguments]) == 0
