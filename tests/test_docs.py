@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from trials_here import run_here
 
 from suite.command import cli
+from suite.runs.engines.local import LocalEngine
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,12 +53,6 @@ def plugin(tmp_path_factory):
     return path
 
 
-def pdt(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "run_suite.py"), *arguments], cwd=cwd, capture_output=True, text=True, timeout=280
-    )
-
-
 def test_every_example_is_listed_and_short():
     files = {path.stem: path for path in (ROOT / "docs" / "examples").glob("*.py")}
     assert files.keys() == EXAMPLES.keys()
@@ -77,15 +73,16 @@ def test_first_method_passes_check(plugin, forget_toys, capsys):
     assert cli.main(["check", "top_entries", "--plugin", str(plugin)]) == 0, capsys.readouterr().out
 
 
-def test_first_method_trains_and_is_in_the_report(plugin):
+def test_first_method_trains_and_is_in_the_report(plugin, forget_toys, monkeypatch):
     example = ROOT / "docs" / "examples" / "channel_topk.py"
-    done = pdt(
+    monkeypatch.chdir(plugin.parent)
+    monkeypatch.setattr(LocalEngine, "run", run_here)
+    arguments = (
         *("--methods", "dense,top_entries,channel_topk[share=0.5]", "--task", "digits", "--preset", "smoke"),
         *("--plugin", plugin.name, "--plugin", str(example), "--out", "out"),
         *("--epochs", "1", "--set", "recipe.train_images=64", "--set", "recipe.test_images=50"),
-        cwd=plugin.parent,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert cli.main(arguments) == 0
     report = (plugin.parent / "out" / "report.md").read_text(encoding="utf-8")
     assert "top_entries" in report
     with (plugin.parent / "out" / "results.csv").open(newline="", encoding="utf-8") as file:
