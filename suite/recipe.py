@@ -15,6 +15,7 @@ ADDED: Final = {
     **{"image_size": None, "eval_resize": None, "crop_area": 0.08, "cache": "on", "bad_images": "refuse"},
     **{"optimizer": "sgd", "second_momentum": 0.999},
     **{"warmup_epochs": 0.0, "ema": 0.0, "mixup": 0.0, "cutmix": 0.0},
+    **{"train_sizes": (), "size_milestones": ()},
 }
 """Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
 this value, so that the ids of earlier trials stay the same."""
@@ -104,6 +105,9 @@ class Recipe:
         drop_last: Whether an epoch drops the last batch if fewer than `batch_size` images are left for it.
         image_size: Height and width in pixels of the images that the network receives, for tasks of image files of any
             size; `none` for the size of the task.
+        train_sizes: Heights and widths of training images that replace `image_size` one after the other, for tasks of
+            image files; none for `image_size` in all epochs. Evaluations always use `image_size`.
+        size_milestones: Shares of all epochs after which the next of `train_sizes` is used, from the next epoch.
         eval_resize: Length to which the shorter side of a test image is resized before its centre is cut out; `none`
             for 8/7 of the image size, rounded, as 256 for 224.
         crop_area: Smallest share of an image's area in a random crop, for tasks of image files.
@@ -146,6 +150,8 @@ class Recipe:
     crop_padding: Literal["mean", "black"] = "mean"
     drop_last: bool = True
     image_size: Annotated[int, Interval(ge=8, le=4096)] | None = None
+    train_sizes: tuple[Annotated[int, Interval(ge=8, le=4096)], ...] = ()
+    size_milestones: tuple[Annotated[float, Interval(gt=0, le=1)], ...] = ()
     eval_resize: Annotated[int, Interval(ge=8, le=4096)] | None = None
     crop_area: Annotated[float, Interval(gt=0, le=1)] = 0.08
     cache: Literal["on", "off"] = "on"
@@ -170,6 +176,13 @@ class Recipe:
                 f"recipe.warmup_epochs is {self.warmup_epochs:g} and recipe.peak_at is {self.peak_at:g}; both set the "
                 "warm-up, so set one of them to 0"
             )
+        if len(self.size_milestones) != max(len(self.train_sizes) - 1, 0):
+            raise ValueError(
+                f"recipe.size_milestones has {len(self.size_milestones)} values and recipe.train_sizes has "
+                f"{len(self.train_sizes)}; there is a milestone between each two sizes"
+            )
+        if list(self.size_milestones) != sorted(set(self.size_milestones)):
+            raise ValueError(f"recipe.size_milestones is {self.size_milestones}; the values must increase")
         if self.warmup_epochs >= self.epochs:
             raise ValueError(
                 f"recipe.warmup_epochs is {self.warmup_epochs:g}; it must be below recipe.epochs, which is "
@@ -179,6 +192,11 @@ class Recipe:
     def fields(self) -> dict[str, Any]:
         """Return every field by name, except those of `ADDED` that have the value there."""
         return {name: value for name, value in vars(self).items() if name not in ADDED or value != ADDED[name]}
+
+    def train_size_at(self, progress: float) -> int | None:
+        """Return the side of training images after the share `progress` of the training; `None` for `image_size`."""
+        passed = sum(progress >= milestone for milestone in self.size_milestones)
+        return self.train_sizes[passed] if self.train_sizes else None
 
     def learning_rate_at(self, progress: float) -> float:
         """Return the learning rate after the share `progress`, in [0, 1], of the training."""

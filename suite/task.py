@@ -7,7 +7,7 @@ which implements `prepare` and `load`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -94,11 +94,17 @@ class Splits:
         train: Training split.
         test: Test split, on which the reported accuracy is measured; `None` if the recipe does not evaluate it.
         validation: Validation split; `None` if the recipe asks for none.
+        train_by_size: Training split with images of each size of the recipe's `train_sizes`; empty without them.
     """
 
     train: Batches
     test: Batches | None
     validation: Batches | None = None
+    train_by_size: Mapping[int, Batches] = field(default_factory=dict)
+
+    def training(self, size: int | None) -> Batches:
+        """Return the training split with images of a size of the recipe's `train_sizes`; `None` for `train`."""
+        return self.train if size is None else self.train_by_size[size]
 
 
 class PaperRecipe(NamedTuple):

@@ -109,9 +109,12 @@ class ImageFilesTask(Task):
         resize = recipe.eval_resize or round(size * 8 / 7)
         if resize < size:
             raise UsageError(f"recipe.eval_resize is {resize}, smaller than the image size of {size}")
+        if recipe.train_sizes and max(recipe.train_sizes) > size:
+            largest = max(recipe.train_sizes)
+            raise UsageError(f"recipe.train_sizes has {largest}, which is larger than the image size of {size}")
         chosen = choose_splits(sources["train"].labels, sources["test"].labels, recipe)
 
-        def split(name: str, images: Any, training: bool) -> CropBatches:
+        def split(name: str, images: Any, training: bool, size: int = size) -> CropBatches:
             return CropBatches(
                 sources[name],
                 images,
@@ -130,6 +133,7 @@ class ImageFilesTask(Task):
             train=split("train", chosen.train, True),
             test=split("test", chosen.test, False),
             validation=split("train", chosen.validation, False) if len(chosen.validation) else None,
+            train_by_size={side: split("train", chosen.train, True, side) for side in recipe.train_sizes},
         )
 
     def _sources(self, copy: DataCopy) -> dict[str, ImageSource]:

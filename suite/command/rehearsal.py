@@ -38,15 +38,16 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
         recipe = {name: value for name, value in trial.recipe.items() if name != "learning_rate"}  # no method reads it
         what = (trial.method, trial.parameters, trial.model, trial.task, recipe, trial.preset, trial.dtype)
         distinct.setdefault(canonical_json([*what, trial.device]), trial)
-    network: tuple[tuple[str, str, Inputs], nn.Module] | None = None
+    network: tuple[tuple[str, str, Inputs, tuple[int, ...]], nn.Module] | None = None
     images: dict[str, int] = {}  # number of training images by task and recipe
     for trial in sorted(distinct.values(), key=lambda trial: (trial.task, trial.model)):
         task = registry.get("task", trial.task)()
-        inputs = inputs_of(trial)
-        if network is None or network[0] != (trial.task, trial.model, inputs):
+        inputs, sizes = inputs_of(trial), trial.make_recipe().train_sizes
+        if network is None or network[0] != (trial.task, trial.model, inputs, sizes):
             model = build_model(trial.model, *inputs)
-            _check_outputs(model, trial, inputs)
-            network = (trial.task, trial.model, inputs), model
+            for shape in (inputs.shape, *((inputs.shape[0], side, side) for side in sizes)):
+                _check_outputs(model, trial, Inputs(shape, inputs.classes))
+            network = (trial.task, trial.model, inputs, sizes), model
         recipe = {name: value for name, value in trial.recipe.items() if name not in ("epochs", "learning_rate")}
         data = canonical_json([trial.task, recipe, trial.data_copy])
         if data not in images:

@@ -26,7 +26,7 @@ Flops = dict[str, dict[str, float]]
 
 
 class Ledger:
-    """Sums FLOPs over a trial, by layer and by interval between reconfigurations.
+    """Sums FLOPs over a trial, by layer and by interval between changes of the network or of the images' size.
 
     Args:
         ctx: Context of the method. Its model is counted.
@@ -34,9 +34,11 @@ class Ledger:
         input_shape: (C, H, W) of one image.
         dense: Layers of the model as it was built; `None` if it has not changed.
         current: Layers of the model now; `None` to count them.
+        dense_by_size: Layers of the model as it was built for training images of other sizes, by side in pixels.
 
     Attributes:
-        dense, current: Layers of the model as it was built, and now.
+        dense, current: Layers of the model as it was built, and now, for training images of the present size.
+        image_size: Side of training images in pixels; `None` for that of `input_shape`.
         train_flops: FLOPs of all steps, by variant.
         step_flops: FLOPs of the last step, by variant.
         step_overhead: Operations of the method itself in the last step.
@@ -49,10 +51,14 @@ class Ledger:
         input_shape: tuple[int, int, int],
         dense: Mapping[str, LayerCost] | None = None,
         current: Mapping[str, LayerCost] | None = None,
+        dense_by_size: Mapping[int | None, Mapping[str, LayerCost]] | None = None,
     ) -> None:
         self._ctx, self._model, self._method, self._input_shape = ctx, ctx.model, method, input_shape
+        self.image_size: int | None = None
         self.current = count_layers(self._model, input_shape) if current is None else dict(current)
         self.dense = dict(self.current if dense is None else dense)
+        self._evaluated = self.current
+        self._built: dict[int | None, Mapping[str, LayerCost]] = {None: self.dense, **(dense_by_size or {})}
         self.train_flops = dict.fromkeys(COLUMNS, 0.0)
         self.step_flops = dict.fromkeys(COLUMNS, 0.0)
         self.step_overhead = 0.0
@@ -108,9 +114,15 @@ class Ledger:
 
     def recount(self, epochs_done: int) -> None:
         """Count the changed model, after `close_interval` and the change."""
-        self.current = count_layers(self._model, self._input_shape)
+        self._count()
         self._first_epoch = epochs_done + 1
         self._open_interval()
+
+    def use_size(self, image_size: int | None, epochs_done: int) -> None:
+        """Count training images of another size from now on, as a new interval."""
+        self.close_interval(epochs_done)
+        self.image_size = image_size
+        self.recount(epochs_done)
 
     def inference_flops(self, *, effective: bool = False) -> float:
         """Return the FLOPs of one image's inference; `effective` counts only nonzero weights."""
@@ -118,7 +130,7 @@ class Ledger:
         return float(
             sum(
                 cost.flops("forward") * (weight_density(modules[name]) if effective and name in modules else 1.0)
-                for name, cost in self.current.items()
+                for name, cost in self._evaluated.items()
                 if not cost.training_only
             )
         )
@@ -126,7 +138,7 @@ class Ledger:
     @property
     def inference_flops_dense(self) -> float:
         """FLOPs of one image's inference by the model as it was built."""
-        return float(sum(cost.flops("forward") for cost in self.dense.values() if not cost.training_only))
+        return float(sum(cost.flops("forward") for cost in self._built[None].values() if not cost.training_only))
 
     def to_csv(self, last_epoch: int) -> str:
         """Return `layers.csv`: one row per layer and interval; `last_epoch` is the last epoch, finished or not."""
@@ -154,6 +166,7 @@ class Ledger:
         """Return what a resumed trial needs."""
         return {
             "rows": self._rows,
+            "image_size": self.image_size,
             "first_epoch": self._first_epoch,
             "interval": self._interval,
             "overhead": self._overhead,
@@ -165,11 +178,18 @@ class Ledger:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, after the reconfigurations were replayed on the model."""
-        self.current = count_layers(self._model, self._input_shape)
+        self.image_size = state.get("image_size")
+        self._count()
         self._rows, self._first_epoch = list(state["rows"]), state["first_epoch"]
         self._interval, self._overhead = state["interval"], state["overhead"]
         self._steps, self._samples = state["steps"], state["samples"]
         self.step_flops, self.train_flops = state["step_flops"], state["train_flops"]
+
+    def _count(self) -> None:
+        self._evaluated = self.current = count_layers(self._model, self._input_shape)
+        self.dense = dict(self._built[self.image_size])
+        if self.image_size is not None:
+            self.current = count_layers(self._model, (self._input_shape[0], self.image_size, self.image_size))
 
     def _open_interval(self) -> None:
         self._interval = {name: {product: dict.fromkeys(COLUMNS, 0.0) for product in PRODUCTS} for name in self.dense}

@@ -59,7 +59,7 @@ CONVENTIONS: dict[str, Callable[[Iterable[LayerCost]], dict[str, float]]] = {"pr
 
 @dataclass(frozen=True)
 class Interval:
-    """Training between two reconfigurations.
+    """Training between two changes of the network or of the size of its images.
 
     Attributes:
         steps: Number of steps.

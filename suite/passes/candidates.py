@@ -99,13 +99,17 @@ def _candidate(folder: Path, key: Mapping[str, str], name: str, trial: Trial) ->
         stages = StageList(trial.epochs).stages()
     except ValueError as error:
         return dataclasses.replace(refused, reason=str(error))
+    spec = TrialSpec.from_json(record["spec"])
+    if spec.make_recipe().train_sizes:
+        reason = "the size of its training images changes (recipe.train_sizes), and only steps of one size are measured"
+        return dataclasses.replace(refused, reason=reason)
     missing = [stage.epoch for stage in stages[1:] if not stage_file(place, stage.epoch).is_file()]
     if missing:
         reason = f"no stages: its steps changed in epoch {missing[0]}, whose state was not kept"
         return dataclasses.replace(refused, reason=f"{reason}; run it again with --only all")
     return dataclasses.replace(
         refused,
-        spec=TrialSpec.from_json(record["spec"]),
+        spec=spec,
         stages=tuple(stages),
         reconfigure_s=trial.number("reconfigure_time_s") or 0.0,
         threads=int(trial.number("threads") or 0),

@@ -38,10 +38,13 @@ def load_splits(spec: TrialSpec) -> Splits:
     """Return the data of a trial on its device. Plugins must have been loaded.
 
     Raises:
-        UsageError: The test split is not to be evaluated, and the task has no validation split.
+        UsageError: The recipe asks for several sizes of training images, which the task does not offer; or the test
+            split is not to be evaluated, and the task has no validation split.
     """
     task, recipe = registry.get("task", spec.task)(), spec.make_recipe()
     splits: Splits = task.load(DataCopy(**spec.data_copy), recipe, spec.seed, device_of(spec))
+    if recipe.train_sizes and not splits.train_by_size:
+        raise UsageError(f"task {spec.task} has images of one size, to which recipe.train_sizes does not apply")
     if recipe.evaluate_test:
         return splits
     if splits.validation is None:

@@ -23,6 +23,7 @@ from suite.training.evaluation import Evaluation
 from suite.training.execution import check_execution
 from suite.training.hooks import Hooks
 from suite.training.optimizer_state import make_optimizer
+from suite.training.parts.image_sizes import ImageSizes
 from suite.training.parts.mixing import BatchMixing
 from suite.training.parts.progress import Progress, Record
 from suite.training.parts.weight_average import WeightAverage
@@ -87,6 +88,7 @@ class Trainer:
         # Count the network before the method changes it.
         counts, trained = count(model, input_shape), _trained(model)
         self.not_counted = counts.not_counted
+        self.sizes = ImageSizes(model, recipe, input_shape)
         self.hooks = Hooks(
             model,
             method,
@@ -112,7 +114,8 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = make_step(self.hooks, recipe, dtype, self.scaler, compile_backend)
         unchanged = not self.hooks.reconfigurations and _trained(model) == trained
-        self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, counts.layers if unchanged else None)
+        now = counts.layers if unchanged else None
+        self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, now, self.sizes.dense)
         self.products = ProductCheck(dtype, device)
 
     def fit(self) -> None:
@@ -124,6 +127,7 @@ class Trainer:
         """
         while self._epochs_left():
             # Train, with the method's hooks in every step.
+            self._set_image_size()
             self._check_products()
             with self.clock.span("train"):
                 record = self.train_epoch()
@@ -154,7 +158,7 @@ class Trainer:
     def train_epoch(self) -> Record:
         """Run every step of one epoch, and return the first part of its record."""
         ctx, recipe, hooks = self.ctx, self.recipe, self.hooks
-        batches = self.splits.train
+        batches = self.splits.training(self.ledger.image_size)
         steps = batches.steps_per_epoch(ctx.batch_size)
         loss_sum = term_sum = seen = 0.0
         skipped = 0
@@ -241,6 +245,16 @@ class Trainer:
     def _scale_still_falls(self, before: float | None) -> bool:
         """Whether gradients may still become finite: a loss scale starts high and halves until they are."""
         return self.scaler is not None and before is not None and 1 <= self.scaler.get_scale() < before
+
+    def _set_image_size(self) -> None:
+        """Use the recipe's size of training images in the next epoch."""
+        done = self.ctx.epochs_done
+        size = self.recipe.train_size_at((done - self.progress.first_epoch) / self.recipe.epochs)
+        if size != self.ledger.image_size:
+            self.ledger.use_size(size, done)
+            self.step.forget()
+            self.progress.memory_is_counted = False
+        self.sizes.enter(size, self.ctx)
 
     def _carry_out(self, plan: ReconfigPlan) -> None:
         """Change model, optimizer and schedule by the method's plan.

@@ -20,7 +20,7 @@ SPLIT_SEED = 0
 LAYOUTS = "expected train/CLASS/*.jpg with test/ or val/, or CLASS/*.jpg"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TreeFile:
     """An image file.
 

@@ -85,12 +85,24 @@ def test_warm_up_as_a_number_of_epochs_equals_one_as_a_share():
         {"ema": 1.0},
         {"mixup": -0.1},
         {"cutmix": float("inf")},
+        {"train_sizes": (4,)},
+        {"train_sizes": (32, 64)},
+        {"size_milestones": (0.5,)},
+        {"size_milestones": (0.5, 0.5), "train_sizes": (32, 48, 64)},
     ],
 )
 def test_recipe_names_the_field_that_is_wrong(wrong):
     field = "nesterov" if "nesterov" in wrong else next(iter(wrong))
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(RECIPE, **wrong)
+
+
+def test_sizes_of_training_images_follow_each_other_at_the_milestones():
+    recipe = dataclasses.replace(RECIPE, epochs=88, train_sizes=(160, 176, 192), size_milestones=(65 / 88, 76 / 88))
+    sizes = [recipe.train_size_at(epoch / 88) for epoch in range(88)]
+    assert sizes == [160] * 65 + [176] * 11 + [192] * 12
+    assert dataclasses.replace(RECIPE, train_sizes=(160,)).train_size_at(0.0) == 160
+    assert RECIPE.train_size_at(0.5) is None
 
 
 def test_a_spec_leaves_out_fields_that_came_later_where_they_are_as_before():

@@ -356,6 +356,22 @@ def test_a_training_image_is_resized_as_by_torchvision(monkeypatch):
             assert torch.equal(image, expected.float())
 
 
+def test_training_images_of_each_size_are_the_same_crops(tmp_path):
+    recipe = replace(QUICK, image_size=32, train_sizes=(16, 32), size_milestones=(0.5,))
+    splits = TASK.load(prepare(write(tmp_path)), recipe, 0, CPU)
+    found = {size: list(splits.training(size).epoch(1, 4)) for size in (None, *recipe.train_sizes)}
+    for (images, labels), (same, same_labels), (smaller, labels_of_smaller) in zip(
+        found[None], found[32], found[16], strict=True
+    ):
+        assert torch.equal(images, same)
+        assert torch.equal(labels, same_labels)
+        assert torch.equal(labels, labels_of_smaller)
+        assert smaller.shape == (4, 3, 16, 16)
+        halved = torch.nn.functional.avg_pool2d(images, 2)
+        assert torch.nn.functional.cosine_similarity(halved.flatten(1), smaller.flatten(1)).min() > 0.9
+    assert next(iter(splits.test.epoch(0, 4)))[0].shape == (4, 3, 32, 32)
+
+
 def test_half_of_the_images_are_mirrored():
     images = torch.cat([images for images, _ in batches(count=400, area=1.0, sizes=(8, 8)).epoch(0, 400)])
     plain = torch.cat([images for images, _ in batches(count=400, area=1.0, sizes=(8, 8), flip=False).epoch(0, 400)])
@@ -405,6 +421,10 @@ def test_smoke_needs_no_data(tmp_path):
         ({"cutout": 4}, "recipe.cutout applies"),
         ({"image_size": 64, "eval_resize": 32}, "recipe.eval_resize is 32, smaller than the image size of 64"),
         ({"validation_images": 12}, "only 12 training images"),
+        (
+            {"image_size": 32, "train_sizes": (24, 40), "size_milestones": (0.5,)},
+            "recipe.train_sizes has 40, which is larger than the image size of 32",
+        ),
     ],
 )
 def test_what_a_recipe_cannot_ask_of_image_files(tmp_path, change, expected):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from functools import partial
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from suite.passes import running
 from suite.passes.candidates import find_candidates
 from suite.registry import register
 from suite.runs.folder import store
+from suite.runs.folder.records import write_record
 from suite.runs.folder.times import TIMES, MethodTime
 from suite.timing import steps, time_pass
 
@@ -198,6 +200,17 @@ def test_a_trial_without_stages_is_named(shrinking, tmp_path, lines):
     assert "prunetrain: not measured: no stages: " in lines[0]
     assert "run it again with --only all" in lines[0]
     assert TIMES.read(out) == []
+
+
+def test_a_trial_whose_images_change_their_size_is_named(shrinking, tmp_path, lines):
+    found = json.loads((shrinking / "trials" / TRIAL.trial_id / "trial.json").read_text())
+    recipe = {**TRIAL.recipe, "train_sizes": (8, 16), "size_milestones": (0.5,)}
+    trial = dataclasses.replace(TRIAL, recipe=recipe)
+    place = tmp_path / "trials" / trial.trial_id
+    shutil.copytree(shrinking / "trials" / TRIAL.trial_id, place)
+    write_record(place, trial, "done", result=found["result"], provenance=found["provenance"])
+    assert not time_pass.run(tmp_path, measure=invented, show=lines.append)
+    assert "prunetrain: not measured: the size of its training images changes (recipe.train_sizes)" in lines[0]
 
 
 def test_unknown_methods_and_wrong_options_are_one_line(shrinking, tmp_path, capsys):

@@ -1,0 +1,43 @@
+"""Sizes of training images that change between epochs."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from suite.cost.flops import LayerCost, count_layers
+from suite.method import Context
+from suite.network.forward_pass import survey
+from suite.recipe import Recipe
+
+
+class ImageSizes:
+    """The sizes of a recipe's training images.
+
+    Args:
+        model: The model as it was built.
+        recipe: The recipe.
+        input_shape: (C, H, W) of the images of an evaluation.
+
+    Attributes:
+        dense: Layers of the model as it was built, by side of the images in pixels; empty if it does not change.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe, input_shape: tuple[int, int, int]) -> None:
+        self._channels = input_shape[0]
+        self.dense: dict[int | None, dict[str, LayerCost]] = {
+            size: count_layers(model, (self._channels, size, size)) for size in recipe.train_sizes
+        }
+        self._entered: int | None = None
+
+    def enter(self, size: int | None, ctx: Context) -> None:
+        """Set the sizes of layers in the context's index spaces to those for training images of a size.
+
+        Methods read them there, for example to count their own operations.
+        """
+        if size is None or size == self._entered:
+            return
+        shapes = survey(ctx.model, (self._channels, size, size)).shapes
+        for name in [name for name in ctx.layers if name in ctx.spaces.positions]:
+            del ctx.spaces.positions[name], ctx.spaces.input_sizes[name]
+            ctx.spaces.enter_sizes(name, ctx.layers[name], *shapes[name])
+        self._entered = size
