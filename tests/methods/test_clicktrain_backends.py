@@ -9,7 +9,7 @@ from methods.backends.autotune import Choice
 from methods.backends.sparse_convolution import can_skip
 from methods.dense import Dense
 from suite.ops import apply
-from tasks.models.clicktrain_vgg import vgg11_click
+from tasks.models.clicktrain.vgg import vgg11_click
 
 
 @pytest.fixture(autouse=True)

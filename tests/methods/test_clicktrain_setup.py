@@ -10,7 +10,7 @@ from methods.clicktrain import ClickTrain
 from methods.shared.clicktrain_settings import compression
 from suite.choices import build_model
 from suite.ops import apply
-from tasks.models.clicktrain_vgg import vgg11_click
+from tasks.models.clicktrain.vgg import vgg11_click
 from tasks.models.resnet9 import resnet9
 
 

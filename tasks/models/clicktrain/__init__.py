@@ -1,0 +1,1 @@
+"""Networks of ClickTrain's code for CIFAR."""
