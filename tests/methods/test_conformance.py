@@ -40,9 +40,9 @@ CASES = [(name, index) for name in registry.names("method") for index in range(l
 
 
 def small(name, parameters=None, epochs=4):
-    """A subject with as many steps per epoch as in `check`, and half of the images in each."""
+    """A subject with as many steps per epoch as in `check`, and a quarter of the images in each."""
     subject = Subject(name, parameters)
-    sizes = {"epochs": epochs, "batch_size": 32, "train_images": 256, "test_images": 100}
+    sizes = {"epochs": epochs, "batch_size": 16, "train_images": 128, "test_images": 50}
     subject.recipe = dataclasses.replace(subject.recipe, **sizes)
     return subject
 
