@@ -10,9 +10,12 @@ from toy_suite import assert_one_line, forget_plugins, listing
 import kernels
 from suite.command import cli
 from suite.command.rehearsal import rehearse
+from suite.errors import UsageError
 from suite.method import Method
+from suite.runs.building import load_splits
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec
+from suite.task import Splits
 from suite.training.hooks import Hooks
 from tasks.digits import Digits
 from tasks.models.resnet9 import resnet9
@@ -170,6 +173,22 @@ def test_images_are_loaded_once_for_trainings_of_different_length(monkeypatch):
     loaded.clear()
     rehearse(trials)
     assert len(loaded) == 1
+
+
+def test_a_network_that_cannot_process_a_size_of_training_images_is_refused(tmp_path):
+    sizes = {"train_sizes": (32, 64), "size_milestones": (0.5,)}
+    fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "vit_tiny", "seeds": (0,)}
+    trials = planned(methods="dense", overrides=sizes, **fields)
+    with pytest.raises(UsageError, match="vit_tiny on task imagefolder: the forward pass fails on images of 3x32x32: "):
+        rehearse(trials)
+
+
+def test_sizes_that_a_task_does_not_offer_are_refused(monkeypatch):
+    (trial,) = planned(methods="dense", seeds=(0,))
+    trial = dataclasses.replace(trial, recipe={**trial.recipe, "train_sizes": (8,)})
+    monkeypatch.setattr(Digits, "load", lambda *arguments: Splits(train=None, test=None))
+    with pytest.raises(UsageError, match="task digits has images of one size"):
+        load_splits(trial)
 
 
 def test_a_training_on_another_device_is_rehearsed_on_the_cpu():
