@@ -14,6 +14,7 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from suite.registry import added_parameters, register
+from tasks.models.stochastic_depth import rates, stochastic_depth
 
 DEPTH = 12
 EPSILON = 1e-6  # of layer normalisation
@@ -72,7 +73,7 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, drop_path: float) -> None:
         super().__init__()
-        self.drop_path = _stochastic_depth(drop_path)
+        self.drop_path = stochastic_depth(drop_path)
         self.norm1 = nn.LayerNorm(width, EPSILON)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width, EPSILON)
@@ -95,7 +96,7 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(input_shape[0], width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, tokens, width))
-        self.blocks = nn.Sequential(*(EncoderBlock(width, heads, rate) for rate in _rates(drop_path, DEPTH)))
+        self.blocks = nn.Sequential(*(EncoderBlock(width, heads, rate) for rate in rates(drop_path, DEPTH)))
         self.norm = nn.LayerNorm(width, EPSILON)
         self.classifier = nn.Linear(width, num_classes)
         nn.init.trunc_normal_(self.positions, std=STD)
@@ -117,7 +118,7 @@ class MixerBlock(nn.Module):
 
     def __init__(self, tokens: int, width: int, drop_path: float) -> None:
         super().__init__()
-        self.drop_path = _stochastic_depth(drop_path)
+        self.drop_path = stochastic_depth(drop_path)
         self.norm1 = nn.LayerNorm(width, EPSILON)
         self.token_mlp = Perceptron(tokens, width // 2)
         self.norm2 = nn.LayerNorm(width, EPSILON)
@@ -138,7 +139,7 @@ class Mixer(nn.Module):
         super().__init__()
         tokens = (input_shape[1] // patch) * (input_shape[2] // patch)
         self.patches = nn.Conv2d(input_shape[0], width, patch, stride=patch)
-        self.blocks = nn.Sequential(*(MixerBlock(tokens, width, rate) for rate in _rates(drop_path, depth)))
+        self.blocks = nn.Sequential(*(MixerBlock(tokens, width, rate) for rate in rates(drop_path, depth)))
         self.norm = nn.LayerNorm(width, EPSILON)
         self.classifier = nn.Linear(width, num_classes)
 
@@ -224,23 +225,6 @@ def mlp_mixer_tiny(
     Source: Tolstikhin et al., MLP-Mixer: An all-MLP architecture for vision, NeurIPS 2021.
     """
     return Mixer(192, DEPTH, _patch(patch, input_shape), drop_path, num_classes, input_shape)
-
-
-def _rates(drop_path: float, depth: int) -> list[float]:
-    """Return the probability of each block, as in DeiT's code."""
-    return [drop_path * block / (depth - 1) for block in range(depth)]
-
-
-def _stochastic_depth(rate: float) -> nn.Module:
-    """Return the module that drops the output of a branch for some images of a training batch.
-
-    Source: Huang et al., Deep Networks with Stochastic Depth, ECCV 2016.
-    """
-    if not rate:
-        return nn.Identity()
-    from torchvision.ops import StochasticDepth
-
-    return StochasticDepth(rate, mode="row")
 
 
 def _patch(patch: int, input_shape: tuple[int, int, int]) -> int:

@@ -1,4 +1,4 @@
-"""Transformers: heads and hidden units are cut exactly, and everything else is frozen with a reason."""
+"""Transformers and ConvNeXt: heads and hidden units are cut exactly; everything else is frozen with a reason."""
 
 import copy
 
@@ -24,9 +24,12 @@ def build(text, shape=SHAPE, classes=5):
     return build_model(text, shape, classes)
 
 
-@pytest.fixture(scope="module")
-def vit():
-    model = build("vit_tiny[patch=16]").double()
+@pytest.fixture(scope="module", params=["vit_tiny[patch=16]", "convnext_atto"])
+def modern(request):
+    model = build(request.param).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith(".scale"):  # of ConvNeXt's branches, whose initial 1e-6 would hide a wrong cut
+            nn.init.uniform_(parameter, 0.5, 1.0)
     return model, find_index_spaces(model, SHAPE)
 
 
@@ -39,6 +42,7 @@ def vit():
             [f"blocks.{n}.{part}_mlp.expand" for n in range(12) for part in ("token", "channel")],
         ),
         ("mlp[width=64]", ["1", "4", "7"]),
+        ("convnext_atto", [f"stages.{n}.expand" for n in (0, 1, 4, 5, 8, 9, 10, 11, 12, 13, 16, 17)]),
     ],
 )
 def test_heads_and_hidden_units_are_free_and_nothing_else(name, expected):
@@ -50,8 +54,8 @@ def test_heads_and_hidden_units_are_free_and_nothing_else(name, expected):
 
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
-def test_the_step_after_a_cut_is_that_of_the_masked_model(vit, kind):
-    model, spaces = copy.deepcopy(vit)
+def test_the_step_after_a_cut_is_that_of_the_masked_model(modern, kind):
+    model, spaces = copy.deepcopy(modern)
     images = torch.randn(4, *SHAPE, dtype=torch.float64)
 
     def optimizer_of(network):
@@ -126,7 +130,7 @@ def test_layers_on_tokens_are_not_gated():
     assert reason == "'expand' is applied to tokens"
 
 
-@pytest.mark.parametrize("name", ["vit_tiny[patch=8]", "mlp_mixer_tiny[patch=8]", "mlp[width=64]"])
+@pytest.mark.parametrize("name", ["vit_tiny[patch=8]", "mlp_mixer_tiny[patch=8]", "mlp[width=64]", "convnext_atto"])
 def test_flops_are_those_of_torchs_counter_with_attention(name):
     model = build(name).eval()
     # Without the flash kernel, attention is two products that the counter sees.
@@ -136,10 +140,18 @@ def test_flops_are_those_of_torchs_counter_with_attention(name):
     assert count(model, SHAPE).not_counted == ()
 
 
-@pytest.mark.parametrize(("name", "params"), [("vit_tiny", 5_717_416), ("vit_small", 22_050_664)])
+# The numbers of timm's networks.
+@pytest.mark.parametrize(
+    ("name", "params"), [("vit_tiny", 5_717_416), ("vit_small", 22_050_664), ("convnext_atto", 3_695_520)]
+)
 def test_published_networks_have_the_published_number_of_parameters(name, params):
     model = build(name, (3, 224, 224), 1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == params
+
+
+@pytest.mark.parametrize(("side", "flops"), [(32, 22_333_440), (64, 89_314_560), (224, 1_094_031_360)])
+def test_convnext_has_the_flops_of_timms_network(side, flops):
+    assert count_model(build("convnext_atto", (3, side, side), 10), (3, side, side))["inference_flops"] == flops
 
 
 def test_all_layers_are_planned():
@@ -149,8 +161,11 @@ def test_all_layers_are_planned():
     assert len(linear) == 12 * 6 + 2
 
 
-@pytest.mark.parametrize(("text", "message"), [("vit_tiny[patch=5]", "patches of 5x5"), ("mlp[depth=0]", "depth is 0")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("vit_tiny[patch=5]", "patches of 5x5"), ("mlp[depth=0]", "depth is 0"), ("convnext_atto", "too small")],
+)
 def test_what_cannot_be_built_is_refused_in_one_line(text, message):
     with pytest.raises(Exception, match=message) as caught:
-        build(text)
+        build(text, (3, 24, 24) if text == "convnext_atto" else SHAPE)
     assert "\n" not in str(caught.value)
