@@ -96,6 +96,8 @@ FREE = {
     "sum": lambda hidden: hidden + torch.tanh(hidden),
     "number of tokens": lambda hidden: hidden / hidden.shape[1],
     "tokens by name": lambda hidden: hidden / hidden.size(1),
+    "joined": lambda hidden: torch.cat([hidden, hidden], 1),
+    "transposed": lambda hidden: hidden.transpose(1, 2).transpose(1, 2),
 }
 FROZEN = {
     "width": lambda hidden: hidden / hidden.shape[-1],
@@ -104,10 +106,8 @@ FROZEN = {
     "softmax": lambda hidden: hidden.softmax(-1),
     "layer norm": lambda hidden: nn.functional.layer_norm(hidden, (8,)),
     "heads": lambda hidden: hidden.reshape(len(hidden), -1, 2, 4).flatten(2),
-    "joined": lambda hidden: torch.cat([hidden, hidden], 1),
-    "transposed": lambda hidden: hidden.transpose(1, 2).transpose(1, 2),
     "mean over channels": lambda hidden: hidden - hidden.mean(2, keepdim=True),
-    "half": lambda hidden: torch.cat(hidden.chunk(2, dim=2), 2),
+    "parts of a fixed width": lambda hidden: torch.cat(hidden.split(4, dim=2), 2),
 }
 
 

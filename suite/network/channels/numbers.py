@@ -17,7 +17,8 @@ from torch import Tensor, fx, nn
 
 READ = frozenset({
     "weight", "bias", "running_mean", "running_var",
-    "in_channels", "out_channels", "groups", "in_features", "out_features", "num_features",
+    "in_channels", "out_channels", "groups", "in_features", "out_features", "num_features", "num_channels",
+    "num_groups", "num_parameters",
 })  # fmt: skip
 """Attributes of layers and normalisations that change when channels are removed."""
 
@@ -27,7 +28,7 @@ _WITHOUT_CHANNELS = {
 }  # fmt: skip
 
 Label = NDArray[np.int64]
-"""The channel number of each entry of an activation's channel axis: axis 1, or the last axis of tokens."""
+"""The channel number of each entry of an activation's channel axis."""
 
 
 @contextmanager
@@ -80,12 +81,17 @@ class ChannelNumbers:
 
     def __init__(self) -> None:
         self._counted: dict[fx.Node, list[Label]] = {}
-        # Nodes that are a tensor's whole shape, with its number of axes and the axis of the channels.
-        self._shapes: dict[fx.Node, tuple[int, int]] = {}
+        # Nodes that are a tensor's whole shape, with its number of axes, the axis of the channels and their label.
+        self._shapes: dict[fx.Node, tuple[int, int, Label | None]] = {}
+        self._shares: dict[fx.Node, Label] = {}
 
     def among(self, nodes: Collection[fx.Node]) -> list[Label]:
         """Return the labels of the channels that the numbers among the nodes depend on."""
         return [label for node in nodes for label in self._counted.get(node, ())]
+
+    def share(self, node: fx.Node) -> Label | None:
+        """Return the label of the channels of which a node is the number, or a whole fraction of the number."""
+        return self._shares.get(node)
 
     def record(
         self, node: fx.Node, labels: Mapping[fx.Node, Label], values: Mapping[fx.Node, Any], axes: Mapping[fx.Node, int]
@@ -96,14 +102,35 @@ class ChannelNumbers:
             node: Node of the graph.
             labels: The label of each node that is a tensor.
             values: The value of each node.
-            axes: The axis of the channels of each tensor for which it is not axis 1.
+            axes: The axis of the channels of each tensor.
         """
+        self._enter_share(node, labels, values, axes)
         counted = self.among(node.all_input_nodes)
         counted += [labels[source] for source in node.all_input_nodes if source in labels]
-        if counted and not self._is_free(node, values, axes):
+        if counted and not self._is_free(node, labels, values, axes):
             self._counted[node] = counted
 
-    def _is_free(self, node: fx.Node, values: Mapping[fx.Node, Any], axes: Mapping[fx.Node, int]) -> bool:
+    def _enter_share(
+        self, node: fx.Node, labels: Mapping[fx.Node, Label], values: Mapping[fx.Node, Any], axes: Mapping[fx.Node, int]
+    ) -> None:
+        source, *others = (*node.args, None)
+        if not isinstance(source, fx.Node):
+            return
+        place = others[0] if others[0] is not None else node.kwargs.get("dim")
+        if not isinstance(place, int):
+            return
+        if node.target == "size" and source in labels and place % values[source].ndim == axes.get(source, 1):
+            self._shares[node] = labels[source]
+        elif node.target is operator.getitem and source in self._shapes:
+            ndim, axis, label = self._shapes[source]
+            if label is not None and place % ndim == axis:
+                self._shares[node] = label
+        elif node.target is operator.floordiv and source in self._shares and values[source] % place == 0:
+            self._shares[node] = self._shares[source]
+
+    def _is_free(
+        self, node: fx.Node, labels: Mapping[fx.Node, Label], values: Mapping[fx.Node, Any], axes: Mapping[fx.Node, int]
+    ) -> bool:
         """Whether the value is the same for any number of channels; unknown operations are assumed to depend on it."""
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node):
@@ -117,9 +144,9 @@ class ChannelNumbers:
             if name == "size" and isinstance(axis, int):
                 return axis % max(given.ndim, 1) != axes.get(source, 1)
             if name == "shape" or (name == "size" and axis is None):
-                self._shapes[node] = given.ndim, axes.get(source, 1)
+                self._shapes[node] = given.ndim, axes.get(source, 1), labels.get(source)
             return False
         if node.target is operator.getitem and source in self._shapes and isinstance(others[0], (int, slice)):
-            ndim, axis = self._shapes[source]
+            ndim, axis, _ = self._shapes[source]
             return not np.any(np.arange(ndim)[others[0]] == axis)
         return False

@@ -7,8 +7,6 @@ from collections import defaultdict
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from suite.index_spaces import IndexSpace, IndexSpaces, Slice
@@ -20,19 +18,21 @@ from suite.network.forward_pass import LayerShapes, blank_images, probing, recor
 def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> IndexSpaces:
     """Find the index spaces of a model by tracing it and running one blank batch through the trace.
 
-    Channels are followed through convolution and linear layers, batch normalisation, elementwise activations, pooling,
-    dropout, sums and products of tensors (residual connections), concatenation and flattening. A group of a grouped
-    convolution is one channel, with all its inputs and outputs. A module whose class has an attribute
-    `channel_groups = "heads"` declares that it divides the last axis of its inputs and of its output, tokens (N, T, C),
-    into as many equal groups as its attribute `heads` says, and computes with each group independently: a group is one
-    channel. Both the forward in training and the forward in
-    evaluation are followed.
+    Channels are followed through convolution and linear layers, batch, instance and group normalisation, elementwise
+    activations, pooling, dropout, sums and products of tensors (residual connections) and parameters, concatenation,
+    division into equal parts, transpositions and views whose sizes follow the number of channels, and pixel and channel
+    shuffles. A group of a grouped convolution is one channel, with all its inputs and outputs; so is a group of a
+    group normalisation, and the channels in the same place of equal parts of a tensor. A module whose class has an
+    attribute `channel_groups = "heads"` declares that it divides the last axis of its inputs and of its output, tokens
+    (N, T, C), into as many equal groups as its attribute `heads` says, and computes with each group independently: a
+    group is one channel. Both the forward in training and the forward in evaluation are followed.
 
     Frozen are the model's input and output, and all channels that meet an operation which is not followed: attention,
-    splitting, reshaping, a layer whose weight is parametrised. `not_followed` names these operations. Also frozen are
-    channels whose number the forward computes with, and those of a weight that it reads outside of the layer. If the
-    model cannot be traced at all, every space is frozen. Python code that the trace does not see is not found here, but
-    by a trial cut (`suite.network.channels.trial_cut`).
+    layer normalisation over the channels, parts of a fixed size, a layer whose weight is parametrised, and the inputs
+    of transposed convolutions. `not_followed` names these operations. Also frozen are channels whose number the forward
+    computes with, and those of a weight that it reads outside of the layer. If the model cannot be traced at all, every
+    space is frozen. Python code that the trace does not see is not found here, but by a trial cut
+    (`suite.network.channels.trial_cut`).
 
     A module whose class has an attribute `residual_branch = "name"` declares that the output of its child `name` is
     only ever added to a tensor of the same shape. Such a child is a removable branch if it is a chain of layers of
@@ -93,7 +93,7 @@ def _untraced(model: nn.Module, reason: str) -> IndexSpaces:
 
 def _gathered(labels: ChannelLabels) -> IndexSpaces:
     """Form index spaces: united channels are one channel, and channels with the same uses are one space."""
-    channel = _united(labels)
+    channel = labels.united_channels()
     # Find the uses of each channel, how often each occurs, and why it is frozen: equal for all channels of a space.
     signatures: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, (_, _, label) in enumerate(labels.uses):
@@ -141,16 +141,6 @@ def _gathered(labels: ChannelLabels) -> IndexSpaces:
     return _named(labels, spaces, space_of[channel])
 
 
-def _united(labels: ChannelLabels) -> NDArray[np.int64]:
-    """Return for each channel number the smallest number among those that it was united with."""
-    pairs = [np.concatenate([pair[side] for pair in labels.united] or [np.empty(0, np.int64)]) for side in (0, 1)]
-    graph = coo_matrix((np.ones(len(pairs[0])), (pairs[0], pairs[1])), shape=(labels.count, labels.count))
-    count, component = connected_components(graph, directed=False)
-    smallest = np.full(count, labels.count)
-    np.minimum.at(smallest, component, np.arange(labels.count))
-    return smallest[component]
-
-
 def _named(labels: ChannelLabels, spaces: list[IndexSpace], space_of: NDArray[np.int64]) -> IndexSpaces:
     """Return the spaces by name; spaces without a name (no tensor has an entry for them) are left out."""
     inputs = set(space_of[labels.model_input].tolist())
@@ -161,7 +151,9 @@ def _named(labels: ChannelLabels, spaces: list[IndexSpace], space_of: NDArray[np
         elif number in inputs:
             name = "input"
         elif space.slices:
-            name = space.slices[0].tensor.rpartition(".")[0] + ":input"
+            one = space.slices[0]
+            owner = labels.module.get_submodule(one.module)
+            name = one.module if isinstance(owner, nn.ConvTranspose2d) else f"{one.module or one.tensor}:input"
         else:
             continue
         # Parts of one layer's output that are used differently get numbered names.
