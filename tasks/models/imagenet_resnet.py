@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from torch import nn
 
-from suite.registry import register
+from suite.registry import added_parameters, register
 from tasks.models.residual import BasicBlock, Block, Bottleneck
 
 
 @register("model", "resnet18")
-def resnet18(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)) -> nn.Module:
+@added_parameters(blur=False)
+def resnet18(
+    *, blur: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
+) -> nn.Module:
     """torchvision's ResNet-18: basic blocks, 11.7 million parameters with 1,000 classes.
 
     Args:
+        blur: Whether the input of each strided convolution but the first is blurred, as in SDGP's code.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image with three channels.
     """
-    return _build(BasicBlock, [2, 2, 2, 2], num_classes, input_shape)
+    return _build(BasicBlock, [2, 2, 2, 2], num_classes, input_shape, blur)
 
 
 @register("model", "resnet34")
@@ -35,14 +39,18 @@ def resnet34(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3,
 
 
 @register("model", "resnet50")
-def resnet50(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)) -> nn.Module:
+@added_parameters(blur=False)
+def resnet50(
+    *, blur: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
+) -> nn.Module:
     """torchvision's ResNet-50: bottlenecks, 25.6 million parameters with 1,000 classes.
 
     Args:
+        blur: Whether the input of each strided convolution but the first is blurred, as in SDGP's code.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image with three channels.
     """
-    return _build(Bottleneck, [3, 4, 6, 3], num_classes, input_shape)
+    return _build(Bottleneck, [3, 4, 6, 3], num_classes, input_shape, blur)
 
 
 @register("model", "resnet101")
@@ -56,9 +64,33 @@ def resnet101(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3
     return _build(Bottleneck, [3, 4, 23, 3], num_classes, input_shape)
 
 
-def _build(block: type[Block], blocks: list[int], num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+class Blurred(nn.Sequential):
+    """A convolution whose input is blurred with the binomial filter (1, 2, 1) x (1, 2, 1) / 16.
+
+    Two averages of 2x2 positions are this filter, with a border of zeros. Sources: Zhang, Making Convolutional Networks
+    Shift-Invariant Again, ICML 2019; the fixed filter of the library FFCV, which SDGP's code uses.
+    """
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__(nn.AvgPool2d(2, 1, padding=1), nn.AvgPool2d(2, 1), conv)
+
+
+def _build(
+    block: type[Block], blocks: list[int], num_classes: int, input_shape: tuple[int, int, int], blur: bool = False
+) -> nn.Module:
     from torchvision.models.resnet import ResNet
 
     if input_shape[0] != 3:
         raise ValueError(f"images have {input_shape[0]} channels; the model needs 3")
-    return ResNet(block, blocks, num_classes=num_classes)  # type: ignore[arg-type]
+    model = ResNet(block, blocks, num_classes=num_classes)  # type: ignore[arg-type]
+    if blur:
+        _blur_strided(model)
+    return model
+
+
+def _blur_strided(model: nn.Module) -> None:
+    """Blur the input of all strided convolutions that do not read the image."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Conv2d) and max(layer.stride) > 1 and name != "conv1":
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, Blurred(layer))

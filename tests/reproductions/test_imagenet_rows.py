@@ -34,7 +34,9 @@ def named(part: Part) -> set[tuple[str, str]]:
 def test_sdgp_compares_each_network_with_its_row() -> None:
     parts = registry.get("reproduction", "sdgp-table1-imagenet").parts
     for part in parts:
-        row = {"resnet18": "resnet18", "regnet_x_400mf": "regnetx400mf", "resnet50": "resnet50"}[part.model]
+        network = part.model.partition("[")[0]
+        row = {"resnet18": "resnet18", "regnet_x_400mf": "regnetx400mf", "resnet50": "resnet50"}[network]
+        assert ("blur=true" in part.model) == (part.presets == ("paper",) and network != "regnet_x_400mf")
         modes = {mode: f"sdgp[n=2,m=4,mode={mode}]" for mode in ("random", "magnitude", "rescaled")}
         assert named(part) == {
             (method, f"sdgp-table1-imagenet-{row}/{column}") for column, method in {"dense": "dense", **modes}.items()

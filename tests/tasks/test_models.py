@@ -11,6 +11,7 @@ from suite.choices import build_model
 from suite.command.describe import describe_model
 from suite.cost.flops import count_model
 from suite.network.channels.spaces import find_index_spaces
+from tasks.models.imagenet_resnet import Blurred
 
 CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
 # MFLOP as PruneTrain's code counts them (two for each multiply-add), convolutions, parameters, branches.
@@ -161,6 +162,28 @@ def test_imagenet_resnets_compute_what_torchvisions_do(name: str, branches: int)
     spaces = find_index_spaces(ours, (3, 64, 64))
     assert not spaces.not_followed
     assert len(spaces.removable_branches) == branches
+
+
+@pytest.mark.parametrize(("name", "strided"), [("resnet18", 6), ("resnet50", 6)])
+def test_blurred_resnets_blur_what_strided_convolutions_read(name: str, strided: int) -> None:
+    torch.manual_seed(0)
+    plain = build_model(name, IMAGENET, 9)
+    torch.manual_seed(0)
+    model = build_model(f"{name}[blur=true]", IMAGENET, 9)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    blurred = [layer for layer in model.modules() if isinstance(layer, Blurred)]
+    assert len(blurred) == strided
+    assert {layer[2].stride for layer in blurred} == {(2, 2)}
+    images = torch.randn(2, blurred[0][2].in_channels, 9, 8)
+    line = torch.tensor([1.0, 2.0, 1.0]) / 4
+    kernel = torch.outer(line, line).expand(images.shape[1], 1, 3, 3)
+    wanted = torch.nn.functional.conv2d(images, kernel, padding=1, groups=images.shape[1])
+    first, second, _ = blurred[0]
+    torch.testing.assert_close(second(first(images)), wanted)
+    spaces = find_index_spaces(model, (3, 64, 64))
+    assert not spaces.not_followed
+    assert len(spaces) == len(find_index_spaces(plain, (3, 64, 64)))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vgg16"])
