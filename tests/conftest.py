@@ -13,12 +13,16 @@ if "PDT_CHOICES" not in os.environ:  # what tests measure on a busy machine must
     _choices = tempfile.TemporaryDirectory(prefix="pdt-choices-")
     os.environ["PDT_CHOICES"] = _choices.name
 
+import hypothesis
 import pytest
 import torch
 
 from methods.backends import autotune
 
 pytest_plugins = ["toy_fixtures"]
+
+hypothesis.settings.register_profile("shared machine", deadline=None)  # other programs may delay any example
+hypothesis.settings.load_profile("shared machine")
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if not torch.cuda.is_available():

@@ -80,7 +80,7 @@ def rules(draw: st.DrawFn) -> PruneRule:
 
 
 @pytest.mark.usefixtures("compiled_compression")
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(gradients(), rules(), st.integers(0, 2**64 - 1))
 @example(torch.zeros(2, 8, 3, 3), PruneRule(2, 4), 0)
 @example(torch.full((2, 8, 3, 3), -0.0), PruneRule(2, 4, rescale="sample_channel"), 0)

@@ -62,7 +62,7 @@ def agree(found, product, grad, *operands):
     assert error <= ERROR[weight.dtype], error
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(convolutions(), dtypes, st.integers(1, 3), st.booleans())
 def test_products_of_convolutions(drawn, dtype, images, channels_last):
     grad, activation, weight, geometry = operands(images, drawn, dtype)
@@ -77,7 +77,7 @@ def test_products_of_convolutions(drawn, dtype, images, channels_last):
     agree(found, reference.weight_gradient, grad, activation, weight, geometry)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 300), st.integers(1, 140), st.integers(1, 70), st.integers(2, 32), dtypes)
 def test_products_of_linear_layers(rows, inputs, outputs, m, dtype):
     generator = torch.Generator().manual_seed(0)

@@ -81,7 +81,7 @@ def gradients(draw: st.DrawFn, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("case", MENU, ids=lambda case: "-".join(map(str, case)))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_every_plan_gives_what_the_oracle_gives(launchers, case, data):
     dtype, n, m, mode = case

@@ -21,7 +21,7 @@ from kernels.sparse_conv.cuda import CudaSparseConvolution, available, from_bloc
 from kernels.sparse_conv.taps import Window
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-drawn = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+drawn = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SEED = st.integers(0, 2**31)
 ENOUGH = st.sampled_from([1, 40, 400])  # warps that fill the device: a smaller number gives larger tiles
 

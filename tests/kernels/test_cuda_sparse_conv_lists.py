@@ -25,7 +25,7 @@ def convolutions(draw):
     return ConvolutionTaps(kept.numpy(), stride, padding, dilation), size
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(convolutions())
 def test_every_tap_is_listed_once_and_nothing_is_read_beyond_its_block(convolution):
     taps, size = convolution

@@ -54,7 +54,7 @@ def group_shapes(draw: st.DrawFn) -> tuple[int, int]:
     return draw(st.integers(1, m)), m
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     gradients(special=True),
     group_shapes(),
@@ -66,7 +66,7 @@ def test_values_are_bit_equal_to_the_oracle(grad, group, mode, seed):
     assert torch.equal(bits_of(compiled), bits_of(reference.prune_nm(grad, PruneRule(*group, mode), seed=seed)))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(gradients(), group_shapes(), st.sampled_from(["magnitude", "random"]),
        st.sampled_from(["group", "sample_channel", "channel"]), st.integers(0, 2**64 - 1))  # fmt: skip
 def test_rescaled_values_agree_with_the_oracle(grad, group, mode, rescale, seed):

@@ -135,7 +135,7 @@ def groups_of_values(draw: st.DrawFn) -> tuple[Tensor, int]:
     return torch.tensor(values), draw(st.integers(1, m))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(groups_of_values(), st.sampled_from(DTYPES), st.integers(0, 2**64 - 1))
 def test_exactly_n_or_all_nonzero_values_are_kept(group, dtype, seed):
     grad, n = group

@@ -67,7 +67,7 @@ def compare(
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 20), st.integers(1, 20), st.integers(1, 40), st.tuples(st.integers(1, 19), st.integers(1, 19)),
     st.integers(1, 3), st.integers(0, 3), st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.booleans(), st.integers(0, 2**31),
@@ -79,7 +79,7 @@ def test_patterns_of_any_shape(out_channels, in_channels, images, size, stride, 
     compare(kept, images, size, stride, padding, last=last, seed=seed)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 2), st.booleans(), st.integers(0, 2**31))
 def test_any_weights_may_be_absent(rows, columns, stride, dilation, last, seed):
     """Kernels of any size with a random number of weights in each."""
@@ -88,7 +88,7 @@ def test_any_weights_may_be_absent(rows, columns, stride, dilation, last, seed):
     compare(kept, 3, (9, 11), stride, 1, dilation, last=last, seed=seed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     *[st.tuples(st.integers(low, high), st.integers(low, high)) for low, high in ((1, 3), (0, 3), (1, 2))],
     st.booleans(), st.integers(0, 2**31),

@@ -88,7 +88,7 @@ CONVOLUTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     given=CONVOLUTIONS,
     rule=RULES,
@@ -106,7 +106,7 @@ def test_skip_equals_masked_and_float64_for_every_geometry(skipping, given, rule
     compare(layer, inputs, rule, products, dtype)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 40)),
     rule=RULES,

@@ -80,7 +80,7 @@ def augmented_one_by_one(
     return np.stack(result)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.builds(Augmentation, st.booleans(), st.integers(0, 4), st.integers(0, 5), st.sampled_from(["mean", "black"])),
     st.integers(0, 2**40),

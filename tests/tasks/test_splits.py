@@ -16,7 +16,7 @@ TRAIN = np.repeat(np.arange(10), 50)
 TEST = np.repeat(np.arange(10), 20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.integers(0, 2**32 - 1), st.data())
 def test_every_beginning_of_the_order_is_stratified(labels: list[int], seed: int, data: st.DataObject) -> None:
     array = np.array(labels, dtype=np.int64)
