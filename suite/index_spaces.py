@@ -140,6 +140,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         positions: Number of positions (P * Q) of each layer's output for one image; of a linear layer, the number of
             rows of one image, which is 1 if its input is (N, C).
         input_sizes: (H, W) of each layer's input; empty for a linear layer.
+        on_tokens: Names of the linear layers that are applied to the last axis of (N, ..., C).
     """
 
     def __init__(self, spaces: Mapping[str, IndexSpace]) -> None:
@@ -153,11 +154,14 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         self.model_outputs: frozenset[str] = frozenset()
         self.positions: dict[str, int] = {}
         self.input_sizes: dict[str, tuple[int, ...]] = {}
+        self.on_tokens: set[str] = set()
         self._index_layers()
 
     def enter_sizes(self, name: str, layer: nn.Module, given: torch.Size, output: torch.Size) -> None:
         """Enter the sizes of a layer from the shapes of its input and output, unless they are known."""
         linear = isinstance(layer, nn.Linear)
+        if linear and len(output) > 2:
+            self.on_tokens.add(name)
         self.positions.setdefault(name, (output[1:-1] if linear else output[2:]).numel())
         self.input_sizes.setdefault(name, () if linear else tuple(given[2:]))
 
@@ -229,7 +233,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         if any(part.attribute in (GATHER_INDEX, SCATTER_INDEX) for part in space.slices):
             return "its layer is gated already"
         for name in (*space.producers, *space.consumers):
-            if isinstance(layers[name], nn.Linear) and self.positions.get(name, 1) > 1:
+            if name in self.on_tokens:
                 return f"'{name}' is applied to tokens"
         for name in space.producers:
             if name in self.grouped:

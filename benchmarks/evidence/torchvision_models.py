@@ -95,7 +95,12 @@ def examine(name: str, compares: bool = True) -> Row:
 
 
 def _kind(reason: str) -> str:
-    """Return a reason without the number of the operation: `'add_3' is not understood` becomes `add`."""
+    """Return a reason without the number of the operation: `'add_3' is not understood` becomes `add`.
+
+    A reason that names a class of modules becomes this class.
+    """
+    if module := re.match(r"'[^']*' is a (?:grouped )?(\w+)", reason):
+        return module[1]
     found = re.match(r"'([^']*)'", reason)
     return re.sub(r"(_\d+|\.\d+)+", "", found[1].rpartition(".")[2]) if found else reason
 

@@ -124,8 +124,9 @@ def test_what_reads_the_hidden_width_freezes_it(name):
         torch.testing.assert_close(model(images), expected)
 
 
-def test_layers_on_tokens_are_not_gated():
-    spaces = find_index_spaces(model := Reading(FREE["nothing"]), SHAPE)
+@pytest.mark.parametrize("side", [32, 8])  # of 8, there is a single token
+def test_layers_on_tokens_are_not_gated(side):
+    spaces = find_index_spaces(model := Reading(FREE["nothing"]), (3, side, side))
     reason = spaces.why_not_gated(spaces["expand"], dict(model.named_modules()))
     assert reason == "'expand' is applied to tokens"
 
