@@ -94,7 +94,7 @@ class Reproduction:
         title: Title of the page.
         reference: Group of published numbers whose setting is reproduced.
         also: Groups that are shown without numbers of ours.
-        beside: Further groups that `outcome` compares with, besides `reference` and those that the parts name.
+        compared_with: Groups that `outcome` compares with, in addition to `reference` and those that parts name.
         parts: Parts to run.
         remarks: Lines above the numbers on the page.
         numbers: TOML file with the published numbers; a plugin can have its own.
@@ -104,7 +104,7 @@ class Reproduction:
     title: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
-    beside: ClassVar[tuple[str, ...]] = ()
+    compared_with: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[Part, ...]] = ()
     remarks: ClassVar[tuple[str, ...]] = ()
     numbers: ClassVar[Path] = published.OWN
@@ -124,7 +124,7 @@ class Reproduction:
         Raises:
             UsageError: If one does not exist, or must not be compared.
         """
-        for name in (self.reference, *self.also, *self.beside):
+        for name in (self.reference, *self.also, *self.compared_with):
             self.published.group(name)
         for part in self.parts:
             for one in part.compared:

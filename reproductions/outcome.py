@@ -54,7 +54,7 @@ def write_outcome(
     ]
     recipe = [f"recipe.{key}={value}" for key, value in base.overrides.items()]
     compared = [one for part in reproduction.parts for one in part.compared]
-    groups = {*reproduction.also, *reproduction.beside, reproduction.reference}
+    groups = {*reproduction.also, *reproduction.compared_with, reproduction.reference}
     groups |= {one.published.partition("/")[0] for one in compared if one.published}
     published = [reproduction.published.groups[group] for group in reproduction.published.groups if group in groups]
     written = reproduced.write(

@@ -70,7 +70,7 @@ def verdict(
 
 
 def smoke_verdict() -> Verdict:
-    """Return what stands in the place of the verdict in the report of a smoke test."""
+    """Return the text in place of the verdict in the report of a smoke test."""
     answer = "A smoke test shows that everything runs; its numbers do not show which method to use."
     return Verdict((answer, ""), "The same command with --preset quick --seeds 3 --controls gives a verdict.", ())
 

@@ -151,7 +151,7 @@ def _write_cells(
 
 
 def _label(axes: Axes, labels: Sequence[tuple[float, str]], side: Literal["bottom", "left", "right"]) -> None:
-    """Write texts beside axes that are not drawn themselves, each at its position on the axis along this side."""
+    """Write texts next to axes that are not drawn themselves, each at its position on the axis along this side."""
     axes.set_axis_off()
     figure = axes.get_figure(root=True)
     assert figure is not None

@@ -126,12 +126,12 @@ class Plot:
         self._annotations.append({"text": text([name]), "x": x, "y": 0, "yref": "paper", "yanchor": "bottom",
                                   "yshift": 16, "showarrow": False, "font": {"size": 11, "color": _INK}})  # fmt: skip
 
-    def figure(self, axes: Axes, *, beside: bool = False) -> dict[str, Any]:
+    def figure(self, axes: Axes, *, at_side: bool = False) -> dict[str, Any]:
         """Return traces and layout with the titles and limits of the static figure.
 
         Args:
             axes: Axes of the static figure.
-            beside: Whether the legend is beside the axes, where it can be scrolled.
+            at_side: Whether the legend is to the right of the axes, where it can be scrolled.
         """
         above = {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"}
         axis = {"gridcolor": _GRID, "linecolor": _MUTED, "zeroline": False, "automargin": True, "ticks": "outside",
@@ -142,7 +142,7 @@ class Plot:
             "font": {"color": _INK, "size": 12},
             "hoverlabel": {"align": "left", "bgcolor": "var(--panel)", "bordercolor": _MUTED,
                            "font": {"color": _INK, "size": 12}, "namelength": -1},
-            "legend": {**({"x": 1.04, "y": 1} if beside else above), "font": {"size": 11}},
+            "legend": {**({"x": 1.04, "y": 1} if at_side else above), "font": {"size": 11}},
             "annotations": self._annotations,
             "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "hovermode": "closest",
             "margin": {"l": 50, "r": 12, "t": 10, "b": 45}, "uirevision": "kept",

@@ -15,9 +15,9 @@ from reports.data.groups import Look
 from reports.figures import svg
 
 _MAX_NAMED_LINES = 4
-_MOST_ABOVE = 12  # methods in a legend above the axes; a longer legend is beside them, in a wide figure
+_MOST_ABOVE = 12  # methods in a legend above the axes; a longer legend is to the right of them, in a wide figure
 _WIDE = 8.6  # inches
-_SHORT, _LONG = 30, 60  # characters of a name beside the axes, and above them
+_SHORT, _LONG = 30, 60  # characters of a name to the right of the axes, and above them
 _ROW = 0.17  # inches
 _LETTERS = 74  # that fit side by side above the axes; six of them for each marker
 
@@ -113,20 +113,20 @@ def _fits(names: Sequence[str], columns: int) -> bool:
 
 
 def is_long(methods: int) -> bool:
-    """Return whether a legend of so many methods is beside the axes, in a wide figure."""
+    """Return whether a legend of so many methods is to the right of the axes, in a wide figure."""
     return methods > _MOST_ABOVE
 
 
 def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], *, lines: bool) -> None:
-    """Add a legend above the axes, or beside them if it is long (`is_long`).
+    """Add a legend above the axes, or to the right of them if it is long (`is_long`).
 
     Args:
         axes: The only axes of a figure.
         methods: Label of each method, and how it is drawn.
         lines: Whether the methods are drawn as lines, and not only as markers.
     """
-    beside = is_long(len(methods))
-    names = short_names([label for label, _ in methods], _SHORT if beside else _LONG)
+    at_side = is_long(len(methods))
+    names = short_names([label for label, _ in methods], _SHORT if at_side else _LONG)
     handles = [
         Line2D(
             [],
@@ -140,7 +140,7 @@ def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], *, lines: bool) 
     ]
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
-    if beside:
+    if at_side:
         figure.set_size_inches(_WIDE, max(figure.get_figheight(), 0.4 + _ROW * len(handles)))
         figure.legend(handles=handles, loc="outside right upper", fontsize=8.5, handletextpad=0.3, labelspacing=0.3)
         return

@@ -251,7 +251,7 @@ def _scatter(
         f"{_BUDGET} {axis.line_note}" if budget else "", _PARETO if len(front) > 1 else "", _BELOW if below else "",
     )  # fmt: skip
     caption, wide = " ".join(filter(None, parts)), is_long(len(methods))
-    return Figure(name, axis.title, alt, caption, inline, standalone, wide, plot.figure(axes, beside=wide))
+    return Figure(name, axis.title, alt, caption, inline, standalone, wide, plot.figure(axes, at_side=wide))
 
 
 def lower_edge(lows: Sequence[tuple[float, float]]) -> float | None:

@@ -106,7 +106,7 @@ def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
             alt = f"{title}. {drawing.draw(axes, plot, curves)}"
             svg.say_where_axes_start(axes)
             inline, standalone = svg.render(figure, name, title, alt)
-            interactive = plot.figure(axes, beside=is_long(len(curves)))
+            interactive = plot.figure(axes, at_side=is_long(len(curves)))
         wide = is_long(len(curves))
         figures.append(Figure(name, title, alt, drawing.caption, inline, standalone, wide, interactive))
     return figures + shape_figures(rows, slug), missing

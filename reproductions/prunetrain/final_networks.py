@@ -43,7 +43,7 @@ class Table2(Reproduction):
 
     title = "PruneTrain, Table 2: inference speed"
     reference = "prunetrain-table2-cifar100-speedup"
-    beside = ("prunetrain-table2-cifar100-dense", "prunetrain-table2-cifar100-pruned")
+    compared_with = ("prunetrain-table2-cifar100-dense", "prunetrain-table2-cifar100-pruned")
     theirs = "prunetrain-table2-cifar100"  # beginning of the names of the groups of published numbers
     remarks: ClassVar[tuple[str, ...]] = (
         f"Median of {REPETITIONS} passes of random images; dense and pruned alternate, in the dtype of the trials. "

@@ -160,7 +160,7 @@ class Table2OfImageNet(Table2):
 
     title = "PruneTrain, Table 2: inference speed on ImageNet"
     reference = "prunetrain-table2-imagenet-speedup"
-    beside = ("prunetrain-table2-imagenet-dense", "prunetrain-table2-imagenet-pruned")
+    compared_with = ("prunetrain-table2-imagenet-dense", "prunetrain-table2-imagenet-pruned")
     theirs = "prunetrain-table2-imagenet"
     remarks = (*Table2.remarks, STAND_IN)
     parts = (_imagenette(["prunetrain"]), *(_imagenet([label(ratio)], name=f"ratio {ratio}") for ratio in RATIOS))

@@ -29,7 +29,7 @@ class Table1OfImageNet(Reproduction):
     title = "SDGP, Table I: accuracy on ImageNet, dense and pruned"
     reference = f"{GROUP}-resnet18"
     also = ("sdgp-repository-imagenet-resnet18",)
-    beside = tuple(f"{GROUP}-{name}" for _, name in ROWS.values())
+    compared_with = tuple(f"{GROUP}-{name}" for _, name in ROWS.values())
     remarks = (
         "The presets smoke and quick train ResNet-18 on Imagenette, which has 10 of the 1,000 classes: its accuracies "
         "are higher, and its differences to dense say nothing certain about ImageNet. Preset paper trains on ImageNet.",

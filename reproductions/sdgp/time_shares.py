@@ -34,7 +34,7 @@ class Figure9(Reproduction):
 
     title = "SDGP, Fig. 9: time of the products of each convolution"
     reference = SHARE
-    beside = (SMALL_SHARE, SAVED)
+    compared_with = (SMALL_SHARE, SAVED)
     parts = (
         Part(
             name="resnet9",

@@ -53,7 +53,7 @@ class Figure10(Reproduction):
 
     title = "SDGP, Fig. 10: time to an accuracy"
     reference = SPEEDUP
-    beside = (SHARE, LEFT)
+    compared_with = (SHARE, LEFT)
     parts = (
         Part(
             name=PART,

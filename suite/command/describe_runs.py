@@ -61,7 +61,7 @@ def describe_reproduction(name: str, task: str) -> dict[str, Any]:
         "kind": "reproduction",
         "title": thing.title,
         "summary": (type(thing).__doc__ or "").strip().partition("\n")[0],
-        "published": ", ".join(dict.fromkeys([thing.reference, *thing.also, *thing.beside])),
+        "published": ", ".join(dict.fromkeys([thing.reference, *thing.also, *thing.compared_with])),
         "command": f"{program_name()} reproduce {name}",
         "parts": {part.name: _described_part(part) for part in thing.parts},
         "remarks": {str(number): text for number, text in enumerate(thing.remarks, 1)},

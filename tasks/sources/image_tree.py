@@ -71,7 +71,7 @@ class ImageTree:
 def read_tree(root: Path) -> ImageTree:
     """List a folder in one of the supported layouts.
 
-    `train/CLASS/*` with `test/`, `val/`, `valid/` or `validation/` beside it, of which the first is used; or
+    `train/CLASS/*` with `test/`, `val/`, `valid/` or `validation/` next to it, of which the first is used; or
     `CLASS/*` alone, of which a tenth of each class becomes the test split, always the same one. Hidden files and
     folders are ignored.
 

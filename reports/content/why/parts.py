@@ -37,8 +37,8 @@ def parts_table(row: MethodRow, profile: MethodProfile, stage: StageProfile, nam
         _time_row("step without clocks", dense.step_s, method.step_s, dense, method, "Mean over the faster half.")
     )
     which = "a step" if profile.stages_of_trial == 1 else f"a step from epoch {stage.epoch}"
-    beside = "" if stage.dense is None else ", next to a dense step"
-    caption = f"Parts of {which} of {row.label} with batch size {method.batch_size}{beside}"
+    compared = "" if stage.dense is None else ", next to a dense step"
+    caption = f"Parts of {which} of {row.label} with batch size {method.batch_size}{compared}"
     columns = (
         Column("Part", numeric=False),
         Column("Share of FLOPs", "%", "counted", "Of the FLOPs of a dense step."),
