@@ -31,8 +31,10 @@ def reshaped(
     before = after = start = begin = 0
     while before < len(given):
         start, begin = before, after
-        entries, found = given[before], 1
-        before += 1
+        if after == len(shape):
+            return None
+        entries, found = given[before], shape[after]
+        before, after = before + 1, after + 1
         while entries != found or (before == len(given) and after < len(shape)):
             if found < entries or before == len(given):
                 if after == len(shape):
