@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,11 +57,6 @@ class Memory:
     def peak(self, other: Memory) -> Memory:
         """Return the larger value of each."""
         return Memory(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
-
-
-def astuple(memory: Memory) -> tuple[int, ...]:
-    """Return the values in their order."""
-    return memory.private, memory.resident, memory.share, memory.cache
 
 
 @dataclass(frozen=True)
