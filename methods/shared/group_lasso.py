@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -35,7 +36,7 @@ from suite.recipe import Tuning
 MOST_REASONS = 5  # that one message names
 
 
-class GroupLasso(Method):
+class GroupLasso(Method, ABC):
     """A lasso over output channels, input channels and heads. A subclass decides when dead ones are removed.
 
     Attributes:
@@ -111,9 +112,9 @@ class GroupLasso(Method):
         typed = ",".join(f"{name}={value}" for name, value in values.items() if value)  # an empty text cannot be typed
         return (f"{self.registered_name}[{typed}]",)
 
+    @abstractmethod
     def cuts_now(self, ctx: Context) -> bool:
         """Return whether dead channels are removed after the epoch that has just ended."""
-        raise NotImplementedError
 
     def setup(self, ctx: Context) -> None:
         if all(space.frozen for space in ctx.spaces.values()):

@@ -1,1 +1,1 @@
-"""Parts of the training loop: its progress, the average of the weights, and the mixing of batches."""
+"""Parts of the training loop: progress, average of the weights, mixing of batches, sizes of training images."""
