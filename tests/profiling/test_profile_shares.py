@@ -4,7 +4,7 @@ import pytest
 from profiles import profile, stage, step
 
 from suite.runs.folder.profiles import MethodProfile, StageProfile
-from suite.runs.profile_shares import flops, savings, share_of_products, total
+from suite.runs.profile_shares import flops, most_slowed_product, savings, share_of_products, total
 
 
 def stage_of(**changes):
@@ -49,6 +49,14 @@ def test_a_removed_layer_is_skipped_completely():
 
 def test_dense_training_saves_nothing():
     assert savings(StageProfile.model_validate(stage(step()))) is None
+
+
+def test_the_product_that_slowed_most_is_the_one_with_the_largest_difference():
+    """Not the one with the largest ratio: the data gradient takes 1.5 times as long, the weight gradient 1.4 times."""
+    slowed = most_slowed_product(stage_of(dgrad_s=4.5, wgrad_s=5.6))
+    assert (slowed.product, slowed.dense_s, slowed.method_s) == ("wgrad", 4.0, 5.6)
+    assert most_slowed_product(stage_of(dgrad_s=1.5, wgrad_s=4.0)) is None
+    assert most_slowed_product(StageProfile.model_validate(stage(step()))) is None
 
 
 def test_parts_add_up_to_a_step_without_clocks():
