@@ -107,7 +107,7 @@ def duration_interval(estimate: Estimate) -> str:
     """Return a time with its interval: `6 min 12 s ± 4 s`."""
     if estimate.half_width is None:
         return duration(estimate.mean)
-    steps = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
+    steps = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0)  # an interval of hours is still written in minutes
     supported = next((step for step in steps if step >= estimate.half_width / 20), steps[-1])
     quantum = max(supported, _natural_quantum(estimate.mean))
     return f"{duration(estimate.mean, quantum)} ± {duration(estimate.half_width, quantum)}"

@@ -99,6 +99,7 @@ def _group(
     title, setting = _titles(group, groups)
     curve = budget_curve(group)
     device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
+    everything = [*group.trials, *(trial for one in group.budgets for trial in one.trials)]
     profiled = next((one.methods for one in profiles if one.key == dict(group.key)), {})
     tradeoffs, missing_tradeoffs = tradeoff_figures(rows, slug, curve)
     curves, missing_curves = curve_figures(rows, slug)
@@ -114,10 +115,10 @@ def _group(
         else verdict(rows, curve, device, epochs(group), declared, claiming, profiled),
         headlines=headlines(rows, setting),
         remarks=(
-            *competing_programs(group.trials),
-            *unsteady_times(group.trials),
-            *slow_products(group.trials),
-            *resumed(group.trials),
+            *competing_programs(everything),
+            *unsteady_times(everything),
+            *slow_products(everything),
+            *resumed(everything),
             *time_pass_remarks(rows),
             *repeated_seeds(group),
             *backend_remarks(rows),

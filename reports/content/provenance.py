@@ -33,7 +33,7 @@ MEANING = (
     "backends by their speed, other load on the machine can affect this count).",
     "Modelled: assumes something that this hardware did not do. Published: quoted from a paper. The ranking uses "
     "neither.",
-    "Accuracy is the share of correct answers on the untouched test set after the final epoch. ± is the half-width of "
+    "Accuracy is the share of correct answers on the test set after the final epoch. ± is the half-width of "
     "the 95 % confidence interval (Student's t) over seeds. Differences and ratios to dense are paired by seed; "
     "a ratio is a geometric mean, and its interval, in brackets, is that of the logarithms. If "
     "their interval covers dense, the method is not distinguishable from dense.",

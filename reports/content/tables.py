@@ -16,12 +16,16 @@ from suite.runs.folder.columns import COLUMNS
 
 _INTERVAL = "± is the half-width of the 95 % confidence interval over seeds."
 _VERDICTS = (
-    "Compared with dense training that costs as much: interpolated between trainings of different length, and the "
-    "whole dense training for a method that costs more. Pays: shown to be more accurate. Does not pay: shown to gain "
-    "less than the margin. Shown: by a t-test, corrected for the number of claims (Holm). Undecided: neither; so many "
-    "more seeds would decide if mean and spread stay the same."
+    "The gain is the accuracy minus that of dense training that costs as much: interpolated between trainings of "
+    "different length, and the whole dense training for a method that costs more. Its ± is not corrected for the "
+    "number of methods. Pays: the gain is shown to be above 0. Does not pay: it is shown to be below the margin. "
+    "Shown: by a t-test, corrected for the number of claims (Holm). Undecided: neither; so many more seeds would "
+    "decide if mean and spread stay the same."
 )
-_TIMED = "The time pass compares steps that run in turn; its interval in brackets is that of the steps."
+_TIMED = (
+    "The time pass compares steps that run in turn, with the networks of one seed; its interval in brackets is that of "
+    "the steps."
+)
 _INFERENCE = "Of the final model's shapes; zero weights count."
 _RATIOS = "Geometric mean of the ratios, paired by seed; the 95 % interval in brackets is that of their logarithms."
 _ONE_SEED = "One seed: no interval, so chance cannot be excluded; --seeds 3 gives one."
@@ -60,8 +64,8 @@ def summary_table(rows: Sequence[MethodRow], found: Sequence[Finding], slug: str
         Column("Training time for equal epochs", unit, "measured", explained),
         Column("Executed training FLOPs", "× dense", "counted"),
         Column("Inference FLOPs", "× dense", "counted", _INFERENCE),
-        Column("Verdict at equal time", numeric=False, note=_VERDICTS),
-        Column("Verdict at equal FLOPs", numeric=False, note="At equal executed training FLOPs."),
+        Column("Verdict at equal time", "gain in points", numeric=False, note=_VERDICTS),
+        Column("Verdict at equal FLOPs", "gain in points", numeric=False, note="At equal executed training FLOPs."),
     )
     by_cost = {(one.label, one.cost): one for one in found}
 
@@ -100,14 +104,19 @@ def _verdict_cell(row: MethodRow, finding: Finding | None) -> Cell:
     if finding.outcome == "none":
         untrained = finding.reason.startswith("dense was not trained")
         return Cell(f"no verdict: {'no dense training at this cost' if untrained else finding.reason}")
+    assert isinstance(finding.gain, Estimate)
+    gain = formatting.interval(finding.gain.scaled(100), 2, sign=True, reference=0)
+    return Cell(f"{_outcome(finding, finding.gain)}: {gain}", value=finding.gain.mean)
+
+
+def _outcome(finding: Finding, gain: Estimate) -> str:
     if finding.outcome != "undecided":
-        return Cell(finding.outcome)
-    gain = finding.gain
-    if finding.seeds_needed is None or isinstance(gain, Missing):
-        same = isinstance(gain, Estimate) and gain.half_width is None
-        return Cell("undecided: all seeds have the same gain" if same else f"undecided: more than {MOST_SEEDS} seeds")
+        return finding.outcome
+    if finding.seeds_needed is None:
+        same = gain.half_width is None
+        return "undecided, all seeds have the same gain" if same else f"undecided, more than {MOST_SEEDS} seeds"
     more = finding.seeds_needed - gain.count
-    return Cell(f"undecided: {more} more {'seed' if more == 1 else 'seeds'}")
+    return f"undecided, {more} more {'seed' if more == 1 else 'seeds'}"
 
 
 def group_tables(rows: Sequence[MethodRow], slug: str, device: str) -> tuple[Table, ...]:

@@ -150,10 +150,8 @@ def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: floa
         advice.append("A method that costs more than dense cannot be shown to pay here.")
     undecided = {one.cost for one in found if one.seeds_needed is not None}
     if undecided:
-        about = "" if "time" in undecided else " at equal FLOPs; this would not change the answer at equal time"
-        advice.append(
-            f"More seeds, as many as the table says and chosen in advance, would decide the undecided methods{about}."
-        )
+        where = "undecided methods" if "time" in undecided else "methods that are undecided at equal FLOPs"
+        advice.append(f"More seeds, as many as the table says and chosen in advance, may decide the {where}.")
     if any("disturbed" in one.reason for one in found):
         advice.append("Times are compared only if they were measured on a quiet machine.")
     return advice
@@ -164,19 +162,25 @@ def _certainty(found: Sequence[Finding], methods: Sequence[MethodRow], groups: i
     tested = [one for one in found if one.outcome != "none"]
     if not tested:
         return []
-    claims, error = len(tested) * groups, f"{100 * LEVEL:g} %"
+    claims = len(tested) * groups
     lines = [
-        f"The tests are corrected for {claims} {'claim' if claims == 1 else 'claims'}. Where no method gains anything, "
-        f"at most {error} of such pages say that one pays; where all gain the margin, at most {error} say that one "
-        "does not."
+        "If no method gained anything, the chance that this page says that one pays would be at most "
+        f"{100 * LEVEL:g} %, and as small for a false 'does not pay' if all gained the margin (tests corrected for "
+        f"{claims} {'claim' if claims == 1 else 'claims'})."
     ]
-    twice = [row.timed.dense_twice.ratio for row in methods if row.timed is not None]
-    if twice:
-        low, high = (f"{end:.3f}" for end in (min(twice), max(twice)))
-        against = low if low == high else f"{low} to {high}"
+    decided = [one for one in tested if one.p_value is not None]
+    if decided:
+        least = max(decided, key=lambda one: one.p_value or 0.0)
         lines.append(
-            f"In the time pass, dense timed against itself gave {against}. Its intervals cover the steps of one pass "
-            "with the networks of one seed, not differences between passes."
+            f"The least certain outcome: {least.label} {least.outcome} {_AT[least.cost]} (corrected p-value "
+            f"{least.p_value:.2g}, limit {LEVEL:g})."
+        )
+    twice = [row.timed.dense_twice for row in methods if row.timed is not None]
+    if twice:
+        low, high = min(one.low for one in twice), max(one.high for one in twice)
+        lines.append(
+            f"Where the time pass timed dense against itself, its intervals were within [{low:.3f}, {high:.3f}]. They "
+            "cover the steps of one pass with the networks of one seed, not differences between passes."
         )
     return lines
 

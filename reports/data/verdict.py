@@ -52,6 +52,7 @@ class Finding:
         share: Cost relative to dense.
         seeds_needed: For `undecided`, the number of seeds that would decide; `None` if even `MOST_SEEDS` would not, and
             if all seeds have the same gain, so that there is no spread to compute it from.
+        p_value: For `pays` and `does not pay`, the corrected p-value of the test that showed it, at most `LEVEL`.
         reason: Why there is no outcome.
     """
 
@@ -61,6 +62,7 @@ class Finding:
     gain: Quantity
     share: Quantity
     seeds_needed: int | None = None
+    p_value: float | None = None
     reason: str = ""
 
 
@@ -94,7 +96,7 @@ def findings(rows: Sequence[MethodRow], curve: BudgetCurve, margin: float, group
     above = holm([1.0 if _costs_more(one) else p_value(one.gain, 0.0, "above") for one in tested])
     below = holm([p_value(one.gain, margin, "below") for one in tested])
     outcomes = {
-        id(one): _decided(one, pays, pays_not, margin, LEVEL / groups, len(tested))
+        id(one): _decided(one, pays * groups, pays_not * groups, margin, LEVEL / groups, len(tested))
         for one, pays, pays_not in zip(tested, above, below, strict=True)
     }
     return [outcomes.get(id(one), one) for one in found]
@@ -108,10 +110,10 @@ def is_dense(row: MethodRow) -> bool:
 def _decided(finding: Finding, above: float, below: float, margin: float, level: float, claims: int) -> Finding:
     gain = finding.gain
     assert isinstance(gain, Estimate)
-    if above <= level:
-        return replace(finding, outcome="pays")
-    if below <= level:
-        return replace(finding, outcome="does not pay")
+    if above <= LEVEL:
+        return replace(finding, outcome="pays", p_value=above)
+    if below <= LEVEL:
+        return replace(finding, outcome="does not pay", p_value=below)
     # More seeds with the same mean would show that the gain is above 0, or below the margin, or both.
     bounds = [0.0] if gain.mean > 0 and not _costs_more(finding) else []
     bounds += [margin] if gain.mean < margin else []

@@ -77,7 +77,7 @@ def test_the_first_table_has_the_verdicts_and_the_numbers_of_the_others(full_fol
     verdicts = {label: by_head(cells, "Verdict", "time") for label, cells in first.items()}
     assert verdicts["dense"] == "–"
     assert verdicts["oneshot"] == "no verdict: 1 of at least 3 seeds"
-    assert verdicts["sdgp[n=2,m=4]"] == "undecided: 3 more seeds"
+    assert verdicts["sdgp[n=2,m=4]"] == "undecided, 3 more seeds: −0.2 ± 1.1"
     text = (full_folder / "report.md").read_text(encoding="utf-8")
     assert text.index("| Method | Accuracy, and difference to dense (%") < text.index("\n## ")
 

@@ -36,8 +36,8 @@ def layer_table(row: MethodRow, profile: MethodProfile, name: str) -> Table:
         Column("Dense", "ms", "measured"),
         Column("Method", "ms", "measured"),
         Column("Share of step", "%", "measured"),
-        Column("Bound", "ms", "measured", _BOUND),
-        Column("Time / bound", "", "measured"),
+        Column("Bound", "ms", "modelled", _BOUND),
+        Column("Time / bound", "", "modelled"),
         Column("Bound by", numeric=False),
     )
     return Table(name, f"Layers and products in a step of {row.label}, last stage.", columns, tuple(rows))

@@ -14,8 +14,8 @@ _MODEL = (
     "Every product takes its dense time, times the share of its FLOPs that remains (the model of SDGP's Sec. IV-C)."
 )
 _PAIRS = (
-    "Of the step: median over neighbouring steps without clocks, slow ones included; it can differ from the means over "
-    "the faster half in the table above."
+    "Over all pairs of neighbouring steps without clocks, slow ones included; the tables of parts and layers are means "
+    "over the faster half of the steps."
 )
 _NETWORK = "Pooling, sums, the loss, attention, layers that no method can plan, and Python between operations."
 _REST = "The norm of the gradients, counting, and the training loop."
@@ -87,13 +87,16 @@ def _time_row(
 
 def savings_table(row: MethodRow, profile: MethodProfile, name: str) -> Table | None:
     """Return the table of modelled and measured savings in the last stage; `None` for dense training."""
-    found = savings(profile.stages[-1])
-    if found is None:
+    stage = profile.stages[-1]
+    found = savings(stage)
+    if found is None or stage.dense is None:
         return None
+    faster_half = Saving(found.measured.products, 1 - stage.method.step_s / stage.dense.step_s)
     rows = [
         _saving_row("what can be skipped takes no time, and pruning takes no time", "modelled", found.skipped, _MODEL),
         _saving_row("the same, less the measured time of pruning", "modelled", found.with_pruning),
-        _saving_row("steps of this profile", "measured", found.measured, _PAIRS),
+        _saving_row("steps of this profile, faster half", "measured", faster_half),
+        _saving_row("steps of this profile, median", "measured", Saving(None, found.measured.step), _PAIRS),
     ]
     if row.timed is not None:
         low, high = (formatting.plain(100 * (1 - end), 1) for end in (row.timed.high, row.timed.low))

@@ -12,6 +12,7 @@ from reports.data.method_rows import MethodRow
 from suite.runs.folder.profiles import MethodProfile, StageProfile
 from suite.runs.profile_shares import part_seconds, share_of_products, total
 
+_LAST_STAGE = "The last stage ends with the last step: channels that a method removes after it are still there."
 _PUBLISHED = (
     "SDGP's paper measured 33.17 % of the time of the three products for ResNet-18 on ImageNet (batch size 256, Nvidia "
     "A100; Sec. IV-C and Fig. 9)."
@@ -39,7 +40,7 @@ def why_sections(rows: Sequence[MethodRow], profiles: Mapping[str, MethodProfile
         layers.append(layer_table(row, profile, f"{slug}-layers-{number}"))
     return (
         Section("Why: where the time of a step goes", "why", _lines(found), tuple(parts)),
-        Section("Why: layers and products", "why-layers", (_machine(found[0][1]),), tuple(layers)),
+        Section("Why: layers and products", "why-layers", (_machine(found[0][1]), _LAST_STAGE), tuple(layers)),
     )
 
 
