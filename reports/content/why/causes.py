@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from reports import formatting
+from reports.content.why.shares import PRODUCTS, changes, flops, most_slowed_product, part_seconds, total
 from suite.runs.folder.profiles import PART_TITLES, MethodProfile, Part, StageProfile
-from suite.runs.profile_shares import PRODUCTS, changes, flops, most_slowed_product, part_seconds, total
 
 _MILLI = 1e3
 _NEGLIGIBLE = 0.01  # of a dense step

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reports.content.model import Cell, Column, Table, missing_cell, number_cell
+from reports.content.why.shares import flops, total
 from reports.data.method_rows import MethodRow
 from suite.runs.folder.profiles import PART_TITLES, LayerProfile, MethodProfile, Product, StageProfile, StepProfile
-from suite.runs.profile_shares import flops, total
 
 _MILLI = 1e3
 _BOUND = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from reports import formatting
 from reports.content.model import Cell, Column, Table, missing_cell, number_cell
+from reports.content.why.shares import PRODUCTS, Saving, flops, part_seconds, products_seconds, savings, total
 from reports.data.method_rows import MethodRow
 from suite.runs.folder.profiles import PART_TITLES, MethodProfile, Product, StageProfile, StepProfile
-from suite.runs.profile_shares import PRODUCTS, Saving, flops, part_seconds, products_seconds, savings, total
 
 _MILLI = 1e3
 _NO_FLOPS = "Only products have counted FLOPs"

@@ -8,9 +8,9 @@ from reports import formatting
 from reports.content.model import Section, Table
 from reports.content.why.layers import layer_table
 from reports.content.why.parts import parts_table, savings_table
+from reports.content.why.shares import part_seconds, share_of_products, total
 from reports.data.method_rows import MethodRow
 from suite.runs.folder.profiles import MethodProfile, StageProfile
-from suite.runs.profile_shares import part_seconds, share_of_products, total
 
 _LAST_STAGE = "The last stage ends with the last step: channels that a method removes after it are still there."
 _PUBLISHED = (

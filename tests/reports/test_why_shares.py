@@ -3,8 +3,8 @@
 import pytest
 from profiles import profile, stage, step
 
+from reports.content.why.shares import flops, most_slowed_product, savings, share_of_products, total
 from suite.runs.folder.profiles import MethodProfile, StageProfile
-from suite.runs.profile_shares import flops, most_slowed_product, savings, share_of_products, total
 
 
 def stage_of(**changes):
