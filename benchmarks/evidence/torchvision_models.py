@@ -102,7 +102,10 @@ def _kind(reason: str) -> str:
     if module := re.match(r"'[^']*' is a (?:grouped )?(\w+)", reason):
         return module[1]
     found = re.match(r"'([^']*)'", reason)
-    return re.sub(r"(_\d+|\.\d+)+", "", found[1].rpartition(".")[2]) if found else reason
+    if not found:
+        return reason
+    named = [part for part in found[1].split(".") if not part.isdigit()]  # a layer of a sequence has a number
+    return re.sub(r"(_\d+)+", "", named[-1] if named else found[1])
 
 
 def _differences(

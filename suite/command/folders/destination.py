@@ -79,7 +79,8 @@ def new_folder(verb: str, destination: Path) -> Iterator[Path]:
         temporary.mkdir()
         descriptor = files.open_descriptor(temporary / _LOCK, os.O_RDWR)
         try:
-            lock_descriptor(descriptor, blocking=False)
+            if not lock_descriptor(descriptor, blocking=False):
+                raise UsageError(f"{verb}: {destination} is being created by another command; try again")
             yield temporary
             if destination.is_dir() and any(destination.iterdir()):
                 raise UsageError(f"{verb}: {destination} is not an empty folder any more")

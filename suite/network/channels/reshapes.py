@@ -102,7 +102,7 @@ def indexed_axis(index: Any, ndim: int, axis: int) -> int | None:
     """Return where an axis is behind an indexing that takes all of it, or `None` for any other indexing.
 
     Args:
-        index: What stands in the brackets.
+        index: The expression in the brackets.
         ndim: Number of axes of the tensor.
         axis: The axis to follow; axis 0 has to remain too.
     """
