@@ -18,11 +18,13 @@ def ours(folder: Path, name: str, quantity: str) -> float:
     return float(rows(folder, name)[quantity]["ours"])
 
 
-def trials_of(folder: Path) -> dict[str, tuple[dict[str, str], list[Any], Path]]:
-    """The row of the results table, the records of the epochs and the model's path, by method as typed."""
+def trials_of(folder: Path, task: str = "cifar10") -> dict[str, tuple[dict[str, str], list[Any], Path]]:
+    """Return the row of the table, the records of the epochs and the model's path of a task's trials, by method."""
     found = {}
     with open(folder / "results.csv", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
+            if row["task"] != task:
+                continue
             place = folder / "trials" / row["trial_id"]
             records = [json.loads(line) for line in (place / "epochs.jsonl").read_text().splitlines()]
             label = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]

@@ -71,8 +71,9 @@ def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
 
 
 def test_the_trials_were_shared(folder, trials):
-    """Dense, three backends, two penalties, four compressions."""
-    assert len(trials) == (10 if library() is not None else 9)
+    """Dense, three backends, two penalties, two compressions; dense and one compression on Imagenette."""
+    assert len(trials) == (8 if library() is not None else 7)
+    assert len(trials_of(folder, "imagenette")) == 2
 
 
 def test_figure_1_counts_two_thirds_and_prunetrains_count_more(folder):
@@ -247,7 +248,7 @@ def test_figure_14_executes_what_is_effective_where_every_layer_skips(folder):
     assert executed < 90
 
 
-def test_figure_12_says_what_stands_in_for_imagenet(folder, trials):
+def test_figure_12_says_what_stands_in_for_imagenet(folder):
     page = (folder / "reproduce" / "clicktrain-fig12.md").read_text(encoding="utf-8")
     assert "task imagenette instead of imagenet" in page
     assert "says nothing about" in page
@@ -255,7 +256,7 @@ def test_figure_12_says_what_stands_in_for_imagenet(folder, trials):
     assert (row["published"], row["seeds"]) == ("-0.9", "1")
     assert "ours for ten of them" in row["note"]
     compression = ours(folder, "clicktrain-fig12", "resnet18 on imagenette: compression")
-    _, records, _ = trials[clicktrain_tradeoff.solved(4.1)]
+    _, records, _ = trials_of(folder, "imagenette")[clicktrain_tradeoff.solved(4.1)]
     assert compression == pytest.approx(records[-1]["method"]["compression"])
 
 
