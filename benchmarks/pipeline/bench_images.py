@@ -7,7 +7,9 @@ compute random resized crops of the same distribution, mirroring and normalisati
 processes or threads as there are cores. Pairs alternate.
 
     cache          epochs from a complete cache
-    first epoch    decoding into the cache and one epoch from it, against one epoch of the `DataLoader`; all images
+    first epoch    decoding into the cache, and one epoch from it: training images in random crops, then test images in
+                   central crops; against the same epoch of the `DataLoader`
+    training only  the same without reading test images; the cache decodes them nevertheless
     step           seconds for a batch from the cache, relative to a training step of resnet18 on it
 """
 
@@ -17,6 +19,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,30 +41,38 @@ BATCH, AREA, STORED_SIDE, FIRST_EPOCHS = 64, 0.35, 128, 3
 CPU = torch.device("cpu")
 
 
-def loader(tree: ImageTree, size: int, workers: int) -> Any:
-    """Return torch's `DataLoader` over torchvision's dataset of the same training files."""
+def loader(tree: ImageTree, size: int, workers: int, training: bool) -> Any:
+    """Return torch's `DataLoader` over the same files: training images in random crops, or test images in central ones."""
     from torchvision.datasets.folder import default_loader
     from torchvision.transforms import v2
 
+    crop: list[nn.Module] = [v2.Resize(_eval_resize(size), antialias=True), v2.CenterCrop(size)]
+    if training:
+        crop = [v2.RandomResizedCrop(size, scale=(AREA, 1.0), antialias=True), v2.RandomHorizontalFlip()]
     transform = v2.Compose(
         [
             v2.PILToTensor(),
-            v2.RandomResizedCrop(size, scale=(AREA, 1.0), antialias=True),
-            v2.RandomHorizontalFlip(),
+            *crop,
             v2.ToDtype(torch.float32),
             v2.Normalize(IMAGENET.mean, IMAGENET.std),
         ]
     )
 
+    files = tree.train if training else tree.test
+
     class Files(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
-            return len(tree.train)
+            return len(files)
 
         def __getitem__(self, index: int) -> Any:
-            file = tree.train[index]
+            file = files[index]
             return transform(default_loader(str(tree.root / file.path))), file.label
 
-    return torch.utils.data.DataLoader(Files(), BATCH, shuffle=True, num_workers=workers, drop_last=True)
+    return torch.utils.data.DataLoader(Files(), BATCH, shuffle=training, num_workers=workers, drop_last=training)
+
+
+def _eval_resize(size: int) -> int:
+    return round(size * 8 / 7)
 
 
 def consume(batches: Any, images: int) -> None:
@@ -73,22 +84,26 @@ def consume(batches: Any, images: int) -> None:
             return
 
 
-def cached(tree: ImageTree, path: Path, size: int) -> CropBatches:
-    """Decode a folder into a new cache, and return its training split."""
+def cached(tree: ImageTree, path: Path, size: int) -> tuple[CropBatches, CropBatches]:
+    """Decode a folder into a new cache, and return its training and test splits."""
     checksum = store(tree, path, STORED_SIDE, False)["checksum"]
-    source = StoredImages(path, "train", checksum)
+    return _split(path, "train", checksum, size), _split(path, "test", checksum, size)
+
+
+def _split(path: Path, name: str, checksum: str, size: int) -> CropBatches:
+    source = StoredImages(path, name, checksum)
     return CropBatches(
         source,
         np.arange(len(source.labels)),
         size=size,
-        eval_resize=size,
+        eval_resize=_eval_resize(size),
         crop_area=AREA,
         flip=True,
         normalization=IMAGENET,
         device=CPU,
-        training=True,
+        training=name == "train",
         seed=0,
-        drop_last=True,
+        drop_last=name == "train",
     )
 
 
@@ -108,21 +123,35 @@ def main() -> None:
 
     def show(name: str, ratio: Ratio, note: str) -> None:
         found[name] = {**vars(ratio), "note": note}
-        print(f"{name:12} {ratio}   {note}", flush=True)
+        print(f"{name:13} {ratio}   {note}", flush=True)
 
-    print(f"{'':12} least median [95 % interval]")
-    theirs = loader(tree, options.size, options.workers)
+    print(f"{'':13} least median [95 % interval]")
+    theirs, their_test = (loader(tree, options.size, options.workers, training) for training in (True, False))
     with tempfile.TemporaryDirectory() as temporary:
         # Decode into a new cache each time.
-        times = []
-        for number in range(FIRST_EPOCHS):
+        seconds: dict[str, list[float]] = {}
+
+        def timed(part: str, run: Callable[[], Any]) -> Any:
             began = time.perf_counter()
-            consume(theirs, len(tree.train))
-            between = time.perf_counter()
-            split = cached(tree, Path(temporary) / str(number), options.size)
-            consume(split.epoch(0, BATCH), len(tree.train))
-            times.append((between - began, time.perf_counter() - between))
-        show("first epoch", ratio_of(*zip(*times, strict=True)), "DataLoader / decoding of all files and one epoch")
+            result = run()
+            seconds.setdefault(part, []).append(time.perf_counter() - began)
+            return result
+
+        for number in range(FIRST_EPOCHS):
+            place = Path(temporary) / str(number)
+            timed("their training", lambda: consume(theirs, len(tree.train)))
+            timed("their test", lambda: consume(their_test, len(tree.test)))
+            split, test = timed("decoding", lambda place=place: cached(tree, place, options.size))
+            timed("training", lambda split=split: consume(split.epoch(0, BATCH), len(tree.train)))
+            timed("test", lambda test=test: consume(test.epoch(0, BATCH), len(tree.test)))
+
+        def total(*parts: str) -> list[float]:
+            return [sum(values) for values in zip(*(seconds[part] for part in parts), strict=True)]
+
+        whole = ratio_of(total("their training", "their test"), total("decoding", "training", "test"))
+        show("first epoch", whole, "DataLoader / decoding and one epoch, with evaluation")
+        only = ratio_of(total("their training"), total("decoding", "training"))
+        show("training only", only, "DataLoader / decoding of all files and one epoch, without evaluation")
         rest(options, tree, theirs, split, show)
     if options.json:
         options.json.write_text(json.dumps({"results": found, "provenance": collect(CPU)}, indent=1) + "\n")

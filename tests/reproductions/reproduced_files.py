@@ -18,12 +18,17 @@ def ours(folder: Path, name: str, quantity: str) -> float:
     return float(rows(folder, name)[quantity]["ours"])
 
 
-def trials_of(folder: Path, task: str = "cifar10") -> dict[str, tuple[dict[str, str], list[Any], Path]]:
-    """Return the row of the table, the records of the epochs and the model's path of a task's trials, by method."""
+def trials_of(folder: Path, task: str = "") -> dict[str, tuple[dict[str, str], list[Any], Path]]:
+    """Return the row of the table, the records of the epochs and the model's path of each trial, by method.
+
+    Args:
+        folder: Folder of a suite.
+        task: Name of a task; trials of all tasks if it is empty.
+    """
     found = {}
     with open(folder / "results.csv", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["task"] != task:
+            if task not in ("", row["task"]):
                 continue
             place = folder / "trials" / row["trial_id"]
             records = [json.loads(line) for line in (place / "epochs.jsonl").read_text().splitlines()]

@@ -50,7 +50,7 @@ def folder(tmp_path_factory, reproduce):
 
 @pytest.fixture(scope="module")
 def trials(folder):
-    return trials_of(folder)
+    return trials_of(folder, "cifar10")
 
 
 @pytest.mark.parametrize("name", NAMES)
