@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 
 
 def loader(tree: ImageTree, size: int, workers: int, training: bool) -> Any:
-    """Return torch's `DataLoader` over the same files: training images in random crops, or test images in central ones."""
+    """Return torch's `DataLoader` over the same files: training images in random crops, or test images in the middle."""
     from torchvision.datasets.folder import default_loader
     from torchvision.transforms import v2
 
