@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 
 
 def loader(tree: ImageTree, size: int, workers: int, training: bool) -> Any:
-    """Return torch's `DataLoader` over the same files: training images in random crops, or test images in the middle."""
+    """Return torch's `DataLoader` over the same files: random crops to train, central ones to test."""
     from torchvision.datasets.folder import default_loader
     from torchvision.transforms import v2
 
