@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from suite.errors import MissingData
+from suite.recipe import Tuning
 from suite.registry import register
 from tasks.image_files import ImageFilesTask
 from tasks.imagenette import RECIPES as IMAGENETTE
@@ -33,6 +34,9 @@ class ImageFolderTask(ImageFilesTask):
     recipes = RECIPES
     paper_recipe = "none: SDGP's schedule for ImageNet, at another batch size"
     stored_side: ClassVar = {"quick": 256, "paper": 256}
+    tuning = (
+        Tuning(trials=0, chosen_on="other", source="the recipes of imagenette, whose images may differ from yours"),
+    )
 
     def find(self, data_root: Path) -> ImageTree:
         """Use the folder `imagefolder` in the data root if it exists, otherwise the data root itself.

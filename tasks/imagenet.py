@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from suite.errors import MissingData, UsageError
-from suite.recipe import Recipe
+from suite.recipe import Recipe, Tuning
 from suite.registry import register
 from suite.task import PaperRecipe
 from tasks.image_files import ImageFilesTask
@@ -19,7 +19,10 @@ from tasks.sources.image_tree import ImageTree, read_tree
 logger = logging.getLogger(__name__)
 
 CLASSES = 1000
-ARCHIVES = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
+ARCHIVES = {  # the devkit has the classes of the validation images
+    "train": ("ILSVRC2012_img_train.tar",),
+    "val": ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_img_val.tar"),
+}
 EXTRACTED_GB = 150
 
 # The launcher of PruneTrain's code: 90 epochs, the learning rate is divided by 10 at epochs 41, 61 and 81 (from 1).
@@ -98,6 +101,16 @@ class ImageNet(ImageFilesTask):
         ),
     }
     stored_side: ClassVar = {"quick": 128, "paper": 256}
+    tuning = (
+        Tuning(trials=0, chosen_on="other", source="the recipe of imagenette", presets=("smoke",)),
+        Tuning(
+            trials=0,
+            chosen_on="other",
+            source="SDGP's recipe in 16 epochs, with a learning rate in proportion to the batch; not compared",
+            presets=("quick",),
+        ),
+        Tuning(trials=0, chosen_on="publication", source="the papers of the recipes", presets=("paper",)),
+    )
 
     def find(self, data_root: Path) -> ImageTree:
         """Find `imagenet/train` and `imagenet/val`, or extract the archives in `imagenet`.
@@ -107,9 +120,16 @@ class ImageNet(ImageFilesTask):
             UsageError: The folders do not have 1,000 classes, or an archive cannot be extracted.
         """
         root = data_root / "imagenet"
-        for split in ("train", "val"):
-            if not (root / split).is_dir():
-                self._extract(root, split)
+        splits = [split for split in ARCHIVES if not (root / split).is_dir()]
+        missing = [name for split in splits for name in ARCHIVES[split] if not (root / name).is_file()]
+        if missing:
+            raise MissingData(
+                f"task imagenet: {root} has no folder {' and '.join(splits)}, and lacks {', '.join(missing)}, which "
+                "image-net.org provides to registered users; give another folder with --data-root or PDT_DATA, or use "
+                "--task imagenette, or --preset smoke"
+            )
+        for split in splits:
+            self._extract(root, split)
         tree = read_tree(root)
         if len(tree.classes) != CLASSES:
             raise UsageError(f"{root}: contains {len(tree.classes):,} classes; ImageNet has {CLASSES:,}")
@@ -117,13 +137,6 @@ class ImageNet(ImageFilesTask):
 
     def _extract(self, root: Path, split: str) -> None:
         """Extract the archive of a split into a temporary folder, which gets its name when it is complete."""
-        missing = [name for name in ARCHIVES if not (root / name).is_file() and (split in name or "devkit" in name)]
-        if missing:
-            raise MissingData(
-                f"task imagenet: {root} contains neither the folder {split} nor {' and '.join(missing)}, which "
-                "image-net.org provides to registered users; give another folder with --data-root or PDT_DATA, or use "
-                "--task imagenette, or --preset smoke"
-            )
         from torchvision.datasets import imagenet as archives
 
         logger.info("extracting the archives of ImageNet in %s (about %d GB in all)", root, EXTRACTED_GB)

@@ -6,7 +6,7 @@ implements `prepare` and `load` itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -157,20 +157,19 @@ class DeviceBatches(EpochBatches):
 
         self._normalized = Normalizer(normalization, self._height, self._width, device)
 
-    def _training_epoch(self, epoch: int, batch_size: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _training_epoch(self, epoch: int, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
         size = (self._height, self._width)
         draws = draw_epoch(self._seed, epoch, self.num_samples, *size, self._augmentation, self._device)
-        for first in range(0, steps * batch_size, batch_size):
-            last = min(first + batch_size, self.num_samples)
-            positions = source_pixels(draws, first, last, *size, self._augmentation)
+        for span in spans:
+            positions = source_pixels(draws, span.start, span.stop, *size, self._augmentation)
             images = self._normalized(self._pixels.index_select(0, positions.flatten()))
-            yield images, self.labels[draws.order[first:last]]
+            yield images, self.labels[draws.order[span.start : span.stop]]
 
-    def _ordered(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _ordered(self, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
         area = self._height * self._width
-        for first in range(0, self.num_samples, batch_size):
-            last = min(first + batch_size, self.num_samples)
-            yield self._normalized(self._pixels[first * area : last * area]), self.labels[first:last]
+        for span in spans:
+            images = self._normalized(self._pixels[span.start * area : span.stop * area])
+            yield images, self.labels[span.start : span.stop]
 
 
 def make_splits(

@@ -7,11 +7,13 @@ padded nor copied first.
 
 from __future__ import annotations
 
-import hashlib
+import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from tasks.images.batches import epoch_generator
 
 
 class Augmentation(NamedTuple):
@@ -56,11 +58,7 @@ def draw_epoch(
     They are drawn on the CPU for every device, so that a GPU sees the same batches. Each augmentation has its own
     generator, so that turning one off does not change the others.
     """
-
-    def generator(kind: str) -> torch.Generator:
-        digest = hashlib.blake2b(f"{kind} {seed} {epoch}".encode(), digest_size=8).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-
+    generator = functools.partial(epoch_generator, seed=seed, epoch=epoch)
     order = torch.randperm(num_samples, generator=generator("order")).to(device)
     mirrored = shift = corner = None
     if augmentation.flip:

@@ -1,10 +1,12 @@
-"""The division of a split into batches, which all kinds of splits share."""
+"""The division of a split into batches, and the random numbers of its epochs, which all kinds of splits share."""
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from suite.errors import UsageError
@@ -55,13 +57,47 @@ class EpochBatches(ABC):
         Raises:
             UsageError: As `steps_per_epoch`.
         """
-        steps = self.steps_per_epoch(batch_size)
-        return self._training_epoch(epoch, batch_size, steps) if self._training else self._ordered(batch_size)
+        return self.share_of_epoch(epoch, batch_size, 0, 1)
+
+    def share_of_epoch(self, epoch: int, batch_size: int, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over one rank's share of the batches of `epoch`: the images are those of the batch, divided in order.
+
+        Args:
+            epoch, batch_size: As for `epoch`.
+            rank: Number of the share, from 0.
+            ranks: Number of shares; the first ones have one image more if they cannot be equal.
+
+        Yields:
+            Images (n, C, H, W) and labels (n,), as `epoch`; n may be 0 in a last batch that is smaller than `ranks`.
+        """
+        wanted = self.steps_per_epoch(batch_size) * batch_size
+        batches = range(min(wanted, self.num_samples))
+        spans = [_share(batches[first : first + batch_size], rank, ranks) for first in range(0, wanted, batch_size)]
+        return self._training_epoch(epoch, spans) if self._training else self._ordered(spans)
 
     @abstractmethod
-    def _training_epoch(self, epoch: int, batch_size: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Iterate over the shuffled and augmented batches of one epoch."""
+    def _training_epoch(self, epoch: int, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over augmented batches of one epoch, each a range of places in its shuffled order."""
 
     @abstractmethod
-    def _ordered(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Iterate over all images in their order."""
+    def _ordered(self, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over batches of images in their order, each a range of images."""
+
+
+def epoch_generator(kind: str, seed: int, epoch: int) -> torch.Generator:
+    """Return a new generator on the CPU, whose random numbers depend on the arguments alone.
+
+    Args:
+        kind: Name of what is drawn, so that one kind of random numbers does not depend on whether others are drawn.
+        seed: Seed of the trial.
+        epoch: Number of the epoch.
+    """
+    digest = hashlib.blake2b(f"{kind} {seed} {epoch}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def _share(batch: range, rank: int, ranks: int) -> range:
+    """Return one of the parts into which `Tensor.tensor_split` divides a batch."""
+    size, more = divmod(len(batch), ranks)
+    first = rank * size + min(rank, more)
+    return batch[first : first + size + (rank < more)]

@@ -6,8 +6,8 @@ same batches. They depend on the seed, the epoch and the number of the image alo
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.images.batches import EpochBatches
+from tasks.images.batches import EpochBatches, epoch_generator
 from tasks.images.normalization import Normalization, Normalizer
 from tasks.images.stored import ImageSource
 
@@ -107,11 +107,8 @@ class CropBatches(EpochBatches):
         self._seed, self._device = seed, device
         self._normalized = Normalizer(normalization, size, size, device)
 
-    def _training_epoch(self, epoch: int, batch_size: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        def generator(kind: str) -> torch.Generator:
-            digest = hashlib.blake2b(f"{kind} {self._seed} {epoch}".encode(), digest_size=8).digest()
-            return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-
+    def _training_epoch(self, epoch: int, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = functools.partial(epoch_generator, seed=self._seed, epoch=epoch)
         order = torch.randperm(self.num_samples, generator=generator("order"))
         crops = generator("crop")
         drawn = [draw_boxes(some, self._crop_area, crops).numpy() for some in self._sizes.split(_DRAWN_AT_ONCE)]
@@ -125,9 +122,9 @@ class CropBatches(EpochBatches):
             resized = _resize(self._read(image)[top : top + height, left : left + width], (self._size, self._size))
             return resized.flip(2) if mirrored[image] else resized
 
-        return self._batches(order[: steps * batch_size], batch_size, crop)
+        return self._batches([order[span.start : span.stop] for span in spans], crop)
 
-    def _ordered(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _ordered(self, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
         def centre(image: int) -> Tensor:
             from torchvision.transforms.v2 import functional
 
@@ -137,16 +134,14 @@ class CropBatches(EpochBatches):
             size = (self._eval_resize, other) if height <= width else (other, self._eval_resize)
             return functional.center_crop_image(_resize(self._read(image), size), [self._size, self._size])
 
-        return self._batches(torch.arange(self.num_samples), batch_size, centre)
+        return self._batches([torch.arange(span.start, span.stop) for span in spans], centre)
 
     def _read(self, image: int) -> NDArray[np.uint8]:
         """Return the pixels of an image (H, W, 3) uint8."""
         return self._source.read(int(self._chosen[image]))
 
-    def _batches(
-        self, order: Tensor, batch_size: int, compute: Callable[[int], Tensor]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Compute the images of each batch with as many threads as torch uses.
+    def _batches(self, batches: Sequence[Tensor], compute: Callable[[int], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Compute the images of each batch, given by their numbers, with as many threads as torch uses.
 
         On a GPU, the next batch is computed during the step of the current one.
         """
@@ -163,7 +158,6 @@ class CropBatches(EpochBatches):
             list(pool.map(fill, range(threads)))
             return pixels
 
-        batches = order.split(batch_size)
         with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(1) as ahead:
             following: Future[Tensor] | None = None
             for number, images in enumerate(batches):

@@ -97,12 +97,13 @@ def resnet50_cifar(
 ) -> nn.Module:
     """PruneTrain's ResNet-50 for CIFAR: 76 convolutions, three stages of eight bottlenecks.
 
-    Arguments and errors as in `resnet32`.
-
     Args:
         width: Factor of every channel count, a multiple of 1/16.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image.
+
+    Raises:
+        ValueError: As `resnet32`.
 
     Source: PruneTrain (SC 2019) and its code.
     """

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from suite.registry import register
 from tasks.models.stochastic_depth import rates, stochastic_depth
+from tasks.models.widths import check_side
 
 DEPTHS = (2, 2, 6, 2)
 WIDTHS = (40, 80, 160, 320)
@@ -97,6 +98,5 @@ def convnext_atto(
 
     Source: Liu et al., A ConvNet for the 2020s, CVPR 2022; sizes and perceptrons of timm's `convnext_atto`.
     """
-    if min(input_shape[1:]) < SMALLEST_SIDE:
-        raise ValueError(f"images of {input_shape[1]}x{input_shape[2]} are too small; the model needs 32x32 pixels")
+    check_side(input_shape, SMALLEST_SIDE)
     return ConvNeXt(drop_path, num_classes, input_shape[0])

@@ -1,7 +1,7 @@
 """torchvision's ResNets for ImageNet, with blocks whose branch can be removed.
 
-Weights, function and initialisation are those of torchvision. In names, `branch.` precedes a block's convolutions and
-normalisation layers.
+Shapes of weights, function and initialisation are those of torchvision. In names, `branch.` precedes a block's
+convolutions and normalisation layers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from torch import nn
 
 from suite.registry import added_parameters, register
 from tasks.models.residual import BasicBlock, Block, Bottleneck
+from tasks.models.widths import check_channels
 
 
 @register("model", "resnet18")
@@ -80,8 +81,7 @@ def _build(
 ) -> nn.Module:
     from torchvision.models.resnet import ResNet
 
-    if input_shape[0] != 3:
-        raise ValueError(f"images have {input_shape[0]} channels; the model needs 3")
+    check_channels(input_shape)
     model = ResNet(block, blocks, num_classes=num_classes)  # type: ignore[arg-type]
     if blur:
         _blur_strided(model)

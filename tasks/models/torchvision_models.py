@@ -12,6 +12,7 @@ from annotated_types import Interval
 from torch import nn
 
 from suite.registry import added_parameters, register, register_family
+from tasks.models.widths import check_channels
 
 _AUXILIARY = ("googlenet", "inception_v3")  # their auxiliary classifiers return several outputs in training
 
@@ -95,7 +96,7 @@ _STOCHASTIC_DEPTH = ("convnext_", "efficientnet_", "maxvit_", "swin_")
     "wide_resnet101_2",
 )
 def classifier(name: str) -> Callable[..., nn.Module]:
-    """A classification network of torchvision, with its weights, function and initialisation, for three channels.
+    """A classification network of torchvision with new weights, which its builder initialises; for three channels.
 
     Args:
         name: Name of torchvision's builder.
@@ -123,7 +124,7 @@ def classifier(name: str) -> Callable[..., nn.Module]:
         "\n            other branches are in torchvision's proportions; `none` for torchvision's."
     )
     found.__name__ = found.__qualname__ = name
-    found.__doc__ = f"""torchvision's `{name}`, with its weights, function and initialisation.
+    found.__doc__ = f"""torchvision's `{name}` with new weights, which torchvision's builder initialises.
 
     Args:{drop_path_line if drops else ""}
         num_classes: Number of classes.
@@ -135,8 +136,7 @@ def classifier(name: str) -> Callable[..., nn.Module]:
 def _network(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
     from torchvision.models import get_model
 
-    if input_shape[0] != 3:
-        raise ValueError(f"images have {input_shape[0]} channels; the model needs 3")
+    check_channels(input_shape)
     settings: dict[str, Any] = {}
     if name.startswith("vit_"):
         settings["image_size"] = _square(input_shape)
@@ -174,6 +174,5 @@ def vgg16(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 22
     """
     from torchvision.models.vgg import vgg16_bn
 
-    if input_shape[0] != 3:
-        raise ValueError(f"images have {input_shape[0]} channels; the model needs 3")
+    check_channels(input_shape)
     return vgg16_bn(num_classes=num_classes)

@@ -1,7 +1,7 @@
 """Vision transformers, and an MLP-Mixer, whose products are all planned layers.
 
-Queries, keys and values are separate linear layers, so that each can be planned. Weights and function are otherwise
-those of the published networks, as in timm.
+Queries, keys and values are separate linear layers, so that each can be planned. Shapes of weights and function are
+otherwise those of the published networks, as in timm.
 """
 
 from __future__ import annotations

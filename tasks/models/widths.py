@@ -1,4 +1,4 @@
-"""Checks that the models share: channel counts of scaled networks, and sizes of images."""
+"""Checks that the models share: channel counts of scaled networks, and sizes and channels of images."""
 
 from __future__ import annotations
 
@@ -33,3 +33,16 @@ def check_side(input_shape: tuple[int, int, int], smallest: int) -> None:
     if min(input_shape[1:]) < smallest:
         height, width = input_shape[1:]
         raise ValueError(f"images are {height}x{width}; the smallest are {smallest}x{smallest}")
+
+
+def check_channels(input_shape: tuple[int, int, int]) -> None:
+    """Check that images have the three channels of torchvision's networks.
+
+    Args:
+        input_shape: Shape (C, H, W) of an image.
+
+    Raises:
+        ValueError: If an image has another number of channels.
+    """
+    if input_shape[0] != 3:
+        raise ValueError(f"images have {input_shape[0]} channels; the model needs 3")

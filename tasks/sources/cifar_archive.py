@@ -128,7 +128,7 @@ class CifarArchive:
         return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
 
     def _unusable(self, name: str, reason: str) -> UsageError:
-        # messages of tarfile may contain line breaks.
+        # Messages of tarfile may contain line breaks.
         reason = " ".join(reason.split())
         return UsageError(
             f"{self.path}: {name} cannot be used: {reason}; delete {self.path.name}, and it is downloaded again"

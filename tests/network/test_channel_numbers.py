@@ -1,6 +1,7 @@
 """What a model's forward depends on: sizes used as numbers, weights that it reads, paths used only in training."""
 
 import copy
+import itertools
 import math
 import random
 
@@ -12,6 +13,7 @@ from torch import nn
 from methods.prunetrain import PruneTrain
 from methods.shared.lasso import lasso_layers
 from suite.method import ReconfigPlan
+from suite.network.channels import trial_cut
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
 from suite.network.channels.trial_cut import CHANGES_OUTPUTS, freeze_what_fails
@@ -153,6 +155,31 @@ def test_what_tracing_cannot_see_is_found_by_a_cut_on_trial(name):
     assert torch.equal(torch.get_rng_state(), state)
     assert spaces["b"].frozen_because == CHANGES_OUTPUTS
     assert {"a", "c"} <= set(check(model, spaces))
+
+
+@pytest.mark.parametrize(
+    ("between", "only_float32", "frozen"),
+    [
+        (FREE["nothing"], False, set()),
+        (HIDDEN["all parameters"], False, {"b"}),
+        (FREE["nothing"], True, {"a", "b", "c"}),
+    ],
+)
+def test_rounding_errors_that_a_network_amplifies_freeze_nothing(between, only_float32, frozen, monkeypatch):
+    signs, exact = itertools.cycle([1.0, -1.0]), trial_cut._outputs
+
+    def with_errors(model, images):
+        if images.dtype == torch.float64:
+            return exact(model, "no images" if only_float32 else images)
+        error = 0.01 * next(signs)
+        return [output * (1 + error) for output in exact(model, images)]
+
+    monkeypatch.setattr(trial_cut, "_outputs", with_errors)
+    torch.manual_seed(0)
+    model = Net(between)
+    spaces = find_index_spaces(model, SHAPE)
+    freeze_what_fails(model, spaces, SHAPE)
+    assert {name for name in "abc" if spaces[name].frozen_because == CHANGES_OUTPUTS} == frozen
 
 
 def test_a_method_that_reconfigures_tries_a_cut_before_it_is_set_up(caplog):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from suite.choices import build_model
-from suite.cost.flops import count, count_model
+from suite.cost.flops import PRODUCTS, count, count_model
 from suite.method import ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
@@ -131,14 +131,25 @@ def test_layers_on_tokens_are_not_gated(side):
     assert reason == "'expand' is applied to tokens"
 
 
-@pytest.mark.parametrize("name", ["vit_tiny[patch=8]", "mlp_mixer_tiny[patch=8]", "mlp[width=64]", "convnext_atto"])
+@pytest.mark.parametrize(
+    "name", ["vit_tiny[patch=8]", "vit_small[patch=8]", "mlp_mixer_tiny[patch=8]", "mlp[width=64]", "convnext_atto"]
+)
 def test_flops_are_those_of_torchs_counter_with_attention(name):
     model = build(name).eval()
-    # Without the flash kernel, attention is two products that the counter sees.
+    # Without the flash kernel, attention is products that the counter sees: two forward, and two backward for each.
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        model(torch.randn(1, *SHAPE))
-    assert count_model(model, SHAPE)["inference_flops"] == counter.get_total_flops()
-    assert count(model, SHAPE).not_counted == ()
+        logits = model(torch.randn(1, *SHAPE))
+        forward = counter.get_total_flops()
+        logits.sum().backward()
+    counts = count(model, SHAPE)
+    assert count_model(model, SHAPE)["inference_flops"] == forward
+    assert counts.not_counted == ()
+    if name != "convnext_atto":  # the counter multiplies groups of convolutions into their backward
+        step = sum(layer.flops(product) for layer in counts.layers.values() for product in PRODUCTS)
+        assert step == counter.get_total_flops()
+    attention = [layer.macs for layer in counts.layers.values() if layer.kind == "attention"]
+    width = {"vit_tiny[patch=8]": 192, "vit_small[patch=8]": 384}
+    assert attention == ([2 * 17 * 17 * width[name]] * 12 if name in width else [])  # 16 patches and the class token
 
 
 # The numbers of timm's networks.
@@ -164,7 +175,11 @@ def test_all_layers_are_planned():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("vit_tiny[patch=5]", "patches of 5x5"), ("mlp[depth=0]", "depth is 0"), ("convnext_atto", "too small")],
+    [
+        ("vit_tiny[patch=5]", "patches of 5x5"),
+        ("mlp[depth=0]", "depth is 0"),
+        ("convnext_atto", "images are 24x24; the smallest are 32x32"),
+    ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(text, message):
     with pytest.raises(Exception, match=message) as caught:

@@ -6,6 +6,8 @@ import hashlib
 import io
 import json
 import os
+import re
+import shutil
 import struct
 import tarfile
 import zlib
@@ -508,5 +510,19 @@ def test_a_damaged_archive_of_imagenet_leaves_no_folder(tmp_path, monkeypatch):
 
 
 def test_imagenet_says_which_archives_are_missing(tmp_path):
-    with pytest.raises(MissingData, match=r"ILSVRC2012_devkit_t12\.tar\.gz and ILSVRC2012_img_train\.tar"):
+    names = ("ILSVRC2012_img_train.tar", "ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_img_val.tar")
+    with pytest.raises(MissingData, match=f"no folder train and val, and lacks {', '.join(map(re.escape, names))}, "):
         ImageNet().find(tmp_path)
+    (tmp_path / "imagenet" / "val").mkdir(parents=True)
+    with pytest.raises(MissingData, match=r"no folder train, and lacks ILSVRC2012_img_train\.tar, which"):
+        ImageNet().find(tmp_path)
+
+
+def test_the_training_images_of_imagenet_are_extracted_without_the_devkit(tmp_path, monkeypatch):
+    root = tmp_path / "imagenet"
+    write_imagenet_archives(root, monkeypatch)
+    monkeypatch.setattr("tasks.imagenet.CLASSES", 2)
+    ImageNet().find(tmp_path)
+    shutil.rmtree(root / "train")
+    (root / "ILSVRC2012_devkit_t12.tar.gz").unlink()
+    assert len(ImageNet().find(tmp_path).train) == 6

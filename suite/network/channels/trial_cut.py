@@ -40,7 +40,8 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
     """Freeze the index spaces whose removal from a copy does not give the outputs of a masked copy.
 
     Outputs are compared for random images in evaluation and in training mode (with running statistics and without
-    dropout). Normalisation and all-zero parameters of the copies are drawn at random. The model stays unchanged.
+    dropout). Normalisation and all-zero parameters of the copies are drawn at random. The model stays unchanged. Where
+    outputs differ in float32, float64 decides, because very deep networks can amplify rounding errors.
 
     Args:
         model: The bare model.
@@ -60,6 +61,9 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
         if not all(torch.isfinite(output).all() for output in _outputs(drawn, images)):
             log.warning("no cut was tried, because the model's outputs for random images are not finite")
             return
+        if _agrees(drawn, spaces, free, images):
+            return
+        drawn, images = _more_exact(drawn, images)
         if _agrees(drawn, spaces, free, images):
             return
         wrong = [name for name in free if not _agrees(drawn, spaces, [name], images)]
@@ -116,6 +120,17 @@ def _set_statistics(model: nn.Module, images: Tensor) -> None:
         model.train()(images)
 
 
+def _more_exact(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
+    """Return model and images in float64, or as they are if the forward is possible in float32 only."""
+    try:
+        exact = copy.deepcopy(model).double()
+        _outputs(exact, images.double())
+    except Exception as error:  # a forward may raise anything
+        log.debug("cuts are compared in float32, because the forward fails in float64: %s", error)
+        return model, images
+    return exact, images.double()
+
+
 def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images: Tensor) -> bool:
     """Whether a copy without half of the channels of these spaces has the outputs of a copy that does not read them."""
     kept = {}
@@ -160,7 +175,7 @@ def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
         torch.manual_seed(1)  # random choices, such as stochastic depth, are the same for both models
         with _WithoutDropout():
             outputs = model(images)
-        found += [leaf.float() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        found += [leaf.double() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
     return found
 
 
