@@ -192,6 +192,13 @@ class ClickTrain(Method):
         share = self._masks[name].density
         return Density(share, share, share)
 
+    def kept_gradients(self, ctx: Context) -> Mapping[str, Tensor]:
+        """Return the masks of the weights that remain, as soon as the other weights are set to zero after every step.
+
+        The momentum of masked weights, which no weight depends on, differs from that with all gradients.
+        """
+        return {} if self._masked_from is None else self._masks.kept(ctx.layers)
+
     def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Return the operations of the lasso or the mask; mixup belongs to no layer and is not counted."""
         if name not in self._masks:

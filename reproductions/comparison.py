@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reports.data.disturbed_times import competing_programs, is_disturbed, resumed, slow_products, unsteady_times
+from reports.data.disturbed_times import (
+    competing_programs,
+    is_disturbed,
+    resumed,
+    shared_devices,
+    slow_products,
+    unsteady_times,
+)
 from reports.data.estimates import Estimate, Missing, Quantity, estimate, paired
 from reports.data.groups import BASELINE, column_text, seed_of
 from reports.data.method_rows import by_seed
@@ -147,7 +154,13 @@ def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) ->
     """Return lines on why measured times of these trials are unreliable; empty if no quantity is a time."""
     if not any(one.column.endswith(TIMES) for one in compared):
         return []
-    return [*competing_programs(trials), *unsteady_times(trials), *slow_products(trials), *resumed(trials)]
+    return [
+        *shared_devices(trials),
+        *competing_programs(trials),
+        *unsteady_times(trials),
+        *slow_products(trials),
+        *resumed(trials),
+    ]
 
 
 def published_alone(group: Group) -> tuple[Comparison, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reports.data.frames import Results
+    from suite.runs.callbacks.calls import CallbackTrial
 
 __version__ = "0.1.0"
 
@@ -26,3 +28,31 @@ def load_results(folder: str | Path) -> Results:
     from reports.data.frames import load
 
     return load(folder)
+
+
+def run(
+    arguments: Sequence[str],
+    on_epoch: Callable[[CallbackTrial, dict[str, Any]], object] | None = None,
+    on_trial: Callable[[CallbackTrial, dict[str, Any]], object] | None = None,
+) -> int:
+    """Run a suite from Python, as the verb `run` does.
+
+    The trials run in processes of their own; both functions are called in this process, soon after what they report. A
+    function that raises an exception is not called again for that trial, and the trials go on. `docs/callbacks.md`
+    describes trials and records, and callbacks in the process of the trial.
+
+    Args:
+        arguments: Options of `run`, as typed: `["--methods", "dense,sdgp", "--task", "digits"]`.
+        on_epoch: Function of a trial and the record of an epoch.
+        on_trial: Function of a trial and its record, when it has ended with any status.
+
+    Returns:
+        The exit status: 0 if every trial of the command is done, otherwise 1.
+
+    Raises:
+        suite.errors.UsageError: The arguments, a file or a plugin can be corrected.
+    """
+    from suite.command.run import run as run_command
+
+    functions = {"on_epoch": on_epoch, "on_trial": on_trial}
+    return run_command(arguments, {name: function for name, function in functions.items() if function is not None})

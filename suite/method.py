@@ -12,6 +12,7 @@ is:
             images, labels = method.transform_batch(images, labels, ctx)
             for each micro-batch: forward, backward        # the transforms of the plans run here
             loss += method.regularization(model, ctx)      # before the backward of the last micro-batch
+            sum the gradients over the ranks               # those of method.kept_gradients(ctx)
             count FLOPs                                    # method.density(name, ctx) of each layer
             if the gradients are finite:
                 if method.before_optimizer_step(ctx) is not SKIP_STEP:
@@ -53,7 +54,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Self, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform
 
 import torch
 from torch import Tensor, nn
@@ -77,24 +78,13 @@ from suite.plan import (
     random_key,
 )
 from suite.recipe import Tuning
-from suite.reconfiguration import IndexMap, OtherTrial, ReconfigPlan
+from suite.reconfiguration import SKIP_STEP, IndexMap, OtherTrial, ReconfigPlan, SkipStep
 
 __all__ = [
     "EMPTY_PLAN", "SKIP_STEP", "Backend", "Compact", "Compressed", "Context", "Density", "Geometry", "IndexMap",
     "IndexSpaces", "Layer", "Method", "OpPlan", "Operand", "OtherTrial", "ReconfigPlan", "SharedTransform", "Site",
     "Transform",
 ]  # fmt: skip
-
-
-class _SkipStep:
-    """The type of `SKIP_STEP`."""
-
-    def __repr__(self) -> str:
-        return "SKIP_STEP"
-
-
-SKIP_STEP: Final = _SkipStep()
-"""Return value of `before_optimizer_step` that leaves out the optimizer step; everything else runs as usual."""
 
 
 @dataclass
@@ -122,7 +112,7 @@ class Context:
         rehearsal: True while a command is checked before its first trial, on a copy of the model on the CPU: nothing
             will be trained, so `setup` should leave out what takes long (compiling kernels, reading files).
         optimizer: The optimizer; `None` in `setup` and `begin`.
-        rank: Index of this process among those of `torch.distributed` that train the model together; otherwise 0.
+        rank, ranks: Index and number of the processes of `torch.distributed` that train the model together; or 0 and 1.
         step: Number of optimizer steps attempted since the trial began, so also the index of the running step.
         epochs_done: Number of finished epochs. It has its new value in all hooks at the end of an epoch.
         batch_index: Index of the running step in its epoch.
@@ -130,6 +120,7 @@ class Context:
         task_loss: Loss of the step without the regularization term: mean over micro-batches and ranks, detached. In
             `regularization` it belongs to the running step. `None` before the first step of a process.
         all_reduce: Function that returns the sum of a tensor over all ranks, which must all call it in the same order.
+        from_first_rank: Function that returns rank 0's value on all ranks; for decisions by measured times.
         memory_estimate: Function that returns the bytes of a training step after a `ReconfigPlan`, measured on a copy
             of the model: parameters, gradients, optimizer state, and what a batch keeps for backward.
         inference_flops: Function that returns the FLOPs of one image's inference after a `ReconfigPlan`.
@@ -160,12 +151,14 @@ class Context:
     rehearsal: bool = False
     optimizer: torch.optim.Optimizer | None = None
     rank: int = 0
+    ranks: int = 1
     step: int = 0
     epochs_done: int = 0
     batch_index: int = 0
     progress: float = 0.0
     task_loss: Tensor | None = None
     all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    from_first_rank: Callable[[Any], Any] = lambda value: value
     memory_estimate: Callable[[ReconfigPlan], int] = lambda plan: 0
     inference_flops: Callable[[ReconfigPlan], float] = lambda plan: 0.0
     untimed: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -286,7 +279,7 @@ class Method:
         """Return a scalar that is added to the loss once per step; `None` for no term. Autocast is off."""
         return None
 
-    def before_optimizer_step(self, ctx: Context) -> _SkipStep | None:
+    def before_optimizer_step(self, ctx: Context) -> SkipStep | None:
         """Read or change the gradients, which are complete and finite here, or return `SKIP_STEP`.
 
         The gradients (`parameter.grad`) are those of the whole batch over all ranks, after clipping.
@@ -323,6 +316,15 @@ class Method:
         not needed then; it is 1 in steps that use the gradients of masked weights, for example to grow connections.
         """
         return Density()
+
+    def kept_gradients(self, ctx: Context) -> Mapping[str, Tensor]:
+        """Return masks of the weight gradients that the method uses, by layer; all of them in layers that are absent.
+
+        A mask is bool and has the weight's shape. Data-parallel training sums only these gradients over the ranks, and
+        the others are zero then. It is called before every step: return stored tensors, which are equal on all ranks,
+        and new ones only if the masks change. A method that reads gradients of masked weights must not override it.
+        """
+        return {}
 
     def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Return the arithmetic operations that the method spends on this layer in one step of `samples` images.

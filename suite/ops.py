@@ -1,7 +1,8 @@
 """Entry points for a training loop of your own, and what a backend of your own needs.
 
-`apply` plans a model by a method; `convert` only makes its layers plannable; `restore` undoes both. `TORCH` is the
-default backend, for backends that leave part of the work to torch.
+`apply` plans a model by a method; `convert` only makes its layers plannable; `restore` undoes both. With several
+processes, `reduce_gradients` sums only the gradients that the method uses. `TORCH` is the default backend, for backends
+that leave part of the work to torch.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from suite.method import Method
 from suite.network.backends import TORCH
 from suite.network.layers import PlannedConv2d, PlannedLinear, convert, restore
 from suite.training.hooks import Hooks
+from suite.training.parts.reduction import reduce_gradients
 
-__all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "restore"]
+__all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "reduce_gradients", "restore"]
 
 
 def apply(model: nn.Module, method: Method, **context: Any) -> Hooks:

@@ -20,6 +20,9 @@ ADDED: Final = {
 """Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
 this value, so that the ids of earlier trials stay the same."""
 
+EPOCH_PERCENTAGES: Final = (40, 55, 70, 85)
+"""Epochs of the dense trials with a smaller budget, in percent of the recipe's: a part of `--controls`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
@@ -212,3 +215,9 @@ class Recipe:
         if self.schedule == "cosine":
             fall = (1 - math.cos(math.pi * fall)) / 2
         return self.learning_rate * (1 - (1 - self.lr_end) * fall)
+
+
+def control_epochs(epochs: int) -> list[int]:
+    """Return the numbers of epochs of the dense trials with a smaller budget: ascending, each once, fewer than all."""
+    rounded = {max(1, (epochs * percentage + 50) // 100) for percentage in EPOCH_PERCENTAGES}
+    return sorted(count for count in rounded if count < epochs)

@@ -1,4 +1,4 @@
-"""Reconfigurations: a method's decision to change the network, and how a method updates its own tensors afterwards."""
+"""Decisions that hooks return: reconfigurations, how a method updates its own tensors afterwards, and `SKIP_STEP`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -87,3 +87,14 @@ class IndexMap:
         for axis, indices in self._kept.get(name, {}).items():
             tensor = tensor.index_select(axis, indices.to(tensor.device))
         return tensor
+
+
+class SkipStep:
+    """The type of `SKIP_STEP`."""
+
+    def __repr__(self) -> str:
+        return "SKIP_STEP"
+
+
+SKIP_STEP: Final = SkipStep()
+"""Return value of `before_optimizer_step` that leaves out the optimizer step; everything else runs as usual."""

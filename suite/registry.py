@@ -1,4 +1,4 @@
-"""The registry of methods, tasks, models, engines and reproductions.
+"""The registry of methods, tasks, models, engines, callbacks and reproductions.
 
 A class or function is registered by a decorator, which is found without running the file:
 
@@ -32,12 +32,13 @@ from typing import Any, TypeVar
 from suite.errors import UsageError, nearest
 from suite.files import read_bytes, read_path
 
-KINDS = ("method", "task", "model", "engine", "reproduction")
+KINDS = ("method", "task", "model", "engine", "callback", "reproduction")
 PACKAGES = {
     "method": "methods",
     "task": "tasks",
     "model": "tasks",
     "engine": "suite.runs.engines",
+    "callback": "suite.runs.callbacks",
     "reproduction": "reproductions",
 }
 """The package that contains the project's own objects of each kind, in its modules or those of its subpackages."""
@@ -45,6 +46,7 @@ ENTRY_POINTS = {
     "method": "pdt.methods",
     "task": "pdt.tasks",
     "model": "pdt.models",
+    "callback": "pdt.callbacks",
     "reproduction": "pdt.reproductions",
 }
 CONTRACTS = {
@@ -89,8 +91,8 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
 
     Args:
         kind: One of `KINDS`.
-        name: Lower-case letters, digits and `_`, as typed after `--methods`, `--task` or `--model`. The name of a
-            reproduction, which is typed after `reproduce` and names files, may also contain `-`.
+        name: Lower-case letters, digits and `_`, as typed after `--methods`, `--task`, `--model` or `--log`. The name
+            of a reproduction, which is typed after `reproduce` and names files, may also contain `-`.
 
     Raises:
         ValueError: If the kind is unknown, or another class or function has the name already.
@@ -204,7 +206,7 @@ def _where(kind: str, name: str) -> str:
 
 
 def load_plugin(path: str | Path) -> list[Entry]:
-    """Run a Python file that registers methods, tasks or models, and return their entries.
+    """Run a Python file that registers methods, tasks, models or callbacks, and return their entries.
 
     Raises:
         UsageError: If the file does not exist, raises an exception, registers nothing, or uses a name that is taken.

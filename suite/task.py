@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -83,6 +83,27 @@ class Batches(Protocol):
 
         Yields:
             Images (n, C, H, W) float32, normalised, channels-last, and labels (n,) int64.
+        """
+
+
+@runtime_checkable
+class ShareableBatches(Batches, Protocol):
+    """Batches of which a rank can compute its share alone.
+
+    Several processes that train one model ask for it. From other batches each rank takes its share after it has
+    computed the whole batch.
+    """
+
+    def share_of_epoch(self, epoch: int, batch_size: int, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over one rank's share of each batch of `epoch`, for a training in several processes.
+
+        Args:
+            epoch, batch_size: As for `epoch`; the batch size is that of all ranks.
+            rank: Number of the share, from 0.
+            ranks: Number of shares, into which `Tensor.tensor_split` would divide a batch.
+
+        Yields:
+            As `epoch`; n may be 0 in a last batch of fewer than `ranks` samples.
         """
 
 

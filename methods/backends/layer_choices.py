@@ -55,7 +55,7 @@ class LayerChoices:
             names: Names of the layers.
             candidates: Returns the backends that a layer can have; the first is the baseline.
             key: Returns what decides the times of a layer's products.
-            measure: Measures the candidates for a layer; called outside the measured training time.
+            measure: Measures the candidates for a layer; called outside the measured training time, and by rank 0 only.
         """
         if self.chosen is not None:
             return
@@ -71,7 +71,7 @@ class LayerChoices:
                 continue
             if (asked := key(name)) not in found:
                 with ctx.untimed():
-                    found[asked] = measure(name, allowed)
+                    found[asked] = ctx.from_first_rank(measure(name, allowed) if ctx.rank == 0 else None)
             self.choices[name] = found[asked].to_json()
             self.chosen[name] = found[asked].name
 
@@ -111,7 +111,8 @@ class Shape(NamedTuple):
             size = layer.padded_size(*ctx.spaces.input_sizes[name])
         else:
             size = (ctx.spaces.positions[name], 1)
-        return cls(layer.geometry, ctx.batch_size // ctx.micro_batches, size, ctx.dtype)
+        images = ctx.batch_size // (ctx.micro_batches * ctx.ranks)
+        return cls(layer.geometry, images, size, ctx.dtype)
 
     def question(self, weight: Tensor) -> dict[str, Any]:
         """Return the facts as plain data, with those of the weight, for `autotune.choose`."""

@@ -18,6 +18,7 @@ from methods.shared.patterns import (
     outside_patterns,
 )
 from methods.shared.structures import least_important_kernels
+from suite.plan import Layer
 
 
 class PatternMasks(Mapping[str, PruneMask]):
@@ -43,7 +44,8 @@ class PatternMasks(Mapping[str, PruneMask]):
         self._pool = torch.empty(0, POSITIONS, dtype=torch.bool)
         self._patterns: dict[str, Tensor] = {}  # by 3x3 layer, (K, C) indices into the pool
         self._masks: dict[str, PruneMask] = {}
-        self._kept: list[Tensor] = []  # 1 and 0, from the first call of `apply` on
+        self._factors: list[Tensor] = []  # 1 and 0, from the first call of `apply` on
+        self._kept: dict[str, Tensor] = {}  # bool, from the first call of `kept` on
 
     @property
     def has_blocks(self) -> bool:
@@ -87,12 +89,18 @@ class PatternMasks(Mapping[str, PruneMask]):
             weights: Weight of every layer, in order.
             momenta: Momentum of every layer, in order; empty to leave it unchanged.
         """
-        if not self._kept:
+        if not self._factors:
             masks = zip(self._masks.values(), weights, strict=True)
-            self._kept = [mask.kept(weight.detach()) for mask, weight in masks]
-        torch._foreach_mul_([*weights], self._kept)
+            self._factors = [mask.kept(weight.detach()) for mask, weight in masks]
+        torch._foreach_mul_([*weights], self._factors)
         if momenta:
-            torch._foreach_mul_([*momenta], self._kept)
+            torch._foreach_mul_([*momenta], self._factors)
+
+    def kept(self, layers: Mapping[str, Layer]) -> Mapping[str, Tensor]:
+        """Return which weights remain, (K, C, R, S) bool, by layer: the same tensors in each call."""
+        if not self._kept:
+            self._kept = {name: mask.kept(layers[name].weight.detach()).bool() for name, mask in self._masks.items()}
+        return self._kept
 
     def count_patterns(self) -> dict[str, int]:
         """Return the number of remaining kernels with each pattern; `000011011` is a pattern, row by row."""
@@ -112,7 +120,7 @@ class PatternMasks(Mapping[str, PruneMask]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the masks of a checkpoint."""
-        self._pool, self._masks, self._kept = state["pool"], {}, []
+        self._pool, self._masks, self._factors, self._kept = state["pool"], {}, [], {}
         self._patterns = {name: patterns.long() for name, patterns in state["patterns"].items()}
         for name, kernels in state["kernels"].items():
             self._enter(name, kernels)

@@ -11,13 +11,19 @@ from reports.content.headlines import headlines
 from reports.content.model import Group, Report
 from reports.content.problems import problem_section
 from reports.content.provenance import flatten, provenance_section
-from reports.content.remarks import backend_remarks, missing_file_notes, retained_figure_notes, time_pass_remarks
+from reports.content.remarks import (
+    backend_remarks,
+    communication_remarks,
+    missing_file_notes,
+    retained_figure_notes,
+    time_pass_remarks,
+)
 from reports.content.tables import group_tables, summary_table
 from reports.content.targets import TargetRequest, target_sections
 from reports.content.verdict import smoke_verdict, verdict
 from reports.content.why.sections import why_sections
 from reports.data.budget import budget_curve, epochs, fold_budgets
-from reports.data.disturbed_times import competing_programs, resumed, slow_products, unsteady_times
+from reports.data.disturbed_times import competing_programs, resumed, shared_devices, slow_products, unsteady_times
 from reports.data.groups import Look, TrialGroup, group_trials, label, looks, with_times
 from reports.data.method_rows import method_rows, repeated_seeds
 from reports.data.records import Records, Trial
@@ -115,6 +121,7 @@ def _group(
         else verdict(rows, curve, device, epochs(group), declared, claiming, profiled),
         headlines=headlines(rows, setting),
         remarks=(
+            *shared_devices(everything),
             *competing_programs(everything),
             *unsteady_times(everything),
             *slow_products(everything),
@@ -122,6 +129,7 @@ def _group(
             *time_pass_remarks(rows),
             *repeated_seeds(group),
             *backend_remarks(rows),
+            *communication_remarks(rows),
         ),
         tables=(*group_tables(rows, slug, device), *budget_table(curve, epochs(group), slug))
         if any(row.done for row in rows)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from reports.data.groups import seed_of
 from reports.data.method_rows import MethodRow
 from reports.data.records import Records, Trial
 from reports.data.trial_files import clean
+from reports.formatting import si
 from suite.runs.folder.times import Interval
 
 _DENSE = "torch"
@@ -81,6 +83,37 @@ def _sparse_layers(trial: Trial) -> set[str]:
     layers = trial.epochs[-1].get("layers") if trial.epochs else None
     found = layers.items() if isinstance(layers, Mapping) else ()
     return {str(name) for name, record in found if min(record.get("density", ()), default=1.0) < 1}
+
+
+def communication_remarks(rows: Sequence[MethodRow]) -> list[str]:
+    """Return a line with the gradients that data-parallel trials communicated; none if each trial had one process."""
+    found = [(row, gradients) for row in rows if (gradients := [*filter(None, map(_gradients, row.done))])]
+    if not found:
+        return []
+    means = [(row, fmean(measured for measured, _ in several)) for row, several in found]
+    dense = next((mean for row, mean in means if row.is_baseline), 0.0)
+    pieces = [
+        f"{row.label} {si(mean, 'B')}" + (f" ({mean / dense:.3f} × dense)" if dense and not row.is_baseline else "")
+        for row, mean in means
+    ]
+    other = [row.label for row, several in found if any(measured != counted for measured, counted in several)]
+    counted = f"They differ from the counted bytes in {', '.join(other)}." if other else "They equal the counted bytes."
+    return [
+        clean(
+            "Gradients that each process handed to all-reduce operations in the whole training (measured, mean over "
+            f"seeds): {', '.join(pieces)}. {counted}"
+        )
+    ]
+
+
+def _gradients(trial: Trial) -> tuple[int, int] | None:
+    """Return the measured and the counted bytes of the gradients; `None` if one process trained the model."""
+    record = trial.epochs[-1] if trial.epochs else {}
+    sums = [record.get(key) for key in ("communication", "train_communication")]
+    measured, counted = (one.get("gradients") if isinstance(one, Mapping) else None for one in sums)
+    if not (isinstance(measured, int) and isinstance(counted, int)):
+        return None
+    return measured, counted
 
 
 def missing_file_notes(records: Records) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from reports.data.method_rows import MethodRow
 from reports.data.significance import MOST_SEEDS
 from reports.data.verdict import FEWEST_SEEDS, LEVEL, Cost, Finding, findings, is_dense
 from reports.formatting import interval, ratio
+from suite.recipe import control_epochs
 from suite.runs.folder.profiles import MethodProfile
 
 _MOST_REASONS = 2
@@ -115,11 +116,6 @@ def _sentence(found: Sequence[Finding], cost: Cost, margin: str) -> str:
     return f"{at}, no method is shown to gain over dense: {'; '.join(clauses)}"
 
 
-def fewest_control_epochs(epochs: int) -> int:
-    """Return the smallest of `suite.runs.controls.control_epochs`, which a report cannot import; at least 1."""
-    return max(1, (40 * epochs + 50) // 100)
-
-
 def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: float) -> list[str]:
     """Return what would give a verdict where there is none, or would decide."""
     options, advice = [], []
@@ -135,7 +131,7 @@ def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: floa
     untrained = [mean_of(one.share) or 0.0 for one in found if one.reason.startswith("dense was not trained")]
     # The epochs of dense that cost as much, where dense can be trained for so few.
     shorter = [count for share in untrained if share < 1 and (count := math.floor(share * epochs)) >= 1]
-    least = fewest_control_epochs(int(epochs))
+    least = min(control_epochs(int(epochs)), default=1)
     if any(count >= least for count in shorter) or any(one.reason == "dense was not run" for one in found):
         options.append("--controls")
     gives = "gives a verdict" if all(one.outcome == "none" for one in found) else "gives the missing verdicts"

@@ -24,7 +24,7 @@ DISTURBED_NOTE = "Disturbed: something other than the method affected this time 
 
 def is_disturbed(trial: Trial) -> bool:
     """Return whether the records show that a trial's times were disturbed. They cannot prove the opposite."""
-    return trial.done and (_spread(trial) > _UNSTEADY or _busy_share(trial) >= _BUSY)
+    return trial.done and (_spread(trial) > _UNSTEADY or _busy_share(trial) >= _BUSY or _shared_with(trial) > 0)
 
 
 def mark_disturbed(text: str, disturbed: bool) -> str:
@@ -58,6 +58,19 @@ def competing_programs(trials: Sequence[Trial]) -> list[str]:
     return [
         f"Other programs were running when {len(busy)} of {len(done)} trials started (at most on {busy[worst]:.1f} "
         f"times as many cores as the trial uses, in {worst}): do not rely on the times of these trials."
+    ]
+
+
+def shared_devices(trials: Sequence[Trial]) -> list[str]:
+    """Return a warning if trials ran on one device at the same time, so that each of them slowed down the others."""
+    done = [trial for trial in trials if trial.done]
+    shared = {trial.name: number for trial in done if (number := _shared_with(trial)) > 0}
+    if not shared:
+        return []
+    most = max(shared, key=lambda name: shared[name])
+    return [
+        f"{len(shared)} of {len(done)} trials shared their device with other trials of the command (at most with "
+        f"{shared[most]:.0f} at a time, in {most}), which slow each other down: their times are marked and not ranked."
     ]
 
 
@@ -106,6 +119,12 @@ def _busy_share(trial: Trial) -> float:
     loads = [finite(record.get("busy_cores")) for record in (trial.provenance, *_attempts(trial))]
     known = [load for load in loads if load is not None]
     return max(known) / threads if known and threads is not None and threads >= 1 else 0.0
+
+
+def _shared_with(trial: Trial) -> float:
+    """Return the largest number of other trials on the device during an attempt; 0 if the record names none."""
+    places = [record.get("place") for record in (trial.provenance, *_attempts(trial))]
+    return max((finite(place.get("shared_with")) or 0.0 for place in places if isinstance(place, Mapping)), default=0.0)
 
 
 def _spread(trial: Trial) -> float:

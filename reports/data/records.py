@@ -24,7 +24,14 @@ from reports.data.trial_files import (
 )
 from suite.errors import UsageError
 from suite.runs.folder import packed
-from suite.runs.folder.columns import COLUMNS, NUMBER_COLUMNS, REQUIRED_COLUMNS, TEXT_COLUMNS, minor_version
+from suite.runs.folder.columns import (
+    COLUMNS,
+    NUMBER_COLUMNS,
+    REQUIRED_COLUMNS,
+    TEXT_COLUMNS,
+    execution_text,
+    minor_version,
+)
 from suite.runs.folder.profiles import PROFILES, GroupProfiles
 from suite.runs.folder.times import TIMES, GroupTimes
 from suite.runs.folder.tuning import Tuned, read_tuned
@@ -241,7 +248,8 @@ def _from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     names = ("method", "variant", "task", "model", "preset", "seed", "device", "dtype")
     recipe, copy = spec.get("recipe") or {}, spec.get("data_copy") or {}
     found = {name: spec.get(name) for name in names}
-    found |= {name: recipe.get(name) for name in ("batch_size", "epochs", "execution")}
+    found |= {name: recipe.get(name) for name in ("batch_size", "epochs")}
+    found["execution"] = execution_text(recipe.get("execution"), spec.get("processes"))
     if copy:
         found["data_copy"] = f"{copy.get('kind', '')}-{str(copy.get('checksum', ''))[:8]}"
     if spec.get("parameters"):

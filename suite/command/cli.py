@@ -19,6 +19,7 @@ from suite.errors import UsageError, nearest
 
 VERBS = (
     "run",
+    "plan",
     "list",
     "describe",
     "check",
@@ -104,6 +105,10 @@ def _function(verb: str) -> Callable[[Sequence[str]], int]:
         from suite.command.run import run
 
         return run
+    if verb == "plan":
+        from suite.command.plan import plan
+
+        return plan
     if verb in ("list", "describe"):
         from suite.command import describe
 

@@ -12,7 +12,7 @@ from typing import Any
 from docstring_parser import DocstringStyle, parse
 
 from suite import registry
-from suite.command.options import Parser, program_name
+from suite.command.options.parser import Parser, program_name
 from suite.errors import UsageError, nearest
 from suite.recipe import Tuning
 from suite.runs.planning import read_names

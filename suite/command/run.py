@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from suite import files, registry
-from suite.command.options import RunOptions, read_run_options
+from suite.command.options.run import RunOptions, read_run_options
 from suite.errors import UsageError
+from suite.runs.callbacks.listening import Callback, CallingListener
 from suite.runs.engines.forked import forked
-from suite.runs.progress import duration, listener_for
+from suite.runs.progress.listeners import listener_for
+from suite.runs.progress.text import duration
+from suite.runs.ranks.allocation import Allocation, follow, in_allocation, lead
 from suite.runs.spec import SuiteSpec, TrialSpec, suite_hash
 
 log = logging.getLogger(__name__)
@@ -24,8 +28,12 @@ PAPER_SEEDS = 3
 LINE_WIDTH = 140  # characters, where the output is not a terminal
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = None) -> int:
     """Run a suite.
+
+    Args:
+        arguments: The options.
+        functions: Functions that are called in this process (`suite.run`).
 
     Returns:
         The exit status: 0 if every trial of the command is done, otherwise 1.
@@ -33,9 +41,32 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: The user can correct the command, a file or a plugin.
     """
-    options = read_run_options(arguments)
+    if (allocation := Allocation.of_environment()) is None:
+        return _run(read_run_options(arguments), functions)
+    if allocation.rank:
+        return follow(allocation)
+    return lead(allocation, lambda: _run(_of_allocation(read_run_options(arguments), allocation), functions))
+
+
+def _run(options: RunOptions, functions: Mapping[str, Callback] | None) -> int:
     suite, trials, folder, provenance = forked(lambda: prepare(options))
-    return run_trials(options, suite, trials, folder, provenance=provenance)
+    return run_trials(options, suite, trials, folder, provenance=provenance, functions=functions)
+
+
+def _of_allocation(options: RunOptions, allocation: Allocation) -> RunOptions:
+    """Return the options with as many processes per trial as commands were started together.
+
+    Raises:
+        UsageError: The options ask for another number, or for trials at the same time.
+    """
+    started = f"{allocation.source} has started {allocation.size} processes"
+    if options.processes not in (1, allocation.size):
+        raise UsageError(f"--nproc-per-trial {options.processes}: {started}, all of which train each trial")
+    if options.engine != "local":
+        raise UsageError(f"--engine {options.engine}: {started}, which train one trial at a time")
+    if options.jobs > 1:
+        raise UsageError(f"--jobs {options.jobs}: {started}, which train one trial at a time")
+    return dataclasses.replace(options, processes=allocation.size)
 
 
 def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
@@ -88,6 +119,7 @@ def resolve(options: RunOptions) -> SuiteSpec:
     from suite.runs.spec import resolve_device, resolve_dtype
 
     device, index = resolve_device(options.device)
+    check_processes(options.processes, options.device, device)
     preset = options.preset or ("paper" if device == "cuda" else "quick")
     return SuiteSpec(
         methods=options.methods,
@@ -102,10 +134,33 @@ def resolve(options: RunOptions) -> SuiteSpec:
         dtype=resolve_dtype(options.dtype, device, index),
         data_root=str(options.data_root),
         plugins=tuple(str(path) for path in options.plugins),
+        callbacks=options.callbacks,
         controls=options.controls,
+        processes=options.processes,
         margin=options.margin,
         targets=options.targets,
     )
+
+
+def check_processes(processes: int, typed: str, device: str) -> None:
+    """Check that each process of a trial has a device.
+
+    Args:
+        processes: Number of processes of each trial.
+        typed: The device as typed.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        UsageError: There are fewer GPUs, or the user has named one of them.
+    """
+    if processes == 1 or device == "cpu" or in_allocation():
+        return
+    import torch
+
+    if ":" in typed:
+        raise UsageError(f"--device {typed} names one GPU; --nproc-per-trial {processes} needs --device cuda")
+    if (count := torch.cuda.device_count()) < processes:
+        raise UsageError(f"--nproc-per-trial {processes}: this machine has {count} GPU(s), and each process needs one")
 
 
 def default_folder(trials: Sequence[TrialSpec]) -> Path:
@@ -121,6 +176,7 @@ def run_trials(
     folder: Path,
     more: Callable[[], Sequence[Path]] = lambda: (),
     provenance: dict[str, Any] | None = None,
+    functions: Mapping[str, Callback] | None = None,
 ) -> int:
     """Run the trials that a folder does not have yet, and write its table and report.
 
@@ -131,6 +187,7 @@ def run_trials(
         folder: The suite's folder.
         more: Writes further files from the results while the folder is locked, and returns their paths.
         provenance: Provenance of the command (default: collected here).
+        functions: Functions by name that are called after each epoch and at the end of each trial (`suite.run`).
 
     Returns:
         The exit status, as in `run`. Trials without test images, as in `tune`, may diverge; they have no report.
@@ -149,7 +206,8 @@ def run_trials(
 
     tested = any(trial.recipe.get("evaluate_test", True) for trial in trials)
     store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
-    engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout)
+    address = {"address": options.ray_address} if options.engine == "ray" else {}
+    engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **address)
     with files.errors_of(folder), store.lock():
         read_table(folder)  # a damaged table must be reported before hours of trials, not after
         provenance = provenance or provenance_of(suite)
@@ -170,8 +228,8 @@ def run_trials(
         if forget:
             write_results(store, none_runs=True, forget=forget)  # the trials were deleted, and so are their rows
         try:
-            with listener_for(console, len(chosen)) as progress:
-                engine.run(chosen, progress)
+            with listener_for(console, [trial for trial, _ in chosen]) as progress:
+                engine.run(chosen, CallingListener(progress, folder / "trials", functions) if functions else progress)
         finally:
             rows = write_results(store, none_runs=True)
         written = [*(write_report(folder)[:1] if tested else ()), *more()]

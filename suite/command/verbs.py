@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from suite import files, registry
-from suite.command.options import DEFAULTS, Parser, program_name
+from suite.command.options.arguments import DEFAULTS
+from suite.command.options.parser import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.planning import read_choices, read_names
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 CPUINFO = Path("/proc/cpuinfo")
+CORES = "PDT_CORES"
+"""Environment variable of a trial: number of cores of its command, which may give each trial only some of them."""
 
 # The flags that decide which kernels a library chooses. The other flags (virtualisation, mitigations, power) differ
 # between two boots of one machine and say nothing of arithmetic.
@@ -160,7 +162,7 @@ def hardware_facts(device: torch.device) -> dict[str, Any]:
         "device": device.type,
         **read_cpu().facts(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": available_cores(),
+        "cores": int(os.environ.get(CORES) or available_cores()),
         "threads": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }

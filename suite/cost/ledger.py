@@ -17,6 +17,10 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from suite.cost.data_parallel.communication import KeptGradients, count_step
 from suite.cost.flops import PRODUCTS, LayerCost, count_layers, weight_density
 from suite.method import Context, Density, Method
 from suite.network.planned_layer import PlannedLayer
@@ -42,6 +46,8 @@ class Ledger:
         train_flops: FLOPs of all steps, by variant.
         step_flops: FLOPs of the last step, by variant.
         step_overhead: Operations of the method itself in the last step.
+        step_communication: Bytes that a rank communicates in such a step of data-parallel training, by kind.
+        train_communication: Those of all steps.
     """
 
     def __init__(
@@ -62,6 +68,10 @@ class Ledger:
         self.train_flops = dict.fromkeys(COLUMNS, 0.0)
         self.step_flops = dict.fromkeys(COLUMNS, 0.0)
         self.step_overhead = 0.0
+        self._all_communication = count_step(self._model)
+        self._kept_gradients = KeptGradients(method)
+        self.step_communication: dict[str, int] = {}
+        self.train_communication = dict.fromkeys(self._all_communication, 0)
         self._interval: dict[str, Flops] = {}
         self._rows: list[dict[str, Any]] = []
         self._first_epoch = 1
@@ -90,8 +100,29 @@ class Ledger:
                     sums[product][column] += value
                     step_flops[column] += value
         self.step_flops = step_flops
+        self._kept_gradients.update(self._ctx)
+        all_of_it = self._all_communication
+        self.step_communication = {**all_of_it, "gradients": all_of_it["gradients"] - self._kept_gradients.left_out}
+        for kind, size in self.step_communication.items():
+            self.train_communication[kind] += size
         for column in COLUMNS:
             self.train_flops[column] += step_flops[column]
+
+    def counts(self) -> Tensor:
+        """Return what was counted in the running interval and in the whole trial, for several ranks to add up."""
+        layers = [value for flops in self._interval.values() for one in flops.values() for value in one.values()]
+        values = [*layers, *self._overhead.values(), *self.train_flops.values(), self._samples]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def set_counts(self, counts: Tensor) -> None:
+        """Replace what was counted by the sum over ranks, in the order of `counts`."""
+        values = iter(counts.tolist())
+        for flops in self._interval.values():
+            for product in flops.values():
+                product.update({column: next(values) for column in product})
+        self._overhead.update({name: next(values) for name in self._overhead})
+        self.train_flops.update({column: next(values) for column in self.train_flops})
+        self._samples = round(next(values))
 
     def add_overhead(self, samples: int) -> None:
         """Add the method's own operations in a step, after all its hooks of that step."""
@@ -104,7 +135,11 @@ class Ledger:
 
     def step_cost(self) -> dict[str, Any]:
         """Return what the last step cost, for the record of an epoch; call it after `add_overhead`."""
-        return {"step_flops": dict(self.step_flops), "step_overhead": self.step_overhead}
+        return {
+            "step_flops": dict(self.step_flops),
+            "step_overhead": self.step_overhead,
+            "step_communication": dict(self.step_communication),
+        }
 
     def close_interval(self, epochs_done: int) -> None:
         """Store the rows of the interval that ends with `epochs_done`, before the model is changed."""
@@ -174,6 +209,7 @@ class Ledger:
             "samples": self._samples,
             "step_flops": self.step_flops,
             "train_flops": self.train_flops,
+            "train_communication": self.train_communication,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -184,9 +220,11 @@ class Ledger:
         self._interval, self._overhead = state["interval"], state["overhead"]
         self._steps, self._samples = state["steps"], state["samples"]
         self.step_flops, self.train_flops = state["step_flops"], state["train_flops"]
+        self.train_communication |= state.get("train_communication", {})
 
     def _count(self) -> None:
         self._evaluated = self.current = count_layers(self._model, self._input_shape)
+        self._all_communication = count_step(self._model)
         self.dense = dict(self._built[self.image_size])
         if self.image_size is not None:
             self.current = count_layers(self._model, (self._input_shape[0], self.image_size, self.image_size))

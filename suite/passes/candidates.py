@@ -100,6 +100,9 @@ def _candidate(folder: Path, key: Mapping[str, str], name: str, trial: Trial) ->
     except ValueError as error:
         return dataclasses.replace(refused, reason=str(error))
     spec = TrialSpec.from_json(record["spec"])
+    if spec.processes > 1:
+        reason = f"it was trained by {spec.processes} processes, and only steps of one process are measured"
+        return dataclasses.replace(refused, reason=reason)
     if spec.make_recipe().train_sizes:
         reason = "the size of its training images changes (recipe.train_sizes), and only steps of one size are measured"
         return dataclasses.replace(refused, reason=reason)

@@ -2,7 +2,7 @@
 
 For each task, model and seed of the command:
 
-- dense training with fewer epochs (`control_epochs`): what plain training reaches in less time;
+- dense training with fewer epochs (`suite.recipe.control_epochs`): what plain training reaches in less time;
 - dense training twice, with the same seed: how much two equal trials differ, above all in time;
 - dense training narrowed to the cost of each method whose network becomes smaller (`dense[match=METHOD]`);
 - the random twin of each method that has one (`Method.random_twin`): the same amount of pruning, chosen at random.
@@ -24,15 +24,6 @@ from suite.files import canonical_json
 from suite.runs.spec import TrialSpec
 
 log = logging.getLogger(__name__)
-
-EPOCH_PERCENTAGES = (40, 55, 70, 85)
-"""Epochs of the dense trials with a smaller budget, in percent of the recipe's."""
-
-
-def control_epochs(epochs: int) -> list[int]:
-    """Return the numbers of epochs of the dense trials with a smaller budget: ascending, each once, fewer than all."""
-    rounded = {max(1, (epochs * percentage + 50) // 100) for percentage in EPOCH_PERCENTAGES}
-    return sorted(count for count in rounded if count < epochs)
 
 
 def dense(**parameters: Any) -> MethodChoice:

@@ -15,7 +15,7 @@ from suite.choices import MethodChoice, ModelChoice
 from suite.errors import UsageError, nearest
 from suite.files import read_path
 from suite.parameters import convert, declared, normal
-from suite.recipe import Recipe
+from suite.recipe import Recipe, control_epochs
 from suite.runs import controls
 from suite.runs.plugin_files import defining_files
 from suite.runs.spec import SuiteSpec, TrialSpec, checksum
@@ -89,7 +89,7 @@ def plan(suite: SuiteSpec, copies: Mapping[str, Any] | None = None) -> list[Tria
             one.task: tasks[one.task].prepare(Path(suite.data_root), suite.preset, one.recipe) for one in settings
         }
         for setting in settings:
-            _check_fits(tasks[setting.task], copies[setting.task], setting)
+            _check_fits(tasks[setting.task], copies[setting.task], setting, suite.processes)
 
     found: dict[str, TrialSpec] = {}
     own: dict[str, TrialSpec] = {}  # without those that only controls need
@@ -195,7 +195,7 @@ def _with_controls(suite: SuiteSpec, setting: _Setting, task: Any) -> list[_Sett
         return dataclasses.replace(setting, recipe=recipe, recipe_source=source, methods=methods, is_control=True)
 
     others = controls.control_methods([method.choice for method in setting.methods], setting.task, suite.preset)
-    shorter = [control([controls.dense()], epochs) for epochs in controls.control_epochs(setting.recipe.epochs)]
+    shorter = [control([controls.dense()], epochs) for epochs in control_epochs(setting.recipe.epochs)]
     return [control([controls.dense()]), setting, *shorter, control(others)]
 
 
@@ -206,7 +206,7 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
         UsageError: A parameter is not allowed, a file is missing, or the recipe's execution is impossible.
     """
     recipe = dataclasses.replace(recipe, **choice.recipe_fields)
-    check_execution(recipe.execution, suite.device, choice.definition, choice.name)
+    check_execution(recipe.execution, suite.device, choice.definition, choice.name, suite.processes)
     parameters = choice.parameters(task, suite.preset)
     method = choice.build(parameters)
     before = {}
@@ -248,7 +248,9 @@ def _template(
         device_index=suite.device_index,
         dtype=suite.dtype,
         data_copy=data_copy,
+        processes=suite.processes,
         plugins=suite.plugins,
+        callbacks=suite.callbacks,
         files=method.files,
         defined_by=defining_files(method=method.choice.name, task=setting.task, model=model.name),
     )
@@ -280,7 +282,7 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
     return dataclasses.replace(recipe, **suite.overrides), source
 
 
-def _check_fits(task: Any, copy: Any, setting: _Setting) -> None:
+def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None:
     """Check that the data has the images that a recipe asks for, by creating its splits once, and check the models.
 
     Raises:
@@ -289,9 +291,13 @@ def _check_fits(task: Any, copy: Any, setting: _Setting) -> None:
     """
     import torch
 
+    from suite.training.parts.data_parallel import check_batches
+
     recipe = setting.recipe
     try:
-        task.load(copy, recipe, 0, torch.device("cpu")).train.steps_per_epoch(recipe.batch_size)
+        train = task.load(copy, recipe, 0, torch.device("cpu")).train
+        train.steps_per_epoch(recipe.batch_size)
+        check_batches(train, recipe, processes)
     except UsageError as error:
         raise UsageError(f"task {setting.task}: {error}") from error
     if (inputs := task.inputs(recipe, copy)) != task.inputs(recipe):

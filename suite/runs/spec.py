@@ -50,6 +50,7 @@ class TrialSpec:
         data_copy: Fields of `suite.task.DataCopy` (`DataCopy.fields`). Only the checksum is hashed.
         processes: Number of data-parallel processes.
         plugins: Absolute paths of plugin files to load first; not hashed.
+        callbacks: Names of the callbacks that are called in the trial's process; not hashed.
         depends_on: Ids of the trials that must be done first, by the text with which the method names them.
         files: SHA-256 of each file that a parameter names, by parameter; hashed in place of the path.
         defined_by: Files outside the project that define the method, task and model, by kind
@@ -72,6 +73,7 @@ class TrialSpec:
     data_copy: Mapping[str, Any]
     processes: int = 1
     plugins: tuple[str, ...] = ()
+    callbacks: tuple[str, ...] = ()
     depends_on: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     recipe_source: str = ""
@@ -121,7 +123,8 @@ class TrialSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data from which `from_json` restores this spec. The hash is added for readers."""
-        return {**dataclasses.asdict(self), "plugins": list(self.plugins), "hash": self.hash}
+        lists = {name: list(getattr(self, name)) for name in ("plugins", "callbacks")}
+        return {**dataclasses.asdict(self), **lists, "hash": self.hash}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrialSpec:
@@ -134,7 +137,8 @@ class TrialSpec:
             fields = {name: value for name, value in data.items() if name != "hash"}
             for name in ("parameters", "model_parameters", "recipe", "replaced"):
                 fields[name] = _without_lists(fields.get(name, {}))
-            spec = cls(**{**fields, "plugins": tuple(fields.get("plugins", ()))})
+            lists = {name: tuple(fields.get(name, ())) for name in ("plugins", "callbacks")}
+            spec = cls(**{**fields, **lists})
             digest = spec.hash
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a trial's spec: {error}") from error
@@ -156,7 +160,9 @@ class SuiteSpec:
         device, device_index, dtype: As in `TrialSpec`.
         data_root: Absolute path of the folder of data sets.
         plugins: Absolute paths of plugin files.
+        callbacks: Names of the callbacks of every trial.
         controls: Whether control trials are added (`suite.runs.controls`).
+        processes: Number of data-parallel processes of each trial.
         margin: Smallest gain in accuracy that matters for the report's verdict, as a fraction.
         targets: Accuracies, as fractions, to which the report gives time, FLOPs and energy; see
             `suite.runs.folder.targets`.
@@ -173,14 +179,16 @@ class SuiteSpec:
     dtype: str
     data_root: str
     plugins: tuple[str, ...] = ()
+    callbacks: tuple[str, ...] = ()
     recipe: str = ""
     controls: bool = False
+    processes: int = 1
     margin: float = 0.005
     targets: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `suite.json`."""
-        lists = {name: list(getattr(self, name)) for name in ("seeds", "plugins", "targets")}
+        lists = {name: list(getattr(self, name)) for name in ("seeds", "plugins", "callbacks", "targets")}
         return {**dataclasses.asdict(self), **lists}
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.runs.engines.lifeline import watch_parent
+from suite.runs.engines.places import place_of_environment, take_place
 
 log = logging.getLogger("pdt.trial")
 
@@ -26,25 +27,45 @@ log = logging.getLogger("pdt.trial")
 def main() -> int:
     """Run the trial whose folder is the first argument. Return 0 if it is done, otherwise 1."""
     watch_parent()  # before torch starts threads
+    take_place()  # likewise
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     folder = Path(sys.argv[1])
     # Imported here, because the lines above must run first.
     from suite.errors import in_words
-    from suite.runs.folder.records import write_record
+    from suite.runs.folder.records import RUNNING, write_record
+    from suite.runs.ranks import failures, processes
+    from suite.runs.ranks.trial import run_ranks
     from suite.runs.spec import TrialSpec
 
     spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text(encoding="utf-8"))["spec"])
+    rank = processes.rank_of_environment()
+    if spec.processes > 1 and rank is None:
+        return run_ranks(spec, folder)
     result: dict[str, Any] = {}
     provenance: dict[str, Any] = {}
     status, message = "done", ""
+    trial = Trial(spec, folder, rank or 0)
     try:
-        Trial(spec, folder).run(result, provenance)
+        trial.run(result, provenance)
     except Exception as error:  # every failure becomes a status; log.txt has the traceback
         with contextlib.suppress(OSError):  # the log is on the disk that may be full
             traceback.print_exc()
         status, message = _failure(error)
+        if rank is not None:
+            failures.report_failure(rank, status, message, error)
+    if rank:
+        return 0 if status == "done" else 1  # rank 0 writes all files of the trial
+    # If one of several ranks has failed, the process that waits for them finds the cause, and records it.
+    recorded = (status, message) if rank is None or status == "done" else (RUNNING, "")
+
+    def write() -> None:
+        write_record(folder, spec, *recorded, result=result, provenance=provenance | trial.calls.provenance())
+
     try:
-        write_record(folder, spec, status, message, result=result, provenance=provenance)
+        write()
+        ended = {"trial_id": spec.trial_id, "status": status, "message": message, "result": result}
+        if not trial.calls.end({**ended, "provenance": provenance}):
+            write()  # it says which callback has failed
     except OSError as error:  # the engine reports the last line of the log
         with contextlib.suppress(OSError):
             print(in_words(error), flush=True)
@@ -55,10 +76,19 @@ def main() -> int:
 
 
 class Trial:
-    """Builds the task, model and method of a spec, trains, and writes the trial's files."""
+    """Builds the task, model and method of a spec, trains, and writes the trial's files.
 
-    def __init__(self, spec: Any, folder: Path) -> None:
-        self.spec, self.folder = spec, folder
+    Args:
+        spec: Specification of the trial.
+        folder: Folder of the trial.
+        rank: Number of this process among those of the trial. Rank 0 alone writes files; all ranks read checkpoints.
+    """
+
+    def __init__(self, spec: Any, folder: Path, rank: int = 0) -> None:
+        from suite.runs.callbacks.calls import CallbackTrial, Calls
+
+        self.spec, self.folder, self.writes = spec, folder, rank == 0
+        self.calls = Calls(spec.callbacks, CallbackTrial.of(spec, folder))
         self.began = time.perf_counter()
         self.earlier_wall_time = 0.0
         self.earlier_rss = 0
@@ -72,8 +102,9 @@ class Trial:
         from suite.files import without_home
         from suite.network import model_files
         from suite.runs.building import build_trainer, device_of, load_splits
-        from suite.runs.progress import ProgressFile
+        from suite.runs.progress.files import ProgressFile
         from suite.runs.provenance import collect, tuning
+        from suite.runs.ranks import processes
         from suite.training.trainer import Trainer
 
         spec = self.spec
@@ -82,20 +113,27 @@ class Trial:
         device, recipe = device_of(spec), spec.make_recipe()
         use_threads_of_environment()
         provenance.update(collect(device))
+        if place := place_of_environment():
+            provenance["place"] = place
         provenance["method"] = {
             "source": registry.get("method", spec.method).source,
             "tuning": tuning(registry.get("method", spec.method), spec.preset),
         }
         provenance["recipe_tuning"] = tuning(registry.get("task", spec.task), spec.preset)
         spec.check_files()
+        if spec.processes > 1:
+            processes.join_ranks(spec)
         progress = ProgressFile(self.folder)  # tells the engine where the trial is
+        callbacks = {
+            "on_epoch": lambda record: self._append_record(record, trainer.clock),
+            "on_checkpoint": lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
+            "on_step": lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
+        }
         trainer: Trainer = build_trainer(
             spec,
             self.folder.parent,
             load_splits(spec),
-            on_epoch=self._append_record,
-            on_checkpoint=lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
-            on_step=lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
+            **(callbacks if self.writes else {}),
         )
         if trainer.not_counted:
             provenance["not_counted"] = list(trainer.not_counted)
@@ -109,6 +147,9 @@ class Trial:
         if provenance["pruning"]:
             provenance["kernels"] = without_home("; ".join(map(kernels.backend_report, provenance["pruning"])))
         self.provenance = provenance
+        if not self.writes:
+            trainer.fit()
+            return
         try:
             trainer.fit()
         finally:
@@ -148,8 +189,9 @@ class Trial:
 
         path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
         if not path.is_file():
-            records.unlink(missing_ok=True)
-            self.stages = StageKeeper(self.folder)
+            if self.writes:
+                records.unlink(missing_ok=True)
+                self.stages = StageKeeper(self.folder)
             return 0
         hint = f"delete {path} to start from the beginning"
         try:
@@ -158,7 +200,8 @@ class Trial:
                 raise ValueError("checkpoint.pt belongs to another trial")
             earlier, done = state["provenance"], state["trainer"]["hooks"]["epochs_done"]
             before = comparable(earlier)
-            attempt = {**{name: earlier[name] for name in ("time_utc", "busy_cores")}, "until_epoch": done}
+            kept = ("time_utc", "busy_cores", "place")
+            attempt = {**{name: earlier[name] for name in kept if name in earlier}, "until_epoch": done}
             lines = records.read_text(encoding="utf-8").splitlines(keepends=True)[:done]
             if [json.loads(line)["epoch"] for line in lines] != list(range(1, done + 1)):
                 raise ValueError(f"epochs.jsonl does not hold the {done} epochs of the checkpoint")
@@ -184,16 +227,19 @@ class Trial:
             provenance["resumed_elsewhere"] = notes
         trainer.load_state_dict(state["trainer"])
         self.earlier_wall_time, self.earlier_rss = state["wall_time_s"], state["peak_rss_bytes"]
-        files.write(records, "".join(lines))
-        self.stages = StageKeeper(self.folder, map(json.loads, lines))
+        if self.writes:
+            files.write(records, "".join(lines))
+            self.stages = StageKeeper(self.folder, map(json.loads, lines))
         log.info("resumed after epoch %d", done)
         return int(done)
 
-    def _append_record(self, record: dict[str, Any]) -> None:
+    def _append_record(self, record: dict[str, Any], clock: Any) -> None:
         from suite import files
 
         files.append(self.folder / "epochs.jsonl", json.dumps(record, allow_nan=False) + "\n")
         self.stages.add(record)
+        with clock.span("io"):
+            self.calls.epoch(record)
 
     def _save_checkpoint(self, state: Callable[[], dict[str, Any]], epochs_done: int) -> None:
         from suite.network import model_files
@@ -231,6 +277,7 @@ class Trial:
             "params_dense": trainer.dense_params,
             "peak_memory_bytes": progress.peak_memory_bytes or None,
             "peak_rss_bytes": self._peak_rss,
+            "allreduce_bytes": trainer.parallel.ranks.traffic.all_reduced or None,
         }
         if trainer.clock.training:
             result["samples_per_s"] = progress.samples / trainer.clock.training
@@ -278,7 +325,7 @@ def _failure(error: Exception) -> tuple[str, str]:
     """Return the status and the one-line message for an exception that ended a trial."""
     import torch
 
-    from suite.training.trainer import Diverged
+    from suite.training.parts.losses import Diverged
 
     text = (str(error).splitlines() or [""])[0]
     if isinstance(error, Diverged):

@@ -8,19 +8,24 @@ from torch import Tensor, nn
 
 from suite.recipe import Recipe
 from suite.task import Batches, Splits
+from suite.training.parts.data_parallel import DataParallel
 
 
 class Evaluation:
     """Evaluates a model as its recipe says.
 
     Args:
+        parallel: Divides the batches of a split among the ranks.
         model: The model.
         recipe: The recipe: batch size of evaluation, and whether mirrored images are averaged.
         device: Device of model and data.
         dtype: Autocast type of the trial; `torch.float32` for no autocast.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, parallel: DataParallel, model: nn.Module, recipe: Recipe, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.parallel = parallel
         self.model, self.recipe, self.device, self.dtype = model, recipe, device, dtype
 
     def record(self, splits: Splits) -> dict[str, float]:
@@ -38,12 +43,15 @@ class Evaluation:
         self.model.eval()
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for images, labels in batches.epoch(0, self.recipe.eval_batch_size):
+        for images, labels, _ in self.parallel.epoch(batches, 0, self.recipe.eval_batch_size):
+            if not len(images):  # a last batch of fewer images than ranks
+                continue
             logits = self.predict(images)
             if self.recipe.flip_tta:
                 logits = (logits + self.predict(images.flip(3))) / 2
             correct += (logits.argmax(1) == labels).sum()
             loss += F.cross_entropy(logits, labels, reduction="sum")
+        correct, loss = (self.parallel.ranks.all_reduce(value, "bookkeeping") for value in (correct, loss))
         return correct.item() / batches.num_samples, loss.item() / batches.num_samples
 
     def predict(self, images: Tensor) -> Tensor:

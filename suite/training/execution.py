@@ -15,7 +15,9 @@ class _Replayable(Protocol):
     replayable: ClassVar[bool]
 
 
-def check_execution(execution: str, kind: str, method: type[_Replayable], name: str = "this method") -> None:
+def check_execution(
+    execution: str, kind: str, method: type[_Replayable], name: str = "this method", processes: int = 1
+) -> None:
     """Check that the steps of a method can be executed in the given way on a kind of device.
 
     Args:
@@ -23,10 +25,16 @@ def check_execution(execution: str, kind: str, method: type[_Replayable], name: 
         kind: Kind of device, `cpu` or `cuda`.
         method: Class of the method.
         name: Name of the method for the message.
+        processes: Number of processes that train the model together.
 
     Raises:
         UsageError: if they cannot; the message names the values that are possible.
     """
+    if processes > 1 and execution != "eager":
+        raise UsageError(
+            f"recipe.execution={execution}: the steps of {processes} processes that train one model are eager; take "
+            "eager, or one process per trial"
+        )
     if execution == "compile":
         # Generated code needs a C++ compiler on the CPU, and a compiler of GPU kernels on CUDA.
         compiler = shlex.split(os.environ.get("CXX") or "g++")[0]

@@ -131,7 +131,9 @@ class Hooks:
             others=others or {},
             rehearsal=rehearsal,
             rank=self.ranks.rank,
+            ranks=self.ranks.size,
             all_reduce=self.ranks.all_reduce,
+            from_first_rank=self.ranks.from_first,
             hardware_id=lambda: hardware_id(hardware_facts(self.ctx.device)),
             replan=self._request_plans,
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from suite.cost.data_parallel.communication import Kind, Traffic, size_of
 from suite.errors import UsageError
 
 
@@ -19,10 +21,15 @@ class Ranks:
     """Rank of this process in the default process group, and the number of ranks.
 
     All methods except `of_this_process` are collective: every rank must call them, in the same order.
+
+    Attributes:
+        rank, size: Rank of this process, and the number of ranks.
+        traffic: Counter of the bytes that this rank hands to collective operations.
     """
 
     rank: int = 0
     size: int = 1
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
 
     @classmethod
     def of_this_process(cls) -> Ranks:
@@ -31,11 +38,17 @@ class Ranks:
             return cls()
         return cls(dist.get_rank(), dist.get_world_size())
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Return the sum of the ranks' tensors, detached; with one rank, the argument."""
+    def all_reduce(self, tensor: Tensor, kind: Kind = "decisions") -> Tensor:
+        """Return the sum of the ranks' tensors, detached; with one rank, the argument.
+
+        Args:
+            tensor: The tensor of this rank.
+            kind: What its bytes are counted as.
+        """
         if self.size == 1:
             return tensor
         total = tensor.detach().clone()
+        self.traffic.add(kind, "all_reduce", size_of([total]))
         dist.all_reduce(total)
         return total
 
@@ -50,8 +63,46 @@ class Ranks:
             return
         for tensor in (*model.parameters(), *model.buffers()):
             sent = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.detach().contiguous()
+            self.traffic.add("start", "broadcast", size_of([sent]))
             dist.broadcast(sent, 0)
             tensor.copy_(sent)
+
+    def from_first(self, value: Any) -> Any:
+        """Return rank 0's value, which can be pickled, on all ranks."""
+        if self.size == 1:
+            return value
+        values = [value]
+        self.traffic.add("bookkeeping", "broadcast", 8 + len(pickle.dumps(value)))
+        dist.broadcast_object_list(values, 0)
+        return values[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, which can be pickled, in the order of the ranks."""
+        if self.size == 1:
+            return [value]
+        # torch gathers the sizes first, as int64, and then the pickled values.
+        self.traffic.add("bookkeeping", "all_gather", 8 + len(pickle.dumps(value)))
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def agree_on_tensors(self, digests: dict[str, str]) -> None:
+        """Check that all ranks have the same tensors.
+
+        Args:
+            digests: Digest of each tensor, by its name.
+
+        Raises:
+            UsageError: on every rank, if one has a different tensor; the message names the first one and the rank.
+        """
+        found = self.gather(digests)
+        for rank, other in enumerate(found):
+            different = [name for name in {**found[0], **other} if found[0].get(name) != other.get(name)]
+            if different:
+                raise UsageError(
+                    f"the ranks do not train the same network: {different[0]} of rank {rank} is not that of rank 0 "
+                    f"({len(different)} of {len(other)} differ)"
+                )
 
     def agree(self, what: str, value: Any) -> None:
         """Check that all ranks have the same value.
@@ -63,10 +114,7 @@ class Ranks:
         Raises:
             UsageError: on every rank, if one has a different value.
         """
-        if self.size == 1:
-            return
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        values = self.gather(value)
         for rank, other in enumerate(values):
             if other != values[0]:
                 raise UsageError(

@@ -17,6 +17,7 @@ from torch import Tensor
 from suite.cost.memory import SavedTensors
 from suite.recipe import Recipe
 from suite.training.hooks import Hooks
+from suite.training.parts.data_parallel import DataParallel
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class EagerStep:
     ) -> None:
         self.hooks, self.model, self.recipe, self.dtype, self.scaler = hooks, hooks.model, recipe, dtype, scaler
         self.device = hooks.ctx.device
+        self.parallel = DataParallel(hooks)
 
     def is_ready(self, images: Tensor, labels: Tensor) -> bool:
         """Whether `gradients` can be called for such a batch without `prepare`."""
@@ -54,8 +56,8 @@ class EagerStep:
         """Add the gradients of a batch to `.grad`, scaled if there is a scaler, and return loss and term.
 
         Args:
-            images: (N, C, H, W). The sizes of micro-batches differ by at most one image; if N is smaller than the
-                number of micro-batches, there are N.
+            images: (N, C, H, W), the share of this rank. The sizes of micro-batches differ by at most one image; if N
+                is smaller than the number of micro-batches, there are N.
             labels: (N,) int64, or (N, classes) probabilities.
             saved: Counter of the tensors that the first micro-batch keeps for backward.
         """
@@ -64,15 +66,19 @@ class EagerStep:
         task_loss, term = torch.zeros((), device=self.device), None
         for part, (some_images, some_labels) in enumerate(split):
             self.hooks.begin_micro_batch(part, self.recipe.micro_batches)
-            with saved.counting() if saved and part == 0 else nullcontext():
-                loss = self.task_loss(some_images, some_labels) / (len(images) / len(some_images))
-            task_loss += loss.detach()
-            if part == parts - 1:
-                term = self.hooks.regularization(task_loss)
-                if term is not None:
-                    loss = loss + term
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        return task_loss, None if term is None else term.detach()
+            last = part == parts - 1
+            with nullcontext() if last else self.parallel.without_averaging():
+                with saved.counting() if saved and part == 0 else nullcontext():
+                    loss = self.task_loss(some_images, some_labels)
+                    loss = loss / self.parallel.parts_of_loss(len(images), len(some_images))
+                task_loss += loss.detach()
+                if last:
+                    term = self.hooks.regularization(task_loss)
+                    if term is not None:
+                        loss = loss + term
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        assert self.hooks.ctx.task_loss is not None
+        return self.hooks.ctx.task_loss, None if term is None else term.detach()
 
     def _micro_batches(self, images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
         parts = min(self.recipe.micro_batches, len(images))
@@ -85,7 +91,7 @@ class EagerStep:
     def task_loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross entropy of a micro-batch, in float32."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            logits = self.model(images)
+            logits = self.parallel.model(images)
         return F.cross_entropy(logits.float(), labels, label_smoothing=self.recipe.label_smoothing)
 
 

@@ -24,14 +24,12 @@ from suite.training.execution import check_execution
 from suite.training.hooks import Hooks
 from suite.training.optimizer_state import make_optimizer
 from suite.training.parts.image_sizes import ImageSizes
+from suite.training.parts.losses import Diverged, EpochLosses
 from suite.training.parts.mixing import BatchMixing
 from suite.training.parts.progress import Progress, Record
 from suite.training.parts.weight_average import WeightAverage
 from suite.training.product_check import ProductCheck
-
-
-class Diverged(Exception):
-    """The loss is infinite or NaN, or no step of an epoch had finite gradients."""
+from suite.training.ranks import Ranks
 
 
 class Trainer:
@@ -78,10 +76,9 @@ class Trainer:
         on_step: Callable[[float], None] = lambda share: None,
         compile_backend: str = "inductor",
     ) -> None:
-        check_execution(recipe.execution, device.type, type(method))
+        check_execution(recipe.execution, device.type, type(method), processes=Ranks.of_this_process().size)
         self.model, self.recipe, self.splits, self.device, self.dtype = model, recipe, splits, device, dtype
         self.on_epoch, self.on_checkpoint, self.on_step = on_epoch, on_checkpoint, on_step
-        self.evaluation = Evaluation(model, recipe, device, dtype)
         self.clock = Clock(device)
         self.progress = Progress()
         self.dense_params = sum(parameter.numel() for parameter in model.parameters())
@@ -113,10 +110,13 @@ class Trainer:
         self.mixing = BatchMixing(recipe, num_classes, seed)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = make_step(self.hooks, recipe, dtype, self.scaler, compile_backend)
+        self.parallel = self.step.parallel
+        self.evaluation = Evaluation(self.parallel, model, recipe, device, dtype)
         unchanged = not self.hooks.reconfigurations and _trained(model) == trained
         now = counts.layers if unchanged else None
         self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, now, self.sizes.dense)
         self.products = ProductCheck(dtype, device)
+        self.parallel.begin(seed, splits.train, recipe)
 
     def fit(self) -> None:
         """Train from the current epoch to the last.
@@ -142,6 +142,8 @@ class Trainer:
                 if self.average:
                     self.average.replace_weights()
                 self.hooks.finish()
+            with self.clock.span("check"):
+                self.parallel.check_states()
             averaged = self.average.evaluated() if self.average and self._epochs_left() else nullcontext()
             with self.clock.span("eval"), averaged:
                 record |= self.evaluation.record(self.splits)
@@ -153,6 +155,7 @@ class Trainer:
             self._complete(record, reconfigured=plan is not None)
             self.on_epoch(record)
             with self.clock.span("io"):
+                self.parallel.gather_random_states()
                 self.on_checkpoint(self.state_dict)
 
     def train_epoch(self) -> Record:
@@ -160,29 +163,28 @@ class Trainer:
         ctx, recipe, hooks = self.ctx, self.recipe, self.hooks
         batches = self.splits.training(self.ledger.image_size)
         steps = batches.steps_per_epoch(ctx.batch_size)
-        loss_sum = term_sum = seen = 0.0
-        skipped = 0
+        losses = EpochLosses()
+        counted = self.ledger.counts()
         step_cost: Record = {}
         scale = self.scaler.get_scale() if self.scaler else None
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.model.train()
-        for images, labels in batches.epoch(ctx.epochs_done, ctx.batch_size):
+        for images, labels, whole in self.parallel.epoch(batches, ctx.epochs_done, ctx.batch_size, self.mixing):
             # Set the learning rate.
             done = ctx.epochs_done - self.progress.first_epoch + ctx.batch_index / steps
             ctx.progress = done / recipe.epochs
             for group in self.optimizer.param_groups:
                 group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale
-            # Mix the batch, and compute its gradients.
-            images, labels = self.mixing(images, labels, ctx.epochs_done, ctx.batch_index)
+            # Compute the gradients of the batch, of which this rank has its share.
             images, labels = hooks.transform_batch(images, labels)
             if not self.step.is_ready(images, labels):
                 with self.clock.span("compile"):
                     self.step.prepare(images, labels)
             task_loss, term, norm = self._forward_backward(images, labels)
-            for name, value in (("loss", task_loss), ("regularization", term)):
-                if not math.isfinite(value):
-                    raise Diverged(f"the {name} is {value} in epoch {ctx.epochs_done + 1}, step {ctx.step + 1}")
+            share = whole / ctx.batch_size  # below 1 in a last, smaller batch
+            where = f"epoch {ctx.epochs_done + 1}, step {ctx.step + 1}"
+            losses.add(where, task_loss, term, share, updates=norm is not None)
             # Count FLOPs before a hook changes the masks that the step used.
             self.ledger.add_step(len(images))
             # Update the weights, with the hooks around the update; skip it if a gradient is not finite.
@@ -191,34 +193,32 @@ class Trainer:
                     torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), recipe.clip_norm, norm)
                 if hooks.optimizer_step() and self.average:
                     self.average.update()
-                term_sum += term
             else:
                 hooks.end_step()
-                skipped += 1
             if self.scaler:
                 self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-            # Add up losses and costs.
-            share = len(images) / ctx.batch_size  # below 1 in a last, smaller batch
-            loss_sum, seen = loss_sum + task_loss * share, seen + share
+            # Add up costs.
             self.ledger.add_overhead(len(images))
             if share == 1 or not step_cost:
                 step_cost = self.ledger.step_cost()
-            self.progress.samples += len(images)
+            self.progress.samples += whole
             self.on_step((done + 1 / steps) / recipe.epochs)
-        if skipped == steps and not self._scale_still_falls(scale):
+        if losses.skipped == steps and not self._scale_still_falls(scale):
             raise Diverged(f"no step of epoch {ctx.epochs_done + 1} had finite gradients")
         if self.device.type == "cuda":
             self.progress.note_memory(self.step.peak_memory())
+        # Add up what the ranks counted, and average what batch normalisation measured on each of them.
+        step_cost = self.parallel.add_counts(self.ledger, counted, step_cost)
+        self.parallel.average_buffers()
         return {
-            "train_loss": loss_sum / seen,
-            "regularization": term_sum / max(steps - skipped, 1),
+            **losses.record(steps),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "batch_size": ctx.batch_size,
             "step_memory_bytes": self.progress.step_memory_bytes,
             "backends": {name: backend_name(layer) for name, layer in ctx.layers.items()},
             "steps": steps,
-            "skipped_steps": skipped,
+            "skipped_steps": losses.skipped,
             **step_cost,
             **({"loss_scale": self.scaler.get_scale()} if self.scaler else {}),
         }
@@ -275,6 +275,7 @@ class Trainer:
                     self.average.begin_again()
             if plan.lr_scale is not None:
                 self.progress.lr_scale = plan.lr_scale
+            self.parallel.wrap()
         self.ledger.recount(self.ctx.epochs_done)
         self.step.forget()
         self.progress.memory_is_counted = False
@@ -297,6 +298,8 @@ class Trainer:
             "epochs_left": self._epochs_left(),
             **self.clock.columns(),
             "train_flops": dict(ledger.train_flops),
+            "train_communication": dict(ledger.train_communication),
+            **self.parallel.record(),
             "params": sum(parameter.numel() for parameter in self.model.parameters()),
             "inference_flops": ledger.inference_flops(),
             "layers": ledger.layer_records(),
@@ -318,8 +321,7 @@ class Trainer:
             "ledger": self.ledger.state_dict(),
             "clock": self.clock.state_dict(),
             "progress": vars(self.progress).copy(),
-            "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            **self.parallel.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -338,9 +340,8 @@ class Trainer:
         self.progress = Progress(**state["progress"])
         if self.progress.finished:
             self.hooks.empty_plans()  # the saved weights are final
-        torch.set_rng_state(state["random"].cpu())
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)
+        self.parallel.wrap()
+        self.parallel.load_state_dict(state)
 
 
 def _trained(model: nn.Module) -> list[bool]:

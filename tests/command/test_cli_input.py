@@ -8,7 +8,8 @@ from toy_suite import assert_one_line, good, listing, pdt
 
 from suite.command import cli
 from suite.command.config import read_config
-from suite.command.options import LISTS, TEXTS, read_run_options
+from suite.command.options.arguments import LISTS, TEXTS
+from suite.command.options.run import read_run_options
 
 NAMES = [
     (["--methods", "sdpg"], "did you mean 'sdgp'"),
@@ -35,7 +36,13 @@ NAMES = [
     (["--set", "recipe.execution=graph"], "allowed: eager, compile, cuda_graph"),
     (["--only", "mising"], "did you mean 'missing'"),
     (["--jobs", "0"], "--jobs '0'"),
-    (["--engine", "ray"], "--engine 'ray'"),
+    (["--engine", "rays"], "did you mean 'ray'"),
+    (["--ray-address", "local"], "--ray-address local: is used with --engine ray only"),
+    (
+        ["--engine", "ray", "--ray-address", "ray://here"],
+        "--ray-address 'ray://here': expected auto, local or HOST:PORT",
+    ),
+    (["--engine", "ray", "--device", "cuda:1"], "Ray chooses the GPU of each trial"),
     (["--timeout", "0"], "--timeout '0'"),
     (["--margin", "wide"], "--margin 'wide'"),
     (["--controls", "sdgp"], "--controls 'sdgp': expected true or false"),
@@ -45,10 +52,15 @@ NAMES = [
     (["--data-root", "toy.py/below"], "is a file"),
     (["--plugin", "absent.py"], "no such file"),
     (["--config", "absent.toml"], "--config absent.toml"),
-    (["--nproc-per-trial", "2"], "no option is called '--nproc-per-trial'"),
+    (["--nproc-per-trial", "0"], "nproc-per-trial"),
     (["--method", "dense"], "did you mean '--methods'"),
     (["--seeds"], "expected one argument"),
-    (["plan"], "there is no verb 'plan'"),
+    (["launch"], "there is no verb 'launch'"),
+    (["plna"], "did you mean 'plan'"),
+    (["plan", "--methods", "sdpg"], "did you mean 'sdgp'"),
+    (["plan", "--probe-steps", "1"], "--probe-steps '1': expected an integer from 2"),
+    (["plan", "--cluster", "nodes=2,gpu=1"], "did you mean 'gpus'"),
+    (["--log", "tensorbord"], "did you mean 'tensorboard'"),
     (["reprot", "x"], "did you mean 'report'"),
     (["report", "absent"], "no suite.json"),
     (["describe", "resnt9"], "did you mean 'resnet9'"),

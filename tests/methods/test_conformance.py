@@ -115,6 +115,12 @@ FAULTS = {
         )
     ),
     "products_are_right": broken(plan=lambda self, name, layer: OpPlan(backend=Halves())),
+    "kept_gradients_suffice": broken(
+        setup=lambda self, ctx: setattr(
+            self, "masks", {name: torch.zeros_like(layer.weight).bool() for name, layer in ctx.layers.items()}
+        ),
+        kept_gradients=lambda self, ctx: self.masks,
+    ),
     "never_grows": broken(plan=lambda self, name, layer: OpPlan(backend=Boasts())),
     "final_model_stands_alone": broken(density=lambda self, name, ctx: Density(0.5, 0.5, 1.0)),
     "copies": broken(plan=lambda self, name, layer: OpPlan(weight_forward=Counts())),

@@ -173,6 +173,25 @@ def test_unsteady_times_are_said_and_shrinking_shapes_are_not_taken_for_them(sui
     assert "at most 2.2 times, in dense-" in remark
 
 
+@pytest.mark.parametrize("when", ["now", "earlier"])
+def test_trials_on_a_shared_device_are_marked_with_the_reason(suite: Any, when: str) -> None:
+    suite.add_all(("dense", "prunetrain"), seeds=1)
+    folder = suite.write()
+    assert not any(map(is_disturbed, read(folder).trials))
+    (path,) = folder.glob("trials/prunetrain-*/trial.json")
+    record = json.loads(path.read_text())
+    place = {"cpus": [0], "gpus": [], "shared_with": 3}
+    alone = {"cpus": [], "gpus": [], "shared_with": 0}
+    record["provenance"] |= (
+        {"place": place} if when == "now" else {"place": alone, "attempts": [{"place": place, "until_epoch": 1}]}
+    )
+    path.write_text(json.dumps({name: value for name, value in record.items() if name != "sha256"}))
+    found = read(folder)
+    assert [trial.spec["method"] for trial in found.trials if is_disturbed(trial)] == ["prunetrain"]
+    remark = build(found).groups[0].remarks[0]
+    assert remark.startswith("1 of 2 trials shared their device with other trials of the command (at most with 3 at a")
+
+
 def test_competing_programs_and_interruptions_are_said_where_times_are(suite: Any) -> None:
     for seed in range(3):
         suite.add("dense", seed, accuracy=71.0 + seed, time=370.0)

@@ -13,7 +13,6 @@ import scipy.stats
 
 from benchmarks.evidence.simulate_claims import makes_a_false_claim, page
 from reports.content.build import build
-from reports.content.verdict import fewest_control_epochs
 from reports.data.budget import BudgetCurve
 from reports.data.estimates import Estimate, Missing, estimate, paired, ratio_estimate
 from reports.data.groups import group_trials
@@ -22,7 +21,6 @@ from reports.data.records import Trial, read
 from reports.data.significance import holm, p_value, seeds_needed
 from reports.data.verdict import margins
 from reports.render import html, markdown
-from suite.runs.controls import control_epochs
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -361,11 +359,6 @@ def test_less_than_controls_train_has_a_command_of_its_own(suite: Any) -> None:
         "The same command with --controls gives the missing verdicts. "
         "So does --methods dense --epochs 1 for the smallest cost."
     )
-
-
-def test_the_fewest_epochs_of_controls_are_those_of_controls() -> None:
-    for epochs in range(2, 200):
-        assert fewest_control_epochs(epochs) == control_epochs(epochs)[0]
 
 
 def test_without_dense_controls_give_a_verdict_and_without_a_finished_one_nothing_does(suite: Any) -> None:

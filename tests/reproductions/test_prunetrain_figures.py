@@ -25,7 +25,7 @@ from suite.network.model_files import save_model
 from suite.runs.engines.subprocess_call import call_in_subprocess
 
 # In this order: each finds most of its trials done by those before it.
-FIGURES = ("fig12", "fig10", "fig9", "fig8", "fig7", "fig6", "fig4", "fig2")
+FIGURES = ("fig12", "fig10", "fig9", "fig11", "fig8", "fig7", "fig6", "fig4", "fig2")
 NAMES = tuple(f"prunetrain-{which}" for which in ("table2", "table1", *FIGURES, "table3"))
 pytestmark = pytest.mark.timeout(600)  # the first waits for a dozen trials
 SHAPE = (3, 32, 32)

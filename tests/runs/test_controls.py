@@ -12,11 +12,12 @@ from methods.dense import Dense
 from methods.sdgp import SDGP
 from suite import registry
 from suite.choices import MethodChoice
-from suite.command.options import read_run_options
+from suite.command.options.run import read_run_options
 from suite.command.run import resolve
 from suite.errors import UsageError
 from suite.method import Method
-from suite.runs.controls import control_epochs, control_methods, random_twin
+from suite.recipe import control_epochs
+from suite.runs.controls import control_methods, random_twin
 from suite.runs.planning import plan
 from suite.runs.spec import PRESETS, SuiteSpec
 from suite.task import PaperRecipe

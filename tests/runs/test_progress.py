@@ -5,16 +5,9 @@ import io
 from engine_children import spec
 from rich.console import Console
 
-from suite.runs.progress import (
-    EpochReader,
-    Lines,
-    Position,
-    ProgressFile,
-    duration,
-    ended_line,
-    epoch_line,
-    listener_for,
-)
+from suite.runs.progress.files import EpochReader, Position, ProgressFile
+from suite.runs.progress.listeners import Lines, listener_for
+from suite.runs.progress.text import duration, ended_line, epoch_line
 
 
 def test_the_progress_file_is_written_at_most_twice_a_second(tmp_path):
@@ -61,7 +54,7 @@ def test_lines_and_bars(capsys):
     assert epoch_line(spec("dense"), second, first).endswith("  about 1 min 15 s left")  # the last one took 25 s
     assert "left" not in epoch_line(spec("dense"), {**second, "epochs_left": 0}, first)
     output = io.StringIO()
-    lines = Lines(1, Console(file=output))
+    lines = Lines([spec("dense")], Console(file=output))
     for one in (first, second):
         lines.epoch(spec("dense"), one)
     assert "about 1 min 15 s left" in output.getvalue()
@@ -72,9 +65,9 @@ def test_lines_and_bars(capsys):
         "1 h 0 min",
         "1 h 5 min",
     ]
-    assert isinstance(listener_for(Console(file=io.StringIO()), 1), Lines)
+    assert isinstance(listener_for(Console(file=io.StringIO()), [spec("dense")]), Lines)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
-    with listener_for(terminal, 1) as shown:
+    with listener_for(terminal, [spec("dense")]) as shown:
         shown.started(spec("dense"))
         shown.position(spec("dense"), Position(1, 3, 0.4))
         shown.epoch(spec("dense"), record)
@@ -106,7 +99,8 @@ def test_records_of_a_restarted_trial_are_read_from_the_first(tmp_path):
 
 
 def test_a_resumed_trial_says_once_where_it_continues(capsys):
-    lines = Lines(1, Console())
+    lines = Lines([spec("dense")], Console())
+    lines.started(spec("dense"))
     for position in (Position(3, 5, 0.7, resumed_after=3), Position(4, 5, 0.8, resumed_after=3), Position(0, 5, 0.0)):
         lines.position(spec("dense"), position)
-    assert capsys.readouterr().out.splitlines() == [f"{spec('dense').trial_id}  resumed after epoch 3/5"]
+    assert capsys.readouterr().out.splitlines()[1:] == [f"{spec('dense').trial_id}  resumed after epoch 3/5"]

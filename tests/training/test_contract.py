@@ -214,7 +214,7 @@ def test_an_error_is_shown_once_with_its_line(tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert out.count("has no attribute 'widht'") == 1
     assert out.count(f"{path}:9, in ") == 1
-    assert out.count("not checked, because of the same error as in trains") == 8  # all but `replays`
+    assert out.count("not checked, because of the same error as in trains") == 9  # all but `replays`
 
 
 def test_a_method_may_mask_weights_before_the_first_step_but_not_scale_them(monkeypatch):

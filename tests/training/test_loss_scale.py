@@ -10,7 +10,7 @@ from test_trainer import without_times
 from torch import nn
 
 from suite.method import Method, OpPlan
-from suite.training.trainer import Diverged
+from suite.training.parts.losses import Diverged
 
 FIVE = dataclasses.replace(RECIPE, epochs=5)
 

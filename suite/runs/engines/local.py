@@ -10,19 +10,22 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from suite import files
 from suite.cost.hardware import available_cores
 from suite.errors import UsageError, in_words
 from suite.registry import register
 from suite.runs.engines.lifeline import PARENT
-from suite.runs.folder.records import RUNNING, damage, read_record, write_record
-from suite.runs.progress import EpochReader, ProgressFile, ProgressListener
+from suite.runs.engines.outcomes import end_unstarted, next_ready, not_done, record_end, show, status_of
+from suite.runs.engines.places import Place, places_for
+from suite.runs.folder.records import RUNNING, read_record, write_record
+from suite.runs.progress.files import EpochReader, ProgressFile
+from suite.runs.progress.listeners import ProgressListener
 from suite.runs.provenance import command_line
 from suite.runs.spec import TrialSpec
 
@@ -49,6 +52,7 @@ class _Running:
     folder: Path
     process: subprocess.Popen[bytes]
     epochs: EpochReader
+    place: Place
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -61,15 +65,23 @@ class LocalEngine:
     """Trials as processes of this machine.
 
     Args:
-        jobs: Number of trials that run at the same time and share the cores.
+        jobs: Number of trials that run at the same time, each on its own cores or GPUs.
         timeout: Seconds after which a trial is killed; `None` for no limit.
         command: Returns the command line that runs the trial of a folder.
+        place: Where the trials run; `None` for a place of its own for each trial that runs at the same time.
+        variables: Environment variables of the trials' processes that replace those of this process.
     """
 
     def __init__(
-        self, jobs: int = 1, timeout: float | None = None, command: Callable[[Path], list[str]] | None = None
+        self,
+        jobs: int = 1,
+        timeout: float | None = None,
+        command: Callable[[Path], list[str]] | None = None,
+        place: Place | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.jobs, self.timeout, self.command = jobs, timeout, command or trial_command
+        self.place, self.variables = place, dict(variables or {})
 
     def run(self, trials: Sequence[tuple[TrialSpec, Path]], progress: ProgressListener) -> None:
         """Run trials until each has ended and has its status in `trial.json`. A failed trial does not stop the others.
@@ -83,36 +95,41 @@ class LocalEngine:
             KeyboardInterrupt: After Ctrl-C, when all processes have been killed. The same command continues later.
         """
         waiting, running = deque(trials), list[_Running]()
+        places = [self.place] * self.jobs if self.place else places_for([trial for trial, _ in trials], self.jobs)
         try:
             while waiting or running:
-                while len(running) < self.jobs and (ready := _next_ready(waiting, running)):
+                while len(running) < self.jobs and (
+                    ready := next_ready(waiting, {item.folder.name for item in running})
+                ):
                     waiting.remove(ready)
-                    if missing := _not_done(*ready):
-                        _end(*ready, "skipped", f"it depends on {missing}, which is not done", progress)
+                    if missing := not_done(*ready):
+                        end_unstarted(*ready, "skipped", f"it depends on {missing}, which is not done", progress)
                         continue
                     try:
-                        running.append(self._start(*ready))
+                        running.append(self._start(*ready, places[0]))
                     except (OSError, UsageError) as error:
                         text = in_words(error) if isinstance(error, OSError) else str(error)
-                        _end(*ready, "error", f"cannot be started: {text}", progress)
+                        end_unstarted(*ready, "error", f"cannot be started: {text}", progress)
                         continue
+                    places.pop(0)
                     progress.started(ready[0])
                 time.sleep(POLL_INTERVAL)
                 for item in list(running):
                     timed_out = self.timeout is not None and item.seconds >= self.timeout
                     ended = _has_ended(item.process)
-                    _show(item, progress)
+                    show(item.trial, item.folder, item.epochs, progress)
                     if ended or timed_out:
                         self._finish(item, timed_out and not ended, progress)
                         running.remove(item)
+                        places.insert(0, item.place)
         finally:
             # After Ctrl-C or an error in this process, no trial may keep running.
             for item in running:
                 _kill(item.process)
-                if _status(item.folder) == RUNNING:
-                    _record(item.trial, item.folder, "error", "interrupted; the same command continues it")
+                if status_of(item.folder) == RUNNING:
+                    record_end(item.trial, item.folder, "error", "interrupted; the same command continues it")
 
-    def _start(self, trial: TrialSpec, folder: Path) -> _Running:
+    def _start(self, trial: TrialSpec, folder: Path, place: Place) -> _Running:
         files.make_folder(folder)
         (folder / ProgressFile.NAME).unlink(missing_ok=True)
         write_record(folder, trial, RUNNING)
@@ -126,14 +143,14 @@ class LocalEngine:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=environment(self.jobs),
+                env=environment(self.jobs * trial.processes) | place.variables(available_cores()) | self.variables,
             )
-        return _Running(trial, folder, process, reader)
+        return _Running(trial, folder, process, reader, place)
 
     def _finish(self, item: _Running, timed_out: bool, progress: ProgressListener) -> None:
         status = _kill(item.process)
         record = read_record(item.folder)
-        if record is None or _status(item.folder) == RUNNING:
+        if record is None or status_of(item.folder) == RUNNING:
             # The trial did not record how it ended.
             if record is None:
                 reason = "its folder or trial.json was removed while it ran"
@@ -144,46 +161,17 @@ class LocalEngine:
             else:
                 reason = _last_line(item.folder / "log.txt") or f"exit status {status}; log.txt is empty"
             timeout = timed_out and record is not None
-            record = _record(item.trial, item.folder, "timeout" if timeout else "error", reason)
+            record = record_end(item.trial, item.folder, "timeout" if timeout else "error", reason)
         with contextlib.suppress(OSError):  # only the progress bar uses this file
             (item.folder / ProgressFile.NAME).unlink(missing_ok=True)
         progress.ended(item.trial, record, item.seconds)
 
 
-def _record(trial: TrialSpec, folder: Path, status: str, message: str) -> dict[str, Any]:
-    """Write the record of how a trial ended, and return it. If writing fails, the message says so."""
-    try:
-        files.make_folder(folder)
-        write_record(folder, trial, status, message)
-    except (OSError, UsageError) as error:
-        text = in_words(error) if isinstance(error, OSError) else str(error)
-        return {"status": status, "message": f"{message}; its record cannot be written: {text}"}
-    return {"status": status, "message": message}
-
-
-def _end(trial: TrialSpec, folder: Path, status: str, message: str, progress: ProgressListener) -> None:
-    """End a trial that was not started."""
-    progress.started(trial)
-    progress.ended(trial, _record(trial, folder, status, message), 0.0)
-
-
-def _next_ready(waiting: deque[tuple[TrialSpec, Path]], running: Sequence[_Running]) -> tuple[TrialSpec, Path] | None:
-    """Return the first trial whose dependencies have all ended; `None` if there is none."""
-    ahead = {folder.name for _, folder in waiting} | {item.folder.name for item in running}
-    return next((item for item in waiting if not ahead & set(item[0].depends_on.values())), None)
-
-
-def _not_done(trial: TrialSpec, folder: Path) -> str:
-    """Return the id of the first dependency that is not done; empty if all are done."""
-    for other in trial.depends_on.values():
-        record = read_record(folder.parent / other)
-        if record is None or record["status"] != "done" or damage(folder.parent / other, record):
-            return other
-    return ""
-
-
 def environment(jobs: int) -> dict[str, str]:
-    """Return the environment of a trial when `jobs` of them share the machine. The user's variables take precedence."""
+    """Return the environment of a trial's process if `jobs` such processes share the machine.
+
+    The user's variables take precedence.
+    """
     threads = max(1, available_cores() // jobs)
     defaults = {**MALLOC, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     # If the package is not installed, trials import it from where this process did.
@@ -217,20 +205,6 @@ def _kill(process: subprocess.Popen[bytes]) -> int:
     if process.stdin is not None:
         process.stdin.close()
     return status
-
-
-def _show(item: _Running, progress: ProgressListener) -> None:
-    position = ProgressFile(item.folder).read()
-    if position is not None:
-        progress.position(item.trial, position)
-    for record in item.epochs.read():
-        progress.epoch(item.trial, record)
-
-
-def _status(folder: Path) -> str:
-    """Return the status in `trial.json`; a missing or damaged record counts as running."""
-    record = read_record(folder)
-    return RUNNING if record is None or "spec" not in record else str(record["status"])
 
 
 def _last_line(log: Path) -> str:

@@ -214,7 +214,22 @@ SCHEMA: tuple[Column, ...] = (
         "CPU: counted from saved tensors, parameters, gradients and optimizer state.",
     ),
     Column("peak_rss_bytes", int, "bytes", "measured", "Peak resident memory", "Of the trial's process, all attempts."),
-    Column("execution", str, "", "setting", "Execution", "`eager`, `compile` or `cuda_graph`."),
+    Column(
+        "allreduce_bytes",
+        int,
+        "bytes",
+        "measured",
+        "All-reduced bytes",
+        "What one process handed to all-reduce operations during training; empty with one process.",
+    ),
+    Column(
+        "execution",
+        str,
+        "",
+        "setting",
+        "Execution",
+        "`eager`, `compile` or `cuda_graph`; with several processes per trial, `eager in 2 processes`.",
+    ),
     Column(
         "compile_time_s",
         float,
@@ -268,6 +283,9 @@ NUMBER_COLUMNS = tuple(column.name for column in SCHEMA if column.type is not st
 REQUIRED_COLUMNS = ("trial_id", "method", "status")
 """A file without these columns is not a results table."""
 
+FORMER_COLUMNS = ("modelled_train_time_s",)
+"""Columns of earlier tables that this schema does not have; they were always empty."""
+
 
 def minor_version(version: str) -> str:
     """Return `2.15` for `2.15.0+cu132`: the speed of operations may change between such releases."""
@@ -286,3 +304,8 @@ def markdown() -> Iterator[str]:
 
 if __name__ == "__main__":
     print("\n".join(markdown()))
+
+
+def execution_text(execution: Any, processes: Any) -> Any:
+    """Return the column `execution` of a trial: that of the recipe, with the number of processes if it is not 1."""
+    return execution if processes in (None, 1) else f"{execution} in {processes} processes"

@@ -13,7 +13,7 @@ from typing import Any
 from suite import files
 from suite.errors import UsageError
 from suite.files import canonical_json
-from suite.runs.folder.columns import COLUMNS, REQUIRED_COLUMNS, minor_version
+from suite.runs.folder.columns import COLUMNS, FORMER_COLUMNS, REQUIRED_COLUMNS, execution_text, minor_version
 from suite.runs.folder.store import RUNNING, Store, read_record
 from suite.runs.folder.targets import read_declared_targets, target_columns
 from suite.runs.spec import TrialSpec
@@ -65,7 +65,8 @@ def _values(record: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         "parameters": canonical_json(spec.parameters),
         "batch_size": recipe.get("batch_size"),
         "epochs": recipe.get("epochs"),
-        "execution": recipe.get("execution", "eager"),  # records from before there was a choice
+        # Some records are from before there was a choice.
+        "execution": execution_text(recipe.get("execution", "eager"), spec.processes),
         "threads": hardware.get("threads"),
         "torch": minor_version(str(software.get("torch", ""))) or None,
     }
@@ -149,7 +150,7 @@ def _damaged_column(names: Sequence[str]) -> str:
     following = dict(pairwise(COLUMNS))
     for at, (left, name) in enumerate(pairwise(names), 1):
         expected = following.get(left)
-        if name in COLUMNS or expected is None or expected in names:
+        if name in COLUMNS or name in FORMER_COLUMNS or expected is None or expected in names:
             continue
         if any(later in COLUMNS for later in names[at:]) or get_close_matches(name, [expected]):
             return f"'{name}' where '{expected}'"

@@ -176,12 +176,17 @@ class Store:
         """Return the folders of all trials that were ever started, by name."""
         return sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
 
-    def status(self, trial_id: str) -> str:
+    def status(self, trial_id: str, in_use: bool = False) -> str:
         """Return one of `ENDED`, or `""` for a trial that was never started.
 
-        Call it with the lock held. A trial whose record says `running` then has no process and counts as an error.
+        A trial whose record says `running` has no process and counts as an error, unless a command works in the folder.
+
+        Args:
+            trial_id: Id of the trial.
+            in_use: Whether another process holds the lock; `running` is returned then, too.
         """
-        return self._state(trial_id)[0]
+        record = read_record(self.trial_folder(trial_id)) if in_use else None
+        return RUNNING if record and record["status"] == RUNNING else self._state(trial_id)[0]
 
     def _state(self, trial_id: str) -> tuple[str, str]:
         """Return the status, and the reason why a finished trial or a record does not count."""

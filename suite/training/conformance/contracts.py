@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from suite.cost.data_parallel.communication import KeptGradients
 from suite.cost.flops import weight_density
+from suite.cost.memory import SavedTensors
 from suite.method import Compact, Compressed, Site
 from suite.network import model_files
 from suite.plan import random_key
 from suite.training.conformance.density import expanded
 from suite.training.conformance.subject import Broken, Subject
 from suite.training.product_check import ProductCheck, WrongProduct
+from suite.training.steps import Outcome
 from suite.training.trainer import Record, Trainer
 
 TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s")
@@ -173,6 +176,32 @@ def density_is_true(subject: Subject) -> str:
     return f"stated and observed agree in {density.steps} steps; {saved}"
 
 
+def kept_gradients_suffice(subject: Subject) -> str:
+    """If the method names the gradients that it uses, the weights of a training do not depend on the others."""
+    trainer, _, _ = subject.undisturbed
+    if not trainer.hooks.method.kept_gradients(trainer.ctx):
+        return "the method uses all gradients"
+    without = subject.trainer()
+    kept, gradients = KeptGradients(without.hooks.method), without.step.gradients
+
+    def kept_ones(images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
+        kept.update(without.ctx)
+        outcome = gradients(images, labels, saved)
+        for layer in without.ctx.layers.values():
+            mask, gradient = kept.masks.get(id(layer.weight)), layer.weight.grad
+            if mask is not None and gradient is not None:
+                gradient.mul_(mask)
+        return outcome
+
+    without.step.gradients = kept_ones  # type: ignore[method-assign]
+    without.fit()
+    for (name, wanted), found in zip(trainer.model.named_parameters(), without.model.parameters(), strict=True):
+        if not torch.equal(wanted, found):
+            raise Broken(f"'{name}' differs at the end if the gradients that are not used are zero", "kept_gradients")
+    elements = sum(parameter.numel() for parameter in trainer.model.parameters())
+    return f"{kept.left_out // 4:,} of {elements:,} gradients are not used at the end"
+
+
 def never_grows(subject: Subject) -> str:
     """No layer gains channels, and executed FLOPs never exceed those of the current shapes."""
     _, records, _ = subject.undisturbed
@@ -233,6 +262,7 @@ CONTRACTS: tuple[Callable[[Subject], str], ...] = (
     transforms_are_pure,
     replays,
     density_is_true,
+    kept_gradients_suffice,
     never_grows,
     final_model_stands_alone,
     copies,

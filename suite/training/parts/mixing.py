@@ -34,6 +34,11 @@ class BatchMixing:
             wanted = ((MixUp, recipe.mixup), (CutMix, recipe.cutmix))
             self._transforms = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in wanted if alpha]
 
+    @property
+    def changes_batches(self) -> bool:
+        """Whether the recipe mixes images."""
+        return bool(self._transforms)
+
     def __call__(self, images: Tensor, labels: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
         """Return a mixed batch.
 

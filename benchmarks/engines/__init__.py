@@ -1,0 +1,1 @@
+"""What an engine adds to the time of trials."""

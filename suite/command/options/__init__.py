@@ -1,0 +1,1 @@
+"""Options of the verbs that run trials: the parser, the arguments, and the checked options."""

@@ -1,0 +1,1 @@
+"""What data-parallel training adds to the cost of a training."""

@@ -1,0 +1,89 @@
+"""Modelled cost of data-parallel training: the ring all-reduce of the gradients, as pure functions.
+
+A ring all-reduce of B bytes among p processes has 2(p - 1) exchanges: p - 1 that add up the parts (reduce-scatter) and
+p - 1 that distribute the sums (all-gather). In each, every process sends B/p bytes to the next process of the ring and
+receives as many. The number of bytes that a process sends is the smallest possible (Patarasuk and Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations", Journal of Parallel and Distributed Computing 69, 2009).
+PruneTrain models the communication of Section 5 and Figure 11 with a ring all-reduce ("We model the communication cost
+using ring allreduce"; cost per epoch relative to dense training); its code does not contain the model.
+
+What is reduced are the gradients of all parameters of the present network, once a step. Masked weights count, since a
+plain all-reduce sends their zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of gradients that `DistributedDataParallel` reduces at once (default of `bucket_cap_mb`)."""
+
+
+def gradient_bytes(elements: int, element_bytes: int = 4) -> int:
+    """Return the bytes of the gradients that a process hands to the all-reduce in a step: elements x element_bytes.
+
+    Args:
+        elements: Number of trained weights and biases of the present network, as `params` in `epochs.jsonl`, which
+            follows reconfigurations; or the sum of `LayerCost.params` of the ledger, which leaves normalisation out.
+        element_bytes: Bytes of an element. Gradients are float32 under autocast, too.
+    """
+    return elements * element_bytes
+
+
+def sent_bytes(payload: float, processes: int) -> float:
+    """Return the bytes that each process sends in a ring all-reduce: 2(p - 1)/p x payload. It receives as many.
+
+    Args:
+        payload: Bytes that each process hands to the all-reduce.
+        processes: Number p of processes.
+
+    Raises:
+        ValueError: There is no process.
+    """
+    if processes < 1:
+        raise ValueError(f"a ring needs at least one process, not {processes}")
+    return 2 * (processes - 1) / processes * payload
+
+
+def all_reduce_seconds(
+    payload: float, processes: int, bandwidth: float, latency: float = 0.0, bucket: float = BUCKET_BYTES
+) -> float:
+    """Return the seconds of a ring all-reduce: 2(p - 1)/p x payload / bandwidth + 2(p - 1) x latency x buckets.
+
+    All links of the ring work at the same time, so that the slowest link determines the time.
+
+    Args:
+        payload: Bytes that each process hands to the all-reduce.
+        processes: Number p of processes.
+        bandwidth: Bytes per second of the slowest link of the ring, in each direction.
+        latency: Seconds between the beginning of an exchange and the arrival of its first byte.
+        bucket: Bytes that are reduced at once; each bucket needs its own exchanges: ceil(payload / bucket).
+
+    Raises:
+        ValueError: There is no process, or the bandwidth is not positive.
+    """
+    if bandwidth <= 0:
+        raise ValueError(f"the bandwidth must be positive, not {bandwidth:g} bytes/s")
+    exchanges = 2 * (processes - 1) * math.ceil(payload / bucket)
+    return sent_bytes(payload, processes) / bandwidth + exchanges * latency
+
+
+def relative_traffic(parts: Iterable[tuple[float, float]], dense_payload: float, dense_steps: float) -> float:
+    """Return the bytes that a training sends relative to dense training: sum(payload x steps) / (dense, likewise).
+
+    The factor 2(p - 1)/p is the same in both, so that the ratio does not depend on the number of processes. Both a
+    smaller network (smaller payload) and a larger batch (fewer steps) lower it, as in PruneTrain's Figure 11.
+
+    Args:
+        parts: Payload in bytes and number of steps of each part of the training in which the payload is constant; one
+            epoch for the value of an epoch.
+        dense_payload, dense_steps: The same of dense training over the same epochs.
+
+    Raises:
+        ValueError: Dense training sends nothing.
+    """
+    dense = dense_payload * dense_steps
+    if dense <= 0:
+        raise ValueError("dense training sends no bytes, so that there is nothing to compare with")
+    return sum(payload * steps for payload, steps in parts) / dense

@@ -1,0 +1,143 @@
+"""The cluster of `plan --cluster`, and the time of trials on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from suite.cost.ring import all_reduce_seconds, gradient_bytes, sent_bytes
+from suite.errors import UsageError, nearest
+from suite.prediction.estimate import Prediction
+from suite.runs.spec import TrialSpec
+
+KEYS = ("nodes", "gpus", "cpus", "link", "local", "latency")
+EXAMPLE = "nodes=16,gpus=8,link=400Gb"
+DEFAULT_LATENCY_S = 10e-6
+"""Seconds of an exchange without its bytes, between nodes: an assumption, of the order of what NCCL needs."""
+_BANDWIDTHS = {"Gb": 1e9 / 8, "Gb/s": 1e9 / 8, "Gbit/s": 1e9 / 8, "GB": 1e9, "GB/s": 1e9}
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of equal machines.
+
+    Attributes:
+        nodes: Number of nodes.
+        gpus: GPUs of a node; 0 for nodes that train on their CPUs.
+        cpus: Cores of a node; 0 for nodes that train on GPUs.
+        link: Bytes per second between two nodes, in each direction; 0 if it was not given.
+        local: Bytes per second between two ranks of a node, in each direction; `link` if it was not given.
+        latency: Seconds of an exchange between two ranks without its bytes.
+    """
+
+    nodes: int
+    gpus: int = 0
+    cpus: int = 0
+    link: float = 0.0
+    local: float = 0.0
+    latency: float = DEFAULT_LATENCY_S
+
+    def devices(self, threads: int) -> int:
+        """Return how many ranks a node runs at once: one for each GPU, or for each `threads` cores."""
+        return self.gpus or max(1, self.cpus // max(1, threads))
+
+
+def read_cluster(text: str) -> Cluster:
+    """Read the value of `--cluster`.
+
+    Args:
+        text: Pairs `key=value`, separated by commas: `nodes`, `gpus` or `cpus`, and optionally `link`, `local`,
+            `latency`.
+
+    Raises:
+        UsageError: A key is unknown, missing or given twice, or a value is wrong.
+    """
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if key not in KEYS:
+            raise UsageError(f"--cluster '{text}': no key is called '{key}'{nearest(key, KEYS)}; example: {EXAMPLE}")
+        if not equals or not value:
+            raise UsageError(f"--cluster '{text}': {key} has no value; example: {EXAMPLE}")
+        if key in found:
+            raise UsageError(f"--cluster '{text}': {key} is given twice")
+        found[key] = value
+    if "nodes" not in found or ("gpus" in found) == ("cpus" in found):
+        raise UsageError(f"--cluster '{text}': give nodes, and either gpus or cpus of a node; example: {EXAMPLE}")
+    counts = {key: _count(text, key, found[key]) for key in ("nodes", "gpus", "cpus") if key in found}
+    rates = {key: _quantity(text, key, found[key], _BANDWIDTHS) for key in ("link", "local") if key in found}
+    times = {"latency": _quantity(text, "latency", found["latency"], _TIMES)} if "latency" in found else {}
+    return Cluster(**counts, **rates, **times)  # type: ignore[arg-type]
+
+
+def check_device(cluster: Cluster, device: str) -> None:
+    """Check that the probe runs on the kind of device that the cluster has.
+
+    Args:
+        cluster: The cluster.
+        device: `cpu` or `cuda`, on which the probe runs.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if (device == "cuda") != bool(cluster.gpus):
+        other = ("cuda", "gpus") if device == "cuda" else ("cpu", "cpus")
+        raise UsageError(
+            f"--cluster: the probe runs on {other[0]}, which says nothing about the cluster's "
+            f"{'GPUs' if cluster.gpus else 'CPUs'}; give {other[1]}=N, or probe with --device "
+            f"{'cuda' if cluster.gpus else 'cpu'}"
+        )
+
+
+def _count(text: str, key: str, value: str) -> int:
+    if not (value.isdecimal() and value.isascii() and len(value) < 7 and int(value) >= 1):
+        raise UsageError(f"--cluster '{text}': {key} is '{value}'; expected an integer from 1 to 999999")
+    return int(value)
+
+
+def _quantity(text: str, key: str, value: str, units: Mapping[str, float]) -> float:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]+)", value)
+    if match is None or match[2] not in units or not float(match[1]) > 0:
+        raise UsageError(f"--cluster '{text}': {key} is '{value}'; expected a number with a unit: {', '.join(units)}")
+    return float(match[1]) * units[match[2]]
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Modelled communication of a data-parallel trial.
+
+    Attributes:
+        seconds: Seconds of all all-reduces, one after the other and without overlap with the backward.
+        payload_bytes: Bytes that a rank hands to the all-reduces.
+        sent_bytes: Bytes that a rank sends.
+    """
+
+    seconds: float
+    payload_bytes: float
+    sent_bytes: float
+
+
+def communication(trial: TrialSpec, prediction: Prediction, cluster: Cluster, threads: int) -> Communication:
+    """Return the communication of the gradients of a data-parallel trial on a cluster, by the ring all-reduce model.
+
+    Ranks of one node use `local`, and ranks of several nodes `link`, since the slowest link of the ring decides.
+
+    Raises:
+        UsageError: The bandwidth that the ranks need was not given.
+    """
+    ranks = trial.processes
+    if ranks == 1:
+        return Communication(0.0, 0.0, 0.0)
+    inside = ranks <= cluster.devices(threads)
+    bandwidth = (cluster.local or cluster.link) if inside else cluster.link
+    if not bandwidth:
+        raise UsageError(f"--cluster: {ranks} ranks reduce gradients; add link=400Gb or link=50GB/s, as you have it")
+    seconds = payload = sent = 0.0
+    for elements, steps in prediction.payload:
+        size = gradient_bytes(elements)
+        seconds += steps * all_reduce_seconds(size, ranks, bandwidth, cluster.latency)
+        payload += steps * size
+        sent += steps * sent_bytes(size, ranks)
+    return Communication(seconds, payload, sent)

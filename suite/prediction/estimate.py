@@ -1,0 +1,126 @@
+"""From a probe to the cost of a whole trial: what each number is, and under which assumptions it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from suite import registry
+from suite.files import canonical_json
+from suite.runs.spec import TrialSpec
+
+INFERENCE_BATCHES = 6
+"""Evaluation batches that a trial runs after its training to measure the inference speed."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a trial is expected to take.
+
+    Attributes:
+        epochs: Epochs of the training.
+        steps: Training steps of all epochs.
+        train_s: Seconds of training, as `train_time_s` of a trial counts them: steps with the input pipeline and the
+            hooks, and the changes of the network. Measured by the probe for a step, times the number of steps.
+            Communication between ranks is not contained.
+        eval_s: Seconds of all evaluations. Measured for a batch, times the number of batches.
+        other_s: Seconds of everything else that the trial's process does: its start, the check of the products,
+            compilation, and checkpoints without the disk. Measured.
+        flops_dense: FLOPs of training the dense network. Counted.
+        flops_executed: FLOPs that the backends multiply in training. Counted in the probe's steps, times the steps.
+        memory_bytes: Largest memory of a training step. Counted on the CPU, measured on CUDA, in the probe's steps.
+        payload: Elements of the gradients and number of steps, for each stage. Counted.
+        is_bound: Whether the method may shrink the network, which the probe does not: times, FLOPs and memory are then
+            upper bounds.
+        probed_epochs: Epochs that the probe ran; the steps of later epochs are assumed to cost what the last ones did.
+        notes: Assumptions that concern this trial, one line each.
+    """
+
+    epochs: int
+    steps: int
+    train_s: float
+    eval_s: float
+    other_s: float
+    flops_dense: float
+    flops_executed: float
+    memory_bytes: int
+    payload: tuple[tuple[int, int], ...]
+    is_bound: bool
+    probed_epochs: int
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from the start of the trial's process to its end."""
+        return self.train_s + self.eval_s + self.other_s
+
+
+def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
+    """Return the prediction for a trial from the probe of its setting (`suite.prediction.probe.probe`).
+
+    A stage of the probe stands for the epochs until the next stage. A smaller last batch counts as its share of a step.
+
+    Args:
+        trial: The trial. If the probe says that the method is steady, its number of epochs may be another.
+        probe: Result of the probe.
+    """
+    recipe = trial.make_recipe()
+    epochs = recipe.epochs if probe["steady"] else probe["epochs"] + probe["epochs_left"]
+    stages = probe["stages"]
+    ends = [stage["epoch"] - 1 for stage in stages[1:]] + [epochs]
+    train_s, steps, dense, executed, payload = 0.0, 0, 0.0, 0.0, []
+    for stage, last in zip(stages, ends, strict=True):
+        count = last - stage["epoch"] + 1
+        whole = stage["total_steps"] if recipe.drop_last else probe["images"] / stage["batch_size"]
+        train_s += count * (whole * stage["step_s"] + probe["epoch_start_s"])
+        dense += count * whole * stage["flops"]["dense"]
+        executed += count * whole * stage["flops"]["executed"]
+        steps += count * stage["total_steps"]
+        payload.append((stage["params"], count * stage["total_steps"]))
+    train_s += probe["reconfigure_s"] * epochs / probe["epochs"]
+    pass_s = sum(split["images"] * split["per_image"] for split in probe["evaluation"])
+    compile_s = probe["compile_s"] if recipe.execution != "eager" else 0.0  # results of autotuning are stored
+    batch_s = recipe.eval_batch_size * probe["evaluation"][0]["per_image"]
+    other_s = probe["start_s"] + probe["check_s"] + compile_s + epochs * probe["save_s"] + INFERENCE_BATCHES * batch_s
+    shrinks = bool(registry.get("method", trial.method).shrinks_network)
+    return Prediction(
+        epochs=epochs,
+        steps=steps,
+        train_s=train_s,
+        eval_s=epochs * pass_s,
+        other_s=other_s,
+        flops_dense=dense,
+        flops_executed=executed,
+        memory_bytes=int(probe["peak_memory_bytes"]),
+        payload=tuple(payload),
+        is_bound=shrinks,
+        probed_epochs=epochs if probe["steady"] else probe["epochs"],
+        notes=_notes(trial, probe, epochs, shrinks),
+    )
+
+
+def _notes(trial: TrialSpec, probe: Mapping[str, Any], epochs: int, shrinks: bool) -> tuple[str, ...]:
+    notes = []
+    if shrinks:
+        notes.append("the network keeps its size, so that time, FLOPs and memory are upper bounds")
+    if not probe["steady"] and probe["epochs"] < epochs:
+        notes.append(f"the probe reached epoch {probe['epochs']} of {epochs}; later steps count as its last ones")
+    if trial.processes > 1:
+        notes.append(f"{trial.processes} ranks, each with its part of a batch")
+    return tuple(notes)
+
+
+def setting(trial: TrialSpec, *, epochs: bool = True) -> str:
+    """Return what the cost of a trial depends on: everything but its seed and the learning rate.
+
+    Args:
+        trial: The trial.
+        epochs: Whether the number of epochs is part of it.
+    """
+    recipe = {
+        name: value for name, value in trial.recipe.items() if name != "learning_rate" and (epochs or name != "epochs")
+    }
+    what = [trial.method, trial.parameters, trial.model, trial.model_parameters, trial.task, trial.preset, recipe]
+    where = [trial.device, trial.dtype, trial.processes, trial.data_copy["checksum"], sorted(trial.depends_on)]
+    return canonical_json([*what, *where])

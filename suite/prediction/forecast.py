@@ -1,0 +1,210 @@
+"""The forecast of a command: what each trial is expected to take, and what exists already."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from suite.cost.hardware import competition
+from suite.passes.candidates import dense_spec
+from suite.prediction.cluster import Cluster, Communication, communication
+from suite.prediction.estimate import Prediction, predict, setting
+from suite.prediction.schedule import Job, makespan
+from suite.runs.engines.local import environment
+from suite.runs.engines.subprocess_call import call_in_subprocess
+from suite.runs.folder.store import RUNNING, Store, read_record
+from suite.runs.spec import TrialSpec
+
+FUNCTION = "suite.prediction.probe:probe"
+DEFAULT_STEPS = 8
+PROBE_S = 10.0
+"""Seconds that the steps of a probe may take. Start, first epoch and data of its process come on top."""
+
+Probe = Callable[[TrialSpec, Path], Mapping[str, Any]]
+"""Probes a trial, given the folder of the trials that it may depend on."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A trial of the command.
+
+    Attributes:
+        trial: The trial.
+        status: Status in the output folder: `done`, `running` and so on; empty if it was never started.
+        runs: Whether the command would run it.
+        prediction: What it is expected to take; `None` if it does not run or could not be probed.
+        communication: Modelled communication on the cluster; `None` without one.
+        measured: Result of the trial if it is done.
+        error: Why it could not be probed; empty otherwise.
+    """
+
+    trial: TrialSpec
+    status: str
+    runs: bool
+    prediction: Prediction | None = None
+    communication: Communication | None = None
+    measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def wall_s(self) -> float:
+        """Predicted seconds of the trial's process, with communication; 0 without a prediction."""
+        if self.prediction is None:
+            return 0.0
+        return self.prediction.wall_s + (self.communication.seconds if self.communication else 0.0)
+
+
+def threads_of(trial: TrialSpec, jobs: int) -> int:
+    """Return the threads of each rank of a trial: OMP_NUM_THREADS, or its share of the cores."""
+    typed = environment(jobs * trial.processes)["OMP_NUM_THREADS"].partition(",")[0]
+    return int(typed) if typed.isdecimal() and int(typed) else 1
+
+
+def forecast(
+    trials: Sequence[TrialSpec],
+    folder: Path,
+    only: str,
+    jobs: int,
+    probe: Probe,
+    show: Callable[[str], None],
+) -> list[Forecast]:
+    """Probe each distinct setting of the trials that a command would run, and predict its trials.
+
+    Args:
+        trials: The trials of the command, in order.
+        folder: Its output folder, which may not exist.
+        only: Which trials the command runs: `missing`, `failed` or `all`.
+        jobs: Number of trials that run at the same time; as many probes do, so that they disturb each other alike.
+        probe: Function that probes a trial.
+        show: Function that prints a line of progress.
+    """
+    store = Store(folder)
+    locked = folder.is_dir() and store.is_locked()
+    found = []
+    for trial in trials:
+        status = store.status(trial.trial_id, in_use=locked)
+        runs = only == "all" or (status != "done" if only == "missing" else status not in ("", "done", RUNNING))
+        record = read_record(store.trial_folder(trial.trial_id)) if status == "done" else None
+        found.append(Forecast(trial, status, runs, measured=(record or {}).get("result") or {}))
+
+    # Choose what to probe: one trial of each setting, and dense training in place of a trial that cannot start yet.
+    done = {one.trial.trial_id for one in found if one.status == "done"}
+    probed = {
+        one.trial.trial_id: one.trial if done.issuperset(one.trial.depends_on.values()) else dense_spec(one.trial)
+        for one in found
+        if one.runs
+    }
+    results = _probe_all(list(probed.values()), folder / "trials", jobs, probe, show)
+    return [_predicted(one, probed[one.trial.trial_id], results) if one.runs else one for one in found]
+
+
+def _probe_all(
+    trials: Sequence[TrialSpec], folder: Path, jobs: int, probe: Probe, show: Callable[[str], None]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the result of a probe by setting. Settings that differ in their epochs share that of a steady method."""
+    results: dict[str, Mapping[str, Any]] = {}
+    by_cost: dict[str, list[TrialSpec]] = {}
+    for trial in {setting(trial): trial for trial in trials}.values():
+        by_cost.setdefault(setting(trial, epochs=False), []).append(trial)
+    began = 0
+
+    def run(group: list[TrialSpec]) -> None:
+        nonlocal began
+        shared: Mapping[str, Any] | None = None
+        for trial in sorted(group, key=lambda trial: -trial.make_recipe().epochs):
+            if shared is None or not shared.get("steady"):
+                began += 1
+                show(f"probe {began}: {trial.label}, {trial.model} on {trial.task}, {trial.dtype}")
+                shared = probe(trial, folder)
+            results[setting(trial)] = shared
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for future in [pool.submit(run, group) for group in by_cost.values()]:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return results
+
+
+def _predicted(one: Forecast, probed: TrialSpec, results: Mapping[str, Mapping[str, Any]]) -> Forecast:
+    result = results[setting(probed)]
+    if "error" in result:
+        return dataclasses.replace(one, error=str(result["error"]))
+    prediction = predict(probed, result)
+    if competition(result.get("busy_cores", 0.0), result["threads"]):
+        note = f"disturbed times: other programs kept {result['busy_cores']:.1f} cores busy as the probe began"
+        prediction = dataclasses.replace(prediction, notes=(*prediction.notes, note))
+    if probed is not one.trial:
+        missing = ", ".join(one.trial.depends_on.values())
+        note = f"predicted as dense training, an upper bound: it depends on {missing}, which is not done"
+        prediction = dataclasses.replace(prediction, is_bound=True, notes=(*prediction.notes, note))
+    return dataclasses.replace(one, prediction=prediction)
+
+
+def in_subprocess(steps: int, jobs: int, seconds: float = PROBE_S) -> Probe:
+    """Return a function that probes in a new process with the threads and the allocator of a trial."""
+
+    def probe(trial: TrialSpec, folder: Path) -> Mapping[str, Any]:
+        arguments = {"spec": trial.to_json(), "trials": str(folder), "steps": steps, "seconds": seconds}
+        try:
+            found = call_in_subprocess(FUNCTION, arguments, device_text(trial), trial.plugins, threads_of(trial, jobs))
+        except RuntimeError as error:
+            return {"error": str(error)}
+        return {**found.value, "where": found.where, "busy_cores": found.busy_cores}
+
+    return probe
+
+
+def device_text(trial: TrialSpec) -> str:
+    """Return the device of a trial as torch writes it."""
+    return trial.device if trial.device_index is None else f"{trial.device}:{trial.device_index}"
+
+
+def on_cluster(forecasts: Sequence[Forecast], cluster: Cluster, jobs: int) -> list[Forecast]:
+    """Add the modelled communication to each prediction.
+
+    Raises:
+        UsageError: The cluster's description lacks a bandwidth.
+    """
+    return [
+        one
+        if one.prediction is None
+        else dataclasses.replace(
+            one, communication=communication(one.trial, one.prediction, cluster, threads_of(one.trial, jobs))
+        )
+        for one in forecasts
+    ]
+
+
+def seconds_here(forecasts: Sequence[Forecast], jobs: int) -> float:
+    """Return the seconds of all trials that run, `jobs` of them at the same time on this machine."""
+    return makespan(_jobs(forecasts, ranks=False), 1, jobs)
+
+
+def seconds_on(forecasts: Sequence[Forecast], cluster: Cluster, jobs: int) -> float:
+    """Return the seconds of all trials that run on a cluster.
+
+    Raises:
+        ValueError: A trial has more ranks than the cluster has devices.
+    """
+    threads = max((threads_of(one.trial, jobs) for one in forecasts), default=1)
+    return makespan(_jobs(forecasts, ranks=True), cluster.nodes, cluster.devices(threads))
+
+
+def _jobs(forecasts: Sequence[Forecast], ranks: bool) -> list[Job]:
+    return [
+        Job(
+            one.trial.trial_id,
+            one.wall_s,
+            one.trial.processes if ranks else 1,
+            tuple(one.trial.depends_on.values()),
+        )
+        for one in forecasts
+        if one.prediction is not None
+    ]

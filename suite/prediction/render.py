@@ -1,0 +1,173 @@
+"""The forecast of a command as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from suite.prediction.cluster import Cluster
+from suite.prediction.forecast import Forecast
+from suite.runs.progress.text import duration
+
+KINDS = {
+    "train_s": "measured for some steps, times the number of steps",
+    "eval_s": "measured for a batch, times the number of batches",
+    "other_s": "measured: start of the process, checks, compilation, checkpoints without the disk",
+    "flops_dense": "counted",
+    "flops_executed": "counted in the probed steps, times the number of steps",
+    "memory_bytes": "counted on the CPU, measured on CUDA, in the probed steps",
+    "communication_s": "modelled: ring all-reduce of all gradients, without overlap with the backward",
+    "total_s": "modelled: trials start in order, each as soon as its devices are free",
+}
+"""How each number is obtained, by its name in the JSON."""
+
+
+def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Table:
+    """Return the table of trials; `at most` marks an upper bound."""
+    found = Table(title="Trials of the command, predicted by probes; times of done trials are measured")
+    found.add_column("trial", overflow="fold")
+    found.add_column("in folder", overflow="fold")
+    names = ["epochs", "steps", "training", "evaluation", "other", "FLOPs dense", "executed", "memory"]
+    parallel = cluster is not None and any(one.trial.processes > 1 for one in forecasts)
+    for name in [*names, *(["communication"] if parallel else [])]:
+        found.add_column(name, justify="right", overflow="fold")
+    for one in forecasts:
+        cells = _cells(one)
+        if parallel:
+            sent = one.communication
+            cells.append(f"{duration(sent.seconds)}, {_bytes(sent.sent_bytes)}" if sent and sent.payload_bytes else "")
+        found.add_row(one.trial.trial_id, one.status or "new", *cells)
+    return found
+
+
+def _cells(one: Forecast) -> list[str]:
+    if one.error:
+        return ["", "", "not predicted", *[""] * 5]
+    if one.prediction is None:
+        measured = one.measured
+        times = [measured.get(name) for name in ("train_time_s", "eval_time_s")]
+        flops = [measured.get(f"train_flops_{name}") for name in ("dense", "executed")]
+        memory = measured.get("peak_memory_bytes")
+        return [
+            str(one.trial.recipe.get("epochs", "")),
+            "",
+            *("" if seconds is None else duration(seconds) for seconds in times),
+            "",
+            *("" if value is None else f"{value:.3g}" for value in flops),
+            "" if memory is None else _bytes(memory),
+        ]
+    known = one.prediction
+    most = "at most " if known.is_bound else ""
+    return [
+        str(known.epochs),
+        str(known.steps),
+        f"{most}{duration(known.train_s)}",
+        duration(known.eval_s),
+        duration(known.other_s),
+        f"{known.flops_dense:.3g}",
+        f"{most}{known.flops_executed:.3g}",
+        f"{most}{_bytes(known.memory_bytes)}",
+    ]
+
+
+def notes(forecasts: Iterable[Forecast]) -> list[str]:
+    """Return one line for each assumption and each failure, with the trials that it concerns."""
+    found: dict[str, list[str]] = {}
+    for one in forecasts:
+        lines = [f"not predicted: {one.error}"] if one.error else list(one.prediction.notes if one.prediction else ())
+        for line in lines:
+            labels = found.setdefault(line, [])
+            if one.trial.label not in labels:
+                labels.append(one.trial.label)
+    return [f"{', '.join(labels)}: {line}" for line, labels in found.items()]
+
+
+def totals(forecasts: Sequence[Forecast], seconds: float, jobs: int) -> str:
+    """Return one line: how many trials run, and how long they take together on this machine."""
+    running = [one for one in forecasts if one.runs]
+    if not running:
+        return f"nothing to run: {_count(len(forecasts))} and done"
+    known = [one for one in running if one.prediction]
+    missing = (
+        f", without {_count(len(running) - len(known))} that could not be probed" if len(known) < len(running) else ""
+    )
+    training = sum(one.prediction.train_s for one in known if one.prediction)
+    at_once = f" with --jobs {jobs}" if jobs > 1 else ""
+    return (
+        f"{len(running)} of {_count(len(forecasts))} to run: training {duration(training)}, all together "
+        f"{duration(seconds)}{at_once}{missing}"
+    )
+
+
+def cluster_line(forecasts: Sequence[Forecast], seconds: float, cluster: Cluster, devices: int) -> str:
+    """Return one line: how long the trials take on a cluster, and how much of it is communication."""
+    known = [one for one in forecasts if one.prediction]
+    spent, total = (
+        sum(one.communication.seconds for one in known if one.communication),
+        sum(one.wall_s for one in known),
+    )
+    kind = ("GPU" if cluster.gpus else "rank") + ("s" if devices > 1 else "") + ("" if cluster.gpus else " on CPUs")
+    share = f"; communication is {100 * spent / total:.1f} % of the trials' time (modelled)" if spent else ""
+    return f"on {cluster.nodes} nodes with {devices} {kind} each: {duration(seconds)} (modelled){share}"
+
+
+def as_json(
+    forecasts: Sequence[Forecast],
+    *,
+    folder: str,
+    jobs: int,
+    total_s: float,
+    cluster: Cluster | None = None,
+    cluster_s: float | None = None,
+) -> dict[str, Any]:
+    """Return the forecast as plain data; numbers that are not known are null."""
+    return {
+        "folder": folder,
+        "jobs": jobs,
+        "total_s": total_s,
+        "kinds": KINDS,
+        "cluster": None if cluster is None else {**vars(cluster), "total_s": cluster_s},
+        "trials": [_entry(one) for one in forecasts],
+    }
+
+
+def _entry(one: Forecast) -> dict[str, Any]:
+    known, sent = one.prediction, one.communication
+    predicted: dict[str, Any] | None = None
+    if known:
+        names = ("train_s", "eval_s", "other_s", "flops_dense", "flops_executed", "memory_bytes", "is_bound")
+        predicted = {
+            **{name: getattr(known, name) for name in ("epochs", "steps", *names, "probed_epochs")},
+            "wall_s": one.wall_s,
+            "notes": list(known.notes),
+            "communication_s": sent.seconds if sent else None,
+            "allreduce_bytes": sent.payload_bytes if sent else None,
+            "sent_bytes": sent.sent_bytes if sent else None,
+        }
+    trial = one.trial
+    return {
+        "trial_id": trial.trial_id,
+        **{name: getattr(trial, name) for name in ("task", "model", "seed", "dtype", "device", "processes")},
+        "method": trial.label,
+        "status": one.status,
+        "runs": one.runs,
+        "predicted": predicted,
+        "measured": {name: one.measured.get(name) for name in ("train_time_s", "eval_time_s", "wall_time_s")}
+        if one.measured
+        else None,
+        "error": one.error or None,
+    }
+
+
+def _count(number: int) -> str:
+    return "1 trial" if number == 1 else f"{number} trials"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"

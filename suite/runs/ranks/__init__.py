@@ -1,0 +1,1 @@
+"""The processes of trials that train with several ranks: started together, and ended together."""

@@ -1,0 +1,62 @@
+"""Why a rank of a trial failed, and which of several failures is the cause of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FOLDER = "PDT_RANK_FAILURES"
+"""Environment variable of a rank: the folder for the file that says how it failed."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank ended that did not finish.
+
+    Attributes:
+        rank: Its number.
+        status, message: As in `trial.json`.
+        lost_others: Whether the connection to another rank ended, so that the cause is elsewhere.
+    """
+
+    rank: int
+    status: str
+    message: str
+    lost_others: bool = False
+
+    def in_words(self) -> str:
+        """Return the message, with the number of the rank unless it is 0."""
+        named = self.rank == 0 or self.message.startswith("rank ")
+        return self.message if named else f"rank {self.rank}: {self.message}"
+
+
+def report_failure(rank: int, status: str, message: str, error: Exception) -> None:
+    """Tell the process that started this rank how the rank failed."""
+    failure = Failure(rank, status, message, _lost_others(error))
+    with contextlib.suppress(OSError):  # the disk may be full; the exit status also says that the rank failed
+        Path(os.environ[FOLDER], f"{rank}.json").write_text(json.dumps(asdict(failure)), encoding="utf-8")
+
+
+def reported(folder: Path, rank: int) -> Failure | None:
+    """Return what a rank has reported to a folder."""
+    path = folder / f"{rank}.json"
+    return Failure(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def cause(failures: Sequence[Failure]) -> Failure:
+    """Return the failure from which the others follow: one that is no lost connection, of the lowest rank."""
+    return min(failures, key=lambda one: (one.lost_others, one.rank))
+
+
+def _lost_others(error: Exception) -> bool:
+    """Return whether an error says that a connection to another rank has ended."""
+    import torch.distributed as dist
+
+    if isinstance(error, (dist.DistNetworkError, dist.DistBackendError)):
+        return True
+    signs = ("gloo", "Gloo", "NCCL", "Connection closed by peer", "Connection reset")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)

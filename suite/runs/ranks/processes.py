@@ -1,0 +1,121 @@
+"""The ranks of a trial as processes: how one is started, connected with the others, and waited for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from suite.runs.ranks import failures
+from suite.runs.ranks.failures import Failure
+from suite.runs.spec import TrialSpec
+
+RANK, LOCAL_RANK, RENDEZVOUS = "PDT_RANK", "PDT_LOCAL_RANK", "PDT_RENDEZVOUS"
+"""Environment variables of a rank: its number, that on its machine, and the URL at which the ranks find each other."""
+
+POLL_INTERVAL = 0.1
+GRACE_SECONDS = 10.0  # after the first rank has failed: the others notice it, and rank 0 writes what was measured
+WAIT_FOR_OTHERS = timedelta(minutes=30)  # of a rank that is alive; one rank may autotune while the others wait
+
+
+class RankProcess(Protocol):
+    """A rank that runs here or on another machine."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal; `None` while the rank runs."""
+
+    def kill(self) -> None:
+        """End the rank."""
+
+    def failure(self) -> Failure | None:
+        """Return what the rank has reported before it ended with an error."""
+
+
+class LocalRank:
+    """A rank of this machine.
+
+    Args:
+        rank, local_rank: Its number among all ranks, and on this machine.
+        folder: Folder of the trial.
+        rendezvous: URL at which the ranks find each other.
+        reports: Folder for what the rank reports.
+        more: Further options of `subprocess.Popen`.
+    """
+
+    def __init__(self, rank: int, local_rank: int, folder: Path, rendezvous: str, reports: Path, **more: Any) -> None:
+        self.rank, self.reports = rank, reports
+        own = {RANK: str(rank), LOCAL_RANK: str(local_rank), RENDEZVOUS: rendezvous, failures.FOLDER: str(reports)}
+        variables = {**more.get("env", os.environ), **own}
+        variables.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # the ranks of a trial have a store of their own
+        options = {"stdin": subprocess.DEVNULL, **more, "env": variables}
+        command = [sys.executable, "-P", "-m", "suite.runs.trial", str(folder)]
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(command, **options)
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def failure(self) -> Failure | None:
+        return failures.reported(self.reports, self.rank)
+
+
+def rank_of_environment() -> int | None:
+    """Return the number of this process among the ranks of its trial; `None` if it is not one of several."""
+    text = os.environ.get(RANK)
+    return None if text is None else int(text)
+
+
+def local_rank() -> int:
+    """Return the number of this process among the ranks of its trial on this machine; 0 if it is not one of several."""
+    return int(os.environ.get(LOCAL_RANK, "0"))
+
+
+def join_ranks(spec: TrialSpec) -> None:
+    """Connect this rank with the other ranks of its trial; it is the rank of the environment."""
+    import torch
+    import torch.distributed as dist
+
+    rank = rank_of_environment()
+    assert rank is not None
+    if spec.device == "cuda":
+        torch.cuda.set_device(local_rank())
+    dist.init_process_group(
+        "nccl" if spec.device == "cuda" else "gloo",
+        init_method=os.environ[RENDEZVOUS],
+        rank=rank,
+        world_size=spec.processes,
+        timeout=WAIT_FOR_OTHERS,
+    )
+
+
+def wait_for(ranks: Mapping[int, RankProcess]) -> Sequence[Failure]:
+    """Wait until all ranks have ended, or some time after the first one has failed.
+
+    Returns:
+        The failures of the ranks that have ended; empty if all ranks are done.
+    """
+    deadline = float("inf")
+    while time.monotonic() < deadline:
+        states = [one.poll() for one in ranks.values()]
+        if None not in states:
+            break
+        if any(states) and deadline == float("inf"):
+            deadline = time.monotonic() + GRACE_SECONDS
+        time.sleep(POLL_INTERVAL)
+    return [_failure(rank, one) for rank, one in ranks.items() if one.poll()]
+
+
+def _failure(rank: int, process: RankProcess) -> Failure:
+    status = process.poll() or 0
+    if status < 0:
+        return Failure(rank, "error", f"rank {rank} was killed by signal {-status}")
+    return process.failure() or Failure(rank, "error", f"rank {rank} ended with exit status {status}")

@@ -1,0 +1,125 @@
+"""Code of the two `torch.distributed` processes in `test_communication`, in a module that they can import."""
+
+import math
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from methods.clicktrain import ClickTrain
+from methods.dense import Dense
+from methods.prunetrain import PruneTrain
+from suite.cost.ledger import Ledger
+from suite.ops import apply
+from suite.training.parts.reduction import reduce_gradients
+from tasks.models.resnet9 import resnet9
+
+RANKS, BATCH, SHAPE, STEPS = 2, 8, (3, 16, 16), 2
+METHODS = {
+    "dense": Dense,
+    "prunetrain": lambda: PruneTrain(interval=1, threshold=0.1, update="proximal", ratio=0.6),
+    "clicktrain": lambda: ClickTrain(warmup=0.25, hard_prune=0.5, mixup=0.0, coefficient=1e-2, backend="masked"),
+}
+
+
+def start(rank, folder):
+    """Train by every method on one rank, and write what was counted and measured to a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    found = {name: training(make(), rank, packs=True) for name, make in METHODS.items()}
+    found["clicktrain, unpacked"] = training(METHODS["clicktrain"](), rank, packs=False)
+    found["one step"] = both_ways(rank)
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def begin(method, rank):
+    torch.manual_seed(rank)
+    model = resnet9(width=1 / 16).to(memory_format=torch.channels_last)
+    hooks = apply(model, method, input_shape=SHAPE, num_classes=10, epochs=4, batch_size=BATCH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    hooks.attach(optimizer)
+    return model, hooks, optimizer
+
+
+def wrap(hooks, packs):
+    wrapped = DistributedDataParallel(hooks.model)
+    if packs:
+        reduce_gradients(wrapped, hooks)
+    return wrapped
+
+
+def batch(number, rank):
+    generator = torch.Generator().manual_seed(number)
+    images, labels = torch.randn(BATCH, *SHAPE, generator=generator), torch.randint(10, (BATCH,), generator=generator)
+    return images.chunk(RANKS)[rank].contiguous(memory_format=torch.channels_last), labels.chunk(RANKS)[rank]
+
+
+def training(method, rank, packs):
+    """Return counted and measured bytes of each step, the elements that torch's profiler saw, and the weights."""
+    model, hooks, optimizer = begin(method, rank)
+    wrapped, ledger = wrap(hooks, packs), Ledger(hooks.ctx, method, SHAPE)
+    steps = []
+    for epoch in range(4):
+        for number in range(STEPS):
+            images, labels = batch(STEPS * epoch + number, rank)
+            before = dict(hooks.ranks.traffic.bytes)
+            # Wrappers also broadcast the order of their buckets, in their second step.
+            watches = number == 0
+            with torch.profiler.profile(record_shapes=True) if watches else nullcontext() as profile:
+                loss = F.cross_entropy(wrapped(images), labels)
+                hooks.add_regularization(loss).backward()
+            ledger.add_step(BATCH)
+            hooks.optimizer_step()
+            optimizer.zero_grad()
+            after = hooks.ranks.traffic.bytes
+            steps.append(
+                {
+                    "counted": ledger.step_communication,
+                    "measured": {kind: size - before.get(kind, 0) for kind, size in after.items()},
+                    "seen": {name: seen(profile, name) for name in ("all_reduce", "broadcast")} if watches else None,
+                    "parameters": sum(one.numel() for one in model.parameters()),
+                    "buffers": sum(one.numel() for one in model.buffers()),
+                    "buffer_bytes": sum(one.numel() * one.element_size() for one in model.buffers()),
+                }
+            )
+        ledger.close_interval(epoch + 1)
+        if hooks.end_epoch() is not None:
+            wrapped = wrap(hooks, packs)
+            ledger.recount(epoch + 1)
+    hooks.finish()
+    return {
+        "steps": steps,
+        "all_reduced": hooks.ranks.traffic.all_reduced,
+        "weights": [parameter.detach() for parameter in model.parameters()],
+    }
+
+
+def seen(profile, collective):
+    """Return the number of elements that the process group was handed in all calls of a collective operation."""
+    return sum(math.prod(event.input_shapes[0]) for event in profile.events() if event.name == f"gloo:{collective}")
+
+
+def both_ways(rank):
+    """Return the gradients of one step after hard pruning, packed and not, with the masks, by parameter."""
+    model, hooks, optimizer = begin(METHODS["clicktrain"](), rank)
+    wrapped = wrap(hooks, packs=True)
+    for number in range(3 * STEPS):
+        images, labels = batch(number, rank)
+        hooks.add_regularization(F.cross_entropy(wrapped(images), labels)).backward()
+        hooks.optimizer_step()
+        optimizer.zero_grad()
+        if number % STEPS == 1:
+            hooks.end_epoch()
+    ways = []
+    for packs in (True, False):
+        del wrapped
+        wrapped = wrap(hooks, packs)
+        for _ in range(2):  # the first step orders the buckets, the second uses them
+            optimizer.zero_grad()
+            F.cross_entropy(wrapped(images), labels).backward()
+        ways.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+    kept = {f"{name}.weight": mask for name, mask in hooks.method.kept_gradients(hooks.ctx).items()}
+    return {"packed": ways[0], "unpacked": ways[1], "kept": kept}

@@ -1,0 +1,126 @@
+"""Trainings of two `torch.distributed` processes for `test_data_parallel`, in a module that they can import."""
+
+import dataclasses
+
+import torch
+import torch.distributed as dist
+from small_training import CLASSES, RECIPE, Checkpoints, small_trainer
+from torch import nn
+
+from methods.clicktrain import ClickTrain
+from methods.prunetrain import PruneTrain
+from suite.errors import UsageError
+from suite.method import Method, OpPlan
+
+RANKS = 2
+# 71 images: the last batch has 7, of which rank 0 gets 4.
+UNEVEN = dataclasses.replace(RECIPE, epochs=5, drop_last=False)
+
+
+def plain_net():
+    """Return a net without batch normalisation, whose result does not depend on how a batch is divided."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, CLASSES),
+    )
+
+
+def dropout_net():
+    net = plain_net()
+    net.insert(6, nn.Dropout(0.5))
+    return net
+
+
+def pruning():
+    """Return PruneTrain that cuts channels of `plain_net` in the second epoch."""
+    return PruneTrain(interval=2, threshold=0.2, ratio=0.6, update="proximal")
+
+
+class UnevenMask(Method):
+    """A method with a fault: its mask differs between the ranks."""
+
+    def setup(self, ctx):
+        self.mask = torch.ones_like(ctx.layers["2"].weight)
+        self.mask[ctx.rank] = 0
+
+    def plan(self, name, layer):
+        return OpPlan(weight_forward=lambda weight, site: weight * self.mask) if name == "2" else None
+
+    def state_dict(self):
+        return {"masks": {"2": self.mask}}
+
+
+def trained(method, recipe=UNEVEN, model=None, **options):
+    """Return what one process knows after a training: weights, records and counts."""
+    records = []
+    trainer = small_trainer(method, recipe, model or plain_net(), train_images=71, on_epoch=records.append, **options)
+    trainer.fit()
+    return {
+        "weights": [parameter.detach().clone() for parameter in trainer.model.parameters()],
+        "records": records,
+        "counts": trainer.ledger.counts(),
+        "samples": trainer.progress.samples,
+        "cut": len(trainer.hooks.reconfigurations),
+    }
+
+
+def start(rank, folder):
+    """Run every training on one rank, and write the results to a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    small = dataclasses.replace(UNEVEN, epochs=2)
+    found = {
+        "pruned": trained(pruning()),
+        "micro": trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=2)),
+        "mixed": trained(Method(), dataclasses.replace(small, mixup=0.4, ema=0.9)),
+        "normalised": normalised(),
+        "resumed": resumed(),
+        "refused": refused(small),
+    }
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def normalised():
+    """Return the running mean of a net with batch normalisation, whose shares have different means."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+    trained(Method(), dataclasses.replace(RECIPE, epochs=1), net)
+    return net[1].running_mean
+
+
+def resumed():
+    """Return weights and last records of an uninterrupted training with dropout and of one that was resumed."""
+    kept = Checkpoints()
+    recipe = dataclasses.replace(RECIPE, epochs=3)
+    trainer = small_trainer(ClickTrain(mixup=0.0), recipe, dropout_net(), on_checkpoint=kept.keep)
+    trainer.fit()
+    states = [kept[0]]
+    dist.broadcast_object_list(states, 0)  # rank 0's, as from a file
+    again = small_trainer(ClickTrain(mixup=0.0), recipe, dropout_net())
+    again.load_state_dict(states[0])
+    again.fit()
+    drawn = nn.functional.dropout(torch.ones(64), 0.5)
+    weights = [[parameter.detach() for parameter in one.model.parameters()] for one in (trainer, again)]
+    return weights, drawn, [one.progress.last_record for one in (trainer, again)]
+
+
+def refused(recipe):
+    """Return the messages of trainings that cannot work."""
+    messages = []
+    for method, changed, images in (
+        (UnevenMask(), {}, 64),
+        (Method(), {}, 65),
+        (Method(), {"batch_size": 1}, 64),
+        (Method(), {"execution": "compile"}, 64),
+    ):
+        try:
+            small_trainer(method, dataclasses.replace(recipe, **changed), plain_net(), train_images=images).fit()
+        except UsageError as error:
+            messages.append(str(error))
+    return messages
