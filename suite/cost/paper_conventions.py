@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from suite.cost.flops import PRODUCTS, LayerCost
+from suite.cost.ring import gradient_bytes, sent_bytes
 
 # Rows and columns that PruneTrain's code adds to a convolution's input before it counts the data gradient, by kernel.
 PRUNETRAIN_PADDING = {1: 0, 3: 2, 7: 3}
 NORM_PASSES, ELEMENT_BYTES = 8, 2  # three in the forward and five in the backward, in 16 bits
-GRADIENT_BYTES = 4  # per weight, when gradients are summed over devices
 
 
 def prunetrain(costs: Iterable[LayerCost]) -> dict[str, float]:
@@ -127,10 +127,5 @@ def prunetrain_training(intervals: Iterable[Interval], processes: int = 2) -> di
         image = prunetrain(interval.layers)
         total["train_flops"] += image["train_flops"] * interval.samples
         total["norm_traffic_bytes"] += image["norm_traffic_bytes"] * interval.samples
-        total["allreduce_bytes"] += ring_allreduce_bytes(image["weights"], processes) * interval.steps
+        total["allreduce_bytes"] += sent_bytes(gradient_bytes(int(image["weights"])), processes) * interval.steps
     return total
-
-
-def ring_allreduce_bytes(weights: float, processes: int) -> float:
-    """Return the bytes that each device sends to sum the gradients of this number of weights in a ring, once."""
-    return 2 * (processes - 1) / processes * GRADIENT_BYTES * weights
