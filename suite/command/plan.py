@@ -69,7 +69,7 @@ def plan(arguments: Sequence[str]) -> int:
     )
     from suite.prediction.render import as_json, cluster_line, notes, table, totals
 
-    suite, trials, folder, _ = forked(lambda: prepare(options))
+    suite, trials, folder, _ = forked(lambda: prepare(options, trained_here=cluster is None))
     if cluster:
         check_device(cluster, suite.device)
     probe = in_subprocess(steps or DEFAULT_STEPS, options.jobs)

@@ -69,18 +69,22 @@ def _of_allocation(options: RunOptions, allocation: Allocation) -> RunOptions:
     return dataclasses.replace(options, processes=allocation.size)
 
 
-def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
+def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
     """Plan and rehearse a command; return its suite, trials, output folder and provenance.
 
     Everything here needs torch, and runs in a process of its own: the process that waits for the trials then does
     without torch's memory, and torch is imported once.
+
+    Args:
+        options: Options of the command.
+        trained_here: Whether this machine, and no other, has to have a device for each process of a trial.
 
     Raises:
         UsageError: The user can correct the command, a file or a plugin. Nothing has been written.
     """
     from suite.runs.planning import plan
 
-    suite = resolve(options)
+    suite = resolve(options, trained_here)
     trials = plan(suite)
     if options.data_root_typed and all(trial.data_copy["kind"] == "generated" for trial in trials):
         raise UsageError(
@@ -114,12 +118,21 @@ def provenance_of(suite: SuiteSpec) -> dict[str, Any]:
     return collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
 
 
-def resolve(options: RunOptions) -> SuiteSpec:
-    """Choose what was not typed: device, number format, preset and seeds."""
+def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
+    """Choose what was not typed: device, number format, preset and seeds.
+
+    Args:
+        options: Options of the command.
+        trained_here: Whether this machine has to have a device for each process of a trial. With the engine `ray`, the
+            machines of the cluster have to, and the engine checks them.
+
+    Raises:
+        UsageError: The device cannot be used, or there are fewer GPUs than processes of a trial.
+    """
     from suite.runs.spec import resolve_device, resolve_dtype
 
     device, index = resolve_device(options.device)
-    check_processes(options.processes, options.device, device)
+    check_processes(options.processes, options.device, device, count=trained_here and options.engine != "ray")
     preset = options.preset or ("paper" if device == "cuda" else "quick")
     return SuiteSpec(
         methods=options.methods,
@@ -142,13 +155,14 @@ def resolve(options: RunOptions) -> SuiteSpec:
     )
 
 
-def check_processes(processes: int, typed: str, device: str) -> None:
+def check_processes(processes: int, typed: str, device: str, count: bool) -> None:
     """Check that each process of a trial has a device.
 
     Args:
         processes: Number of processes of each trial.
         typed: The device as typed.
         device: `cpu` or `cuda`.
+        count: Whether the GPUs of this machine have to be enough.
 
     Raises:
         UsageError: There are fewer GPUs, or the user has named one of them.
@@ -159,8 +173,8 @@ def check_processes(processes: int, typed: str, device: str) -> None:
 
     if ":" in typed:
         raise UsageError(f"--device {typed} names one GPU; --nproc-per-trial {processes} needs --device cuda")
-    if (count := torch.cuda.device_count()) < processes:
-        raise UsageError(f"--nproc-per-trial {processes}: this machine has {count} GPU(s), and each process needs one")
+    if count and (found := torch.cuda.device_count()) < processes:
+        raise UsageError(f"--nproc-per-trial {processes}: this machine has {found} GPU(s), and each process needs one")
 
 
 def default_folder(trials: Sequence[TrialSpec]) -> Path:

@@ -16,6 +16,8 @@ EXAMPLE = "nodes=16,gpus=8,link=400Gb"
 DEFAULT_LATENCY_S = 10e-6
 """Seconds of an exchange without its bytes, between nodes: an assumption, of the order of what NCCL needs."""
 _BANDWIDTHS = {"Gb": 1e9 / 8, "Gb/s": 1e9 / 8, "Gbit/s": 1e9 / 8, "GB": 1e9, "GB/s": 1e9}
+LARGEST = 1e12
+"""Limit of the number in a bandwidth or a latency, which keeps all products finite."""
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -99,7 +101,7 @@ def _count(text: str, key: str, value: str) -> int:
 
 def _quantity(text: str, key: str, value: str, units: Mapping[str, float]) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]+)", value)
-    if match is None or match[2] not in units or not float(match[1]) > 0:
+    if match is None or match[2] not in units or not 0 < float(match[1]) < LARGEST:
         raise UsageError(f"--cluster '{text}': {key} is '{value}'; expected a number with a unit: {', '.join(units)}")
     return float(match[1]) * units[match[2]]
 

@@ -38,11 +38,15 @@ def schedule(jobs: Sequence[Job], nodes: int, devices: int) -> dict[Hashable, tu
     Raises:
         ValueError: A job needs more devices than there are.
     """
-    free = [[0.0] * devices for _ in range(nodes)]  # when each device is free
-    found: dict[Hashable, tuple[float, float]] = {}
     for job in jobs:
         if job.devices > nodes * devices:
             raise ValueError(f"{job.name} needs {job.devices} devices, and there are {nodes * devices}")
+    # More devices than all jobs together take would only cost memory.
+    devices = min(devices, max(1, sum(job.devices for job in jobs)))
+    nodes = min(nodes, sum(-(-job.devices // devices) for job in jobs))
+    free = [[0.0] * devices for _ in range(nodes)]  # when each device is free
+    found: dict[Hashable, tuple[float, float]] = {}
+    for job in jobs:
         ready = max((found[other][1] for other in job.after if other in found), default=0.0)
         chosen = _places(free, job.devices, devices)
         start = max([ready, *(free[node][place] for node, place in chosen)])

@@ -49,6 +49,7 @@ def test_a_cluster_is_read_with_its_units():
         ("nodes=2,gpus=1,link=400MB", "a number with a unit: Gb"),
         ("nodes=2,gpus=1,link=0Gb", "a number with a unit: Gb"),
         ("nodes=2,gpus=1,latency=5", "a number with a unit: us"),
+        (f"nodes=2,gpus=1,latency={'9' * 400}s", "a number with a unit: us"),
         ("", "no key is called ''"),
     ],
 )

@@ -30,6 +30,11 @@ def test_ranks_stay_on_a_node_and_larger_trials_take_whole_nodes():
         schedule([Job("nine", 1, devices=9)], 2, 4)
 
 
+def test_a_huge_cluster_takes_the_memory_of_the_trials_only():
+    jobs = [Job("a", 4), Job("b", 2, devices=3), Job("c", 1, devices=1_500_000)]
+    assert schedule(jobs, 999_999, 999_999) == {"a": (0, 4), "b": (0, 2), "c": (0, 1)}
+
+
 def test_no_trials_take_no_time():
     assert makespan([], 3, 2) == 0
 

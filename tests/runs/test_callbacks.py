@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 from small_trials import spec, train
@@ -214,6 +215,20 @@ def test_a_resumed_trial_has_one_point_per_epoch(tmp_path):
 def test_numbers_that_are_missing_or_infinite_have_no_point():
     record = {"epoch": 1, "train_loss": float("nan"), "test_loss": None, "val_loss": 1, "layers": {}}
     assert list(scalars(record)) == [("loss/val_loss", 1.0)]
+
+
+def test_what_a_callback_changes_in_a_record_stays_with_it(tmp_path):
+    record = {"epoch": 1, "layers": {"first": 1}}
+
+    def on_epoch(trial, given):
+        given["layers"].clear()
+
+    calls = Calls(
+        ["clears"], CallbackTrial.of(spec("dense"), tmp_path), lambda name: SimpleNamespace(on_epoch=on_epoch)
+    )
+    calls.epoch(record)
+    assert calls.failures == []
+    assert record == {"epoch": 1, "layers": {"first": 1}}
 
 
 def test_writing_is_not_training_time(tmp_path, monkeypatch):

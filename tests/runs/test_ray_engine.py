@@ -102,12 +102,20 @@ def test_a_task_declares_its_share_of_the_smallest_machine():
     cpu, gpu = spec("dense"), dataclasses.replace(spec("dense"), device="cuda", processes=2)
     assert task_needs(nodes, cpu, 1) == {"CPU": 8}
     assert [fits(one, {"CPU": 8}) for one in nodes] == [2, 1, 0, 0]
-    assert task_needs(nodes, cpu, 3) == {"CPU": 2}
+    assert task_needs(nodes, cpu, 3) == {"CPU": 3}
     assert task_needs(nodes, cpu, 16) == {"CPU": 0.5}
     assert task_needs(nodes, gpu, 1) == {"CPU": 8, "GPU": 2}
     assert [fits(one, {"CPU": 1, "GPU": 2}) for one in nodes] == [2, 1, 0, 0]
     with pytest.raises(UsageError, match=r"none of the 1 machines of the cluster has a CPU and 2 GPU\(s\)"):
         task_needs([node(4, 1)], gpu, 1)
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 8, 16, 64])
+def test_the_smallest_machine_runs_as_many_trials_as_wanted_and_never_more(cpus):
+    for jobs in range(1, 70):
+        at_once = fits(node(cpus), task_needs([node(cpus)], spec("dense"), jobs))
+        assert at_once <= jobs
+        assert at_once == jobs or cpus % jobs, "a number that divides the cores is reached"
 
 
 def test_ray_that_is_not_installed_is_said(monkeypatch):
@@ -198,6 +206,43 @@ def test_the_command_fills_the_cluster_and_records_what_was_lost(job, monkeypatc
     assert (fake.most, fake.declared["num_cpus"], fake.down) == (2, 1, True)
     assert sorted(item[0] for item in recorder.told).count("ended") == 4
     assert [path.name for path in Path(job.folder.parent).glob(".shared-*")] == []
+
+
+def test_trials_wait_while_the_machines_are_down(job, monkeypatch, caplog):
+    fake, looks = FakeRay(), iter([True, False, False])
+    fake.nodes = lambda: [node(2, alive=next(looks, True))]
+    monkeypatch.setattr(ray_cluster, "connect", lambda address: (fake, True))
+    monkeypatch.setattr(ray_cluster, "NODES_INTERVAL", 0)
+    trials = [(one, job.folder.parent / one.trial_id) for one in (spec("done", seed) for seed in range(3))]
+    ray_cluster.RayEngine(jobs=1).run(trials, Recorder())
+    assert [read_record(folder)["status"] for _, folder in trials] == ["done"] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "--engine ray: the machines of the cluster are down; trials wait until one is up again"
+    ]
+
+
+def test_the_epochs_of_a_worker_without_the_folder_are_told_before_the_end(job, monkeypatch):
+    fake = FakeRay()
+    monkeypatch.setattr(ray_cluster, "connect", lambda address: (fake, True))
+    monkeypatch.setattr(ray_worker, "is_shared", lambda job: False)
+    recorder = Recorder()
+    ray_cluster.RayEngine().run([(job.spec, job.folder)], recorder)
+    told = [item[0] for item in recorder.told]
+    assert told.count("epoch") == 3
+    assert told[-1] == "ended"
+
+
+def test_a_task_says_how_many_trials_share_its_machine(job, monkeypatch):
+    import ray
+
+    one = {"NodeID": "a", **node(4)}
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a"))
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "b", **node(64)}, one])
+    monkeypatch.setattr(ray_cluster, "die_with", lambda parent: True)
+    monkeypatch.setattr(ray_cluster, "run_job", lambda job, at_a_time, sent: at_a_time)
+    assert ray_cluster._run_on_node(job, {"CPU": 2}, 9, {}) == 2
+    assert ray_cluster._run_on_node(job, {"CPU": 1}, 3, {}) == 3
+    assert ray_cluster._run_on_node(job, {"CPU": 1}, 9, {}) == 4
 
 
 def test_the_reason_names_a_worker_that_died_twice(monkeypatch):

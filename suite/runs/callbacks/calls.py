@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -107,7 +108,7 @@ class Calls:
                 if name not in self._made:
                     self._made[name] = self._make(name)
                 if function := getattr(self._made[name], hook, None):
-                    function(self._trial, dict(record))
+                    function(self._trial, copy.deepcopy(dict(record)))  # what it changes stays with it
             except (Exception, SystemExit) as error:  # whatever a callback does, the trial goes on
                 self._names.remove(name)
                 traceback.print_exc()

@@ -34,6 +34,8 @@ from suite.runs.progress.listeners import ProgressListener
 from suite.runs.provenance import FLAG_PREFIXES
 from suite.runs.spec import TrialSpec
 
+log = logging.getLogger(__name__)
+
 POLL_INTERVAL = 0.1
 NODES_INTERVAL = 5.0  # seconds between two looks at the machines of the cluster
 OBJECT_STORE_BYTES = 256 * 2**20  # of a cluster on this machine, where it only holds what is sent
@@ -101,8 +103,10 @@ class RayEngine:
             if time.monotonic() >= look:
                 nodes, look = self._ray.nodes(), time.monotonic() + NODES_INTERVAL
                 if trial := next((trial for trial, _ in waiting), None):
-                    needs = task_needs(nodes, trial, self.jobs)
-                slots = sum(fits(node, needs) for node in nodes)
+                    needs = self._needs(nodes, trial, needs)
+                before, slots = slots, sum(fits(node, needs) for node in nodes)
+                if before and not slots:
+                    log.warning("--engine ray: the machines of the cluster are down; trials wait until one is up again")
             while len(running) < slots and (ready := next_ready(waiting, [item.folder.name for item in running])):
                 waiting.remove(ready)
                 if missing := not_done(*ready):
@@ -124,6 +128,21 @@ class RayEngine:
                 if self._ray.wait([item.reference], timeout=0)[0]:
                     self._finish(item, progress)
                     running.remove(item)
+
+    def _needs(
+        self, nodes: Sequence[Mapping[str, Any]], trial: TrialSpec, earlier: dict[str, float]
+    ) -> dict[str, float]:
+        """Return what a task declares: that of an earlier look as long as the machines that had it are down.
+
+        Raises:
+            UsageError: No machine has ever had what a trial needs.
+        """
+        try:
+            return task_needs(nodes, trial, self.jobs)
+        except UsageError:
+            if not earlier:
+                raise
+            return earlier
 
     def _submit(self, trial: TrialSpec, folder: Path, token: Path, needs: Mapping[str, float], total: int) -> _Task:
         job = Job(trial, folder, token, token.read_text(encoding="ascii"), own_variables(), self.timeout)
@@ -154,6 +173,7 @@ class RayEngine:
         except (OSError, UsageError) as error:
             text = in_words(error) if isinstance(error, OSError) else str(error)
             record = record_end(item.trial, item.folder, "error", f"what its worker sent is not written: {text}")
+        show(item.trial, item.folder, item.epochs, progress)  # epochs that came with the end, or just before it
         progress.ended(item.trial, record, seconds)
 
     def _in_words(self, error: Exception) -> str:
@@ -239,7 +259,8 @@ def task_needs(nodes: Sequence[Mapping[str, Any]], trial: TrialSpec, jobs: int) 
         what = f"a CPU and {gpus} GPU(s)" if gpus else "a CPU"
         raise UsageError(f"--engine ray: none of the {len(found)} machines of the cluster has {what} for a trial")
     cpus = min(able)
-    return {"CPU": cpus // jobs if cpus >= jobs else int(1000 * cpus / jobs) / 1000, **({"GPU": gpus} if gpus else {})}
+    share = -(-cpus // jobs) if cpus >= jobs else int(10_000 * cpus / jobs) / 10_000  # Ray has four decimals
+    return {"CPU": share, **({"GPU": gpus} if gpus else {})}
 
 
 def fits(node: Mapping[str, Any], needs: Mapping[str, float]) -> int:
