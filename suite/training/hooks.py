@@ -326,8 +326,12 @@ class Hooks:
     def _warn_of_another_batch(self) -> None:
         """Warn if an epoch's batches were smaller than the last reconfiguration asked for."""
         asked = any(plan.batch_size is not None for plan in self.reconfigurations)
-        images, self._largest_batch = self._largest_batch * self.ranks.size, 0
-        if asked and 0 < images < self.ctx.batch_size:
+        share, self._largest_batch = self._largest_batch, 0
+        if not asked:
+            return
+        # The ranks' shares of a batch may differ by an image, and a batch may be an epoch.
+        images = int(self.ranks.all_reduce(torch.tensor(share, device=self.ctx.device), "bookkeeping"))
+        if 0 < images < min(self.ctx.batch_size, self.ctx.train_images or self.ctx.batch_size):
             log.warning(
                 "epoch %d was trained with batches of %d images, but the method asked for %d: the loop must use "
                 "hooks.ctx.batch_size images per batch, and follow hooks.reconfigurations[-1].lr_scale",

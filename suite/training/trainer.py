@@ -170,7 +170,7 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.model.train()
-        for images, labels, whole in self.parallel.epoch(batches, ctx.epochs_done, ctx.batch_size, self.mixing):
+        for images, labels, whole in self.parallel.shares(batches, ctx.epochs_done, ctx.batch_size, self.mixing):
             # Set the learning rate.
             done = ctx.epochs_done - self.progress.first_epoch + ctx.batch_index / steps
             ctx.progress = done / recipe.epochs
@@ -186,7 +186,7 @@ class Trainer:
             where = f"epoch {ctx.epochs_done + 1}, step {ctx.step + 1}"
             losses.add(where, task_loss, term, share, updates=norm is not None)
             # Count FLOPs before a hook changes the masks that the step used.
-            self.ledger.add_step(len(images))
+            self.ledger.add_step(self.parallel.own(images))
             # Update the weights, with the hooks around the update; skip it if a gradient is not finite.
             if norm is not None:
                 if recipe.clip_norm is not None:
@@ -199,7 +199,7 @@ class Trainer:
                 self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
             # Add up costs.
-            self.ledger.add_overhead(len(images))
+            self.ledger.add_overhead(self.parallel.own(images))
             if share == 1 or not step_cost:
                 step_cost = self.ledger.step_cost()
             self.progress.samples += whole
@@ -230,7 +230,8 @@ class Trainer:
         The gradients are already divided by the loss scale.
         """
         saved = None if self.progress.memory_is_counted or self.device.type == "cuda" else SavedTensors(self.model)
-        task_loss, term = self.step.gradients(images, labels, saved)
+        with self.parallel.statistics_of_own_images():
+            task_loss, term = self.step.gradients(images, labels, saved)
         if saved:
             size = self.average.bytes if self.average else 0
             self.progress.note_counted_memory(saved, self.model, self.optimizer, self.recipe, size)

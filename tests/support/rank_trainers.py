@@ -10,7 +10,7 @@ from torch import nn
 from methods.clicktrain import ClickTrain
 from methods.prunetrain import PruneTrain
 from suite.errors import UsageError
-from suite.method import Method, OpPlan
+from suite.method import Method, OpPlan, ReconfigPlan
 
 RANKS = 2
 # 71 images: the last batch has 7, of which rank 0 gets 4.
@@ -56,6 +56,21 @@ class UnevenMask(Method):
         return {"masks": {"2": self.mask}}
 
 
+class OtherWeight(Method):
+    """A method with a fault: rank 1 changes one weight."""
+
+    @torch.no_grad()
+    def on_epoch_end(self, ctx):
+        ctx.model[0].weight[0, 0, 0, 0] += ctx.rank
+
+
+class Grows(Method):
+    """Asks for batches of 35 after the first epoch: of 71 images, the last batch has one, and rank 1 has none."""
+
+    def reconfigure(self, ctx):
+        return ReconfigPlan(batch_size=35) if ctx.epochs_done == 1 else None
+
+
 def trained(method, recipe=UNEVEN, model=None, **options):
     """Return what one process knows after a training: weights, records and counts."""
     records = []
@@ -79,6 +94,8 @@ def start(rank, folder):
         "pruned": trained(pruning()),
         "micro": trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=2)),
         "mixed": trained(Method(), dataclasses.replace(small, mixup=0.4, ema=0.9)),
+        "grown": trained(Grows(), small),
+        "grown_mixed": trained(Grows(), dataclasses.replace(small, mixup=0.4)),
         "normalised": normalised(),
         "resumed": resumed(),
         "refused": refused(small),
@@ -87,11 +104,22 @@ def start(rank, folder):
     dist.destroy_process_group()
 
 
+def normalised_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+
+
 def normalised():
-    """Return the running mean of a net with batch normalisation, whose shares have different means."""
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
-    trained(Method(), dataclasses.replace(RECIPE, epochs=1), net)
-    return net[1].running_mean
+    """Return running means of a net and of its weight average after an epoch with constant weights.
+
+    The batches have 35, 35 and 1 images, so that their shares have different means and rank 1 has none of the last.
+    """
+    recipe = dataclasses.replace(UNEVEN, epochs=1, learning_rate=0.0, ema=0.9)
+    trainer = small_trainer(Method(), recipe, normalised_net(), train_images=71)
+    trainer.ctx.batch_size = 35
+    trainer.train_epoch()
+    trainer.parallel.check_states()
+    return [model[1].running_mean for model in (trainer.model, *trainer.hooks.averages)]
 
 
 def resumed():
@@ -118,6 +146,7 @@ def refused(recipe):
         (Method(), {}, 65),
         (Method(), {"batch_size": 1}, 64),
         (Method(), {"execution": "compile"}, 64),
+        (OtherWeight(), {}, 64),
     ):
         try:
             small_trainer(method, dataclasses.replace(recipe, **changed), plain_net(), train_images=images).fit()

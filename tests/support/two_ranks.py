@@ -1,5 +1,7 @@
 """Code of the two `torch.distributed` processes in `test_ranks`, in a module that they can import."""
 
+import logging
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from methods.prunetrain import PruneTrain
 from suite.errors import UsageError
+from suite.method import Method, ReconfigPlan
 from suite.ops import apply
 
 RANKS, BATCH = 2, 16
@@ -18,7 +21,7 @@ def start(rank, folder):
     """Run every check on one rank, and write the results to a file."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
-    found = {check.__name__: check(rank) for check in (random_masks, proximal, refusals)}
+    found = {check.__name__: check(rank) for check in (random_masks, proximal, refusals, warnings)}
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -107,4 +110,26 @@ def refusals(rank):
         )
     except UsageError as error:
         messages.append(str(error))
+    return messages
+
+
+class AsksForOddBatch(Method):
+    """Asks for batches of 17 images after the first epoch."""
+
+    def reconfigure(self, ctx):
+        return ReconfigPlan(batch_size=17) if ctx.epochs_done == 1 else None
+
+
+def warnings(rank):
+    """Return the warnings after epochs of a loop whose batches have 17 images, 16 images, and 17 images again."""
+    _, hooks, _ = planned(AsksForOddBatch(), rank)
+    hooks.end_epoch()
+    messages, handler = [], logging.Handler()
+    handler.emit = lambda record: messages[-1].append(record.getMessage())
+    logging.getLogger("suite.training.hooks").addHandler(handler)
+    for size in (17, 16, 17):
+        messages.append([])
+        images, labels = next(SmallBatches(64, seed=1).epoch(0, size))
+        hooks.transform_batch(images.tensor_split(RANKS)[rank], labels.tensor_split(RANKS)[rank])
+        hooks.end_epoch()
     return messages

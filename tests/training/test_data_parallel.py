@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from rank_trainers import RANKS, UNEVEN, plain_net, pruning, start, trained
+from rank_trainers import RANKS, UNEVEN, Grows, normalised_net, plain_net, pruning, start, trained
+from small_training import SmallBatches
 
 from suite.method import Method
 from suite.training.parts.data_parallel import digests
@@ -50,8 +51,28 @@ def test_mixed_batches_and_averaged_weights_equal_those_of_one_process(found):
     assert_equal_training(found[0]["mixed"], one)
 
 
-def test_running_means_are_averaged_over_the_ranks(found):
-    first, second = (one["normalised"] for one in found)
+@pytest.mark.parametrize(("name", "changed"), [("grown", {}), ("grown_mixed", {"mixup": 0.4})])
+def test_a_rank_without_an_image_of_a_batch_takes_part_without_weight(found, name, changed):
+    one = trained(Grows(), dataclasses.replace(UNEVEN, epochs=2, **changed))
+    assert [record["steps"] for record in one["records"]] == [5, 3]
+    for rank in range(RANKS):
+        assert_equal_training(found[rank][name], one)
+
+
+def test_running_means_are_averaged_over_the_ranks_and_contain_no_image_twice_or_invented(found):
+    convolution, *_ = normalised_net()
+    expected = torch.zeros(RANKS, 4)
+    for images, _ in SmallBatches(71, seed=1, drop_last=False).epoch(0, 35):
+        for running, share in zip(expected, images.tensor_split(RANKS), strict=True):
+            if len(share):
+                running.lerp_(convolution(share).mean((0, 2, 3)).detach(), 0.1)
+    assert not torch.allclose(expected[0], expected[1], atol=1e-3)
+    for one in found:
+        torch.testing.assert_close(one["normalised"][0], expected.mean(0))
+
+
+def test_running_means_of_the_averaged_weights_are_averaged_over_the_ranks_too(found):
+    (_, first), (_, second) = (one["normalised"] for one in found)
     assert torch.equal(first, second)
     assert first.abs().max() > 0
 
@@ -78,11 +99,12 @@ def test_measured_communication_is_the_counted_one(found):
 
 def test_what_cannot_work_is_one_line(found):
     for rank in range(RANKS):
-        mask, last, small, execution = found[rank]["refused"]
+        mask, last, small, execution, weight = found[rank]["refused"]
         assert mask.startswith("the ranks do not train the same network: UnevenMask, masks, 2 of rank 1 is not that of")
         assert last.startswith("the last batch of an epoch has 1 of 65 images, fewer than the 2 processes; ")
         assert small == "a batch of 1 is too small for 2 processes; use a larger --batch-size"
         assert execution.startswith("recipe.execution=compile: the steps of 2 processes that train one model are eager")
+        assert weight.startswith("the ranks do not train the same network: model, 0.weight of rank 1 is not that of")
 
 
 def test_a_digest_names_the_place_of_each_tensor_and_number():

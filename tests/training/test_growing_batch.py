@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from small_methods import Shrinks
 from small_training import RECIPE, Checkpoints, small_net, small_trainer
 from test_trainer import without_times
 from torch import nn
@@ -43,6 +44,12 @@ def test_a_training_with_a_growing_batch_needs_no_more_memory_than_its_start(dty
     resumed.load_state_dict(states[0])
     resumed.fit()
     assert [without_times(record) for record in again] == [without_times(record) for record in records[1:]]
+
+
+def test_a_batch_of_all_images_is_not_said_to_be_too_small(caplog):
+    recipe = dataclasses.replace(RECIPE, drop_last=False)
+    small_trainer(Shrinks(), recipe, train_images=20).fit()  # batches of 16, then of 32, which is more than there are
+    assert not [record for record in caplog.records if "the method asked for" in record.getMessage()]
 
 
 def test_a_measurement_leaves_the_training_as_it_was():

@@ -60,6 +60,15 @@ def test_what_cannot_work_on_ranks_is_one_line(found):
         assert wrapped == "the model is wrapped in DistributedDataParallel; apply the method first, then wrap it"
 
 
+def test_the_loop_is_warned_of_smaller_batches_than_the_method_asked_for_by_the_sum_of_the_shares(found):
+    for one in found:
+        odd, (message,), again = one["warnings"]
+        assert odd == again == []
+        assert message.startswith(
+            "epoch 3 was trained with batches of 16 images, but the method asked for 17: the loop"
+        )
+
+
 def test_a_process_alone_is_one_rank_that_reduces_nothing():
     alone, value = Ranks.of_this_process(), torch.ones(2)
     assert (alone.rank, alone.size) == (0, 1)

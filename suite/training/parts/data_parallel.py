@@ -9,8 +9,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import inspect
+import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -47,6 +48,7 @@ class DataParallel:
         self.ranks: Ranks = hooks.ranks
         self._wrapped: DistributedDataParallel | None = None
         self._whole = 0  # images of the present batch, over all ranks
+        self._idle = False  # whether this rank has no image of the present batch
         self._states_of_others: list[dict[str, Tensor | None]] = []
 
     @property
@@ -86,7 +88,7 @@ class DataParallel:
             recipe: The recipe.
 
         Raises:
-            UsageError: A batch has fewer images than there are ranks.
+            UsageError: A batch of the recipe has fewer images than there are ranks.
         """
         if self.ranks.size == 1:
             return
@@ -100,6 +102,29 @@ class DataParallel:
         model = self.model
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
+    def shares(
+        self, batches: Batches, epoch: int, batch_size: int, mixing: BatchMixing
+    ) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Iterate over this rank's share of the training batches of an epoch.
+
+        A batch size that the method asks for may leave a last batch with fewer images than there are ranks. A rank
+        without an image of a batch takes part in the step all the same, since its operations are collective, and gets
+        one black image, which has no weight in gradients, losses, statistics and counts.
+
+        Args, Yields:
+            As `epoch`; n is at least 1.
+        """
+        for images, labels, whole in self.epoch(batches, epoch, batch_size, mixing):
+            self._idle = not len(images)
+            if self._idle:
+                images, labels = (some.new_zeros(1, *some.shape[1:]) for some in (images, labels))
+                images = images.contiguous(memory_format=torch.channels_last)
+            yield images, labels, whole
+
+    def own(self, images: Tensor) -> int:
+        """Return the number of `images`, this rank's share of the present batch, that belong to the batch."""
+        return 0 if self._idle else len(images)
+
     def epoch(
         self, batches: Batches, epoch: int, batch_size: int, mixing: BatchMixing | None = None
     ) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -112,10 +137,8 @@ class DataParallel:
             mixing: Mixes each batch before it is divided, so that all numbers of ranks train with the same images.
 
         Yields:
-            Images (n, C, H, W), labels (n,) or (n, classes), and the number of images of the whole batch.
-
-        Raises:
-            UsageError: A training batch has fewer images than there are ranks.
+            Images (n, C, H, W), labels (n,) or (n, classes), and the number of images of the whole batch; n is 0 if
+            the batch has fewer images than there are ranks, and none is left for this rank.
         """
         rank, size = self.ranks.rank, self.ranks.size
         mixes = mixing is not None and mixing.changes_batches
@@ -135,11 +158,29 @@ class DataParallel:
     def parts_of_loss(self, images: int, some: int) -> float:
         """Return by what to divide the mean loss of `some` of this rank's `images`.
 
-        The averages over micro-batches and ranks then add up to the mean over the whole batch.
+        The averages over micro-batches and ranks then add up to the mean over the whole batch. The loss of a rank that
+        has no image of the batch is divided by infinity.
         """
         if self.ranks.size == 1:
             return images / some
+        if self._idle:
+            return math.inf
         return self._whole / (some * self.ranks.size)
+
+    @contextmanager
+    def statistics_of_own_images(self) -> Iterator[None]:
+        """Let the model's floating-point buffers change only by images of the batch; for forward and backward.
+
+        If this rank has no image of the batch, the buffers have their former values afterwards. Numbers of batches,
+        which are integers, are counted on all ranks alike.
+        """
+        # Backward needs the buffers as they were in forward, so that both are inside.
+        buffers = [one for one in self._model.buffers() if one.is_floating_point()] if self._idle else []
+        before = [buffer.clone() for buffer in buffers]
+        yield
+        with torch.no_grad():
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
 
     @torch.no_grad()
     def average_buffers(self) -> None:
@@ -215,7 +256,7 @@ class DataParallel:
 
 
 def check_batches(batches: Batches, recipe: Recipe, ranks: int) -> None:
-    """Check that every rank has an image in each batch of a training.
+    """Check that every rank has an image in each batch of a training with the recipe's batch size.
 
     Raises:
         UsageError: A batch has fewer images than there are ranks.
