@@ -22,9 +22,9 @@ RESULT = {
     "start_s": 1.0,
     "check_s": 0.5,
     "compile_s": 30.0,
-    "reconfigure_s": 0.0,
+    "reconfigure_s": 0.5,
     "save_s": 0.1,
-    "epoch_start_s": 0.0,
+    "epoch_start_s": 0.25,
     "evaluation": [{"images": 360, "per_image": 0.01}],
     "epochs": 1,
     "epochs_left": 3,
@@ -62,7 +62,7 @@ def test_each_setting_is_probed_once(tmp_path):
     found = forecast_of(trials, tmp_path / "none", probes)
     assert len(probes.trials) == 2
     assert probes.trials[0].recipe["epochs"] == 8
-    assert [one.prediction.train_s for one in found] == [32, 64, 32, 64, 32]
+    assert [one.prediction.train_s for one in found] == [35, 70, 35, 70, 35]
     assert not (tmp_path / "none").exists()
 
 
@@ -75,7 +75,9 @@ def test_epochs_are_a_setting_of_their_own_unless_the_method_is_steady(tmp_path)
 def test_the_prediction_is_the_probe_times_the_numbers_of_steps_and_batches(tmp_path):
     (one,) = forecast_of([spec("dense", epochs=4)], tmp_path, Probes())
     known = one.prediction
-    assert (known.steps, known.train_s, known.flops_dense, known.flops_executed) == (16, 32.0, 1600.0, 800.0)
+    assert (known.steps, known.flops_dense, known.flops_executed) == (16, 1600.0, 800.0)
+    # Four steps of 2 s per epoch, its start, and what the probe's only epoch took to ask for a reconfiguration.
+    assert known.train_s == pytest.approx(4 * (4 * 2.0 + 0.25 + 0.5))
     assert known.eval_s == pytest.approx(4 * 360 * 0.01)
     # Autotuning (`compile_s`) is stored by the probe; a start, four checkpoints and six batches of evaluation are not.
     assert known.other_s == pytest.approx(1.0 + 0.5 + 4 * 0.1 + 6 * 500 * 0.01)
@@ -83,9 +85,14 @@ def test_the_prediction_is_the_probe_times_the_numbers_of_steps_and_batches(tmp_
     assert seconds_here([one, one], 1) == pytest.approx(2 * one.wall_s)
 
 
+def test_reconfigurations_of_the_probe_stand_for_as_many_epochs_as_it_ran(tmp_path):
+    (one,) = forecast_of([spec("dense", epochs=4)], tmp_path, Probes(steady=False, epochs=2, epochs_left=2))
+    assert one.prediction.train_s == pytest.approx(4 * (4 * 2.0 + 0.25 + 0.5 / 2))
+
+
 def test_a_smaller_last_batch_counts_as_its_share(tmp_path):
     (one,) = forecast_of([spec("dense", epochs=4, drop_last=False)], tmp_path, Probes(images=32 + 4 * 64))
-    assert one.prediction.train_s == pytest.approx(4 * 4.5 * 2.0)
+    assert one.prediction.train_s == pytest.approx(4 * (4.5 * 2.0 + 0.25 + 0.5))
 
 
 def test_what_exists_is_not_probed(tmp_path):

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 from rank_trainers import RANKS, UNEVEN, Grows, normalised_net, plain_net, pruning, start, trained
-from small_training import SmallBatches
+from small_training import SmallBatches, small_trainer
+from stopwatches import FakeTime
 
 from suite.method import Method
 from suite.training.parts.data_parallel import digests
@@ -105,6 +106,16 @@ def test_what_cannot_work_is_one_line(found):
         assert small == "a batch of 1 is too small for 2 processes; use a larger --batch-size"
         assert execution.startswith("recipe.execution=compile: the steps of 2 processes that train one model are eager")
         assert weight.startswith("the ranks do not train the same network: model, 0.weight of rank 1 is not that of")
+
+
+def test_the_time_of_a_new_wrapper_is_that_of_the_reconfiguration(monkeypatch):
+    """Only the wrapper takes time here, by a clock that nothing else advances."""
+    time = FakeTime()
+    monkeypatch.setattr("suite.cost.clock.time", time)
+    trainer = small_trainer(Grows(), dataclasses.replace(UNEVEN, epochs=1), plain_net())
+    monkeypatch.setattr(trainer.parallel, "wrap", lambda: time.sleep(3.0))
+    trainer.fit()
+    assert {name: seconds for name, seconds in trainer.clock.seconds.items() if seconds} == {"reconfigure": 3.0}
 
 
 def test_a_digest_names_the_place_of_each_tensor_and_number():
