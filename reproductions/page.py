@@ -248,11 +248,11 @@ def _row(one: Comparison) -> tuple[Cell, ...]:
         return name, theirs, reason, reason, reason, reason, *kinds
     gap = one.difference
     if gap is None:
-        difference = missing_cell("the paper projected this quantity, and ours is measured")
+        difference = missing_cell(f"the paper modelled this number, and ours is {one.kind}")
     else:
         difference = Cell(formatting.signed(gap, formatting.decimals_for(one.ours.half_width, 2)), value=gap)
     if one.published_kind != kind_of(MEASURED):
-        covered = missing_cell("the paper computed this number, so a measurement cannot confirm it")
+        covered = missing_cell("the paper computed this number, and an interval of ours cannot confirm it")
     elif one.covered is None:
         covered = missing_cell("no interval: one seed or equal values")
     else:

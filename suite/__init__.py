@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,9 +51,15 @@ def run(
         The exit status: 0 if every trial of the command is done, otherwise 1.
 
     Raises:
-        suite.errors.UsageError: The arguments, a file or a plugin can be corrected.
+        suite.errors.UsageError: The arguments, a function, a file or a plugin can be corrected.
     """
     from suite.command.run import run as run_command
+    from suite.errors import UsageError
+    from suite.runs.callbacks.calls import accepts
 
-    functions = {"on_epoch": on_epoch, "on_trial": on_trial}
-    return run_command(arguments, {name: function for name, function in functions.items() if function is not None})
+    typed = {"on_epoch": on_epoch, "on_trial": on_trial}
+    functions = {name: function for name, function in typed.items() if function is not None}
+    for name, function in functions.items():
+        if not accepts(function, 2):
+            raise UsageError(f"suite.run: {name}{inspect.signature(function)} has to be {name}(trial, record)")
+    return run_command(arguments, functions)

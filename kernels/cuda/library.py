@@ -52,7 +52,7 @@ def load() -> Loaded:
         import cupy
     except ImportError as error:
         extra = f"cuda{torch.version.cuda.split('.')[0]}"
-        return _absent(f"CuPy cannot be imported ({_line(error)}); pip install 'pruning-during-training[{extra}]'")
+        return _absent(f"CuPy cannot be imported ({_line(error)}); pip install -e '.[{extra}]'")
     try:
         _compiled(cupy, *PROBE, torch.cuda.current_device())
     except Exception as error:  # CuPy's compiler and driver errors have no common base class; the reason is reported

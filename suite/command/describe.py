@@ -90,6 +90,9 @@ def describe(arguments: Sequence[str]) -> int:
     name = namespace.name.partition("[")[0]
     kinds = [kind for kind in DESCRIBED if name in registry.names(kind)] + ["preset"] * (name in PRESETS)
     if not kinds:
+        for kind in registry.KINDS:
+            if name in registry.names(kind):
+                raise UsageError(f"describe {name}: the {kind} '{name}' has no parameters; see 'list {kind}s'")
         every = [*PRESETS, *(known for kind in DESCRIBED for known in registry.names(kind))]
         raise UsageError(f"nothing is called '{name}'{nearest(name, every)}")
     if namespace.layers and kinds[0] != "model":

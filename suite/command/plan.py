@@ -46,14 +46,15 @@ def plan(arguments: Sequence[str]) -> int:
     more.add_argument(
         "--cluster",
         metavar="KEY=VALUE,...",
-        help="also predict the time on a cluster: nodes=16,gpus=8,link=400Gb; cpus=N without GPUs; local=900GB for "
+        help="also predict the time on a cluster: nodes=16,gpus=8,link=400Gb, or "
+        "nodes=16,cpus=32,link=25Gb without GPUs; local=900GB for "
         "the bandwidth between ranks of a node, latency=10us for the time of an exchange without its bytes",
     )
     namespace = parser.read(arguments)
     steps = _steps(namespace.probe_steps)
     options = resolve_run_options(namespace)
 
-    from suite.prediction.cluster import check_device, read_cluster
+    from suite.prediction.cluster import check_device, check_trial, read_cluster
 
     cluster = None if namespace.cluster is None else read_cluster(namespace.cluster)
 
@@ -72,15 +73,14 @@ def plan(arguments: Sequence[str]) -> int:
     suite, trials, folder, _ = forked(lambda: prepare(options, trained_here=cluster is None))
     if cluster:
         check_device(cluster, suite.device)
+        for trial in trials:
+            check_trial(cluster, trial, threads_of(trial, options.jobs))
     probe = in_subprocess(steps or DEFAULT_STEPS, options.jobs)
     found = forecast(trials, folder, options.only, options.jobs, probe, lambda line: log.info("%s", line))
     here, there = seconds_here(found, options.jobs), None
     if cluster:
         found = on_cluster(found, cluster, options.jobs)
-        try:
-            there = seconds_on(found, cluster, options.jobs)
-        except ValueError as error:
-            raise UsageError(f"--cluster '{namespace.cluster}': {error}") from error
+        there = seconds_on(found, cluster, options.jobs)
     if namespace.json:
         data = as_json(found, folder=str(folder), jobs=options.jobs, total_s=here, cluster=cluster, cluster_s=there)
         print(json.dumps(data, indent=2, allow_nan=False))

@@ -236,6 +236,11 @@ def run_trials(
             log.info("%d of %d trials to run %s", len(chosen), len(trials), where)
             if warning := competition(provenance["busy_cores"], available_cores()):
                 log.warning("%s", warning)
+            wanted, cores = options.jobs * options.processes, available_cores()
+            if suite.device == "cpu" and options.processes > 1 and wanted > cores and options.engine == "local":
+                log.warning(
+                    "%d processes train at the same time on %d core(s), and take time from each other", wanted, cores
+                )
         else:
             log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
         forget = {trial.trial_id for trial, _ in chosen} if options.only == "all" else set()

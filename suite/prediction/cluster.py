@@ -121,21 +121,47 @@ class Communication:
     sent_bytes: float
 
 
+def check_trial(cluster: Cluster, trial: TrialSpec, threads: int) -> None:
+    """Check that a cluster can run a trial, and that its description suffices, before anything is probed.
+
+    Args:
+        cluster: The cluster.
+        trial: The trial.
+        threads: Threads of each rank here, and therefore in the probe.
+
+    Raises:
+        UsageError: A node has fewer cores than a rank has threads, there are fewer devices than ranks, or no bandwidth
+            was given for the gradients.
+    """
+    if cluster.cpus and cluster.cpus < threads:
+        raise UsageError(
+            f"--cluster: a node has {cluster.cpus} core(s), and a rank here has {threads} threads; set "
+            f"OMP_NUM_THREADS={cluster.cpus}"
+        )
+    devices = cluster.nodes * cluster.devices(threads)
+    if trial.processes > devices:
+        what = "GPUs" if cluster.gpus else f"ranks of {threads} thread(s)"
+        raise UsageError(f"--cluster: {trial.processes} processes of a trial, and room for {devices} {what}")
+    if trial.processes > 1 and not _bandwidth(cluster, trial.processes, threads):
+        raise UsageError(
+            f"--cluster: {trial.processes} ranks reduce gradients; add link=400Gb or link=50GB/s, as you have it"
+        )
+
+
+def _bandwidth(cluster: Cluster, ranks: int, threads: int) -> float:
+    return (cluster.local or cluster.link) if ranks <= cluster.devices(threads) else cluster.link
+
+
 def communication(trial: TrialSpec, prediction: Prediction, cluster: Cluster, threads: int) -> Communication:
     """Return the communication of the gradients of a data-parallel trial on a cluster, by the ring all-reduce model.
 
     Ranks of one node use `local`, and ranks of several nodes `link`, since the slowest link of the ring decides.
-
-    Raises:
-        UsageError: The bandwidth that the ranks need was not given.
+    `check_trial` must have accepted the trial.
     """
     ranks = trial.processes
     if ranks == 1:
         return Communication(0.0, 0.0, 0.0)
-    inside = ranks <= cluster.devices(threads)
-    bandwidth = (cluster.local or cluster.link) if inside else cluster.link
-    if not bandwidth:
-        raise UsageError(f"--cluster: {ranks} ranks reduce gradients; add link=400Gb or link=50GB/s, as you have it")
+    bandwidth = _bandwidth(cluster, ranks, threads)
     seconds = payload = sent = 0.0
     for elements, steps in prediction.payload:
         size = gradient_bytes(elements)

@@ -107,7 +107,10 @@ def _notes(trial: TrialSpec, probe: Mapping[str, Any], epochs: int, shrinks: boo
     if not probe["steady"] and probe["epochs"] < epochs:
         notes.append(f"the probe reached epoch {probe['epochs']} of {epochs}; later steps count as its last ones")
     if trial.processes > 1:
-        notes.append(f"{trial.processes} ranks, each with its part of a batch")
+        notes.append(
+            f"{trial.processes} ranks, of which the probe runs one, alone, on its part of a batch; the start of the "
+            "others, their communication and what they take from each other on one machine are not in these times"
+        )
     return tuple(notes)
 
 

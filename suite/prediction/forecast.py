@@ -167,11 +167,7 @@ def device_text(trial: TrialSpec) -> str:
 
 
 def on_cluster(forecasts: Sequence[Forecast], cluster: Cluster, jobs: int) -> list[Forecast]:
-    """Add the modelled communication to each prediction.
-
-    Raises:
-        UsageError: The cluster's description lacks a bandwidth.
-    """
+    """Add the modelled communication to each prediction."""
     return [
         one
         if one.prediction is None
@@ -188,11 +184,7 @@ def seconds_here(forecasts: Sequence[Forecast], jobs: int) -> float:
 
 
 def seconds_on(forecasts: Sequence[Forecast], cluster: Cluster, jobs: int) -> float:
-    """Return the seconds of all trials that run on a cluster.
-
-    Raises:
-        ValueError: A trial has more ranks than the cluster has devices.
-    """
+    """Return the seconds of all trials that run on a cluster."""
     threads = max((threads_of(one.trial, jobs) for one in forecasts), default=1)
     return makespan(_jobs(forecasts, ranks=True), cluster.nodes, cluster.devices(threads))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from suite.prediction.cluster import Cluster
+from suite.prediction.cluster import Cluster, Communication
 from suite.prediction.forecast import Forecast
 from suite.runs.progress.text import duration
 
@@ -26,20 +26,28 @@ KINDS = {
 
 def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Table:
     """Return the table of trials; `at most` marks an upper bound."""
-    found = Table(title="Trials of the command, predicted by probes; times of done trials are measured")
+    found = Table(
+        title="Trials of the command, predicted by probes (docs/scaling.md); times of done trials are measured"
+    )
     found.add_column("trial", overflow="fold")
     found.add_column("in folder", overflow="fold")
-    names = ["epochs", "steps", "training", "evaluation", "other", "FLOPs dense", "executed", "memory"]
+    names = ["epochs", "steps", "training", "evaluation", "other", "FLOPs dense", "FLOPs executed", "memory"]
     parallel = cluster is not None and any(one.trial.processes > 1 for one in forecasts)
-    for name in [*names, *(["communication"] if parallel else [])]:
+    for name in [*names, *(["communication (modelled)"] if parallel else [])]:
         found.add_column(name, justify="right", overflow="fold")
     for one in forecasts:
         cells = _cells(one)
         if parallel:
             sent = one.communication
-            cells.append(f"{duration(sent.seconds)}, {_bytes(sent.sent_bytes)}" if sent and sent.payload_bytes else "")
+            cells.append(_sent(sent, one) if sent and sent.payload_bytes else "")
         found.add_row(one.trial.trial_id, one.status or "new", *cells)
     return found
+
+
+def _sent(sent: Communication, one: Forecast) -> str:
+    most = "at most " if one.prediction and one.prediction.is_bound else ""
+    seconds = f"{sent.seconds:.2g} s" if sent.seconds < 1 else duration(sent.seconds)
+    return f"{most}{seconds}, {_bytes(sent.sent_bytes)}"
 
 
 def _cells(one: Forecast) -> list[str]:
@@ -88,7 +96,7 @@ def totals(forecasts: Sequence[Forecast], seconds: float, jobs: int) -> str:
     """Return one line: how many trials run, and how long they take together on this machine."""
     running = [one for one in forecasts if one.runs]
     if not running:
-        return f"nothing to run: {_count(len(forecasts))} and done"
+        return f"nothing to run: {_count(len(forecasts))} {'is' if len(forecasts) == 1 else 'are'} done"
     known = [one for one in running if one.prediction]
     missing = (
         f", without {_count(len(running) - len(known))} that could not be probed" if len(known) < len(running) else ""
@@ -97,7 +105,7 @@ def totals(forecasts: Sequence[Forecast], seconds: float, jobs: int) -> str:
     at_once = f" with --jobs {jobs}" if jobs > 1 else ""
     return (
         f"{len(running)} of {_count(len(forecasts))} to run: training {duration(training)}, all together "
-        f"{duration(seconds)}{at_once}{missing}"
+        f"{duration(seconds)}{at_once} (modelled){missing}"
     )
 
 

@@ -7,7 +7,7 @@ from small_trials import spec
 
 from suite.cost.ring import all_reduce_seconds, sent_bytes
 from suite.errors import UsageError
-from suite.prediction.cluster import Cluster, check_device, communication, read_cluster
+from suite.prediction.cluster import Cluster, check_device, check_trial, communication, read_cluster
 from suite.prediction.estimate import Prediction
 
 PREDICTION = Prediction(
@@ -88,5 +88,21 @@ def test_each_stage_sends_the_gradients_of_its_network():
 
 def test_one_rank_sends_nothing_and_several_need_a_bandwidth():
     assert communication(parallel(1), PREDICTION, Cluster(1, cpus=1), 1).seconds == 0
-    with pytest.raises(UsageError, match="add link=400Gb"):
-        communication(parallel(2), PREDICTION, Cluster(2, cpus=1), 1)
+    check_trial(Cluster(2, cpus=1), parallel(1), 1)
+    check_trial(Cluster(2, cpus=1, link=1e9), parallel(2), 1)
+    check_trial(Cluster(2, cpus=2, local=1e9), parallel(2), 1)
+    for lacking in (Cluster(2, cpus=1), Cluster(2, cpus=1, local=1e9)):
+        with pytest.raises(UsageError, match="add link=400Gb"):
+            check_trial(lacking, parallel(2), 1)
+
+
+def test_a_trial_must_fit_on_the_cluster():
+    with pytest.raises(
+        UsageError, match=r"a node has 1 core\(s\), and a rank here has 2 threads; set OMP_NUM_THREADS=1"
+    ):
+        check_trial(Cluster(2, cpus=1), parallel(1), 2)
+    check_trial(Cluster(2, gpus=1, link=1e9), parallel(2), 64)
+    with pytest.raises(UsageError, match="3 processes of a trial, and room for 2 GPUs"):
+        check_trial(Cluster(2, gpus=1, link=1e9), parallel(3), 1)
+    with pytest.raises(UsageError, match=r"5 processes of a trial, and room for 4 ranks of 2 thread\(s\)"):
+        check_trial(Cluster(2, cpus=4, link=1e9), parallel(5), 2)

@@ -134,13 +134,46 @@ def test_wrong_callbacks_are_refused(text, words, monkeypatch):
         read_callbacks(text)
 
 
+class Takes:
+    """Hooks with other arguments than those of a call."""
+
+    def fine(self, trial, record, more=None): ...
+    def short(self, trial): ...
+    def long(self, trial, record, more): ...
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"on_epoch": Takes.fine, "on_trial": staticmethod(lambda *both: None)}, None),
+        ({"on_epoch": Takes.short}, r"on_epoch\(self, trial\) has to be on_epoch\(self, trial, record\)"),
+        ({"on_trial": Takes.long}, r"on_trial\(self, trial, record, more\) has to be"),
+        ({"on_trial": staticmethod(lambda trial: None)}, r"on_trial\(trial\) has to be on_trial\(trial, record\)"),
+        ({"on_trial": Takes.fine, "__init__": Takes.short}, "is made without arguments"),
+    ],
+)
+def test_hooks_with_other_arguments_are_refused_before_any_trial(members, words, monkeypatch):
+    monkeypatch.setattr(registry, "names", lambda kind: ["own"])
+    monkeypatch.setattr(registry, "get", lambda kind, name: type("Own", (), members))
+    if words is None:
+        assert read_callbacks("own") == ("own",)
+        return
+    with pytest.raises(UsageError, match=words):
+        read_callbacks("own")
+
+
+def test_a_function_with_other_arguments_is_refused_by_suite_run():
+    with pytest.raises(UsageError, match=r"on_trial\(record\) has to be on_trial\(trial, record\)"):
+        suite.run(["--task", "digits"], on_trial=lambda record: None)
+
+
 def test_a_missing_library_is_one_line_before_any_trial(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, find=registry.importlib.util.find_spec: (
         None if name == "tensorboard" else find(name)
     ))  # fmt: skip
     out = tmp_path / "out"
     assert cli.main(["--task", "digits", "--preset", "smoke", "--log", "tensorboard", "--out", str(out)]) == 2
-    assert "pip install 'pruning-during-training[tensorboard]'" in capsys.readouterr().err
+    assert "pip install -e '.[tensorboard]'" in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,8 @@ def read_callbacks(text: str, option: str = "--log") -> tuple[str, ...]:
     """Read a comma list of callbacks, and check that each can be used here. Plugins must have been loaded.
 
     Raises:
-        UsageError: A name is unknown or occurs twice, has no hook, or its `check` says that something is missing.
+        UsageError: A name is unknown or occurs twice, has no hook or one with other arguments, or its `check` says that
+            something is missing.
     """
     names = tuple(split(text))
     known = registry.names("callback")
@@ -62,9 +64,35 @@ def read_callbacks(text: str, option: str = "--log") -> tuple[str, ...]:
         found = registry.get("callback", name)
         if not any(callable(getattr(found, hook, None)) for hook in HOOKS):
             raise UsageError(f"{option} '{text}': callback '{name}' has neither on_epoch nor on_trial")
+        _check_calls(found, f"{option} '{text}': callback '{name}'")
         if check := getattr(found, "check", None):
             check()
     return names
+
+
+def _check_calls(found: type, what: str) -> None:
+    """Check that a callback can be made and called, before trials of hours.
+
+    Raises:
+        UsageError: Its constructor or a hook takes other arguments.
+    """
+    if not accepts(found, 0):
+        raise UsageError(f"{what} is made without arguments, but its __init__ needs some")
+    for hook in HOOKS:
+        if function := getattr(found, hook, None):
+            bound = isinstance(inspect.getattr_static(found, hook), (staticmethod, classmethod))
+            if not accepts(function, 2 if bound else 3):
+                self = "" if bound else "self, "
+                raise UsageError(f"{what}: {hook}{inspect.signature(function)} has to be {hook}({self}trial, record)")
+
+
+def accepts(function: Callable[..., Any], arguments: int) -> bool:
+    """Return whether a function can be called with a number of positional arguments."""
+    try:
+        inspect.signature(function).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
 
 
 class Calls:

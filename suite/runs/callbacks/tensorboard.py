@@ -43,7 +43,7 @@ class TensorBoard:
         if importlib.util.find_spec("tensorboard") is None:
             raise UsageError(
                 "--log tensorboard: the package tensorboard is not installed; install it with "
-                "pip install 'pruning-during-training[tensorboard]'"
+                "pip install -e '.[tensorboard]'"
             )
 
     def on_epoch(self, trial: CallbackTrial, record: Mapping[str, Any]) -> None:

@@ -194,9 +194,7 @@ def connect(address: str) -> tuple[Any, bool]:
         UsageError: Ray is not installed, or there is no such cluster.
     """
     if importlib.util.find_spec("ray") is None:
-        raise UsageError(
-            "--engine ray: the package ray is not installed; install it with pip install 'pruning-during-training[ray]'"
-        )
+        raise UsageError("--engine ray: the package ray is not installed; install it with pip install -e '.[ray]'")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
 
