@@ -271,7 +271,8 @@ class Method:
         """Return a changed batch, such as mixup's.
 
         `images` (N, C, H, W) and `labels` (N,) int64 are the whole batch of this rank, on the device. The returned
-        labels may be probabilities, (N, classes), and so may the given ones, by `recipe.mixup` or `recipe.cutmix`.
+        labels may be probabilities, (N, classes), and so may the given ones, by `recipe.mixup` or `recipe.cutmix`. A
+        rank that has no image of a last, small batch gets one image of zeros, which has no weight in the step.
         """
         return images, labels
 

@@ -109,7 +109,7 @@ class DataParallel:
 
         A batch size that the method asks for may leave a last batch with fewer images than there are ranks. A rank
         without an image of a batch takes part in the step all the same, since its operations are collective, and gets
-        one black image, which has no weight in gradients, losses, statistics and counts.
+        one image of zeros, which has no weight in gradients, losses, statistics and counts.
 
         Args, Yields:
             As `epoch`; n is at least 1.
