@@ -29,6 +29,7 @@ _PARETO = "Grey steps: the highest mean accuracy for at most this cost (Pareto l
 _BELOW = "Arrows at the lower edge: accuracies far below the axis, with their values."
 _MARGIN = 0.14  # between the data and the axes, as a share of the data's range
 _FAR = 2.0  # times the range of the other accuracies
+_LARGEST_INTERVAL = 2.0  # times the largest cost: the interval of two seeds may be a hundred times as long
 _BUDGET = "Dashed: dense training for fewer epochs, at its share of dense's mean cost."
 _BEATS = "A method above this line is more accurate than dense training for the same time."
 _WOULD_BEAT = "A method above this line would be more accurate than dense training for the same cost on such hardware."
@@ -213,8 +214,8 @@ def _scatter(
             lowest = min([y.mean - (y_spread[0] if y_spread else 0.0), *(point.accuracy for point in points)])
             lows.append((y.mean, lowest))
             disturbed = [(point.cost, point.accuracy) for point in points if point.disturbed]
-            crossed += disturbed
             if disturbed:
+                crossed += [*disturbed, (x.mean, y.mean)]
                 _draw_crosses(axes, disturbed, (x.mean, y.mean))
             hover = [_hover(row, point, axis.unit) for point in points]
             costs, accuracies = [point.cost for point in points], [point.accuracy for point in points]
@@ -240,7 +241,9 @@ def _scatter(
         axes.set_ylim(max(low, 0.0), min(high, 100.0))
         below = [(row, place) for (row, _), place in zip(methods, means[len(budget) :], strict=True) if place[1] < low]
         _draw_below(axes, plot, below)
-        axes.set_xlim(left=max(axes.get_xlim()[0], 0.0))
+        left, right = axes.get_xlim()
+        most = max(cost for cost, _ in [*means, *((point.cost, 0.0) for _, points in methods for point in points)])
+        axes.set_xlim(max(left, 0.0), min(right, _LARGEST_INTERVAL * most))
         svg.say_where_axes_start(axes)
         add_legend(axes, [(row.label, row.look) for row, _ in methods], lines=False)
         alt = f"{axis.title}. {'; '.join(alts)}."

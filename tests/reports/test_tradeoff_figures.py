@@ -99,11 +99,24 @@ def test_a_disturbed_time_is_crossed_out_in_the_figure_itself(suite, drawn):
     figures, _ = tradeoff_figures(method_rows(group, looks(["sdgp"])), "slug", BudgetCurve({}))
     by_time, by_flops = (figure.axes[0] for figure in drawn)
     assert crosses(by_time) == [pytest.approx((100.0, 70.0)), pytest.approx((100.5, 71.0))]  # the trial, and the mean
+    (shown,) = [trace for trace in figures[0].interactive["data"] if trace["name"] == "disturbed time"]
+    assert sorted(zip(shown["x"], shown["y"], strict=True)) == crosses(by_time)
     assert by_time.get_xlabel() == "Training time, measured (s); ×: disturbed, not reliable;\naxis not from 0"
     assert "Crosses mark disturbed times" in figures[0].caption
     assert "sdgp: 71.00 % at 100 s (disturbed)" in figures[0].alt
     assert crosses(by_flops) == []
     assert "disturbed" not in by_flops.get_xlabel() + figures[1].caption + figures[1].alt
+
+
+def test_the_interval_of_two_seeds_does_not_push_all_points_to_the_edge(suite, drawn):
+    for seed, time in enumerate((90.0, 300.0)):
+        suite.add("dense", seed, accuracy=70.0 + seed, time=100.0, variant="")
+        suite.add("sdgp", seed, accuracy=70.0 + seed, time=time, variant="")
+    (group,), _ = group_trials(read(suite.write()).trials)
+    rows = method_rows(group, looks(["sdgp"]))
+    tradeoff_figures(rows, "slug", BudgetCurve({}))
+    assert rows[1].time_ratio.high > 100
+    assert drawn[0].axes[0].get_xlim()[1] == pytest.approx(600)
 
 
 def test_a_disturbed_time_is_dotted_where_accuracy_is_drawn_over_it(suite, drawn):
