@@ -15,7 +15,7 @@ from suite.errors import UsageError
 from suite.method import OtherTrial
 from suite.network import model_files
 from suite.runs.folder.records import damage, read_record
-from suite.runs.ranks.processes import local_rank
+from suite.runs.ranks.processes import cuda_device
 from suite.runs.spec import TrialSpec
 from suite.task import DataCopy, Inputs, Splits
 from suite.training.trainer import Trainer
@@ -24,7 +24,7 @@ from suite.training.trainer import Trainer
 def device_of(spec: TrialSpec) -> torch.device:
     """Return the device of a trial; in a trial of several processes, that of this process."""
     if spec.device == "cuda":
-        return torch.device("cuda", (spec.device_index or 0) + local_rank())
+        return cuda_device(spec.device_index)
     return torch.device("cpu")
 
 

@@ -32,9 +32,9 @@ def main() -> int:
     folder = Path(sys.argv[1])
     # Imported here, because the lines above must run first.
     from suite.errors import in_words
-    from suite.runs.folder.records import RUNNING, write_record
+    from suite.runs.folder.records import write_record
     from suite.runs.ranks import failures, processes
-    from suite.runs.ranks.trial import run_ranks
+    from suite.runs.ranks.trial import run_ranks, settle
     from suite.runs.spec import TrialSpec
 
     spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text(encoding="utf-8"))["spec"])
@@ -43,7 +43,7 @@ def main() -> int:
         return run_ranks(spec, folder)
     result: dict[str, Any] = {}
     provenance: dict[str, Any] = {}
-    status, message = "done", ""
+    status, message, failure = "done", "", None
     trial = Trial(spec, folder, rank or 0)
     try:
         trial.run(result, provenance)
@@ -52,20 +52,23 @@ def main() -> int:
             traceback.print_exc()
         status, message = _failure(error)
         if rank is not None:
-            failures.report_failure(rank, status, message, error)
-    if rank:
-        return 0 if status == "done" else 1  # rank 0 writes all files of the trial
-    # If one of several ranks has failed, the process that waits for them finds the cause, and records it.
-    recorded = (status, message) if rank is None or status == "done" else (RUNNING, "")
+            failure = failures.failure_of(rank, status, message, error)
+    if rank:  # rank 0 writes all files of the trial
+        if failure:
+            failures.report(failure)
+        return 1 if failure else 0
 
-    def write() -> None:
-        write_record(folder, spec, *recorded, result=result, provenance=provenance | trial.calls.provenance())
+    def write(status: str, message: str) -> None:
+        write_record(folder, spec, status, message, result=result, provenance=provenance | trial.calls.provenance())
 
     try:
-        write()
+        if failure is None:
+            write(status, message)
+        else:  # the process that waits for the ranks finds the cause, and records it with what is written here
+            status, message = settle(folder, failure, write)
         ended = {"trial_id": spec.trial_id, "status": status, "message": message, "result": result}
         if not trial.calls.end({**ended, "provenance": provenance}):
-            write()  # it says which callback has failed
+            write(status, message)  # it says which callback has failed
     except OSError as error:  # the engine reports the last line of the log
         with contextlib.suppress(OSError):
             print(in_words(error), flush=True)

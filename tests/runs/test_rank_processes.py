@@ -113,11 +113,16 @@ def test_every_method_trains_with_two_processes(tmp_path):
 
 def started_by_slurm(rank, *arguments, port):
     """Start one of two commands with the environment of a step of Slurm."""
-    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_JOB_ID": "7"}
+    step = {"STEP_NUM_TASKS": 2, "STEP_ID": 0, "PROCID": rank, "LOCALID": rank, "JOB_ID": 7}
     return subprocess.Popen(
         [sys.executable, "run_suite.py", *arguments],
         cwd=ROOT,
-        env={**os.environ, **step, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        env={
+            **os.environ,
+            **{f"SLURM_{name}": str(value) for name, value in step.items()},
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        },
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -149,6 +154,108 @@ def test_commands_that_slurm_has_started_train_together_and_resume_after_a_kille
     assert [command.wait() for command in commands] == [0, 0]
     assert json.loads(path.read_text())["status"] == "done"
     assert json.loads(path.read_text())["spec"]["processes"] == 2
+
+
+@pytest.mark.slow
+def test_a_killed_command_ends_its_trial_and_those_that_follow_within_a_minute_each(tmp_path):
+    out, port = tmp_path / "out", free_port()
+    arguments = ("--methods", "dense,sdgp,prunetrain", *ARGUMENTS[:-2], "--epochs", "40", "--out", str(out))
+    first, second = (started_by_slurm(rank, *arguments, port=port) for rank in (0, 1))
+    deadline = time.monotonic() + 200
+    while not any(out.glob("trials/dense-*/checkpoint.pt")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    second.kill()
+    killed = time.monotonic()
+    while first.poll() is None:
+        assert time.monotonic() - killed < 100  # each trial less than a minute, the later ones much less
+        time.sleep(0.1)
+    assert first.returncode == 1
+    records = [json.loads(path.read_text()) for path in out.glob("trials/*/trial.json")]
+    assert len(records) == 3
+    assert {(one["status"], one["message"]) for one in records} == {("error", "rank 1: its command does not answer")}
+    assert not ranks_of(out)
+
+
+@pytest.mark.slow
+def test_the_other_commands_end_with_one_line_when_that_of_rank_0_is_killed(tmp_path):
+    out, port = tmp_path / "out", free_port()
+    arguments = ("--methods", "dense", *ARGUMENTS[:-2], "--epochs", "40", "--out", str(out))
+    first, second = (started_by_slurm(rank, *arguments, port=port) for rank in (0, 1))
+    deadline = time.monotonic() + 200
+    while not any(out.glob("trials/dense-*/checkpoint.pt")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    first.kill()
+    assert second.communicate(timeout=30)[1] == "pdt: the command of rank 0 has ended\n"
+    assert second.returncode == 1
+    deadline = time.monotonic() + 10
+    while ranks_of(out):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_command_is_waited_for_that_starts_later_than_that_of_rank_0(tmp_path):
+    out, port = tmp_path / "out", free_port()
+    arguments = ("--methods", "dense", *ARGUMENTS[:-2], "--epochs", "1", "--out", str(out))
+    first = started_by_slurm(0, *arguments, port=port)
+    for line in first.stderr:
+        if "waiting" in line:
+            assert line == "pdt: waiting for the command of rank 1 of Slurm to start, up to 10 minutes\n"
+            break
+    second = started_by_slurm(1, *arguments, port=port)
+    first.communicate()
+    assert [first.returncode, second.wait()] == [0, 0]
+    assert record_of(out)["status"] == "done"
+
+
+PLUGIN = """
+import atexit, json, os
+from suite.registry import register
+
+if os.environ.get("PDT_RANK") == "1":
+    {of_rank_1}
+
+@register("callback", "seen")
+class Seen:
+    def on_trial(self, trial, record):
+        written = json.loads((trial.folder / "trial.json").read_text())
+        found = [[one["status"], one["message"]] for one in (written, record)]
+        (trial.folder / "seen.json").write_text(json.dumps(found))
+"""
+
+
+def run_with(plugin, of_rank_1, out):
+    """Run a trial of two ranks, the second of which executes a line; return the exit status and the folder."""
+    plugin.write_text(PLUGIN.format(of_rank_1=of_rank_1))
+    more = ("--methods", "dense", "--epochs", "1", "--plugin", str(plugin), "--log", "seen", "--out", str(out))
+    answer = subprocess.run(
+        [sys.executable, "run_suite.py", *ARGUMENTS, *more], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    (folder,) = out.glob("trials/*")
+    return answer.returncode, folder
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_when_it_ends_does_not_undo_the_trial(tmp_path):
+    status, folder = run_with(tmp_path / "late.py", "atexit.register(lambda: os._exit(3))", tmp_path / "out")
+    assert status == 0
+    record = json.loads((folder / "trial.json").read_text())
+    assert (record["status"], record["message"]) == ("done", "")
+    assert set(record["files"]) == {"model.pt", "epochs.jsonl", "layers.csv"}
+    message = "rank 1 ended with exit status 3, after the trial was done; its result is kept"
+    assert message in (folder / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_callbacks_are_told_the_cause_that_the_record_has(tmp_path):
+    """Rank 0 itself only sees that the connection has ended."""
+    wrong = "from suite.training.trainer import Trainer; Trainer.fit = lambda self: 1 / 0"
+    status, folder = run_with(tmp_path / "wrong.py", wrong, tmp_path / "out")
+    assert status == 1
+    cause = ["error", "rank 1: ZeroDivisionError: division by zero"]
+    assert json.loads((folder / "seen.json").read_text()) == [cause, cause]
 
 
 @pytest.mark.slow

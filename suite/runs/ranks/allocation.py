@@ -2,16 +2,16 @@
 
 The command of rank 0 plans, runs the trials one after the other, and reports. The commands of the other ranks follow
 it: for each trial they start their rank, in the same output folder, until rank 0 says that it has finished. They find
-each other through a `TCPStore` of torch.
+each other through a `TCPStore` of torch, in which each also shows that it still answers (`heartbeats`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,15 +24,20 @@ from typing import Any, Self
 from suite.errors import UsageError
 from suite.runs.engines.lifeline import PARENT
 from suite.runs.ranks.failures import Failure
-from suite.runs.ranks.processes import RANK, LocalRank, RankProcess
+from suite.runs.ranks.heartbeats import Pulse, beat, has_joined
+from suite.runs.ranks.processes import RANK, LocalRank
+
+log = logging.getLogger(__name__)
 
 VARIABLE = "PDT_ALLOCATION"
 """Environment variable of the trials of rank 0's command: the allocation, as JSON."""
 
 POLL_INTERVAL = 0.2
+ANNOUNCE_AFTER = timedelta(seconds=15)
 FIRST_CONTACT = timedelta(minutes=10)
 SLURM_PORT = 29400
-_END, _LEFT, _TRIALS = "end", "left", "trials"
+TRIALS = "trials"
+_END, _LEFT, _IDENTITY = "end", "left", "pdt/identity"
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Allocation:
         local_rank: Its number on this machine.
         address, port: Where rank 0 runs, and where the store listens.
         source: What started the commands.
+        identity: Names what was started, in words; other commands that reach the same store have another identity.
         has_store: Whether the store runs already, in a process of `torchrun`.
     """
 
@@ -53,6 +59,7 @@ class Allocation:
     address: str
     port: int
     source: str
+    identity: str
     has_store: bool
 
     @classmethod
@@ -67,6 +74,8 @@ class Allocation:
             return None
         try:
             if int(variables.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in variables:
+                # After a restart the agent's store still has what the commands before it have written.
+                restart = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
                 return cls(
                     rank=int(variables["RANK"]),
                     size=int(variables["WORLD_SIZE"]),
@@ -74,42 +83,79 @@ class Allocation:
                     address=variables["MASTER_ADDR"],
                     port=int(variables["MASTER_PORT"]),
                     source="torchrun",
+                    identity=f"restart {restart} of {variables['WORLD_SIZE']} commands",
                     has_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
                 )
             # A batch script has SLURM_NTASKS too, but only `srun` sets the number of tasks of a step.
             if int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-                port = SLURM_PORT + int(variables["SLURM_JOB_ID"]) % 1000
+                size, job, step = (int(variables[f"SLURM_{one}"]) for one in ("STEP_NUM_TASKS", "JOB_ID", "STEP_ID"))
+                # The steps of a job, and jobs with neighbouring numbers, may run on the same host.
+                port = SLURM_PORT + (31 * job + step) % 1000
                 return cls(
                     rank=int(variables["SLURM_PROCID"]),
-                    size=int(variables["SLURM_STEP_NUM_TASKS"]),
+                    size=size,
                     local_rank=int(variables["SLURM_LOCALID"]),
                     address=variables.get("MASTER_ADDR") or _first_host(variables["SLURM_STEP_NODELIST"]),
                     port=int(variables.get("MASTER_PORT") or port),
                     source="Slurm",
+                    identity=f"job {job}, step {step} of {size} commands",
                     has_store=False,
                 )
         except (KeyError, ValueError) as error:
             raise UsageError(f"the environment of torchrun or Slurm is incomplete: {error}") from error
         return None
 
+    @property
+    def holder(self) -> str:
+        """What runs the store, in words."""
+        return "torchrun" if self.has_store else "the command of rank 0"
+
     def store(self) -> Any:
         """Return a connection to the store; rank 0's command starts it under Slurm.
 
         Raises:
-            UsageError: The store cannot be reached.
+            UsageError: The store cannot be reached, or belongs to commands that were started otherwise.
         """
         import torch.distributed as dist
 
-        starts = self.rank == 0 and not self.has_store and VARIABLE not in os.environ
+        where = f"{self.address}:{self.port}"
+        holds = self.rank == 0 and not self.has_store and VARIABLE not in os.environ
         try:
-            store = dist.TCPStore(
-                self.address, self.port, is_master=starts, timeout=FIRST_CONTACT, wait_for_workers=False
-            )
-        except (dist.DistError, RuntimeError) as error:
-            raise UsageError(
-                f"the store of {self.source} at {self.address}:{self.port} cannot be reached: {error}"
-            ) from error
-        return dist.PrefixStore("pdt", store)
+            store = self._connect(holds)
+            if not self.has_store:
+                if holds:
+                    store.set(_IDENTITY, self.identity)
+                found = store.get(_IDENTITY).decode()
+                if found != self.identity:
+                    raise UsageError(
+                        f"at {where} is the store of {found}, and this command belongs to {self.identity}; give each "
+                        "step a MASTER_PORT of its own"
+                    )
+        except RuntimeError as error:  # all errors of the store are
+            raise UsageError(f"the store of {self.source} at {where} cannot be reached: {error}") from error
+        return dist.PrefixStore(f"pdt/{self.identity}", store)
+
+    def _connect(self, holds: bool) -> Any:
+        """Start the store, or connect with it; one line says what is waited for if that takes long."""
+        import torch.distributed as dist
+
+        def connect(timeout: timedelta) -> Any:
+            return dist.TCPStore(self.address, self.port, is_master=holds, timeout=timeout, wait_for_workers=False)
+
+        if holds:
+            return connect(FIRST_CONTACT)
+        try:
+            store = connect(ANNOUNCE_AFTER)
+            store.set_timeout(FIRST_CONTACT)
+            return store
+        except dist.DistError:
+            log.info("%s, at %s:%d", waiting_for(self.holder), self.address, self.port)
+            return connect(FIRST_CONTACT)
+
+
+def waiting_for(whom: str) -> str:
+    """Return a line that says for whom this command waits, and how long."""
+    return f"waiting for {whom} to start, up to {FIRST_CONTACT.total_seconds() / 60:.0f} minutes"
 
 
 @contextlib.contextmanager
@@ -122,10 +168,15 @@ def _as_leader(allocation: Allocation) -> Iterator[None]:
 
 
 def lead(allocation: Allocation, command: Callable[[], int]) -> int:
-    """Run the command of rank 0, and tell the other ranks its exit status when it ends."""
+    """Run the command of rank 0 when all ranks have started, and tell the others its exit status when it ends.
+
+    Raises:
+        UsageError: Another rank has not started in time.
+    """
     store = allocation.store()
     status = 1
     try:
+        _wait_for_commands(allocation, store)
         with _as_leader(allocation):
             status = command()
         return status
@@ -135,71 +186,81 @@ def lead(allocation: Allocation, command: Callable[[], int]) -> int:
     finally:
         store.set(_END, str(status))
         # Rank 0's process may hold the store, so that it must end last.
-        deadline = time.monotonic() + 60
-        while store.add(_LEFT, 0) < allocation.size - 1 and time.monotonic() < deadline:
+        pulses = {rank: Pulse(store, rank) for rank in range(1, allocation.size) if has_joined(store, rank)}
+        while any(not store.check([f"{_LEFT}/{rank}"]) and not one.is_silent() for rank, one in pulses.items()):
             time.sleep(POLL_INTERVAL)
+
+
+def _wait_for_commands(allocation: Allocation, store: Any) -> None:
+    """Wait until the commands of all ranks have started, so that a trial never waits for one that does not exist.
+
+    Raises:
+        UsageError: One has not started within `FIRST_CONTACT`.
+    """
+    began, announced = time.monotonic(), False
+    while missing := [str(rank) for rank in range(1, allocation.size) if not has_joined(store, rank)]:
+        waited = timedelta(seconds=time.monotonic() - began)
+        whom = f"the command of rank {', '.join(missing)} of {allocation.source}"
+        if waited > FIRST_CONTACT:
+            raise UsageError(f"{whom} has not started within {FIRST_CONTACT.total_seconds() / 60:.0f} minutes")
+        if waited > ANNOUNCE_AFTER and not announced:
+            log.info("%s", waiting_for(whom))
+            announced = True
+        time.sleep(POLL_INTERVAL)
 
 
 def follow(allocation: Allocation) -> int:
     """Start this rank of each trial of rank 0's command, until that command ends.
 
     Returns:
-        The exit status of rank 0's command.
+        The exit status of rank 0's command; 1 if that command, and the store with it, has ended without one.
     """
+    dist = _quiet_distributed()
     store = allocation.store()
+    try:
+        try:
+            return _follow(allocation, store)
+        finally:
+            store.set(f"{_LEFT}/{allocation.rank}", "")
+    except dist.DistError:
+        log.error("%s has ended", allocation.holder)
+        return 1
+
+
+def _quiet_distributed() -> Any:
+    """Return `torch.distributed`, whose C++ code does not print a stack trace when the store is lost."""
+    name = "TORCH_CPP_LOG_LEVEL"  # torch reads it when it is imported
+    chosen = name in os.environ
+    os.environ.setdefault(name, "FATAL")
+    try:
+        import torch.distributed as dist
+    finally:
+        if not chosen:
+            del os.environ[name]  # the trials print all
+    return dist
+
+
+def _follow(allocation: Allocation, store: Any) -> int:
     number = 1
     while True:
-        if store.check([f"{_TRIALS}/{number}"]):
-            _run_rank(allocation, store, number)
+        beat(store, allocation.rank)
+        if store.check([f"{TRIALS}/{number}"]):
+            if not _is_over(store, number):
+                _run_rank(allocation, store, number)
             number += 1
         elif store.check([_END]):
-            status = int(store.get(_END))
-            store.add(_LEFT, 1)
-            return status
+            return int(store.get(_END))
         else:
             time.sleep(POLL_INTERVAL)
 
 
-class RemoteRanks:
-    """The ranks of a trial that the other commands of an allocation start.
+def _is_over(store: Any, number: int) -> bool:
+    """Return whether rank 0 does not wait for a trial any more.
 
-    Attributes:
-        rendezvous: URL at which the ranks find each other.
-        ranks: The ranks by their number.
+    The process of a trial that is killed, such as by `--timeout`, says nothing; but then the next trial starts, or the
+    command ends.
     """
-
-    def __init__(self, allocation: Allocation, folder: Path) -> None:
-        store = allocation.store()
-        with socket.socket() as free:
-            free.bind(("", 0))
-            self.rendezvous = f"tcp://{allocation.address}:{free.getsockname()[1]}"
-        number = store.add("count", 1)
-        store.set(f"{_TRIALS}/{number}", json.dumps({"folder": str(folder), "rendezvous": self.rendezvous}))
-        self.ranks: dict[int, RankProcess] = {
-            rank: _RemoteRank(store, number, rank) for rank in range(1, allocation.size)
-        }
-
-
-class _RemoteRank:
-    """A rank that another command of the allocation starts and watches."""
-
-    def __init__(self, store: Any, number: int, rank: int) -> None:
-        self._store, self._number, self._rank = store, number, rank
-        self._ended: dict[str, Any] | None = None
-
-    def poll(self) -> int | None:
-        key = f"{_TRIALS}/{self._number}/{self._rank}"
-        if self._ended is None and self._store.check([key]):
-            self._ended = json.loads(self._store.get(key))
-        return None if self._ended is None else int(self._ended["status"])
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            self._store.set(f"{_TRIALS}/{self._number}/stop", "")
-
-    def failure(self) -> Failure | None:
-        reported = (self._ended or {}).get("failure")
-        return Failure(**reported) if reported else None
+    return any(store.check([key]) for key in (f"{TRIALS}/{number}/stop", f"{TRIALS}/{number + 1}", _END))
 
 
 def in_allocation() -> bool:
@@ -207,18 +268,12 @@ def in_allocation() -> bool:
     return VARIABLE in os.environ
 
 
-def remote_ranks(folder: Path) -> RemoteRanks | None:
-    """Ask the other commands of the allocation to start their ranks of a trial; `None` outside of an allocation."""
-    text = os.environ.get(VARIABLE)
-    return RemoteRanks(Allocation(**json.loads(text)), folder) if text else None
-
-
 def _run_rank(allocation: Allocation, store: Any, number: int) -> None:
     """Run this rank of a trial, and tell rank 0 how it ended."""
     from suite.runs.engines.local import environment
 
-    asked = json.loads(store.get(f"{_TRIALS}/{number}"))
-    answer, stop = f"{_TRIALS}/{number}/{allocation.rank}", f"{_TRIALS}/{number}/stop"
+    asked = json.loads(store.get(f"{TRIALS}/{number}"))
+    answer = f"{TRIALS}/{number}/{allocation.rank}"
     folder = Path(asked["folder"])
     if not (folder / "trial.json").is_file():
         message = f"{folder} is not visible here; --out must be a folder that all machines share"
@@ -227,7 +282,7 @@ def _run_rank(allocation: Allocation, store: Any, number: int) -> None:
         return
     reports = Path(tempfile.mkdtemp(prefix="pdt-rank-"))
     try:
-        with open(folder / "log.txt", "ab") as log:
+        with open(folder / "log.txt", "ab") as log_file:
             rank = LocalRank(
                 allocation.rank,
                 allocation.local_rank,
@@ -236,13 +291,16 @@ def _run_rank(allocation: Allocation, store: Any, number: int) -> None:
                 reports,
                 # As an engine starts a trial, so that the rank ends with this process (`lifeline`).
                 stdin=subprocess.PIPE,
-                stdout=log,
+                stdout=log_file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env={**environment(1), PARENT: str(os.getpid())},
             )
-            while (status := rank.poll()) is None and not store.check([stop]):
+        try:
+            while (status := rank.poll()) is None and not _is_over(store, number):
+                beat(store, allocation.rank)
                 time.sleep(POLL_INTERVAL)
+        finally:
             rank.kill()
         failure_of_rank = rank.failure()
         state = {"status": status or 0, "failure": asdict(failure_of_rank) if failure_of_rank else None}

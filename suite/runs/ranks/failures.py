@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from suite import files
+
 FOLDER = "PDT_RANK_FAILURES"
 """Environment variable of a rank: the folder for the file that says how it failed."""
 
@@ -34,11 +36,16 @@ class Failure:
         return self.message if named else f"rank {self.rank}: {self.message}"
 
 
-def report_failure(rank: int, status: str, message: str, error: Exception) -> None:
+def failure_of(rank: int, status: str, message: str, error: Exception) -> Failure:
+    """Return the failure of a rank that an exception has ended."""
+    return Failure(rank, status, message, _lost_others(error))
+
+
+def report(failure: Failure) -> None:
     """Tell the process that started this rank how the rank failed."""
-    failure = Failure(rank, status, message, _lost_others(error))
     with contextlib.suppress(OSError):  # the disk may be full; the exit status also says that the rank failed
-        Path(os.environ[FOLDER], f"{rank}.json").write_text(json.dumps(asdict(failure)), encoding="utf-8")
+        # Complete as soon as it exists: the process that waits for the ranks reads it while they run.
+        files.write(Path(os.environ[FOLDER], f"{failure.rank}.json"), json.dumps(asdict(failure)), durable=False)
 
 
 def reported(folder: Path, rank: int) -> Failure | None:

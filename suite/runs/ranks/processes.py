@@ -9,17 +9,23 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from suite.errors import UsageError
 from suite.runs.ranks import failures
 from suite.runs.ranks.failures import Failure
+from suite.runs.ranks.heartbeats import SILENCE_SECONDS
 from suite.runs.spec import TrialSpec
+
+if TYPE_CHECKING:
+    import torch
 
 RANK, LOCAL_RANK, RENDEZVOUS = "PDT_RANK", "PDT_LOCAL_RANK", "PDT_RENDEZVOUS"
 """Environment variables of a rank: its number, that on its machine, and the URL at which the ranks find each other."""
 
 POLL_INTERVAL = 0.1
 GRACE_SECONDS = 10.0  # after the first rank has failed: the others notice it, and rank 0 writes what was measured
+LOST_SECONDS = SILENCE_SECONDS + GRACE_SECONDS  # likewise, if the failed ranks only say that they have lost another one
 WAIT_FOR_OTHERS = timedelta(minutes=30)  # of a rank that is alive; one rank may autotune while the others wait
 
 
@@ -33,7 +39,7 @@ class RankProcess(Protocol):
         """End the rank."""
 
     def failure(self) -> Failure | None:
-        """Return what the rank has reported before it ended with an error."""
+        """Return what the rank has reported about its failure; it may not have ended yet."""
 
 
 class LocalRank:
@@ -79,6 +85,25 @@ def local_rank() -> int:
     return int(os.environ.get(LOCAL_RANK, "0"))
 
 
+def cuda_device(index: int | None = None) -> torch.device:
+    """Return the GPU of this process: the typed one, or that of this rank on its machine.
+
+    Args:
+        index: Number of the GPU that the user has typed, if any.
+
+    Raises:
+        UsageError: There are fewer GPUs than ranks on this machine.
+    """
+    import torch
+
+    own, count = local_rank(), torch.cuda.device_count()
+    if own == 0 or count == 1:  # Slurm may show each process its own GPU only
+        return torch.device("cuda", index or 0)
+    if own >= count:
+        raise UsageError(f"rank {own} of this machine has no GPU: this process sees {count}, and each rank needs one")
+    return torch.device("cuda", (index or 0) + own)
+
+
 def join_ranks(spec: TrialSpec) -> None:
     """Connect this rank with the other ranks of its trial; it is the rank of the environment."""
     import torch
@@ -87,7 +112,7 @@ def join_ranks(spec: TrialSpec) -> None:
     rank = rank_of_environment()
     assert rank is not None
     if spec.device == "cuda":
-        torch.cuda.set_device(local_rank())
+        torch.cuda.set_device(cuda_device())
     dist.init_process_group(
         "nccl" if spec.device == "cuda" else "gloo",
         init_method=os.environ[RENDEZVOUS],
@@ -98,24 +123,36 @@ def join_ranks(spec: TrialSpec) -> None:
 
 
 def wait_for(ranks: Mapping[int, RankProcess]) -> Sequence[Failure]:
-    """Wait until all ranks have ended, or some time after the first one has failed.
+    """Wait until all ranks have ended or reported a failure.
+
+    The wait also ends some time after the first rank has failed, and after rank 0, which has then written the result,
+    is done: the others may hang.
 
     Returns:
-        The failures of the ranks that have ended; empty if all ranks are done.
+        The failures of the ranks; empty if none of those that have ended has failed.
     """
-    deadline = float("inf")
-    while time.monotonic() < deadline:
-        states = [one.poll() for one in ranks.values()]
-        if None not in states:
-            break
-        if any(states) and deadline == float("inf"):
-            deadline = time.monotonic() + GRACE_SECONDS
+    began: float | None = None
+    while True:
+        found = [_failure(rank, one) for rank, one in ranks.items() if one.poll() or one.failure()]
+        if all(one.poll() is not None or one.failure() for one in ranks.values()):
+            return found
+        if began is None and (found or ranks[0].poll() == 0):
+            began = time.monotonic()
+        if began is not None and time.monotonic() - began >= _patience(found):
+            return found
         time.sleep(POLL_INTERVAL)
-    return [_failure(rank, one) for rank, one in ranks.items() if one.poll()]
+
+
+def _patience(found: Sequence[Failure]) -> float:
+    """Return for how many seconds to wait for the other ranks: longer if none of these failures is the cause."""
+    return LOST_SECONDS if found and all(one.lost_others for one in found) else GRACE_SECONDS
 
 
 def _failure(rank: int, process: RankProcess) -> Failure:
+    # What it has reported comes first, since a rank that has failed may also crash while it ends.
+    if reported := process.failure():
+        return reported
     status = process.poll() or 0
     if status < 0:
         return Failure(rank, "error", f"rank {rank} was killed by signal {-status}")
-    return process.failure() or Failure(rank, "error", f"rank {rank} ended with exit status {status}")
+    return Failure(rank, "error", f"rank {rank} ended with exit status {status}")

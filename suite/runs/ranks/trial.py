@@ -7,16 +7,23 @@ Under `torchrun` or Slurm it starts rank 0 only, and asks the other processes of
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from suite.runs.folder.records import read_record, write_record
+from suite.runs.folder.records import RUNNING, damage, read_record, write_record
 from suite.runs.ranks import failures
-from suite.runs.ranks.allocation import remote_ranks
 from suite.runs.ranks.failures import Failure
-from suite.runs.ranks.processes import LocalRank, RankProcess, wait_for
+from suite.runs.ranks.processes import POLL_INTERVAL, LocalRank, RankProcess, wait_for
+from suite.runs.ranks.remote import remote_ranks
 from suite.runs.spec import TrialSpec
+
+log = logging.getLogger("pdt.trial")
+
+CALLBACK_SECONDS = 60.0  # for the callbacks of rank 0 at the end of a trial that has failed
 
 
 def run_ranks(spec: TrialSpec, folder: Path) -> int:
@@ -34,18 +41,49 @@ def run_ranks(spec: TrialSpec, folder: Path) -> int:
         ranks |= others.ranks if others else {}
         try:
             found = wait_for(ranks)
+            return _end(spec, folder, ranks, failures.cause(found)) if found else 0
         finally:
             for one in ranks.values():
                 one.kill()
-        if found:
-            _record(spec, folder, failures.cause(found))
-        return 1 if found else 0
     finally:
         shutil.rmtree(reports, ignore_errors=True)
 
 
-def _record(spec: TrialSpec, folder: Path, cause: Failure) -> None:
-    """Write the cause into the trial's record, with what rank 0 measured."""
+def _end(spec: TrialSpec, folder: Path, ranks: Mapping[int, RankProcess], cause: Failure) -> int:
+    """Write into the trial's record why it has failed, with what rank 0 measured; return the exit status."""
+    for rank, one in ranks.items():
+        if rank or not one.failure():
+            one.kill()  # it would write into the record
     record = read_record(folder) or {}
+    if record.get("status") == "done" and not damage(folder, record):
+        log.warning("%s, after the trial was done; its result is kept", cause.in_words())
+        return 0
     result, provenance = record.get("result") or {}, record.get("provenance") or {}
     write_record(folder, spec, cause.status, cause.in_words(), result=result, provenance=provenance)
+    deadline = time.monotonic() + CALLBACK_SECONDS
+    while ranks[0].poll() is None and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL)
+    return 1
+
+
+def settle(folder: Path, failure: Failure, write: Callable[[str, str], None]) -> tuple[str, str]:
+    """Report, in rank 0, how it has failed, and wait until the process that waits for the ranks has recorded the cause.
+
+    Args:
+        folder: Folder of the trial.
+        failure: How rank 0 has failed.
+        write: Writes a status, a message and what rank 0 measured into the trial's record.
+
+    Returns:
+        Status and message of the record. That process ends this one if it cannot write them.
+
+    Raises:
+        OSError: `write` has failed. The failure has been reported nevertheless.
+    """
+    try:
+        write(RUNNING, "")
+    finally:
+        failures.report(failure)
+    while (record := read_record(folder) or {}).get("status", RUNNING) == RUNNING:
+        time.sleep(POLL_INTERVAL)
+    return str(record["status"]), str(record["message"])

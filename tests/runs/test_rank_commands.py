@@ -1,0 +1,185 @@
+"""Commands that were started together: who answers, who is waited for, and what is said when one has ended."""
+
+import json
+import threading
+import time
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from suite.errors import UsageError
+from suite.runs.ranks import allocation as allocations
+from suite.runs.ranks import heartbeats, processes
+from suite.runs.ranks.allocation import Allocation, follow, lead
+from suite.runs.ranks.failures import Failure
+from suite.runs.ranks.heartbeats import beat
+from suite.runs.ranks.remote import RemoteRank
+
+
+@pytest.fixture
+def store():
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Nothing that runs the tests may look like `torchrun`, Slurm or a trial."""
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS", "PDT_RANK", "PDT_ALLOCATION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def of_agent(store, rank, identity="restart 0 of 2 commands"):
+    """Return an allocation whose store is already there."""
+    return Allocation(rank, 2, rank, "127.0.0.1", store.port, "torchrun", identity, has_store=True)
+
+
+def in_step(monkeypatch, rank, step, port=None):
+    """Return the allocation of one of the two commands of a step of Slurm's job 7."""
+    variables = {"STEP_NUM_TASKS": 2, "STEP_ID": step, "PROCID": rank, "LOCALID": rank, "JOB_ID": 7}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    if port:
+        monkeypatch.setenv("MASTER_PORT", str(port))
+    return Allocation.of_environment()
+
+
+def test_a_rank_has_failed_when_its_command_does_not_answer(store, monkeypatch):
+    monkeypatch.setattr(heartbeats, "SILENCE_SECONDS", 0.2)
+    beat(store, 1)
+    rank = RemoteRank(store, 1, 1)
+    for _ in range(4):
+        assert rank.poll() is None
+        time.sleep(0.1)
+        beat(store, 1)
+    time.sleep(0.1)
+    assert rank.poll() is None
+    time.sleep(0.25)
+    assert rank.poll() == 1
+    assert rank.failure() == Failure(1, "error", "rank 1: its command does not answer")
+    monkeypatch.setattr(heartbeats, "SILENCE_SECONDS", 100)
+    assert RemoteRank(store, 2, 1).poll() == 1  # later trials do not wait once more
+    beat(store, 1)
+    assert RemoteRank(store, 3, 1).poll() is None  # it was only suspended
+
+
+def test_rank_0_says_for_whom_it_waits_and_gives_up(store, monkeypatch, caplog):
+    monkeypatch.setattr(allocations, "ANNOUNCE_AFTER", timedelta(seconds=0.1))
+    monkeypatch.setattr(allocations, "FIRST_CONTACT", timedelta(seconds=0.6))
+    caplog.set_level("INFO")
+    with pytest.raises(UsageError, match="the command of rank 1 of torchrun has not started within 0 minutes"):
+        lead(of_agent(store, 0), lambda: pytest.fail("a trial would wait for rank 1"))
+    assert caplog.messages == ["waiting for the command of rank 1 of torchrun to start, up to 0 minutes"]
+
+
+def test_rank_0_does_not_wait_at_its_end_for_a_command_that_is_dead(store, monkeypatch):
+    monkeypatch.setattr(heartbeats, "SILENCE_SECONDS", 0.3)
+    leader = of_agent(store, 0)
+    beat(leader.store(), 1)
+    began = time.monotonic()
+    assert lead(leader, lambda: 0) == 0
+    assert 0.3 <= time.monotonic() - began < 5
+
+
+def test_commands_after_a_restart_do_not_see_what_was_written_before_it(store, monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    first = Allocation.of_environment().store()
+    first.set("end", "1")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not Allocation.of_environment().store().check(["end"])
+    assert first.check(["end"])
+
+
+def test_two_steps_of_a_job_have_two_ports_and_never_share_trials(monkeypatch, store):
+    assert in_step(monkeypatch, 0, step=0).port != in_step(monkeypatch, 0, step=1).port
+    store.set("pdt/identity", in_step(monkeypatch, 0, step=0, port=store.port).identity)
+    in_step(monkeypatch, 1, step=0, port=store.port).store()
+    message = "is the store of job 7, step 0 of 2 commands, and this command belongs to job 7, step 1 of 2 commands"
+    with pytest.raises(UsageError, match=message):
+        in_step(monkeypatch, 1, step=1, port=store.port).store()
+
+
+def test_a_follower_ends_with_one_line_when_the_store_is_lost(caplog):
+    held = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    follower, status = replace(of_agent(held[0], 1), has_store=False, source="Slurm"), []
+    held[0].set("pdt/identity", follower.identity)
+    running = threading.Thread(target=lambda: status.append(follow(follower)))
+    running.start()
+    while not held[0].check([f"pdt/{follower.identity}/alive/1"]):
+        time.sleep(0.01)
+    held.clear()  # ends the store, as the end of rank 0's command does
+    running.join(20)
+    assert status == [1]
+    assert caplog.messages == ["the command of rank 0 has ended"]
+
+
+def test_a_follower_leaves_out_trials_for_which_rank_0_does_not_wait_any_more(store, monkeypatch):
+    started = []
+    monkeypatch.setattr(allocations, "_run_rank", lambda allocation, store, number: started.append(number))
+    leader = of_agent(store, 0).store()
+    leader.set("trials/1", json.dumps({"folder": "a", "rendezvous": ""}))
+    leader.set("trials/1/stop", "")
+    leader.set("trials/2", json.dumps({"folder": "b", "rendezvous": ""}))
+    leader.set("trials/3", json.dumps({"folder": "c", "rendezvous": ""}))
+    follower = threading.Thread(target=follow, args=(of_agent(store, 1),))
+    follower.start()
+    while not started:
+        time.sleep(0.01)
+    leader.set("end", "0")
+    follower.join(10)
+    assert started == [3]
+    assert leader.check(["left/1"])
+
+
+class Scripted:
+    """A rank that has ended, or reports a failure, after a number of questions."""
+
+    def __init__(self, status=None, reported=None, after=0):
+        self._status, self._reported, self._left = status, reported, after
+
+    def poll(self):
+        self._left -= 1
+        return self._status if self._left < 0 else None
+
+    def failure(self):
+        return self._reported if self._left < 0 else None
+
+    def kill(self):
+        pass
+
+
+def test_ranks_that_hang_are_not_waited_for_when_rank_0_is_done_or_one_has_failed(monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "LOST_SECONDS", 0.2)
+    own = Failure(1, "error", "rank 1 ended with exit status 3")
+    assert processes.wait_for({0: Scripted(0), 1: Scripted()}) == []
+    assert processes.wait_for({0: Scripted(), 1: Scripted(3)}) == [own]
+    assert processes.wait_for({0: Scripted(0), 1: Scripted(3, after=2)}) == [own]
+
+
+def test_a_lost_connection_is_not_the_cause_while_another_rank_may_still_say_it(monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.1)
+    lost = Failure(0, "error", "RuntimeError: Connection closed by peer", lost_others=True)
+    silent = Failure(1, "error", "rank 1: its command does not answer")
+    ranks = {0: Scripted(None, lost), 1: Scripted(1, silent, after=8)}  # 0.4 s
+    assert processes.wait_for(ranks) == [lost, silent]
+
+
+def test_a_rank_uses_the_only_gpu_that_it_sees_or_the_one_of_its_number(monkeypatch):
+    """`srun --gpus-per-task 1` shows each task its own GPU only, as number 0."""
+    count = 1
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.setenv("PDT_LOCAL_RANK", "3")
+    assert processes.cuda_device().index == 0
+    count = 4
+    assert processes.cuda_device().index == 3
+    count = 2
+    with pytest.raises(UsageError, match="rank 3 of this machine has no GPU: this process sees 2, and each"):
+        processes.cuda_device()
+    monkeypatch.delenv("PDT_LOCAL_RANK")
+    assert processes.cuda_device(1).index == 1
