@@ -5,11 +5,13 @@ import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from suite.errors import UsageError
+from suite.runs.building import device_of
 from suite.runs.ranks import allocation as allocations
 from suite.runs.ranks import heartbeats, processes
 from suite.runs.ranks.allocation import Allocation, follow, lead
@@ -28,6 +30,23 @@ def alone(monkeypatch):
     """Nothing that runs the tests may look like `torchrun`, Slurm or a trial."""
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS", "PDT_RANK", "PDT_ALLOCATION"):
         monkeypatch.delenv(name, raising=False)
+
+
+class Scripted:
+    """A rank that has ended, or reports a failure, after a number of questions."""
+
+    def __init__(self, status=None, reported=None, after=0):
+        self._status, self._reported, self._left = status, reported, after
+
+    def poll(self):
+        self._left -= 1
+        return self._status if self._left < 0 else None
+
+    def failure(self):
+        return self._reported if self._left < 0 else None
+
+    def kill(self):
+        pass
 
 
 def of_agent(store, rank, identity="restart 0 of 2 commands"):
@@ -136,21 +155,28 @@ def test_a_follower_leaves_out_trials_for_which_rank_0_does_not_wait_any_more(st
     assert leader.check(["left/1"])
 
 
-class Scripted:
-    """A rank that has ended, or reports a failure, after a number of questions."""
+@pytest.mark.parametrize("said", ["trials/1/stop", "trials/2", "end"])
+def test_a_follower_ends_its_rank_when_rank_0_does_not_wait_for_the_trial_any_more(store, monkeypatch, tmp_path, said):
+    """The process of a trial that `--timeout` kills says nothing, but the next trial starts, or the command ends."""
+    killed = threading.Event()
 
-    def __init__(self, status=None, reported=None, after=0):
-        self._status, self._reported, self._left = status, reported, after
+    class Endless(Scripted):
+        def __init__(self, *_, **__):
+            super().__init__()
+            leader.set(said, "{}")
 
-    def poll(self):
-        self._left -= 1
-        return self._status if self._left < 0 else None
+        def kill(self):
+            killed.set()
 
-    def failure(self):
-        return self._reported if self._left < 0 else None
-
-    def kill(self):
-        pass
+    monkeypatch.setattr(allocations, "LocalRank", Endless)
+    leader = of_agent(store, 0).store()
+    (tmp_path / "trial.json").touch()
+    leader.set("trials/1", json.dumps({"folder": str(tmp_path), "rendezvous": ""}))
+    asked = threading.Thread(target=allocations._run_rank, args=(of_agent(store, 1), leader, 1), daemon=True)
+    asked.start()
+    asked.join(10)
+    assert killed.is_set()
+    assert leader.add("alive/1", 0) == 0  # it did not go on with the rank
 
 
 def test_ranks_that_hang_are_not_waited_for_when_rank_0_is_done_or_one_has_failed(monkeypatch):
@@ -176,6 +202,7 @@ def test_a_rank_uses_the_only_gpu_that_it_sees_or_the_one_of_its_number(monkeypa
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     monkeypatch.setenv("PDT_LOCAL_RANK", "3")
     assert processes.cuda_device().index == 0
+    assert device_of(SimpleNamespace(device="cuda", device_index=None)).index == 0
     count = 4
     assert processes.cuda_device().index == 3
     count = 2
