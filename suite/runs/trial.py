@@ -47,6 +47,8 @@ def main() -> int:
     trial = Trial(spec, folder, rank or 0)
     try:
         trial.run(result, provenance)
+        if rank is not None:
+            processes.leave_ranks()
     except Exception as error:  # every failure becomes a status; log.txt has the traceback
         with contextlib.suppress(OSError):  # the log is on the disk that may be full
             traceback.print_exc()

@@ -325,19 +325,16 @@ class Hooks:
 
     def _warn_of_another_batch(self) -> None:
         """Warn if an epoch's batches were smaller than the last reconfiguration asked for."""
-        asked = any(plan.batch_size is not None for plan in self.reconfigurations)
         share, self._largest_batch = self._largest_batch, 0
-        if not asked:
+        if all(plan.batch_size is None for plan in self.reconfigurations):
             return
         # The ranks' shares of a batch may differ by an image, and a batch may be an epoch.
         images = int(self.ranks.all_reduce(torch.tensor(share, device=self.ctx.device), "bookkeeping"))
-        if 0 < images < min(self.ctx.batch_size, self.ctx.train_images or self.ctx.batch_size):
+        if 0 < images < min(asked := self.ctx.batch_size, self.ctx.train_images or self.ctx.batch_size):
             log.warning(
-                "epoch %d was trained with batches of %d images, but the method asked for %d: the loop must use "
-                "hooks.ctx.batch_size images per batch, and follow hooks.reconfigurations[-1].lr_scale",
-                self.ctx.epochs_done,
-                images,
-                self.ctx.batch_size,
+                f"epoch {self.ctx.epochs_done} was trained with batches of {images} images, but the method asked for "
+                f"{asked}: the loop must use hooks.ctx.batch_size images per batch, and follow "
+                "hooks.reconfigurations[-1].lr_scale"
             )
 
     def _plan_if_requested(self) -> None:

@@ -1,6 +1,7 @@
 """Commands that were started together: who answers, who is waited for, and what is said when one has ended."""
 
 import json
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -9,9 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from small_trials import spec
 
 from suite.errors import UsageError
+from suite.runs import trial as trials
 from suite.runs.building import device_of
+from suite.runs.folder.records import write_record
 from suite.runs.ranks import allocation as allocations
 from suite.runs.ranks import heartbeats, processes
 from suite.runs.ranks.allocation import Allocation, follow, lead
@@ -210,3 +214,21 @@ def test_a_rank_uses_the_only_gpu_that_it_sees_or_the_one_of_its_number(monkeypa
         processes.cuda_device()
     monkeypatch.delenv("PDT_LOCAL_RANK")
     assert processes.cuda_device(1).index == 1
+
+
+def test_a_rank_leaves_the_others_before_its_process_ends(tmp_path, monkeypatch):
+    left = []
+    trial = replace(spec("dense"), processes=2)
+    write_record(tmp_path, trial, "running")
+    monkeypatch.setattr(sys, "argv", ["trial", str(tmp_path)])
+    monkeypatch.setenv("PDT_RANK", "1")
+    monkeypatch.setattr(trials.Trial, "run", lambda self, result, provenance: left.append("trained"))
+    monkeypatch.setattr(processes, "leave_ranks", lambda: left.append("left"))
+    assert trials.main() == 0
+    assert left == ["trained", "left"]
+
+
+def test_who_has_left_has_no_connections(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    processes.leave_ranks()
+    assert not dist.is_initialized()

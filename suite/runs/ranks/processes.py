@@ -122,6 +122,17 @@ def join_ranks(spec: TrialSpec) -> None:
     )
 
 
+def leave_ranks() -> None:
+    """Wait until all ranks of the trial have come to its end, and close the connections with them.
+
+    A rank whose process ends with open connections may be aborted by a thread that still uses them.
+    """
+    import torch.distributed as dist
+
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def wait_for(ranks: Mapping[int, RankProcess]) -> Sequence[Failure]:
     """Wait until all ranks have ended or reported a failure.
 
