@@ -54,7 +54,8 @@ def options(out, address, seeds, epochs=30, jobs=2):
 def start(log, arguments, shared=True):
     """Start a command in a session of its own, and return its process."""
     program = [str(ROOT / "run_suite.py")] if shared else ["-c", NOT_SHARED]
-    variables = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "OMP_NUM_THREADS")}
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    variables["OMP_NUM_THREADS"] = "1"  # two nodes of this machine would not know of each other's threads
     with open(log, "ab") as file:
         return subprocess.Popen(
             [sys.executable, *program, *arguments],
