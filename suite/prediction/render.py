@@ -33,7 +33,7 @@ def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Tabl
     found.add_column("in folder", overflow="fold")
     names = ["epochs", "steps", "training", "evaluation", "other", "FLOPs dense", "FLOPs executed", "memory"]
     parallel = cluster is not None and any(one.trial.processes > 1 for one in forecasts)
-    for name in [*names, *(["communication (modelled)"] if parallel else [])]:
+    for name in [*names, *(["all-reduce (modelled)"] if parallel else [])]:
         found.add_column(name, justify="right", overflow="fold")
     for one in forecasts:
         cells = _cells(one)
