@@ -59,7 +59,8 @@ class Prediction:
 def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
     """Return the prediction for a trial from the probe of its setting (`suite.prediction.probe.probe`).
 
-    A stage of the probe stands for the epochs until the next stage. A smaller last batch counts as its share of a step.
+    The steps of an epoch cost what those of the last stage before it cost in the probe. A smaller last batch counts as
+    its share of a step.
 
     Args:
         trial: The trial. If the probe says that the method is steady, its number of epochs may be another.

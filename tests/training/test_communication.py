@@ -110,7 +110,7 @@ def test_masks_are_counted_again_only_if_they_change():
 @pytest.mark.parametrize(
     ("name", "mask", "message"),
     [
-        ("O", torch.ones(1), "names 'O', which is no planned layer"),
+        ("O", torch.ones(1), "names 'O', which is not a planned layer"),
         ("0", torch.ones(8, 3, 3, 3), "torch.float32 and shape (8, 3, 3, 3) for '0'"),
         ("0", torch.ones(8, dtype=torch.bool), "shape (8,) for '0', whose weight has the shape (8, 3, 3, 3)"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from suite import registry
 from suite.command.options.parser import Parser, program_name
 
@@ -70,7 +72,12 @@ def run_parser() -> Parser:
 def add_run_options(parser: Parser) -> None:
     """Add the options of `run` to the parser of a verb that runs trials."""
     parser.lists = LISTS
-    what = parser.add_argument_group("trials")
+    _add_trials(parser.add_argument_group("trials"))
+    _add_recipe(parser.add_argument_group("recipe"))
+    _add_execution(parser.add_argument_group("execution"))
+
+
+def _add_trials(what: argparse._ArgumentGroup) -> None:
     what.add_argument(
         "--methods", metavar="LIST", help=f"methods with parameters or grids in brackets ({_default('methods')})"
     )
@@ -110,7 +117,9 @@ def add_run_options(parser: Parser) -> None:
         action="append",
         help="Python file that registers methods, tasks, models or callbacks; may be repeated",
     )
-    recipe = parser.add_argument_group("recipe")
+
+
+def _add_recipe(recipe: argparse._ArgumentGroup) -> None:
     recipe.add_argument(
         "--recipe", metavar="NAME", help="with --preset paper: recipe of another paper (listed by describe TASK)"
     )
@@ -122,7 +131,9 @@ def add_run_options(parser: Parser) -> None:
         action="append",
         help="set a field of the recipe (listed by describe TASK); may be repeated",
     )
-    where = parser.add_argument_group("execution")
+
+
+def _add_execution(where: argparse._ArgumentGroup) -> None:
     where.add_argument("--device", metavar="DEVICE", help=f"auto, cpu, cuda or cuda:N ({_default('device')})")
     where.add_argument(
         "--dtype",

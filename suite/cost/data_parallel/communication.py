@@ -90,7 +90,7 @@ class KeptGradients:
         kept = self._method.kept_gradients(ctx)
         where = f"{type(self._method).__name__}.kept_gradients"
         for name in kept.keys() - ctx.layers.keys():
-            raise UsageError(f"{where} names '{name}', which is no planned layer{nearest(name, ctx.layers)}")
+            raise UsageError(f"{where} names '{name}', which is not a planned layer{nearest(name, ctx.layers)}")
         seen = [(ctx.layers[name].weight, mask) for name, mask in kept.items()]
         if len(seen) == len(self._seen) and all(
             weight is old_weight and mask is old_mask

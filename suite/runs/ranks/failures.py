@@ -55,7 +55,7 @@ def reported(folder: Path, rank: int) -> Failure | None:
 
 
 def cause(failures: Sequence[Failure]) -> Failure:
-    """Return the failure from which the others follow: one that is no lost connection, of the lowest rank."""
+    """Return the failure that caused the others: that of the lowest rank which has not merely lost a connection."""
     return min(failures, key=lambda one: (one.lost_others, one.rank))
 
 
