@@ -15,7 +15,7 @@ ADDED: Final = {
     **{"image_size": None, "eval_resize": None, "crop_area": 0.08, "cache": "on", "bad_images": "refuse"},
     **{"optimizer": "sgd", "second_momentum": 0.999},
     **{"warmup_epochs": 0.0, "ema": 0.0, "mixup": 0.0, "cutmix": 0.0},
-    **{"train_sizes": (), "size_milestones": ()},
+    **{"train_sizes": (), "size_milestones": (), "eval_every": 1},
 }
 """Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
 this value, so that the ids of earlier trials stay the same."""
@@ -61,6 +61,7 @@ class Recipe:
         epochs: Number of passes over the training images.
         batch_size: Global batch size, over all ranks and micro-batches.
         eval_batch_size: Number of images per forward pass of an evaluation.
+        eval_every: Number of epochs from one evaluation to the next; the model of the last epoch is always evaluated.
         learning_rate: Highest learning rate of the schedule.
         schedule: Learning rate schedule. `linear`: linear from `lr_start` to the highest value at `peak_at`, then
             linear to `lr_end`, interpolated at every step. `cosine`: the same rise, then half a cosine. `step`: the
@@ -121,6 +122,7 @@ class Recipe:
     epochs: Annotated[int, Interval(ge=1, le=100_000)]
     batch_size: Annotated[int, Ge(1)]
     eval_batch_size: Annotated[int, Ge(1)] = 500
+    eval_every: Annotated[int, Ge(1)] = 1
     learning_rate: Annotated[float, Ge(0), Search(0.25, 4, log=True, relative=True)]
     schedule: Literal["linear", "cosine", "step", "constant"] = "linear"
     warmup_epochs: Annotated[float, Ge(0)] = 0.0

@@ -31,12 +31,15 @@ class Steps:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self._batches = trainer, trainer.splits.train
+        trainer.set_image_size()
+        size = trainer.ledger.image_size
+        self.trainer, self._batches = trainer, trainer.splits.training(size)
         self._left = 0
         self._running: Iterator[tuple[Tensor, Tensor]] = iter(())
         self.num_samples = self._batches.num_samples
         self.cost: Mapping[str, Any] = {}
-        trainer.splits = dataclasses.replace(trainer.splits, train=self)
+        own = {"train": self} if size is None else {"train_by_size": {size: self}}
+        trainer.splits = dataclasses.replace(trainer.splits, **own)
 
     @property
     def seconds(self) -> float:

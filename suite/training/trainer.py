@@ -127,7 +127,7 @@ class Trainer:
         """
         while self._epochs_left():
             # Train, with the method's hooks in every step.
-            self._set_image_size()
+            self.set_image_size()
             self._check_products()
             with self.clock.span("train"):
                 record = self.train_epoch()
@@ -144,9 +144,10 @@ class Trainer:
                 self.hooks.finish()
             with self.clock.span("check"):
                 self.parallel.check_states()
-            averaged = self.average.evaluated() if self.average and self._epochs_left() else nullcontext()
-            with self.clock.span("eval"), averaged:
-                record |= self.evaluation.record(self.splits)
+            if not self._epochs_left() or self.ctx.epochs_done % self.recipe.eval_every == 0:
+                averaged = self.average.evaluated() if self.average and self._epochs_left() else nullcontext()
+                with self.clock.span("eval"), averaged:
+                    record |= self.evaluation.record(self.splits)
             for name in ("test_loss", "val_loss"):
                 if not math.isfinite(record.get(name, 0.0)):
                     raise Diverged(f"the {name} is {record[name]} after epoch {self.ctx.epochs_done}")
@@ -247,7 +248,7 @@ class Trainer:
         """Whether gradients may still become finite: a loss scale starts high and halves until they are."""
         return self.scaler is not None and before is not None and 1 <= self.scaler.get_scale() < before
 
-    def _set_image_size(self) -> None:
+    def set_image_size(self) -> None:
         """Use the recipe's size of training images in the next epoch."""
         done = self.ctx.epochs_done
         size = self.recipe.train_size_at((done - self.progress.first_epoch) / self.recipe.epochs)
