@@ -111,7 +111,10 @@ class ImageFilesTask(Task):
             raise UsageError(f"recipe.eval_resize is {resize}, smaller than the image size of {size}")
         if recipe.train_sizes and max(recipe.train_sizes) > size:
             largest = max(recipe.train_sizes)
-            raise UsageError(f"recipe.train_sizes has {largest}, which is larger than the image size of {size}")
+            raise UsageError(
+                f"recipe.train_sizes has {largest}, which is larger than the image size of {size}; "
+                '--set "recipe.train_sizes=()" trains with images of that size'
+            )
         chosen = choose_splits(sources["train"].labels, sources["test"].labels, recipe)
 
         def split(name: str, images: Any, training: bool, size: int = size) -> CropBatches:

@@ -131,6 +131,8 @@ class Probe:
             trial, trials, splits, on_epoch=self._after_epoch, on_checkpoint=self._save_once
         )
         self.trainer.progress.lr_scale = 0.0
+        # The first epoch times the evaluation, however seldom the recipe asks for one.
+        self.trainer.recipe = dataclasses.replace(self.trainer.recipe, eval_every=1)
         _keep_network(self.trainer)
         self.steady = steady(type(self.trainer.hooks.method), trial.make_recipe().train_sizes)
         self.start_s = time.time() - psutil.Process().create_time()

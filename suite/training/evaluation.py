@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +13,7 @@ from torch import Tensor, nn
 from suite.recipe import Recipe
 from suite.task import Batches, Splits
 from suite.training.parts.data_parallel import DataParallel
+from suite.training.parts.losses import Diverged
 
 
 class Evaluation:
@@ -36,6 +41,17 @@ class Evaluation:
         if splits.validation is not None:
             found["val_accuracy"], found["val_loss"] = self.accuracy_and_loss(splits.validation)
         return found
+
+    @staticmethod
+    def check(record: Mapping[str, Any], epoch: int) -> None:
+        """Check the losses of an evaluation.
+
+        Raises:
+            Diverged: One of them is infinite or NaN.
+        """
+        for name in ("test_loss", "val_loss"):
+            if not math.isfinite(record.get(name, 0.0)):
+                raise Diverged(f"the {name} is {record[name]} after epoch {epoch}")
 
     @torch.no_grad()
     def accuracy_and_loss(self, batches: Batches) -> tuple[float, float]:

@@ -138,21 +138,20 @@ class Trainer:
             if plan is not None:
                 self._carry_out(plan)
             # Evaluate the model or its average; after the last epoch, without the method.
-            if not self._epochs_left():
+            is_last = not self._epochs_left()
+            if is_last:
                 if self.average:
                     self.average.replace_weights()
                 self.hooks.finish()
             with self.clock.span("check"):
                 self.parallel.check_states()
-            if not self._epochs_left() or self.ctx.epochs_done % self.recipe.eval_every == 0:
-                averaged = self.average.evaluated() if self.average and self._epochs_left() else nullcontext()
+            if is_last or self.ctx.epochs_done % self.recipe.eval_every == 0:
+                averaged = self.average.evaluated() if self.average and not is_last else nullcontext()
                 with self.clock.span("eval"), averaged:
                     record |= self.evaluation.record(self.splits)
-            for name in ("test_loss", "val_loss"):
-                if not math.isfinite(record.get(name, 0.0)):
-                    raise Diverged(f"the {name} is {record[name]} after epoch {self.ctx.epochs_done}")
+                self.evaluation.check(record, self.ctx.epochs_done)
             # Write the record and the checkpoint.
-            self.progress.finished = not self._epochs_left()
+            self.progress.finished = is_last
             self._complete(record, reconfigured=plan is not None)
             self.on_epoch(record)
             with self.clock.span("io"):

@@ -83,6 +83,8 @@ def test_the_prediction_is_the_probe_times_the_numbers_of_steps_and_batches(tmp_
     assert known.other_s == pytest.approx(1.0 + 0.5 + 4 * 0.1 + 6 * 500 * 0.01)
     assert one.wall_s == known.train_s + known.eval_s + known.other_s
     assert seconds_here([one, one], 1) == pytest.approx(2 * one.wall_s)
+    (seldom,) = forecast_of([spec("dense", epochs=4, eval_every=3)], tmp_path, Probes())
+    assert seldom.prediction.eval_s == pytest.approx(2 * 360 * 0.01)
 
 
 def test_reconfigurations_of_the_probe_stand_for_as_many_epochs_as_it_ran(tmp_path):

@@ -75,6 +75,13 @@ def test_a_steady_method_is_probed_once_and_predicts_any_number_of_epochs(tmp_pa
     assert predict(longer, found).flops_dense == pytest.approx(4 * predict(trial, found).flops_dense)
 
 
+def test_evaluations_are_timed_however_seldom_the_recipe_asks_for_one(tmp_path):
+    trial = spec("dense", epochs=50, eval_every=20, **SMALL)
+    found = Probe(trial, tmp_path, 4, PATIENT).run()
+    (split,) = found["evaluation"]
+    assert predict(trial, found).eval_s == pytest.approx(3 * split["images"] * split["per_image"])
+
+
 def test_walking_epochs_run_one_small_step_until_the_cost_changes(tmp_path, monkeypatch):
     made = Probe(spec("counts_hooks", epochs=10, **SMALL), tmp_path, 3, 1000.0)
     # Time for the first epoch, the walk and a change, but not for whole batches in every epoch.

@@ -52,6 +52,8 @@ def test_lines_and_bars(capsys):
     assert epoch_line(spec("dense"), first).endswith("epoch 1/5  40 s  about 3 min 0 s left")
     assert epoch_line(spec("dense"), second).endswith("  about 1 min 45 s left")  # resumed: the mean of two epochs
     assert epoch_line(spec("dense"), second, first).endswith("  about 1 min 15 s left")  # the last one took 25 s
+    seldom = {**first, "eval_time_s": 0.0}  # the second epoch evaluates for 10 s, the first one did not
+    assert epoch_line(spec("dense"), second, seldom).endswith("  about 1 min 15 s left")
     assert "left" not in epoch_line(spec("dense"), {**second, "epochs_left": 0}, first)
     output = io.StringIO()
     lines = Lines([spec("dense")], Console(file=output))

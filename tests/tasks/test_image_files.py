@@ -425,7 +425,7 @@ def test_smoke_needs_no_data(tmp_path):
         ({"validation_images": 12}, "only 12 training images"),
         (
             {"image_size": 32, "train_sizes": (24, 40), "size_milestones": (0.5,)},
-            "recipe.train_sizes has 40, which is larger than the image size of 32",
+            "recipe.train_sizes has 40, which is larger than the image size of 32; --set",
         ),
     ],
 )

@@ -17,6 +17,7 @@ from methods.prunetrain import PruneTrain
 from methods.sdgp import SDGP
 from suite.cost.flops import PRODUCTS, count_layers
 from suite.method import Method, ReconfigPlan
+from suite.passes.stage_steps import Steps
 from suite.task import Splits
 
 SHAPE = (3, 16, 16)
@@ -70,6 +71,23 @@ def test_flops_are_those_of_each_size():
         ("1", "2", "8x8"),
         ("3", "4", "16x16"),
     ]
+
+
+def test_the_passes_measure_steps_of_a_single_size():
+    recipe = dataclasses.replace(GROWING, train_sizes=(8,), size_milestones=())
+    states = Checkpoints()
+    trainer, _ = growing_trainer(Dense(), recipe, on_checkpoint=states.keep)
+    trainer.fit()
+    expected = recipe.batch_size * training_flops(trainer.model, 8)
+    for state in (None, states[1]):
+        again, sizes = growing_trainer(Dense(), recipe)
+        if state is not None:
+            again.load_state_dict(state)
+        steps = Steps(again)
+        for _ in range(2):
+            steps()
+        assert sizes == [8]
+        assert steps.cost["step_flops"]["executed"] == expected
 
 
 def test_operations_of_a_method_are_those_of_each_size():

@@ -118,6 +118,18 @@ def test_evaluation_comes_after_the_reconfiguration_of_the_last_epoch():
     assert records[-1]["params"] == sum(p.numel() for p in trainer.model.parameters())
 
 
+@pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
+def test_evaluations_come_after_each_nth_epoch_and_the_last(every, evaluated):
+    records, always = [], []
+    small_trainer(Nothing(), dataclasses.replace(FIVE, eval_every=every), on_epoch=records.append).fit()
+    small_trainer(Nothing(), FIVE, on_epoch=always.append).fit()
+    assert [record["epoch"] for record in records if "test_accuracy" in record] == evaluated
+    assert [record["test_loss"] for record in records if "test_loss" in record] == [
+        always[epoch - 1]["test_loss"] for epoch in evaluated
+    ]
+    assert [record["train_loss"] for record in records] == [record["train_loss"] for record in always]
+
+
 def test_loss_that_is_no_number_is_divergence():
     with pytest.raises(Diverged, match=r"the loss is (nan|inf) in epoch"):
         small_trainer(Nothing(), dataclasses.replace(RECIPE, learning_rate=1e30)).fit()

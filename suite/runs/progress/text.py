@@ -49,24 +49,23 @@ def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str,
 def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> float | None:
     """Estimate the seconds that the remaining epochs will take; `None` if the record does not allow it.
 
-    Training and evaluation count, compilation does not. An epoch is assumed to take as long as those since `before`,
-    because the network may have become smaller; without `before`, as long as the mean of all epochs so far.
+    Training and evaluation count, compilation does not. An epoch is assumed to train as long as those since `before`,
+    because the network may have become smaller; without `before`, as long as the mean of all epochs so far. Evaluations
+    may be further apart than that (`recipe.eval_every`), so that they count with the mean of all epochs so far.
     """
-    left, epoch, seconds = record.get("epochs_left"), record.get("epoch"), _spent(record)
-    if not isinstance(left, int) or not isinstance(epoch, int) or seconds is None or left <= 0:
+    left, epoch, seconds = record.get("epochs_left"), record.get("epoch"), record.get("train_time_s")
+    evaluating = record.get("eval_time_s")
+    if not isinstance(left, int) or not isinstance(epoch, int) or left <= 0:
+        return None
+    if not isinstance(seconds, (int, float)) or not isinstance(evaluating, (int, float)):
         return None
     earlier = before or {}
-    first, already = earlier.get("epoch", 0), _spent(earlier) or 0.0
-    if not isinstance(first, int) or not 0 <= first < epoch or seconds < already:
+    first, already = earlier.get("epoch", 0), earlier.get("train_time_s", 0.0)
+    if not isinstance(first, int) or not 0 <= first < epoch:
         return None
-    return (seconds - already) / (epoch - first) * left
-
-
-def _spent(record: Mapping[str, Any]) -> float | None:
-    """Return the seconds of training and evaluation since the trial started."""
-    times = [record.get(name) for name in ("train_time_s", "eval_time_s")]
-    known = [float(time) for time in times if isinstance(time, (int, float))]
-    return sum(known) if len(known) == len(times) else None
+    if not isinstance(already, (int, float)) or seconds < already:
+        return None
+    return ((seconds - already) / (epoch - first) + evaluating / epoch) * left
 
 
 def ended_line(trial: TrialSpec, record: dict[str, Any], seconds: float) -> str:
