@@ -1,6 +1,7 @@
 """Imports follow the declared layers, files and packages are small, and a wheel contains everything."""
 
 import ast
+import os
 import pkgutil
 import re
 import subprocess
@@ -151,7 +152,9 @@ def test_installed_wheel_runs_from_a_folder_with_a_tasks_module(wheel, tmp_path)
     venv.create(environment, system_site_packages=False)
     python = environment / "bin" / "python"
     install = ["install", "--no-deps", "--no-index", "--quiet", wheel]
-    subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True)
+    # pip takes the project for installed if PYTHONPATH contains a checkout with an editable install.
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True, env=clean)
     # The dependencies come from this environment, without its own editable copy of the project.
     site = next((environment / "lib").glob("python*/site-packages"))
     (site / "dependencies.pth").write_text("\n".join(p for p in sys.path if p.endswith("site-packages")) + "\n")
@@ -164,7 +167,7 @@ def test_installed_wheel_runs_from_a_folder_with_a_tasks_module(wheel, tmp_path)
             *(environment / "bin" / "pdt", "--methods", "sdgp", "--task", "digits", "--preset", "smoke"),
             *("--epochs", "1", "--set", "recipe.train_images=64", "--out", "out"),
         ],
-        cwd=user, capture_output=True, text=True, timeout=280,
+        cwd=user, env=clean, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert (user / "out" / "report.html").is_file()
