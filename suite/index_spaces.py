@@ -165,6 +165,19 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         self.positions.setdefault(name, (output[1:-1] if linear else output[2:]).numel())
         self.input_sizes.setdefault(name, () if linear else tuple(given[2:]))
 
+    def replace_sizes(
+        self, layers: Mapping[str, nn.Module], shapes: Mapping[str, tuple[torch.Size, torch.Size]]
+    ) -> None:
+        """Enter the sizes of layers for images of another size; those that no size is known of are left out.
+
+        Args:
+            layers: The layers by name.
+            shapes: Shapes of input and output by name.
+        """
+        for name in [name for name in layers if name in self.positions]:
+            del self.positions[name], self.input_sizes[name]
+            self.enter_sizes(name, layers[name], *shapes[name])
+
     def __getitem__(self, name: str) -> IndexSpace:
         return self._spaces[name]
 

@@ -26,7 +26,7 @@ is:
             method.on_reconfigured(index_map, ctx)         # cut the method's own tensors in the same way
             plan the layers again
         after the last epoch: weight = weight_forward(weight), and all plans are removed
-        evaluate the model
+        evaluate the model, if the recipe does so after this epoch
         method.record(ctx)                                 # goes into epochs.jsonl
         save a checkpoint with method.state_dict()
 

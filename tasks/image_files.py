@@ -108,12 +108,15 @@ class ImageFilesTask(Task):
         size = self.inputs(recipe, copy).shape[1]
         resize = recipe.eval_resize or round(size * 8 / 7)
         if resize < size:
-            raise UsageError(f"recipe.eval_resize is {resize}, smaller than the image size of {size}")
+            raise UsageError(
+                f"recipe.eval_resize is {resize}, smaller than the image size of {size}; --set recipe.eval_resize=none "
+                "resizes to 8/7 of it"
+            )
         if recipe.train_sizes and max(recipe.train_sizes) > size:
             largest = max(recipe.train_sizes)
             raise UsageError(
                 f"recipe.train_sizes has {largest}, which is larger than the image size of {size}; "
-                '--set "recipe.train_sizes=()" trains with images of that size'
+                f'--set "recipe.train_sizes=()" trains with images of {size} pixels'
             )
         chosen = choose_splits(sources["train"].labels, sources["test"].labels, recipe)
 

@@ -15,7 +15,7 @@ from tasks.images.decoding import BadImage, image_size
 from tasks.sources.image_tree import ImageTree, read_tree
 
 RECIPES = {**IMAGENETTE, **{preset: replace(IMAGENETTE[preset], image_size=None) for preset in ("quick", "paper")}}
-RECIPES["quick"] = replace(RECIPES["quick"], train_sizes=(), eval_resize=None, eval_every=1)
+RECIPES["quick"] = replace(RECIPES["quick"], eval_resize=None, eval_every=1)
 LARGEST_SIDE = 224
 MULTIPLE = 32  # networks for ImageNet reduce images by this factor
 PROBED = 200

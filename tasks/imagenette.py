@@ -32,11 +32,8 @@ QUICK = Recipe(
     nesterov=True,
     weight_decay=5e-4,
     label_smoothing=0.1,
-    # Objects are larger in random crops than in centre crops. Smaller training images make up for it, and cost less
-    # (Touvron et al., "Fixing the train-test resolution discrepancy", NeurIPS 2019).
     image_size=96,
-    train_sizes=(80,),
-    eval_resize=96,
+    eval_resize=108,
     eval_every=5,
     crop_area=0.35,
     flip_tta=True,

@@ -42,8 +42,7 @@ def mean_curve(trials: Sequence[Trial], name: str, scale: float = 1.0) -> list[t
 
 def mean_from(trial: Trial, name: str, share: float) -> float | None:
     """Return the mean of a field over the epochs after a share of them; `None` without values."""
-    values = [value for _, value in curve(trial, name)]
-    left = values[int(share * len(values)) :]
+    left = [value for epoch, value in curve(trial, name) if epoch > int(share * len(trial.epochs))]
     return sum(left) / len(left) if left else None
 
 

@@ -72,6 +72,8 @@ def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs) -> None:
     except Exception as error:  # a network may raise any error for images of a wrong size
         place = registry.fault_in_plugin(error)
         said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+        if shape[1] in trial.make_recipe().train_sizes:
+            said += f"; {shape[1]} is one of recipe.train_sizes, and the network may need images of one size"
         raise UsageError(f"{where}: the forward pass fails on images of {_sizes(shape)}: {said}") from error
     wanted = (BLANK_IMAGES, inputs.classes)
     if not isinstance(outputs, Tensor) or outputs.shape != wanted:
@@ -87,6 +89,7 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
             model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             build_method(trial.method, trial.parameters, trial.label),
             input_shape=inputs.shape,
+            train_size=recipe.train_size_at(0.0),
             num_classes=inputs.classes,
             epochs=recipe.epochs,
             batch_size=recipe.batch_size,

@@ -63,7 +63,7 @@ class Ledger:
         self.image_size: int | None = None
         self.current = count_layers(self._model, input_shape) if current is None else dict(current)
         self.dense = dict(self.current if dense is None else dense)
-        self._evaluated = self.current
+        self.evaluated = self.current
         self._built: dict[int | None, Mapping[str, LayerCost]] = {None: self.dense, **(dense_by_size or {})}
         self.train_flops = dict.fromkeys(COLUMNS, 0.0)
         self.step_flops = dict.fromkeys(COLUMNS, 0.0)
@@ -165,7 +165,7 @@ class Ledger:
         return float(
             sum(
                 cost.flops("forward") * (weight_density(modules[name]) if effective and name in modules else 1.0)
-                for name, cost in self._evaluated.items()
+                for name, cost in self.evaluated.items()
                 if not cost.training_only
             )
         )
@@ -223,7 +223,7 @@ class Ledger:
         self.train_communication |= state.get("train_communication", {})
 
     def _count(self) -> None:
-        self._evaluated = self.current = count_layers(self._model, self._input_shape)
+        self.evaluated = self.current = count_layers(self._model, self._input_shape)
         self._all_communication = count_step(self._model)
         self.dense = dict(self._built[self.image_size])
         if self.image_size is not None:

@@ -65,7 +65,7 @@ class _Stage:
 
 def steady(method: type[Method], train_sizes: tuple[int, ...] = ()) -> bool:
     """Return whether the steps of a method cost the same in every epoch, as far as its hooks can tell."""
-    return not train_sizes and all(getattr(method, hook) is getattr(Method, hook) for hook in HOOKS)
+    return len(train_sizes) < 2 and all(getattr(method, hook) is getattr(Method, hook) for hook in HOOKS)
 
 
 def probe(spec: dict[str, Any], trials: str, steps: int, seconds: float, device: str) -> dict[str, Any]:

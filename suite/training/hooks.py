@@ -23,7 +23,7 @@ from suite.network.planned_layer import PlannedLayer, StepState
 from suite.plan import Keys
 from suite.training.estimates import Estimates
 from suite.training.layer_plans import plan_layers
-from suite.training.optimizer_state import why_not_cut
+from suite.training.optimizer_state import refuse_uncut_state
 from suite.training.ranks import Ranks, WrapperGuard
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class Hooks:
         model: The bare model, on its device and in its memory format. It is converted in place.
         method: The method, with its parameters.
         input_shape: (C, H, W) of one image.
+        train_size: Height and width of the first training images, if they differ from those of `input_shape`.
         num_classes, epochs, batch_size, seed, task, network, preset, train_images, micro_batches, others: Values of
             these attributes of the context.
         dtype: Autocast type of the training; `torch.float32` for no autocast.
@@ -75,6 +76,7 @@ class Hooks:
         method: Method,
         *,
         input_shape: tuple[int, int, int],
+        train_size: int | None = None,
         num_classes: int,
         epochs: int,
         batch_size: int,
@@ -103,8 +105,7 @@ class Hooks:
         self.input_shape, self.dtype = input_shape, dtype
         self.reconfigurations: list[ReconfigPlan] = []
         self.averages: list[nn.Module] = []
-        self.plans_made = 0
-        self._replan_requested = False
+        self.plans_made, self._replan_requested = 0, False
         self._largest_batch = 0  # of this rank, in the running epoch
         self._first_slot = self.ranks.rank * micro_batches
         self._step_state = StepState(seed=seed, slot=self._first_slot)
@@ -150,6 +151,9 @@ class Hooks:
         # Enter the sizes of layers that run only in training, which the trace does not contain.
         for name, layer in self.ctx.layers.items():
             self.ctx.spaces.enter_sizes(name, layer, *self._uses.shapes[name])
+        if train_size is not None:
+            shape = (input_shape[0], train_size, train_size)
+            self.ctx.spaces.replace_sizes(self.ctx.layers, survey(model, shape).shapes)
         # Run the method's first hooks.
         method.setup(self.ctx)
         for first in () if rehearsal else method.begin(self.ctx):
@@ -317,11 +321,8 @@ class Hooks:
         self._estimates.network_changed()
 
     def _refuse_uncut_state(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._cuts and (reason := why_not_cut(optimizer)):
-            raise UsageError(
-                f"{type(self.method).__name__} reconfigures the network, and the state of {type(optimizer).__name__} "
-                f"cannot be cut with it: {reason}; use an optimizer whose state has its parameters' shapes, such as SGD"
-            )
+        if self._cuts:
+            refuse_uncut_state(self.method, optimizer)
 
     def _warn_of_another_batch(self) -> None:
         """Warn if an epoch's batches were smaller than the last reconfiguration asked for."""
@@ -333,8 +334,7 @@ class Hooks:
         if 0 < images < min(asked := self.ctx.batch_size, self.ctx.train_images or self.ctx.batch_size):
             log.warning(
                 f"epoch {self.ctx.epochs_done} was trained with batches of {images} images, but the method asked for "
-                f"{asked}: the loop must use hooks.ctx.batch_size images per batch, and follow "
-                "hooks.reconfigurations[-1].lr_scale"
+                f"{asked}: let the loop use hooks.ctx.batch_size and hooks.reconfigurations[-1].lr_scale"
             )
 
     def _plan_if_requested(self) -> None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from suite.errors import UsageError
+from suite.method import Method
 from suite.recipe import Recipe
 
 _KEEPS = {
@@ -31,6 +33,19 @@ def why_not_cut(optimizer: Optimizer) -> str:
             if isinstance(value, Tensor) and value.numel() > 1 and value.shape != parameter.shape:
                 return f"its '{key}' has shape {tuple(value.shape)} for a parameter of shape {tuple(parameter.shape)}"
     return ""
+
+
+def refuse_uncut_state(method: Method, optimizer: Optimizer) -> None:
+    """Check that an optimizer can train a method that reconfigures the network.
+
+    Raises:
+        UsageError: if the optimizer's state cannot be cut.
+    """
+    if reason := why_not_cut(optimizer):
+        raise UsageError(
+            f"{type(method).__name__} reconfigures the network, and the state of {type(optimizer).__name__} cannot be "
+            f"cut with it: {reason}; use an optimizer whose state has its parameters' shapes, such as SGD"
+        )
 
 
 class SGD(torch.optim.SGD):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.cost import onednn
-from suite.cost.flops import LayerCost
+from suite.cost.flops import PRODUCTS, LayerCost
 from suite.network.backends import TORCH
 from suite.network.layers import PlannedConv2d
 from suite.network.planned_layer import PlannedLayer
@@ -85,18 +85,24 @@ class ProductCheck:
         self.dtype, self.device = dtype, device
         self.implementations: dict[str, dict[str, str]] = {}
         self.unheard = ""
-        self._checked: dict[str, _Problem] = {}
-        self._right: dict[
-            _Problem, dict[str, str]
-        ] = {}  # problems of torch's own products, which several layers can share
+        self._checked: dict[str, dict[_Problem, tuple[str, ...]]] = {}
+        # The implementations of torch's own products, which several layers can share.
+        self._right: dict[tuple[_Problem, tuple[str, ...]], dict[str, str]] = {}
 
-    def check(self, layers: Mapping[str, nn.Module], costs: Mapping[str, LayerCost]) -> int:
+    def check(
+        self,
+        layers: Mapping[str, nn.Module],
+        costs: Mapping[str, LayerCost],
+        evaluated: Mapping[str, LayerCost] | None = None,
+    ) -> int:
         """Check the layers that are new or changed. The random state of torch does not change.
 
         Args:
             layers: Planned layers by name.
             costs: Their costs by name (`suite.cost.flops.count_layers`). A layer without costs never runs and is
                 skipped.
+            evaluated: The costs for images of an evaluation, of which the forward product is checked if their size is
+                another.
 
         Returns:
             Number of layers that were new or changed.
@@ -108,17 +114,14 @@ class ProductCheck:
         for name, layer in layers.items():
             if name not in costs or not isinstance(layer, PlannedLayer):
                 continue
-            problem = self._problem(layer, costs[name])
-            if self._checked.get(name) == problem:
+            problems: dict[_Problem, tuple[str, ...]] = {self._problem(layer, costs[name]): PRODUCTS}
+            if evaluated and name in evaluated:
+                problems.setdefault(self._problem(layer, evaluated[name]), ("forward",))
+            if self._checked.get(name) == problems:
                 continue
             changed += 1
-            backend = layer.op_plan.backend or TORCH
-            found = self._right.get(problem) if backend is TORCH else None
-            if found is None:
-                found = self._examine(name, layer, backend, problem)
-            if backend is TORCH:
-                self._right[problem] = found
-            self._checked[name], self.implementations[name] = problem, found
+            found = [self._found(name, layer, problem, products) for problem, products in problems.items()]
+            self._checked[name], self.implementations[name] = problems, found[0]
         for name in set(self._checked) - set(layers):
             del self._checked[name]
             self.implementations.pop(name, None)
@@ -150,8 +153,19 @@ class ProductCheck:
         shape, with_bias = tuple(layer.weight.shape), getattr(layer, "bias", None) is not None
         return _Problem(layer.geometry, shape, size, with_bias, backend.name, self.dtype)
 
-    def _examine(self, name: str, layer: PlannedLayer, backend: Backend, problem: _Problem) -> dict[str, str]:
-        """Compare all products of a layer, and return the implementation of each; empty on a GPU."""
+    def _found(self, name: str, layer: PlannedLayer, problem: _Problem, products: tuple[str, ...]) -> dict[str, str]:
+        backend = layer.op_plan.backend or TORCH
+        found = self._right.get((problem, products)) if backend is TORCH else None
+        if found is None:
+            found = self._examine(name, layer, backend, problem, products)
+        if backend is TORCH:
+            self._right[problem, products] = found
+        return found
+
+    def _examine(
+        self, name: str, layer: PlannedLayer, backend: Backend, problem: _Problem, products: tuple[str, ...]
+    ) -> dict[str, str]:
+        """Compare products of a layer, and return the implementation of each; empty on a GPU."""
         used = None if backend is TORCH else layer.forward_weight(layer.weight.detach())
         activation, weight, grad = _operands(problem, used, self.device)
         geometry, implementations = problem.geometry, {}
@@ -163,7 +177,8 @@ class ProductCheck:
         }
         found = {}
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            for product, call in calls.items():
+            for product in products:
+                call = calls[product]
                 if self.device.type == "cpu":
                     with onednn.listening() as heard:
                         found[product] = call()
@@ -171,7 +186,8 @@ class ProductCheck:
                     implementations[product] = heard.summary()
                 else:
                     found[product] = call()
-            found["wgrad"], found["bias"] = found["wgrad"]
+            if "wgrad" in found:
+                found["wgrad"], found["bias"] = found["wgrad"]
             dense = [one.dense() if isinstance(one, Compressed) else one for one in (of_data, of_weight)]
             wide = [tensor.double() for tensor in (activation, weight, *dense)]
             wanted = _reference(wide[0], wide[1], wide[2], wide[3], geometry)

@@ -90,6 +90,7 @@ class Trainer:
             model,
             method,
             input_shape=input_shape,
+            train_size=recipe.train_size_at(0.0),
             num_classes=num_classes,
             epochs=recipe.epochs,
             batch_size=recipe.batch_size,
@@ -112,8 +113,7 @@ class Trainer:
         self.step = make_step(self.hooks, recipe, dtype, self.scaler, compile_backend)
         self.parallel = self.step.parallel
         self.evaluation = Evaluation(self.parallel, model, recipe, device, dtype)
-        unchanged = not self.hooks.reconfigurations and _trained(model) == trained
-        now = counts.layers if unchanged else None
+        now = counts.layers if not self.hooks.reconfigurations and _trained(model) == trained else None
         self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, now, self.sizes.dense)
         self.products = ProductCheck(dtype, device)
         self.parallel.begin(seed, splits.train, recipe)
@@ -285,7 +285,7 @@ class Trainer:
     def _check_products(self) -> None:
         """Check the products of layers with a new geometry or backend; this is not part of the training time."""
         with self.clock.span("check"):
-            self.products.check(self.ctx.layers, self.ledger.current)
+            self.products.check(self.ctx.layers, self.ledger.current, self.ledger.evaluated)
 
     def _epochs_left(self) -> int:
         return self.recipe.epochs - (self.ctx.epochs_done - self.progress.first_epoch)

@@ -122,6 +122,7 @@ def test_a_trial_that_cannot_be_built_is_an_error_in_words(tmp_path):
 
 def test_every_hook_that_can_change_a_step_makes_a_method_unsteady():
     assert steady(Method)
+    assert steady(Method, (16,))
     assert not steady(Method, (16, 24))
     for hook in HOOKS:
         changed = type("Changed", (Method,), {hook: lambda self, *arguments: None})

@@ -213,6 +213,15 @@ def test_a_trial_whose_images_change_their_size_is_named(shrinking, tmp_path, li
     assert "prunetrain: not measured: the size of its training images changes (recipe.train_sizes)" in lines[0]
 
 
+def test_a_trial_with_one_other_size_of_training_images_is_measured(shrinking, tmp_path, lines):
+    found = json.loads((shrinking / "trials" / TRIAL.trial_id / "trial.json").read_text())
+    trial = dataclasses.replace(TRIAL, recipe={**TRIAL.recipe, "train_sizes": (8,)})
+    place = tmp_path / "trials" / trial.trial_id
+    shutil.copytree(shrinking / "trials" / TRIAL.trial_id, place)
+    write_record(place, trial, "done", result=found["result"], provenance=found["provenance"])
+    assert time_pass.run(tmp_path, measure=invented, show=lines.append)
+
+
 def test_unknown_methods_and_wrong_options_are_one_line(shrinking, tmp_path, capsys):
     wrong = [
         (["--methods", "prunetrian"], "did you mean 'prunetrain'?"),

@@ -16,9 +16,11 @@ from methods.dense import Dense
 from methods.prunetrain import PruneTrain
 from methods.sdgp import SDGP
 from suite.cost.flops import PRODUCTS, count_layers
-from suite.method import Method, ReconfigPlan
+from suite.method import Method, OpPlan, ReconfigPlan
+from suite.network.backends import TorchBackend
 from suite.passes.stage_steps import Steps
 from suite.task import Splits
+from suite.training.product_check import WrongProduct
 
 SHAPE = (3, 16, 16)
 GROWING = dataclasses.replace(RECIPE, epochs=4, train_sizes=(8, 16), size_milestones=(0.5,))
@@ -88,6 +90,35 @@ def test_the_passes_measure_steps_of_a_single_size():
             steps()
         assert sizes == [8]
         assert steps.cost["step_flops"]["executed"] == expected
+
+
+def test_a_method_is_set_up_for_the_first_training_images():
+    class Looking(Method):
+        def setup(self, ctx):
+            self.sizes = dict(ctx.spaces.input_sizes)
+
+    method = Looking()
+    growing_trainer(method)
+    assert method.sizes["0"] == (8, 8)
+
+
+def test_the_forward_products_of_an_evaluation_are_checked_at_its_size():
+    class WrongAt16(TorchBackend):
+        def forward(self, activation, *operands):
+            found = super().forward(activation, *operands)
+            return 2 * found if activation.shape[-1] == 16 else found
+
+        def dgrad(self, grad, *operands):
+            assert grad.shape[-1] != 16, "training images have 8 pixels"
+            return super().dgrad(grad, *operands)
+
+    class Wrong(Method):
+        def plan(self, name, layer):
+            return OpPlan(backend=WrongAt16()) if name == "0" else None
+
+    recipe = dataclasses.replace(GROWING, train_sizes=(8,), size_milestones=())
+    with pytest.raises(WrongProduct, match=r"layer '0': its output is wrong .*input 16x16"):
+        growing_trainer(Wrong(), recipe)[0].fit()
 
 
 def test_operations_of_a_method_are_those_of_each_size():

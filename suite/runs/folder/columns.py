@@ -127,7 +127,7 @@ SCHEMA: tuple[Column, ...] = (
         "fraction",
         "measured",
         "Best test accuracy",
-        "Highest test accuracy of any epoch, to compare with papers that report it.",
+        "Highest test accuracy of any epoch with an evaluation, to compare with papers that report it.",
         1,
     ),
     Column(

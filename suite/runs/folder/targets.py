@@ -1,7 +1,7 @@
 """Target accuracies: the first epoch after which a trial reaches one, and what the training cost until then.
 
-The accuracy is that of the test images, which is recorded after every epoch. Reaching a target is read from this curve
-afterwards; no training, checkpoint or parameter depends on it.
+The accuracy is that of the test images, which is recorded after every evaluation. Reaching a target is read from this
+curve afterwards; no training, checkpoint or parameter depends on it.
 """
 
 from __future__ import annotations

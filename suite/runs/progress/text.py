@@ -49,9 +49,10 @@ def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str,
 def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> float | None:
     """Estimate the seconds that the remaining epochs will take; `None` if the record does not allow it.
 
-    Training and evaluation count, compilation does not. An epoch is assumed to train as long as those since `before`,
-    because the network may have become smaller; without `before`, as long as the mean of all epochs so far. Evaluations
-    may be further apart than that (`recipe.eval_every`), so that they count with the mean of all epochs so far.
+    Training and evaluation count, compilation does not. The training of an epoch is assumed to take as long as since
+    `before`, because the network may have become smaller; without `before`, as long as the mean of all epochs so far.
+    Evaluations may be several epochs apart (`recipe.eval_every`), so that their mean over all epochs so far is used,
+    which is 0 until the first one.
     """
     left, epoch, seconds = record.get("epochs_left"), record.get("epoch"), record.get("train_time_s")
     evaluating = record.get("eval_time_s")

@@ -34,10 +34,6 @@ class ImageSizes:
 
         Methods read them there, for example to count their own operations.
         """
-        if size is None or size == self._entered:
-            return
-        shapes = survey(ctx.model, (self._channels, size, size)).shapes
-        for name in [name for name in ctx.layers if name in ctx.spaces.positions]:
-            del ctx.spaces.positions[name], ctx.spaces.input_sizes[name]
-            ctx.spaces.enter_sizes(name, ctx.layers[name], *shapes[name])
-        self._entered = size
+        if size is not None and size != self._entered:
+            ctx.spaces.replace_sizes(ctx.layers, survey(ctx.model, (self._channels, size, size)).shapes)
+            self._entered = size
