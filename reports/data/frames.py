@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from reports.data.records import Records, Trial, read
 from reports.data.trial_files import clean
 from suite.runs.folder.columns import SCHEMA, Column
-from suite.runs.folder.frame_columns import EPOCHS, FLOPS_KINDS, LAYERS, TIMES, Frame
+from suite.runs.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, Frame
 from suite.runs.folder.times import GroupTimes, MethodTime
 
 if TYPE_CHECKING:  # pandas takes half a second to import
     import pandas as pd
 
 _DTYPES: dict[type, Any] = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
-_NESTED = ("step_flops", "train_flops")  # objects in epochs.jsonl whose numbers become columns
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,9 @@ class Results:
         trials: One row per trial with the columns of `results.csv`, in the order of the table. The values are those
             that the report uses: an invalid cell is missing and named in `damage`. The numbers of a trial count only if
             its `status` is `done`.
-        epochs: One row per trial and epoch, from `epochs.jsonl`. FLOPs are `step_flops_KIND` and `train_flops_KIND`;
-            the objects `layers`, `backends` and `method` are left out.
+        epochs: One row per trial and epoch, from `epochs.jsonl`. FLOPs are `step_flops_KIND` and `train_flops_KIND`,
+            and communicated bytes `step_communication_KIND`, `train_communication_KIND` and `communication_KIND`; the
+            objects `layers`, `backends` and `method` are left out.
         layers: One row per trial, reconfiguration interval and layer, from `layers.csv`.
         times: One row per method and group that the time pass measured, from `time.json`.
         columns: The schema: one row per frame and column with `type`, `unit`, `kind` and `meaning`.
@@ -112,9 +112,9 @@ def _value(column: Column, value: Any) -> Any:
 def _epoch(trial: Trial, record: Mapping[str, Any]) -> dict[str, Any]:
     nested = {
         f"{name}_{kind}": numbers.get(kind)
-        for name in _NESTED
+        for name, kinds in NESTED.items()
         if isinstance(numbers := record.get(name), Mapping)
-        for kind in FLOPS_KINDS
+        for kind in kinds
     }
     return {**record, **nested, "trial_id": trial.name}
 

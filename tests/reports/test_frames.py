@@ -13,10 +13,11 @@ import pandas as pd
 import pytest
 
 import suite as suite_package
+from suite.cost.data_parallel.communication import KINDS
 from suite.errors import UsageError
 from suite.runs.folder import packed
 from suite.runs.folder.columns import SCHEMA
-from suite.runs.folder.frame_columns import EPOCHS, LAYERS
+from suite.runs.folder.frame_columns import EPOCHS, LAYERS, LEFT_OUT, MEASURED_COMMUNICATION, NESTED
 
 ROOT = Path(__file__).parents[2]
 EXPORT = ROOT / "results" / "cpu-emr-2cores" / "sdgp-ratios"
@@ -78,13 +79,35 @@ def test_units_kinds_and_types_follow_the_schema() -> None:
 
 
 def test_every_column_of_the_committed_records_is_in_the_schema() -> None:
-    known = {column.name for column in EPOCHS} | {"layers", "backends", "method", "step_flops", "train_flops"}
+    known = {column.name for column in EPOCHS} | {*NESTED, *LEFT_OUT}
     for folder in RECORDS:
         if path := packed.held(folder / "epochs.jsonl"):
-            assert set(json.loads(packed.read(path).splitlines()[0])) <= known
+            record = json.loads(packed.read(path).splitlines()[0])
+            assert set(record) <= known
+            nested = {f"{name}_{kind}" for name in NESTED for kind in record.get(name, ())}
+            assert nested <= known
         if path := packed.held(folder / "layers.csv"):
             heads = packed.read(path).decode().splitlines()[0].split(",")
             assert ["trial_id", *heads] == [column.name for column in LAYERS]
+
+
+def test_communicated_bytes_are_columns(suite: Any) -> None:
+    assert MEASURED_COMMUNICATION == KINDS
+    suite.add("dense", 0, accuracy=70.0, time=300.0)
+    folder = suite.write()
+    record = {
+        "epoch": 1,
+        "step_communication": {"gradients": 40, "decisions": 4},
+        "train_communication": {"gradients": 400, "decisions": 40},
+        "communication": {"gradients": 400, "decisions": 40, "start": 48},
+    }
+    (trial,) = (folder / "trials").iterdir()
+    (trial / "epochs.jsonl").write_text(json.dumps(record) + "\n")
+    (row,) = suite_package.load_results(str(folder)).epochs.to_dict("records")
+    for name in ("step_communication", "train_communication", "communication"):
+        for kind, size in record[name].items():
+            assert row[f"{name}_{kind}"] == size
+    assert pd.isna(row["communication_statistics"])
 
 
 def test_missing_and_damaged_values_are_missing_and_named(suite: Any) -> None:

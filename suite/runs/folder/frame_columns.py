@@ -13,6 +13,19 @@ Frame = Literal["trials", "epochs", "layers", "times"]
 
 FLOPS_KINDS = ("dense", "current", "effective", "executed")
 PRODUCTS = ("forward", "dgrad", "wgrad")
+# Counted are the bytes of a training step; measured are those of everything that the processes communicate.
+COUNTED_COMMUNICATION = ("gradients", "decisions")
+MEASURED_COMMUNICATION = ("gradients", "statistics", "decisions", "bookkeeping", "start")
+# Objects in epochs.jsonl whose numbers become columns, `NAME_KIND`, and their keys.
+NESTED = {
+    "step_flops": FLOPS_KINDS,
+    "train_flops": FLOPS_KINDS,
+    "step_communication": COUNTED_COMMUNICATION,
+    "train_communication": COUNTED_COMMUNICATION,
+    "communication": MEASURED_COMMUNICATION,
+}
+# Objects in epochs.jsonl without columns: they have an entry per layer, or are the method's own.
+LEFT_OUT = ("layers", "backends", "method")
 
 
 def _column(name: str, type_: type, unit: str, kind: Kind, meaning: str) -> Column:
@@ -45,6 +58,13 @@ EPOCHS: tuple[Column, ...] = (
       for kind in FLOPS_KINDS),
     _column("step_overhead", float, "FLOPs", "counted", "Operations of the method itself in that step."),
     *(_column(f"train_flops_{kind}", float, "FLOPs", "counted", "Since the trial began.") for kind in FLOPS_KINDS),
+    *(_column(f"step_communication_{kind}", int, "bytes", "counted",
+              "What a process of data-parallel training communicates in that step.") for kind in COUNTED_COMMUNICATION),
+    *(_column(f"train_communication_{kind}", int, "bytes", "counted", "Since the trial began.")
+      for kind in COUNTED_COMMUNICATION),
+    *(_column(f"communication_{kind}", int, "bytes", "measured",
+              "What the first process communicated since the trial began; empty with one process.")
+      for kind in MEASURED_COMMUNICATION),
     _column("params", int, "", "counted", "Weights and biases of the model after the epoch."),
     _column("inference_flops", float, "FLOPs", "counted", "Of the shapes after the epoch, one image."),
     _column("reconfigured", bool, "", "trial", "Whether the epoch ended with a reconfiguration."),
