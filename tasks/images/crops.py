@@ -1,13 +1,13 @@
 """Random resized crops and mirroring of images of any size, and the central crops of an evaluation.
 
-The pixels are computed by torchvision's own functions on the CPU, for every training device, so that a GPU sees the
-same batches. They depend on the seed, the epoch and the number of the image alone.
+The crops depend on the seed, the epoch and the number of the image alone. By default, torchvision's own functions
+compute their pixels, on the CPU for every training device, so that a GPU sees the same batches.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.images.batches import EpochBatches, epoch_generator
+from tasks.images.cutting import Cuts, Cutter, TorchvisionCutter
 from tasks.images.normalization import Normalization, Normalizer
 from tasks.images.stored import ImageSource
 
@@ -83,6 +84,7 @@ class CropBatches(EpochBatches):
         training: bool,
         seed: int,
         drop_last: bool,
+        cutter: Cutter | None = None,
     ) -> None:
         """Select the images of the split.
 
@@ -98,9 +100,10 @@ class CropBatches(EpochBatches):
             training: Whether epochs are shuffled and augmented.
             seed: Seed of the trial.
             drop_last: Whether a training split drops a last batch that is smaller than the others.
+            cutter: What computes the pixels of crops of `size` pixels from the images; `None` for torchvision.
         """
         super().__init__(len(chosen), training, drop_last)
-        self._source, self._chosen = source, chosen
+        self._chosen, self._cutter = chosen, cutter or TorchvisionCutter(source, size)
         self._sizes = torch.from_numpy(source.sizes[chosen])
         self._labels = torch.from_numpy(source.labels[chosen])
         self._size, self._eval_resize, self._crop_area, self._flip = size, eval_resize, crop_area, flip
@@ -109,73 +112,43 @@ class CropBatches(EpochBatches):
 
     def _training_epoch(self, epoch: int, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
         generator = functools.partial(epoch_generator, seed=self._seed, epoch=epoch)
-        order = torch.randperm(self.num_samples, generator=generator("order"))
+        order = torch.randperm(self.num_samples, generator=generator("order")).numpy()
         crops = generator("crop")
-        drawn = [draw_boxes(some, self._crop_area, crops).numpy() for some in self._sizes.split(_DRAWN_AT_ONCE)]
-        boxes = np.concatenate(drawn)
+        boxes = [draw_boxes(some, self._crop_area, crops).numpy() for some in self._sizes.split(_DRAWN_AT_ONCE)]
         mirrored = np.zeros(self.num_samples, dtype=bool)
         if self._flip:
             mirrored = torch.randint(0, 2, (self.num_samples,), generator=generator("flip")).bool().numpy()
-
-        def crop(image: int) -> Tensor:
-            top, left, height, width = boxes[image].tolist()
-            resized = _resize(self._read(image)[top : top + height, left : left + width], (self._size, self._size))
-            return resized.flip(2) if mirrored[image] else resized
-
-        return self._batches([order[span.start : span.stop] for span in spans], crop)
+        resized, windows = (np.broadcast_to(np.int64(value), (self.num_samples, 2)) for value in (self._size, 0))
+        cuts = Cuts(np.concatenate(boxes), resized, windows, mirrored)
+        return self._batches([order[span.start : span.stop] for span in spans], cuts)
 
     def _ordered(self, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
-        def centre(image: int) -> Tensor:
-            from torchvision.transforms.v2 import functional
+        return self._batches([np.arange(span.start, span.stop) for span in spans], self._central_cuts())
 
-            height, width = self._sizes[image].tolist()
-            short, long = min(height, width), max(height, width)
-            other = int(self._eval_resize * long / short)
-            size = (self._eval_resize, other) if height <= width else (other, self._eval_resize)
-            return functional.center_crop_image(_resize(self._read(image), size), [self._size, self._size])
+    def _central_cuts(self) -> Cuts:
+        """Return the cuts of torchvision's `Resize` and `CenterCrop`."""
+        sizes = self._sizes.numpy()
+        short = sizes.min(axis=1, keepdims=True)
+        # The division has to be the last operation, as in torchvision, so that the integer part is the same.
+        resized = np.where(sizes == short, self._eval_resize, (self._eval_resize * sizes / short).astype(np.int64))
+        windows = np.rint((resized - self._size) / 2).astype(np.int64)
+        boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+        return Cuts(boxes, resized, windows, np.zeros(len(sizes), dtype=bool))
 
-        return self._batches([torch.arange(span.start, span.stop) for span in spans], centre)
-
-    def _read(self, image: int) -> NDArray[np.uint8]:
-        """Return the pixels of an image (H, W, 3) uint8."""
-        return self._source.read(int(self._chosen[image]))
-
-    def _batches(self, batches: Sequence[Tensor], compute: Callable[[int], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, batches: Sequence[NDArray[np.int64]], cuts: Cuts) -> Iterator[tuple[Tensor, Tensor]]:
         """Compute the images of each batch, given by their numbers, with as many threads as torch uses.
 
         On a GPU, the next batch is computed during the step of the current one.
         """
-        threads = torch.get_num_threads()
 
-        def gather(images: Tensor, pool: ThreadPoolExecutor) -> Tensor:
-            pixels = torch.empty(len(images), self._size, self._size, 3, dtype=torch.uint8)
-            numbers = images.tolist()
+        def gather(images: NDArray[np.int64], pool: ThreadPoolExecutor) -> Tensor:
+            return self._cutter(self._chosen[images], cuts.of(images), pool)
 
-            def fill(first: int) -> None:
-                for place in range(first, len(numbers), threads):
-                    pixels[place] = compute(numbers[place]).permute(1, 2, 0)
-
-            list(pool.map(fill, range(threads)))
-            return pixels
-
-        with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(1) as ahead:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool, ThreadPoolExecutor(1) as ahead:
             following: Future[Tensor] | None = None
             for number, images in enumerate(batches):
                 pixels = gather(images, pool) if following is None else following.result()
                 following = None
                 if self._device.type != "cpu" and number + 1 < len(batches):
                     following = ahead.submit(gather, batches[number + 1], pool)
-                yield self._normalized(pixels.to(self._device)), self._labels[images].to(self._device)
-
-
-def _resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> Tensor:
-    """Resize an image (H, W, 3) bilinearly with antialiasing.
-
-    Returns:
-        (3, height, width) uint8, channels-last in memory, as torch's kernel for bytes computes it.
-    """
-    from torchvision.transforms.v2 import InterpolationMode, functional
-
-    # The copy is contiguous, without which the result would not be channels-last, and can be written to.
-    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-    return functional.resize_image(image, list(size), interpolation=InterpolationMode.BILINEAR, antialias=True)
+                yield self._normalized(pixels.to(self._device)), self._labels[torch.from_numpy(images)].to(self._device)

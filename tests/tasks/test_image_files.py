@@ -306,13 +306,16 @@ def test_changed_files_are_noticed_without_a_cache(tmp_path):
         TASK.load(copy, recipe, 0, CPU)
 
 
-def batches(training=True, seed=0, area=0.3, sizes=(12, 20), side=8, count=32, **more) -> CropBatches:
+def noise_images(sizes=(12, 20), count=32) -> MemoryImages:
     random = np.random.RandomState(0)
     images = random.randint(0, 256, (count, *sizes, 3)).astype(np.uint8)
-    labels = np.arange(count, dtype=np.int64) % 4
+    return MemoryImages(images, np.arange(count, dtype=np.int64) % 4)
+
+
+def batches(training=True, seed=0, area=0.3, sizes=(12, 20), side=8, count=32, **more) -> CropBatches:
     settings = {"eval_resize": 10, "flip": True, "drop_last": False} | more
     return CropBatches(
-        MemoryImages(images, labels),
+        noise_images(sizes, count),
         np.arange(count),
         size=side,
         crop_area=area,
@@ -343,7 +346,7 @@ def test_a_test_image_is_resized_and_cropped_as_by_torchvision():
     found = torch.cat([images for images, _ in split.epoch(0, 7)])
     transform = v2.Compose([v2.Resize(10, antialias=True), v2.CenterCrop(8)])
     for index in range(split.num_samples):
-        pixels = torch.from_numpy(split._source.read(index)).permute(2, 0, 1)
+        pixels = torch.from_numpy(noise_images().read(index)).permute(2, 0, 1)
         assert torch.equal(found[index], transform(pixels).float())
 
 
@@ -353,7 +356,7 @@ def test_a_training_image_is_resized_as_by_torchvision(monkeypatch):
     split = batches(count=4, flip=False)
     for images, labels in split.epoch(0, 4):
         for image, label in zip(images, labels.tolist(), strict=True):
-            pixels = torch.from_numpy(split._source.read(label)).permute(2, 0, 1)
+            pixels = torch.from_numpy(noise_images(count=4).read(label)).permute(2, 0, 1)
             expected = v2.functional.resized_crop(pixels, *boxes[label].tolist(), [8, 8], antialias=True)
             assert torch.equal(image, expected.float())
 
