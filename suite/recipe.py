@@ -15,7 +15,7 @@ ADDED: Final = {
     **{"image_size": None, "eval_resize": None, "crop_area": 0.08, "cache": "on", "bad_images": "refuse"},
     **{"optimizer": "sgd", "second_momentum": 0.999},
     **{"warmup_epochs": 0.0, "ema": 0.0, "mixup": 0.0, "cutmix": 0.0},
-    **{"train_sizes": (), "size_milestones": (), "eval_every": 1},
+    **{"train_sizes": (), "size_milestones": (), "eval_every": 1, "decoder": "torchvision"},
 }
 """Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
 this value, so that the ids of earlier trials stay the same."""
@@ -116,6 +116,8 @@ class Recipe:
             for 8/7 of the image size, rounded, as 256 for 224.
         crop_area: Smallest share of an image's area in a random crop, for tasks of image files.
         cache: Whether image files are decoded once, `on`, or in every epoch, `off`.
+        decoder: What decodes and cuts image files in every epoch, with `cache=off`: `torchvision`, on the CPU, or
+            `dali`, on the device of the training.
         bad_images: What happens to files that are not images: `refuse` ends the command, `skip` leaves them out.
     """
 
@@ -160,6 +162,7 @@ class Recipe:
     eval_resize: Annotated[int, Interval(ge=8, le=4096)] | None = None
     crop_area: Annotated[float, Interval(gt=0, le=1)] = 0.08
     cache: Literal["on", "off"] = "on"
+    decoder: Literal["torchvision", "dali"] = "torchvision"
     bad_images: Literal["refuse", "skip"] = "refuse"
     evaluate_test: bool = True
 

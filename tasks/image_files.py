@@ -13,7 +13,9 @@ from suite.errors import MissingData, UsageError
 from suite.recipe import Recipe
 from suite.task import DataCopy, Inputs, Splits, Task
 from tasks.images.crops import CropBatches
-from tasks.images.decoding import shown
+from tasks.images.cutting import Cutter, TorchvisionCutter
+from tasks.images.dali import DaliCutter, check_dali
+from tasks.images.decoding import MAX_PIXELS, shown
 from tasks.images.normalization import Normalization
 from tasks.images.splits import choose_splits
 from tasks.images.stored import DamagedCache, ImageSource, MemoryImages, StoredImages
@@ -63,6 +65,14 @@ class ImageFilesTask(Task):
             UsageError: The folder or a file in it cannot be used.
         """
         recipe = recipe or self.recipe(preset)
+        if recipe.decoder == "dali":
+            if preset == "smoke" or recipe.cache == "on":
+                reason = "smoke generates its images" if preset == "smoke" else "the cache has decoded images"
+                raise UsageError(
+                    f"recipe.decoder=dali decodes files in every epoch, but {reason}; use another preset and "
+                    "--set recipe.cache=off"
+                )
+            check_dali()
         if preset == "smoke":
             data = generated_shapes()
             return DataCopy("generated", data.checksum(), note=NOTE, num_classes=len(SHAPES), image_size=SIDE)
@@ -104,7 +114,7 @@ class ImageFilesTask(Task):
         changed = next((name for name, value in PLAIN_ONLY.items() if getattr(recipe, name) != value), None)
         if changed:
             raise UsageError(f"recipe.{changed} applies to tasks of images of one size, not to this task")
-        sources = self._sources(copy)
+        sources = self._sources(copy, recipe)
         size = self.inputs(recipe, copy).shape[1]
         resize = recipe.eval_resize or round(size * 8 / 7)
         if resize < size:
@@ -133,6 +143,7 @@ class ImageFilesTask(Task):
                 training=training,
                 seed=seed,
                 drop_last=recipe.drop_last,
+                cutter=_cutter(sources[name], size, recipe, device),
             )
 
         return Splits(
@@ -142,7 +153,7 @@ class ImageFilesTask(Task):
             train_by_size={side: split("train", chosen.train, True, side) for side in recipe.train_sizes},
         )
 
-    def _sources(self, copy: DataCopy) -> dict[str, ImageSource]:
+    def _sources(self, copy: DataCopy, recipe: Recipe) -> dict[str, ImageSource]:
         again = "; run the command again"
         if copy.kind == "generated":
             data = generated_shapes()
@@ -158,10 +169,19 @@ class ImageFilesTask(Task):
                 sides = [side for side in set(self.stored_side.values()) if _digest(tree, side) == copy.checksum]
                 if not sides:
                     raise MissingData(f"{copy.path}: the files have changed since this trial was planned{again}")
-                return {name: FileImages(tree, name, sides[0]) for name in ("train", "test")}
+                # DALI cuts from the images of the files, which are not reduced before.
+                side = MAX_PIXELS if recipe.decoder == "dali" else sides[0]
+                return {name: FileImages(tree, name, side) for name in ("train", "test")}
             return {name: StoredImages(Path(copy.path), name, copy.checksum) for name in ("train", "test")}
         except DamagedCache as error:
             raise MissingData(f"{error}{again}") from error
+
+
+def _cutter(source: ImageSource, size: int, recipe: Recipe, device: torch.device) -> Cutter:
+    if recipe.decoder == "torchvision":
+        return TorchvisionCutter(source, size)
+    assert isinstance(source, FileImages), "prepare() refuses DALI for other sources"
+    return DaliCutter(source, size, device)
 
 
 def _digest(tree: ImageTree, side: int) -> str:

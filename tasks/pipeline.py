@@ -24,7 +24,7 @@ from tasks.images.decoded import DecodedImages
 from tasks.images.normalization import Normalization, Normalizer
 from tasks.images.splits import choose_splits
 
-ONLY_FOR_FILES = ("image_size", "train_sizes", "eval_resize", "crop_area", "cache", "bad_images")
+ONLY_FOR_FILES = ("image_size", "train_sizes", "eval_resize", "crop_area", "cache", "decoder", "bad_images")
 """Fields of the recipe that apply to `tasks.image_files` only."""
 
 

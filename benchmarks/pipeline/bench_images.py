@@ -11,6 +11,8 @@ processes or threads as there are cores. Pairs alternate.
                    central crops; against the same epoch of the `DataLoader`
     training only  the same without reading test images; the cache decodes them nevertheless
     step           seconds for a batch from the cache, relative to a training step of resnet18 on it
+    dali           epochs without a cache, decoded by DALI on the GPU if there is one, otherwise on the CPU; only if
+                   DALI is installed
 """
 
 from __future__ import annotations
@@ -30,11 +32,15 @@ from torch import nn
 from suite.choices import build_model
 from suite.cost.hardware import available_cores
 from suite.cost.interleaved import Ratio, interleaved_ratio, ratio_of
+from suite.errors import UsageError
 from suite.runs.provenance import collect
 from tasks.image_files import IMAGENET
 from tasks.images.crops import CropBatches
-from tasks.images.stored import StoredImages
-from tasks.sources.image_cache import store
+from tasks.images.cutting import Cutter
+from tasks.images.dali import DaliCutter, check_dali
+from tasks.images.decoding import MAX_PIXELS
+from tasks.images.stored import ImageSource, StoredImages
+from tasks.sources.image_cache import FileImages, store
 from tasks.sources.image_tree import ImageTree, read_tree
 
 BATCH, AREA, STORED_SIDE, FIRST_EPOCHS = 64, 0.35, 128, 3
@@ -87,11 +93,13 @@ def consume(batches: Any, images: int) -> None:
 def cached(tree: ImageTree, path: Path, size: int) -> tuple[CropBatches, CropBatches]:
     """Decode a folder into a new cache, and return its training and test splits."""
     checksum = store(tree, path, STORED_SIDE, False)["checksum"]
-    return _split(path, "train", checksum, size), _split(path, "test", checksum, size)
+    train, test = (StoredImages(path, name, checksum) for name in ("train", "test"))
+    return _split(train, True, size), _split(test, False, size)
 
 
-def _split(path: Path, name: str, checksum: str, size: int) -> CropBatches:
-    source = StoredImages(path, name, checksum)
+def _split(
+    source: ImageSource, training: bool, size: int, device: torch.device = CPU, cutter: Cutter | None = None
+) -> CropBatches:
     return CropBatches(
         source,
         np.arange(len(source.labels)),
@@ -100,10 +108,11 @@ def _split(path: Path, name: str, checksum: str, size: int) -> CropBatches:
         crop_area=AREA,
         flip=True,
         normalization=IMAGENET,
-        device=CPU,
-        training=name == "train",
+        device=device,
+        training=training,
         seed=0,
-        drop_last=name == "train",
+        drop_last=training,
+        cutter=cutter,
     )
 
 
@@ -181,6 +190,24 @@ def rest(options: argparse.Namespace, tree: ImageTree, theirs: Any, split: CropB
 
     share = interleaved_ratio(lambda: next(batches), step, max(options.pairs, 10))
     show("step", share, "batch from the cache / training step of resnet18 in float32")
+    try:
+        check_dali()
+    except UsageError as error:
+        print(f"dali          not measured: {error}")
+    else:
+        files = FileImages(tree, "train", MAX_PIXELS)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        by_dali = _split(files, True, options.size, device, DaliCutter(files, options.size, device))
+
+        def read() -> None:
+            consume(by_dali.epoch(next(epochs), BATCH), images)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+
+        read()  # creates the pipeline
+        ratio = interleaved_ratio(lambda: consume(theirs, images), read, options.pairs)
+        speeds = f"{images / ratio.first_s:,.0f} and {images / ratio.second_s:,.0f} images/s"
+        show("dali", ratio, f"DataLoader / DALI on {device.type}, both from files: {speeds}")
 
 
 if __name__ == "__main__":

@@ -110,11 +110,15 @@ def _rgb(image: Any) -> NDArray[np.uint8]:
     return np.asarray(image.convert("RGB"))
 
 
-def _jpeg_pixels(path: str | Path) -> NDArray[np.uint8] | None:
-    """Decode an ordinary JPEG file without Pillow.
+def jpeg_content(path: str | Path) -> NDArray[np.uint8] | None:
+    """Read an ordinary JPEG file: 8 bits, grey or colour.
 
     Returns:
-        (H, W, 3) uint8; `None` for any other file and for damaged ones, which Pillow decodes or describes.
+        (N,) uint8; `None` for any other file.
+
+    Raises:
+        BadImage: The file is not a regular file, or the image is too large.
+        OSError: The file cannot be read.
     """
     if not os.fspath(path).lower().endswith((".jpg", ".jpeg")):
         return None
@@ -123,7 +127,17 @@ def _jpeg_pixels(path: str | Path) -> NDArray[np.uint8] | None:
     if frame is None:
         return None
     _checked_size(path, frame)
-    return decode_jpeg(content)
+    return content
+
+
+def _jpeg_pixels(path: str | Path) -> NDArray[np.uint8] | None:
+    """Decode an ordinary JPEG file without Pillow.
+
+    Returns:
+        (H, W, 3) uint8; `None` for any other file and for damaged ones, which Pillow decodes or describes.
+    """
+    content = jpeg_content(path)
+    return None if content is None else decode_jpeg(content)
 
 
 def _conversion(mode: str) -> str:

@@ -51,6 +51,10 @@ class FileImages:
         sizes = [reduced_size(height, width, shorter_side) for width, height in widths_heights]
         self.sizes = np.array(sizes, dtype=np.int64).reshape(-1, 2)
 
+    def path(self, index: int) -> Path:
+        """Return the file of an image."""
+        return self._root / self._files[index].path
+
     def read(self, index: int) -> NDArray[np.uint8]:
         """Decode an image.
 
@@ -58,7 +62,7 @@ class FileImages:
             UsageError: The file is not an image.
         """
         try:
-            return decode(self._root / self._files[index].path, self._side).pixels
+            return decode(self.path(index), self._side).pixels
         except BadImage as error:
             raise UsageError(str(error)) from error
 
