@@ -168,7 +168,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
     def replace_sizes(
         self, layers: Mapping[str, nn.Module], shapes: Mapping[str, tuple[torch.Size, torch.Size]]
     ) -> None:
-        """Enter the sizes of layers for images of another size; those that no size is known of are left out.
+        """Enter the sizes of layers for images of another size; layers whose sizes are not known are left out.
 
         Args:
             layers: The layers by name.

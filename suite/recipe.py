@@ -206,6 +206,10 @@ class Recipe:
         passed = sum(progress >= milestone for milestone in self.size_milestones)
         return self.train_sizes[passed] if self.train_sizes else None
 
+    def evaluations(self, epochs: int) -> int:
+        """Return the number of evaluations in a training that ends after so many epochs, the last one included."""
+        return -(-epochs // self.eval_every)
+
     def learning_rate_at(self, progress: float) -> float:
         """Return the learning rate after the share `progress`, in [0, 1], of the training."""
         peak = self.warmup_epochs / self.epochs if self.warmup_epochs else self.peak_at

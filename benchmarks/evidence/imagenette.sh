@@ -2,8 +2,8 @@
 # Train all methods on Imagenette with ResNet-18, and export the results to results/:
 #     benchmarks/evidence/imagenette.sh results/NAME [OUT [DTYPE]]
 # Preset quick, one seed, two trials at a time. OUT is the working folder (runs/imagenette), and DTYPE is float32 by default.
-# Choose the type in which dense training is faster: bfloat16 takes half of the time on AMD EPYC processors of families 25
-# and 26, and more time than float32 on a Xeon whose matrix units are hidden. After a stop, the same command continues.
+# Choose the type in which dense training is faster: bfloat16 on AMD EPYC processors of families 25 and 26, and float32 on
+# a Xeon whose matrix units are hidden. After a stop, the same command continues.
 # Trials can run on a machine that does other work; the time pass needs it quiet, and refuses it otherwise.
 set -euo pipefail
 destination=${1:?name the destination folder under results/}

@@ -19,8 +19,8 @@ _MEDIAN = (
     "mean: it would leave out the slowest seeds."
 )
 _EXPLANATION = (
-    "A target is reached with the first epoch whose accuracy on the test images is high enough; an epoch without an "
-    "evaluation does not reach it. This is read from the recorded curve, which was not used to choose anything. The "
+    "A target is reached with the first epoch with an evaluation in which the accuracy on the test images is high "
+    "enough. This is read from the recorded curve, which was not used to choose anything. The "
     "learning rate falls until the last epoch, so that a shorter training reaches a target earlier; and a method may "
     "not have pruned yet when it reaches one."
 )

@@ -45,8 +45,10 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
         inputs, sizes = inputs_of(trial), trial.make_recipe().train_sizes
         if network is None or network[0] != (trial.task, trial.model, inputs, sizes):
             model = build_model(trial.model, *inputs)
-            for shape in (inputs.shape, *((inputs.shape[0], side, side) for side in sizes)):
-                _check_outputs(model, trial, Inputs(shape, inputs.classes))
+            _check_outputs(model, trial, inputs)
+            for side in sizes:
+                hint = f'; for a network of one image size, use --set "recipe.train_sizes=()" instead of {side}'
+                _check_outputs(model, trial, Inputs((inputs.shape[0], side, side), inputs.classes), hint)
             network = (trial.task, trial.model, inputs, sizes), model
         recipe = {name: value for name, value in trial.recipe.items() if name not in ("epochs", "learning_rate")}
         data = canonical_json([trial.task, recipe, trial.data_copy])
@@ -56,8 +58,14 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
         _begin(trial, inputs, copy.deepcopy(network[1]), images[data])
 
 
-def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs) -> None:
+def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs, hint: str = "") -> None:
     """Check that the network maps images of the task to its classes.
+
+    Args:
+        model: The network.
+        trial: A trial that trains it.
+        inputs: Shape of an image, and number of classes.
+        hint: End of the message of an error, if the forward pass fails.
 
     Raises:
         UsageError: The forward pass fails, or does not return a tensor (N, classes).
@@ -71,9 +79,7 @@ def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs) -> None:
         raise
     except Exception as error:  # a network may raise any error for images of a wrong size
         place = registry.fault_in_plugin(error)
-        said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
-        if shape[1] in trial.make_recipe().train_sizes:
-            said += f"; {shape[1]} is one of recipe.train_sizes, and the network may need images of one size"
+        said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "") + hint
         raise UsageError(f"{where}: the forward pass fails on images of {_sizes(shape)}: {said}") from error
     wanted = (BLANK_IMAGES, inputs.classes)
     if not isinstance(outputs, Tensor) or outputs.shape != wanted:

@@ -42,6 +42,7 @@ class Ledger:
 
     Attributes:
         dense, current: Layers of the model as it was built, and now, for training images of the present size.
+        evaluated: Layers of the model now for images of an evaluation.
         image_size: Side of training images in pixels; `None` for that of `input_shape`.
         train_flops: FLOPs of all steps, by variant.
         step_flops: FLOPs of the last step, by variant.

@@ -89,7 +89,7 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
         epochs=epochs,
         steps=steps,
         train_s=train_s,
-        eval_s=-(-epochs // recipe.eval_every) * pass_s,
+        eval_s=recipe.evaluations(epochs) * pass_s,
         other_s=other_s,
         flops_dense=dense,
         flops_executed=executed,

@@ -13,7 +13,7 @@ from suite.runs.progress.text import duration
 
 KINDS = {
     "train_s": "measured for some steps, times the number of steps",
-    "eval_s": "measured for a batch, times the number of batches and evaluations",
+    "eval_s": "measured for a batch, times the number of batches in all evaluations",
     "other_s": "measured: start of the process, checks, compilation, checkpoints without the disk",
     "flops_dense": "counted",
     "flops_executed": "counted in the probed steps, times the number of steps",

@@ -39,7 +39,7 @@ def load_splits(spec: TrialSpec) -> Splits:
     """Return the data of a trial on its device. Plugins must have been loaded.
 
     Raises:
-        UsageError: The recipe asks for several sizes of training images, which the task does not offer; or the test
+        UsageError: The recipe asks for training images of other sizes, which the task does not offer; or the test
             split is not to be evaluated, and the task has no validation split.
     """
     task, recipe = registry.get("task", spec.task)(), spec.make_recipe()

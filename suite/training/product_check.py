@@ -115,7 +115,7 @@ class ProductCheck:
             if name not in costs or not isinstance(layer, PlannedLayer):
                 continue
             problems: dict[_Problem, tuple[str, ...]] = {self._problem(layer, costs[name]): PRODUCTS}
-            if evaluated and name in evaluated:
+            if evaluated and name in evaluated and not evaluated[name].training_only:
                 problems.setdefault(self._problem(layer, evaluated[name]), ("forward",))
             if self._checked.get(name) == problems:
                 continue
@@ -155,7 +155,9 @@ class ProductCheck:
 
     def _found(self, name: str, layer: PlannedLayer, problem: _Problem, products: tuple[str, ...]) -> dict[str, str]:
         backend = layer.op_plan.backend or TORCH
-        found = self._right.get((problem, products)) if backend is TORCH else None
+        found = None
+        if backend is TORCH:  # a check of all products includes that of one
+            found = self._right.get((problem, PRODUCTS)) or self._right.get((problem, products))
         if found is None:
             found = self._examine(name, layer, backend, problem, products)
         if backend is TORCH:

@@ -179,8 +179,29 @@ def test_a_network_that_cannot_process_a_size_of_training_images_is_refused(tmp_
     sizes = {"train_sizes": (32, 64), "size_milestones": (0.5,)}
     fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "vit_tiny", "seeds": (0,)}
     trials = planned(methods="dense", overrides=sizes, **fields)
-    with pytest.raises(UsageError, match="vit_tiny on task imagefolder: the forward pass fails on images of 3x32x32: "):
+    said = "vit_tiny on task imagefolder: the forward pass fails on images of 3x32x32: "
+    with pytest.raises(UsageError, match=rf'{said}.*use --set "recipe.train_sizes=\(\)" instead of 32'):
         rehearse(trials)
+
+
+def test_a_network_that_fails_at_every_size_gets_no_hint_about_sizes(tmp_path, monkeypatch):
+    fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "resnet18", "seeds": (0,)}
+    trials = planned(methods="dense", overrides={"train_sizes": (64,)}, **fields)
+    monkeypatch.setattr("suite.command.rehearsal.build_model", lambda *arguments: torch.nn.Linear(1, 1))
+    with pytest.raises(UsageError, match="the forward pass fails on images of 3x64x64: ") as caught:
+        rehearse(trials)
+    assert "train_sizes" not in str(caught.value)
+
+
+def test_a_method_is_rehearsed_with_the_first_training_images(tmp_path, monkeypatch):
+    sizes = []
+    original = Hooks.__init__
+    monkeypatch.setattr(
+        Hooks, "__init__", lambda self, *a, **k: sizes.append(k["train_size"]) or original(self, *a, **k)
+    )
+    fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "resnet18", "seeds": (0,)}
+    rehearse(planned(methods="dense", overrides={"train_sizes": (32,)}, **fields))
+    assert sizes == [32]
 
 
 def test_sizes_that_a_task_does_not_offer_are_refused(monkeypatch):

@@ -17,7 +17,7 @@ from suite.cost.data_parallel.communication import KINDS
 from suite.errors import UsageError
 from suite.runs.folder import packed
 from suite.runs.folder.columns import SCHEMA
-from suite.runs.folder.frame_columns import EPOCHS, LAYERS, LEFT_OUT, MEASURED_COMMUNICATION, NESTED
+from suite.runs.folder.frame_columns import EPOCHS, LAYERS, MEASURED_COMMUNICATION, NESTED
 
 ROOT = Path(__file__).parents[2]
 EXPORT = ROOT / "results" / "cpu-emr-2cores" / "sdgp-ratios"
@@ -79,7 +79,7 @@ def test_units_kinds_and_types_follow_the_schema() -> None:
 
 
 def test_every_column_of_the_committed_records_is_in_the_schema() -> None:
-    known = {column.name for column in EPOCHS} | {*NESTED, *LEFT_OUT}
+    known = {column.name for column in EPOCHS} | {*NESTED, "layers", "backends", "method"}
     for folder in RECORDS:
         if path := packed.held(folder / "epochs.jsonl"):
             record = json.loads(packed.read(path).splitlines()[0])

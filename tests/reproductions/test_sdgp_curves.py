@@ -13,7 +13,7 @@ from reports.data.estimates import Missing
 from reports.data.records import Trial
 from reproductions.contract import ReproductionData
 from reproductions.sdgp import functions
-from reproductions.sdgp.curves import METHODS, PART, Figure6, Figure7
+from reproductions.sdgp.curves import METHODS, PART, Figure6, Figure7, mean_from
 from reproductions.sdgp.gradient import Captured
 from reproductions.sdgp.time_to_accuracy import LABELS, Figure10, step_factor
 from reproductions.sdgp.time_to_accuracy import PART as SETTINGS
@@ -52,6 +52,13 @@ def columns():
             METHODS["magnitude"]: (trial(1, (0.2, 0.6), (2.2, 1.2)),),
         },
     )
+
+
+def test_epochs_without_an_evaluation_are_left_out_of_means():
+    found = trial(0, (0.2, None, 0.4, None, 0.9))
+    assert mean_from(found, "test_accuracy", 0.0) == pytest.approx(0.5)
+    assert mean_from(found, "test_accuracy", 0.4) == pytest.approx(0.65)  # epochs 3 to 5
+    assert mean_from(trial(0, (0.2, None)), "test_accuracy", 0.5) is None
 
 
 @pytest.mark.usefixtures("drawn")

@@ -39,6 +39,25 @@ def test_epochs_are_read_once_and_only_when_complete(tmp_path):
     assert reader.read() == [{"epoch": 1}]
 
 
+def test_the_remaining_evaluations_are_counted():
+    seldom = spec("dense", eval_every=3)
+
+    def left(epoch, epochs, evaluating):
+        record = {
+            "epoch": epoch,
+            "epochs_left": epochs - epoch,
+            "train_time_s": 10.0 * epoch,
+            "eval_time_s": evaluating,
+        }
+        return epoch_line(seldom, record).rpartition("about ")[2]
+
+    assert left(2, 8, 0.0) == "1 min 0 s left"  # no evaluation yet
+    assert left(3, 8, 6.0) == "1 min 2 s left"  # 5 epochs, and evaluations after epochs 6 and 8
+    assert left(7, 8, 12.0) == "16 s left"
+    assert left(5, 6, 6.0) == "16 s left"
+    assert left(4, 9, 6.0) == "1 min 2 s left"
+
+
 def test_lines_and_bars(capsys):
 
     from rich.console import Console
@@ -52,8 +71,7 @@ def test_lines_and_bars(capsys):
     assert epoch_line(spec("dense"), first).endswith("epoch 1/5  40 s  about 3 min 0 s left")
     assert epoch_line(spec("dense"), second).endswith("  about 1 min 45 s left")  # resumed: the mean of two epochs
     assert epoch_line(spec("dense"), second, first).endswith("  about 1 min 15 s left")  # the last one took 25 s
-    seldom = {**first, "eval_time_s": 0.0}  # the second epoch evaluates for 10 s, the first one did not
-    assert epoch_line(spec("dense"), second, seldom).endswith("  about 1 min 15 s left")
+    assert "left" not in epoch_line(spec("dense"), second, {**first, "train_time_s": None})
     assert "left" not in epoch_line(spec("dense"), {**second, "epochs_left": 0}, first)
     output = io.StringIO()
     lines = Lines([spec("dense")], Console(file=output))

@@ -95,8 +95,8 @@ DRIVER = textwrap.dedent(
 )
 
 
-def spec(method, seed=0):
-    recipe = vars(Recipe(epochs=3, batch_size=4, learning_rate=0.1))
+def spec(method, seed=0, **recipe_changes):
+    recipe = vars(Recipe(**{"epochs": 3, "batch_size": 4, "learning_rate": 0.1, **recipe_changes}))
     copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
     return TrialSpec(
         method=method,

@@ -424,7 +424,10 @@ def test_smoke_needs_no_data(tmp_path):
     [
         ({"translate": 2}, "recipe.translate applies to tasks of images of one size"),
         ({"cutout": 4}, "recipe.cutout applies"),
-        ({"image_size": 64, "eval_resize": 32}, "recipe.eval_resize is 32, smaller than the image size of 64"),
+        (
+            {"image_size": 64, "eval_resize": 32},
+            "is 32, smaller than the image size of 64; --set recipe.eval_resize=none",
+        ),
         ({"validation_images": 12}, "only 12 training images"),
         (
             {"image_size": 32, "train_sizes": (24, 40), "size_milestones": (0.5,)},
@@ -529,3 +532,8 @@ def test_the_training_images_of_imagenet_are_extracted_without_the_devkit(tmp_pa
     shutil.rmtree(root / "train")
     (root / "ILSVRC2012_devkit_t12.tar.gz").unlink()
     assert len(ImageNet().find(tmp_path).train) == 6
+
+
+def test_only_imagenette_is_evaluated_after_every_fifth_epoch():
+    assert {task.recipe("quick").eval_every for task in (ImageFolderTask(), ImageNet())} == {1}
+    assert Imagenette().recipe("quick").eval_every == 5

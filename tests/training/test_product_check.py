@@ -1,6 +1,7 @@
 """The check of a library's products: what it accepts, what it refuses and how it says so, and what it leaves alone."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -113,6 +114,41 @@ def test_a_layer_that_pads_before_its_product_is_checked_at_the_padded_size(monk
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"))
     with pytest.raises(WrongProduct, match=f"padding 0x0, dilation 1x1, input {SHAPE[1] + 2}x{SHAPE[2] + 2}"):
         ProductCheck(torch.float32, CPU).check(convert(model), count_layers(model, SHAPE))
+
+
+def wrong_for_large_images(name):
+    """A product of torch that is wrong for inputs of 16 pixels."""
+    right = getattr(TorchBackend, name)
+
+    def product(self, *operands):
+        found = right(self, *operands)
+        images = operands[1] if name == "wgrad" else operands[0]
+        if images.shape[-1] != 16:
+            return found
+        return (2 * found[0], found[1]) if name == "wgrad" else 2 * found
+
+    return product
+
+
+def test_a_forward_product_of_an_evaluation_says_nothing_of_the_gradients_of_another_layer(monkeypatch):
+    layers, costs = two_alike()
+    large = count_layers(nn.Sequential(*layers.values()), (3, 16, 16))
+    check = ProductCheck(torch.float32, CPU)
+    check.check(layers, costs, large)
+    assert all(set(products) == {"forward", "dgrad", "wgrad"} for products in check.implementations.values())
+    monkeypatch.setattr(TorchBackend, "wgrad", wrong_for_large_images("wgrad"))
+    with pytest.raises(WrongProduct, match="layer '1': its weight gradient"):
+        ProductCheck(torch.float32, CPU).check(layers, {"0": costs["0"], "1": large["1"]}, large)
+
+
+@pytest.mark.parametrize("training_only", [False, True])
+def test_a_layer_that_runs_in_training_only_is_not_checked_at_the_size_of_an_evaluation(monkeypatch, training_only):
+    layers, costs = two_alike()
+    large = count_layers(nn.Sequential(*layers.values()), (3, 16, 16))
+    evaluated = {name: replace(cost, training_only=training_only) for name, cost in large.items()}
+    monkeypatch.setattr(TorchBackend, "forward", wrong_for_large_images("forward"))
+    with nullcontext() if training_only else pytest.raises(WrongProduct, match="layer '0': its output is wrong"):
+        ProductCheck(torch.float32, CPU).check(layers, costs, evaluated)
 
 
 def test_only_changed_layers_are_checked_again():

@@ -130,6 +130,19 @@ def test_evaluations_come_after_each_nth_epoch_and_the_last(every, evaluated):
     assert [record["train_loss"] for record in records] == [record["train_loss"] for record in always]
 
 
+@pytest.mark.parametrize("done", range(4))
+def test_a_training_with_rare_evaluations_and_averaged_weights_resumes_as_it_was(done):
+    records, again, states = [], [], Checkpoints()
+    recipe = dataclasses.replace(FIVE, eval_every=3, ema=0.9)
+    small_trainer(Nothing(), recipe, on_epoch=records.append, on_checkpoint=states.keep).fit()
+    resumed = small_trainer(Nothing(), recipe, on_epoch=again.append)
+    resumed.load_state_dict(states[done])
+    resumed.fit()
+    assert [record["epoch"] for record in records if "test_accuracy" in record] == [3, 5]
+    assert [without_times(record) for record in again] == [without_times(record) for record in records[done + 1 :]]
+    assert resumed.progress.best_accuracy == max(record.get("test_accuracy", 0.0) for record in records)
+
+
 def test_loss_that_is_no_number_is_divergence():
     with pytest.raises(Diverged, match=r"the loss is (nan|inf) in epoch"):
         small_trainer(Nothing(), dataclasses.replace(RECIPE, learning_rate=1e30)).fit()

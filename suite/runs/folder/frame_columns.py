@@ -24,8 +24,6 @@ NESTED = {
     "train_communication": COUNTED_COMMUNICATION,
     "communication": MEASURED_COMMUNICATION,
 }
-# Objects in epochs.jsonl without columns: they have an entry per layer, or are the method's own.
-LEFT_OUT = ("layers", "backends", "method")
 
 
 def _column(name: str, type_: type, unit: str, kind: Kind, meaning: str) -> Column:
@@ -34,16 +32,17 @@ def _column(name: str, type_: type, unit: str, kind: Kind, meaning: str) -> Colu
 
 _TRIAL_ID = COLUMNS["trial_id"]
 _SO_FAR = "Since the trial began, summed over attempts."
+_EVALUATED = "Of the model after the epoch; empty if this split was not evaluated."
 EPOCHS: tuple[Column, ...] = (
     _TRIAL_ID,
     _column("epoch", int, "", "trial", "Epochs done, counted from 1."),
     _column("epochs_left", int, "", "trial", "Epochs that remain."),
     _column("train_loss", float, "", "measured", "Loss of the task, averaged over the images of the epoch."),
     _column("regularization", float, "", "measured", "Term of the regularizer, averaged over steps."),
-    _column("test_accuracy", float, "fraction", "measured", "After the epoch; empty without an evaluation."),
-    _column("test_loss", float, "", "measured", "After the epoch; empty without an evaluation."),
-    _column("val_accuracy", float, "fraction", "measured", "After the epoch; empty without an evaluation."),
-    _column("val_loss", float, "", "measured", "After the epoch; empty without an evaluation."),
+    _column("test_accuracy", float, "fraction", "measured", _EVALUATED),
+    _column("test_loss", float, "", "measured", _EVALUATED),
+    _column("val_accuracy", float, "fraction", "measured", _EVALUATED),
+    _column("val_loss", float, "", "measured", _EVALUATED),
     _column("learning_rate", float, "", "setting", "Learning rate of the epoch's last step."),
     _column("batch_size", int, "images", "setting", "Batch size of the epoch; a method may change it."),
     _column("steps", int, "", "counted", "Steps of the epoch."),

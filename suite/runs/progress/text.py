@@ -40,19 +40,21 @@ def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str,
         parts.append(f"{name} {100 * accuracy:.2f} %")
     if isinstance(seconds, (int, float)):
         parts.append(duration(seconds))
-    remaining = remaining_seconds(record, before)
+    remaining = remaining_seconds(record, before, trial.make_recipe().eval_every)
     if remaining is not None:
         parts.append(f"about {duration(remaining)} left")
     return "  ".join(parts)
 
 
-def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> float | None:
+def remaining_seconds(
+    record: Mapping[str, Any], before: Mapping[str, Any] | None = None, eval_every: int = 1
+) -> float | None:
     """Estimate the seconds that the remaining epochs will take; `None` if the record does not allow it.
 
     Training and evaluation count, compilation does not. The training of an epoch is assumed to take as long as since
     `before`, because the network may have become smaller; without `before`, as long as the mean of all epochs so far.
-    Evaluations may be several epochs apart (`recipe.eval_every`), so that their mean over all epochs so far is used,
-    which is 0 until the first one.
+    The evaluations that remain, one after every `eval_every` epochs and after the last one, are assumed to take as long
+    as the mean of those so far; before the first one, their time is not known and left out.
     """
     left, epoch, seconds = record.get("epochs_left"), record.get("epoch"), record.get("train_time_s")
     evaluating = record.get("eval_time_s")
@@ -66,7 +68,10 @@ def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | Non
         return None
     if not isinstance(already, (int, float)) or seconds < already:
         return None
-    return ((seconds - already) / (epoch - first) + evaluating / epoch) * left
+    evaluated = epoch // eval_every
+    to_evaluate = -(-(epoch + left) // eval_every) - evaluated
+    evaluation = evaluating / evaluated if evaluated else 0.0
+    return (seconds - already) / (epoch - first) * left + evaluation * to_evaluate
 
 
 def ended_line(trial: TrialSpec, record: dict[str, Any], seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Sizes of training images that change between epochs."""
+"""Sizes of training images that differ from that of an evaluation, and may change between epochs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from suite.recipe import Recipe
 
 
 class ImageSizes:
-    """The sizes of a recipe's training images.
+    """The sizes of a recipe's training images. The context's index spaces begin with the first of them.
 
     Args:
         model: The model as it was built.
@@ -19,7 +19,7 @@ class ImageSizes:
         input_shape: (C, H, W) of the images of an evaluation.
 
     Attributes:
-        dense: Layers of the model as it was built, by side of the images in pixels; empty if it does not change.
+        dense: Layers of the model as it was built, by side of the images in pixels; empty without `train_sizes`.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, input_shape: tuple[int, int, int]) -> None:
@@ -27,7 +27,7 @@ class ImageSizes:
         self.dense: dict[int | None, dict[str, LayerCost]] = {
             size: count_layers(model, (self._channels, size, size)) for size in recipe.train_sizes
         }
-        self._entered: int | None = None
+        self._entered = recipe.train_size_at(0.0)
 
     def enter(self, size: int | None, ctx: Context) -> None:
         """Set the sizes of layers in the context's index spaces to those for training images of a size.
