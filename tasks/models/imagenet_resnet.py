@@ -12,6 +12,9 @@ from suite.registry import added_parameters, register
 from tasks.models.residual import BasicBlock, Block, Bottleneck
 from tasks.models.widths import check_channels
 
+FEWEST_BLURRED = 16
+"""Input channels of a strided convolution from which SDGP's code blurs its input."""
+
 
 @register("model", "resnet18")
 @added_parameters(blur=False)
@@ -21,7 +24,7 @@ def resnet18(
     """torchvision's ResNet-18: basic blocks, 11.7 million parameters with 1,000 classes.
 
     Args:
-        blur: Whether the input of each strided convolution but the first is blurred, as in SDGP's code.
+        blur: Whether the input of each strided convolution that does not read the image is blurred, as in SDGP's code.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image with three channels.
     """
@@ -47,7 +50,7 @@ def resnet50(
     """torchvision's ResNet-50: bottlenecks, 25.6 million parameters with 1,000 classes.
 
     Args:
-        blur: Whether the input of each strided convolution but the first is blurred, as in SDGP's code.
+        blur: Whether the input of each strided convolution that does not read the image is blurred, as in SDGP's code.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image with three channels.
     """
@@ -84,13 +87,16 @@ def _build(
     check_channels(input_shape)
     model = ResNet(block, blocks, num_classes=num_classes)  # type: ignore[arg-type]
     if blur:
-        _blur_strided(model)
+        blur_strided(model)
     return model
 
 
-def _blur_strided(model: nn.Module) -> None:
-    """Blur the input of all strided convolutions that do not read the image."""
+def blur_strided(model: nn.Module) -> None:
+    """Blur the input of all convolutions with a stride above 1 and at least 16 input channels.
+
+    The rule is that of SDGP's code. It leaves out convolutions that read the image.
+    """
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, nn.Conv2d) and max(layer.stride) > 1 and name != "conv1":
+        if isinstance(layer, nn.Conv2d) and max(layer.stride) > 1 and layer.in_channels >= FEWEST_BLURRED:
             parent, _, own = name.rpartition(".")
             setattr(model.get_submodule(parent), own, Blurred(layer))

@@ -12,11 +12,19 @@ from annotated_types import Interval
 from torch import nn
 
 from suite.registry import added_parameters, register, register_family
+from tasks.models.imagenet_resnet import blur_strided
 from tasks.models.widths import check_channels
 
 _AUXILIARY = ("googlenet", "inception_v3")  # their auxiliary classifiers return several outputs in training
 
 _STOCHASTIC_DEPTH = ("convnext_", "efficientnet_", "maxvit_", "swin_")
+_BLURRED = ("regnet_x_400mf",)  # SDGP's code trains it with blurred inputs
+_DROP_PATH_LINE = """
+        drop_path: Probability with which a training image skips the last residual branch; those of
+            other branches are in torchvision's proportions; `none` for torchvision's."""
+_BLUR_LINE = """
+        blur: Whether the input of each strided convolution that does not read the image is blurred, as
+            in SDGP's code."""
 
 
 @register_family(
@@ -117,16 +125,25 @@ def classifier(name: str) -> Callable[..., nn.Module]:
             _set_drop_path(network, drop_path)
         return network
 
-    drops = name.startswith(_STOCHASTIC_DEPTH)
-    found: Callable[..., nn.Module] = build_with_drop_path if drops else build
-    drop_path_line = (
-        "\n        drop_path: Probability with which a training image skips the last residual branch; those of"
-        "\n            other branches are in torchvision's proportions; `none` for torchvision's."
-    )
+    @added_parameters(blur=False)
+    def build_with_blur(
+        *, blur: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
+    ) -> nn.Module:
+        network = _network(name, num_classes, input_shape)
+        if blur:
+            blur_strided(network)
+        return network
+
+    found: Callable[..., nn.Module] = build
+    line = ""
+    if name.startswith(_STOCHASTIC_DEPTH):
+        found, line = build_with_drop_path, _DROP_PATH_LINE
+    elif name in _BLURRED:
+        found, line = build_with_blur, _BLUR_LINE
     found.__name__ = found.__qualname__ = name
     found.__doc__ = f"""torchvision's `{name}` with new weights, which torchvision's builder initialises.
 
-    Args:{drop_path_line if drops else ""}
+    Args:{line}
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image with three channels.
     """

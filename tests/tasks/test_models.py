@@ -164,8 +164,8 @@ def test_imagenet_resnets_compute_what_torchvisions_do(name: str, branches: int)
     assert len(spaces.removable_branches) == branches
 
 
-@pytest.mark.parametrize(("name", "strided"), [("resnet18", 6), ("resnet50", 6)])
-def test_blurred_resnets_blur_what_strided_convolutions_read(name: str, strided: int) -> None:
+@pytest.mark.parametrize(("name", "strided"), [("resnet18", 6), ("resnet50", 6), ("regnet_x_400mf", 8)])
+def test_blurred_networks_blur_what_strided_convolutions_read(name: str, strided: int) -> None:
     torch.manual_seed(0)
     plain = build_model(name, IMAGENET, 9)
     torch.manual_seed(0)
@@ -175,6 +175,8 @@ def test_blurred_resnets_blur_what_strided_convolutions_read(name: str, strided:
     blurred = [layer for layer in model.modules() if isinstance(layer, Blurred)]
     assert len(blurred) == strided
     assert {layer[2].stride for layer in blurred} == {(2, 2)}
+    assert min(layer[2].in_channels for layer in blurred) >= 16
+    assert not any(isinstance(layer, Blurred) for layer in plain.modules())
     images = torch.randn(2, blurred[0][2].in_channels, 9, 8)
     line = torch.tensor([1.0, 2.0, 1.0]) / 4
     kernel = torch.outer(line, line).expand(images.shape[1], 1, 3, 3)

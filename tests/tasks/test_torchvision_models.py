@@ -5,13 +5,15 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 from torchvision.models import get_model, list_models
 from torchvision.models.resnet import ResNet
 
 from benchmarks.evidence.torchvision_models import examine, line_of, table
 from suite import registry
-from suite.choices import build_model
+from suite.choices import ModelChoice, build_model
 from suite.errors import UsageError
+from tasks.models.imagenet_resnet import Blurred, blur_strided
 
 
 def test_every_classification_network_of_torchvision_has_a_name():
@@ -72,6 +74,17 @@ def test_a_network_of_one_output_in_training():
 def test_images_that_a_network_cannot_take_are_refused(name, shape, message):
     with pytest.raises(UsageError, match=message):
         build_model(name, shape, 10)
+
+
+def test_the_rule_of_the_blur_leaves_out_strided_convolutions_of_few_channels():
+    model = nn.Sequential(nn.Conv2d(3, 15, 3, 2), nn.Conv2d(15, 16, 3, 2), nn.Conv2d(16, 8, 3, 2), nn.Conv2d(8, 16, 1))
+    blur_strided(model)
+    assert [isinstance(layer, Blurred) for layer in model] == [False, False, True, False]
+
+
+def test_a_trial_without_blur_has_the_id_of_before_the_parameter():
+    assert ModelChoice.read("regnet_x_400mf").recorded_parameters() == {}
+    assert ModelChoice.read("regnet_x_400mf[blur=true]").recorded_parameters() == {"blur": True}
 
 
 def test_own_networks_keep_their_names():
