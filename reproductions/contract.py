@@ -42,7 +42,7 @@ class Part:
         presets: Presets that run the part unless `--parts` is given.
         overrides: Recipe fields; the command can replace them.
         recipe: Name of the recipe in `Task.paper_recipes` for the preset `paper`; empty for the default of the task.
-        paper_recipe: Recipe fields for the preset `paper` only, if the task has no such recipe.
+        paper_recipe: Recipe fields that the preset `paper` changes in that recipe.
         compared: Quantities to compare.
     """
 

@@ -40,14 +40,15 @@ PRUNETRAIN = Recipe(
 )
 # Its VGG-16 has half the batch and half the learning rate.
 PRUNETRAIN_VGG16 = dataclasses.replace(PRUNETRAIN, batch_size=128, learning_rate=0.05)
-# ClickTrain's configuration: 95 epochs, the learning rate is divided by 10 at epochs 31, 61 and 75 (from 1).
+# ClickTrain's configuration: 95 epochs, with the schedule 31, 61 and 75. Its code counts epochs from 0, unlike
+# PruneTrain's, so that the learning rate is divided by 10 after so many epochs, as in the recipes for CIFAR.
 CLICKTRAIN = Recipe(
     epochs=95,
     batch_size=256,
     eval_batch_size=256,
     learning_rate=0.1,
     schedule="step",
-    milestones=(30 / 95, 60 / 95, 74 / 95),
+    milestones=(31 / 95, 61 / 95, 75 / 95),
     weight_decay=5e-4,
     drop_last=False,
     image_size=224,
