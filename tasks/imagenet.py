@@ -54,11 +54,17 @@ CLICKTRAIN = Recipe(
     image_size=224,
     eval_resize=256,
 )
-# The code of SDGP trains at 160 pixels until epoch 65 and at 192 from epoch 76, and evaluates at 224 of 256. Here, the
-# size is the same in all epochs. It trains in 4 processes of 1024 images each; here, one process has the batch of one.
+# The code of SDGP runs 4 processes with 1024 images each and averages their gradients, while batch normalisation has
+# the statistics of each process. One process does the same with 4 micro-batches of 1024 images: a batch of 1024 alone
+# would take four times as many steps, and an undivided batch of 4096 would be normalised as a whole. 4 processes with
+# `recipe.micro_batches=1` are the original arrangement.
+# Training images have 160 pixels until epoch 65, then sizes that grow linearly to 192 at epoch 76 (counted from 0).
+# The code rounds them to multiples of 32, so that epoch 71 is the first with 192, and none has a size between.
+# An evaluation resizes the central 224/256 of the shorter side to 256 pixels, as do 293 = 256 * 256 / 224 (rounded).
 SDGP = Recipe(
     epochs=88,
-    batch_size=1024,
+    batch_size=4096,
+    micro_batches=4,
     eval_batch_size=256,
     learning_rate=1.0,
     peak_at=2 / 88,
@@ -66,16 +72,28 @@ SDGP = Recipe(
     weight_decay=5e-5,
     decay_norm_and_bias=False,
     label_smoothing=0.1,
-    image_size=192,
-    eval_resize=220,
+    image_size=256,
+    train_sizes=(160, 192),
+    size_milestones=(71 / 88,),
+    eval_resize=293,
     flip_tta=True,
 )
 # ResNet-50 has half the batch in the same code.
-SDGP_RESNET50 = dataclasses.replace(SDGP, batch_size=512, learning_rate=1.7, weight_decay=1e-4)
+SDGP_RESNET50 = dataclasses.replace(SDGP, batch_size=2048, learning_rate=1.7, weight_decay=1e-4)
+# That code exempts parameters from weight decay whose names contain "bn", which no name in torchvision's RegNets does.
+SDGP_REGNET = dataclasses.replace(SDGP, decay_norm_and_bias=True)
 RECIPES = {
     "smoke": IMAGENETTE["smoke"],
-    "quick": Recipe(
-        **{**vars(SDGP), "epochs": 16, "batch_size": 256, "learning_rate": 0.25, "image_size": 96, "eval_resize": 110}
+    "quick": dataclasses.replace(
+        SDGP,
+        epochs=16,
+        batch_size=256,
+        micro_batches=1,
+        learning_rate=0.25,
+        image_size=96,
+        train_sizes=(),
+        size_milestones=(),
+        eval_resize=110,
     ),
     "paper": PRUNETRAIN,
 }
@@ -96,10 +114,9 @@ class ImageNet(ImageFilesTask):
         "prunetrain": PaperRecipe("PruneTrain (SC 2019)", PRUNETRAIN),
         "prunetrain_vgg16": PaperRecipe("PruneTrain (SC 2019), its VGG-16", PRUNETRAIN_VGG16),
         "clicktrain": PaperRecipe("ClickTrain (ICS 2021)", CLICKTRAIN),
-        "sdgp": PaperRecipe("SDGP (ICPR 2022, arXiv 2202.00774), its ResNet-18, at one image size", SDGP),
-        "sdgp_resnet50": PaperRecipe(
-            "SDGP (ICPR 2022, arXiv 2202.00774), its ResNet-50, at one image size", SDGP_RESNET50
-        ),
+        "sdgp": PaperRecipe("SDGP (ICPR 2022, arXiv 2202.00774), its ResNet-18", SDGP),
+        "sdgp_regnet": PaperRecipe("SDGP (ICPR 2022, arXiv 2202.00774), its RegNetX-400MF", SDGP_REGNET),
+        "sdgp_resnet50": PaperRecipe("SDGP (ICPR 2022, arXiv 2202.00774), its ResNet-50", SDGP_RESNET50),
     }
     stored_side: ClassVar = {"quick": 128, "paper": 256}
     tuning = (
@@ -107,7 +124,8 @@ class ImageNet(ImageFilesTask):
         Tuning(
             trials=0,
             chosen_on="other",
-            source="SDGP's recipe in 16 epochs, with a learning rate in proportion to the batch; not compared",
+            source="SDGP's recipe in 16 epochs at one image size, with a learning rate in proportion to the batch of "
+            "one of its processes; not compared",
             presets=("quick",),
         ),
         Tuning(trials=0, chosen_on="publication", source="the papers of the recipes", presets=("paper",)),
