@@ -20,10 +20,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from reports.data.groups import BASELINE
 from reports.data.records import Trial
 from reports.figures.figure import Figure
 from reproductions import published
 from reproductions.comparison import Compared, Comparison, compare, published_alone
+from suite.errors import UsageError
 from suite.runs.spec import PRESETS, TrialSpec
 
 
@@ -34,7 +36,8 @@ class Part:
     Attributes:
         name: Name for `--parts`.
         title: One line for readers.
-        methods: Methods as in `--methods`; includes dense if anything is compared with it.
+        methods: Methods as in `--methods`; includes dense if anything is compared with it, unless there is a
+            `baseline`.
         task: Name of the task.
         model: Model as in `--model`; empty for the default of the task. The command can replace it.
         small_model: Model in the presets `smoke` and `quick`, for two cores.
@@ -43,6 +46,8 @@ class Part:
         overrides: Recipe fields; the command can replace them.
         recipe: Name of the recipe in `Task.paper_recipes` for the preset `paper`; empty for the default of the task.
         paper_recipe: Recipe fields that the preset `paper` changes in that recipe.
+        baseline: Name of the part whose dense trials are the dense ones of this part, if a paper trained dense and
+            pruned networks differently; empty if this part trains dense itself.
         compared: Quantities to compare.
     """
 
@@ -57,6 +62,7 @@ class Part:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     recipe: str = ""
     paper_recipe: Mapping[str, Any] = field(default_factory=dict)
+    baseline: str = ""
     compared: tuple[Compared, ...] = ()
 
 
@@ -119,11 +125,15 @@ class Reproduction:
         return published.own() if self.numbers == published.OWN else published.read(self.numbers)
 
     def check(self) -> None:
-        """Check that every published number that is named here exists.
+        """Check that every published number and every part that is named here exists.
 
         Raises:
-            UsageError: If one does not exist, or must not be compared.
+            UsageError: If a number does not exist or must not be compared, or a part does not exist.
         """
+        names = {"", *(part.name for part in self.parts)}
+        for part in self.parts:
+            if part.baseline not in names:
+                raise UsageError(f"{self.registered_name}: part {part.name} has no part '{part.baseline}' as baseline")
         for name in (self.reference, *self.also, *self.compared_with):
             self.published.group(name)
         for part in self.parts:
@@ -144,9 +154,12 @@ class Reproduction:
         """Compare the declared quantities of every part, and add the groups that have only published numbers."""
         lines: list[Comparison] = []
         for part in self.parts:
+            held = dict(data.trials.get(part.name, {}))
+            if part.baseline:
+                held[BASELINE] = data.trials.get(part.baseline, {}).get(BASELINE, ())
             trials = {
                 label: [replace(trial, numbers={**trial.numbers, **self.columns(trial)}) for trial in several]
-                for label, several in data.trials.get(part.name, {}).items()
+                for label, several in held.items()
             }
             lines += compare(part.compared, part.name, trials, self.published)
         for name in self.also:

@@ -17,7 +17,8 @@ GRID = "sdgp-repository-cifar10-resnet9"
 RATIOS, SIZES = (8, 4, 2), (4, 8, 16, 32)
 PAIRS = tuple((m // ratio, m) for m in SIZES for ratio in RATIOS if m >= ratio)
 MODES = ("random", "magnitude", "rescaled")
-COLUMNS = f"dense,sdgp[n=2,m=4,mode={'|'.join(MODES)}]"
+PRUNED = f"sdgp[n=2,m=4,mode={'|'.join(MODES)}]"
+COLUMNS = f"dense,{PRUNED}"
 
 
 def label(n: int, m: int, mode: str = "rescaled") -> str:
@@ -42,15 +43,25 @@ def columns(group: str, where: str = "") -> tuple[Compared, ...]:
         group: Group of the published numbers.
         where: Network and task, where a page has several of them.
     """
-    of = f" of {where}" if where else ""
-    return (
-        *accuracy(f"dense{of}", "dense", f"{group}/dense"),
-        *(
-            line
-            for mode in MODES
-            for line in accuracy(f"{mode} 2:4{of}", label(2, 4, mode), f"{group}/{mode}", f"{group}/dense")
-        ),
+    return (*dense_column(group, where), *pruned_columns(group, where))
+
+
+def dense_column(group: str, where: str = "") -> tuple[Compared, ...]:
+    """Return the line of dense in a row of Table I; arguments as in `columns`."""
+    return accuracy(f"dense{_of(where)}", "dense", f"{group}/dense")
+
+
+def pruned_columns(group: str, where: str = "") -> tuple[Compared, ...]:
+    """Return the lines of 2:4 random, magnitude and rescaled in a row of Table I; arguments as in `columns`."""
+    return tuple(
+        line
+        for mode in MODES
+        for line in accuracy(f"{mode} 2:4{_of(where)}", label(2, 4, mode), f"{group}/{mode}", f"{group}/dense")
     )
+
+
+def _of(where: str) -> str:
+    return f" of {where}" if where else ""
 
 
 @register("reproduction", "sdgp-table1")

@@ -74,7 +74,9 @@ def _described_part(part: Part) -> dict[str, Any]:
         "model": part.model,
         "small model": part.small_model,
         "overrides": dict(part.overrides),
+        "recipe": part.recipe,
         "paper recipe": dict(part.paper_recipe),
+        "baseline": part.baseline,
     }
     return {
         "title": part.title,
@@ -120,6 +122,8 @@ def parts_as_text(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
             "methods": ", ".join(item.text for item in read_list(part["methods"], "--methods")),
             "trials": ", ".join(counts.values()),
             "only with --parts": ", ".join(skipped),
+            "dense trials": f"those of {part['baseline']}" if "baseline" in part else "",
+            "recipe in preset paper": part.get("recipe", ""),
             **{
                 kind: ", ".join(f"{key}={value}" for key, value in part.get(kind, {}).items())
                 for kind in ("overrides", "paper recipe")
