@@ -78,7 +78,7 @@ class Figure8(Reproduction):
     remarks = (
         "FLOPs of ssl are those of its own training; the dense training that it starts from is not included.",
         "The paper shows its points only in the picture. It also draws ResNet-32 and CIFAR-100, which are not run "
-        "here.",
+        "here. It has no points for ImageNet: the comparison with SSL is for CIFAR-10 and CIFAR-100 only.",
     )
     parts = (
         _tradeoff_part("ends", SHORT, ("smoke", "quick", "paper")),
