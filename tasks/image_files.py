@@ -21,7 +21,7 @@ from tasks.images.splits import choose_splits
 from tasks.images.stored import DamagedCache, ImageSource, MemoryImages, StoredImages
 from tasks.sources.cache import cache_folder
 from tasks.sources.generated_shapes import NOTE, SHAPES, SIDE, generated_shapes
-from tasks.sources.image_cache import FileImages, store
+from tasks.sources.image_cache import FileImages, check, store
 from tasks.sources.image_tree import ImageTree, read_tree
 
 # Mean and standard deviation of ImageNet's training images, as in torchvision's reference recipes.
@@ -58,7 +58,7 @@ class ImageFilesTask(Task):
         return Inputs((3, side, side), classes or self.num_classes)
 
     def prepare(self, data_root: Path, preset: str, recipe: Recipe | None = None) -> DataCopy:
-        """Find the images, and decode them once unless the recipe says otherwise.
+        """Find the images, and decode them once: into the cache, or without it only to check every file.
 
         Raises:
             MissingData: There are no images.
@@ -79,26 +79,27 @@ class ImageFilesTask(Task):
         tree = self.find(data_root.expanduser())
         if not str(tree.root.resolve()).isprintable():  # records and reports are UTF-8
             raise UsageError(f"{shown(tree.root.resolve())}: the name of this folder is not readable text; rename it")
-        if tree.others and recipe.bad_images == "refuse":
-            raise UsageError(
-                f"{shown(tree.root / tree.others[0])}: is not an image by its name"
-                + (f", like {len(tree.others) - 1:,} others" if len(tree.others) > 1 else "")
-                + "; remove it, or leave out such files with --set recipe.bad_images=skip"
-            )
+        if recipe.bad_images == "refuse":
+            _refuse_others(tree, recipe)
+        place = hashlib.sha256(str(tree.root.resolve()).encode()).hexdigest()[:8]
         side = self.stored_side[preset]
         detected = self.detected_side(tree) if recipe.image_size is None else 0
         note = f"{self.title}: {len(tree.train):,} training and {len(tree.test):,} test images; {tree.split}"
         if recipe.cache == "off":
             if recipe.bad_images == "skip":
-                raise UsageError("recipe.bad_images=skip needs recipe.cache=on, which finds such files beforehand")
+                raise UsageError("recipe.bad_images=skip needs recipe.cache=on, which stores what is left out")
+            note += _remarks(
+                tree, check(tree, _remembered_checks(data_root, f"{self.registered_name}-{place}.checked"))
+            )
             return DataCopy("files", _digest(tree, side), str(tree.root), note, len(tree.classes), detected)
-        place = hashlib.sha256(str(tree.root.resolve()).encode()).hexdigest()[:8]
         path = cache_folder(data_root.expanduser()) / f"{self.registered_name}-{side}-{place}"
         try:
             meta = store(tree, path, side, recipe.bad_images == "skip")
         except OSError as error:
             raise UsageError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from error
-        return DataCopy("decoded", meta["checksum"], str(path), note + _remarks(meta), len(tree.classes), detected)
+        return DataCopy(
+            "decoded", meta["checksum"], str(path), note + _remarks(tree, meta), len(tree.classes), detected
+        )
 
     def detected_side(self, tree: ImageTree) -> int:
         """Return the side of the network's images that follows from the files; 0 for that of `input_shape`."""
@@ -188,10 +189,41 @@ def _digest(tree: ImageTree, side: int) -> str:
     return hashlib.sha256(f"files {side} {tree.fingerprint()}".encode()).hexdigest()
 
 
-def _remarks(meta: Mapping[str, Any]) -> str:
+def _refuse_others(tree: ImageTree, recipe: Recipe) -> None:
+    """Check that the folder contains only images, and these only in the folders of classes.
+
+    Raises:
+        UsageError: There are other files.
+    """
+    setting = "--set recipe.bad_images=skip" + (" --set recipe.cache=on" if recipe.cache == "off" else "")
+    for files, fault, remedy in (
+        (tree.others, "is not an image by its name", "remove it"),
+        (tree.outside, "is an image next to the folders, and not in that of a class", "move or remove it"),
+    ):
+        if files:
+            more = f", like {len(files) - 1:,} others" if len(files) > 1 else ""
+            raise UsageError(
+                f"{shown(tree.root / files[0])}: {fault}{more}; {remedy}, or leave out such files with {setting}"
+            )
+
+
+def _remembered_checks(data_root: Path, name: str) -> Path | None:
+    """Return the file that remembers a check; `None` if no folder is writable, since a check needs none."""
+    try:
+        return cache_folder(data_root.expanduser()) / name
+    except UsageError:
+        return None
+
+
+def _remarks(tree: ImageTree, meta: Mapping[str, Any]) -> str:
     """Return what was converted and left out, for the note of the data copy; empty if there was nothing."""
     converted = [f"{count:,} from {name}" for name, count in meta["converted"].items()]
     remarks = [f"converted to RGB: {', '.join(converted)}"] if converted else []
-    if skipped := meta["skipped"]:
-        remarks.append(f"{len(skipped):,} files that are not images were left out, the first is {shown(skipped[0])}")
+    for files, kind in (
+        (meta["skipped"], "files that are not images"),
+        (tree.others, "files that are not images by their names"),
+        (tree.outside, "images outside the folders of classes"),
+    ):
+        if files:
+            remarks.append(f"{len(files):,} {kind} were left out, the first is {shown(files[0])}")
     return "".join(f"; {remark}" for remark in remarks)

@@ -119,6 +119,6 @@ def _writable(folders: list[Path]) -> Path:
             reasons.append(f"{folder}: {error.strerror or error}")
             continue
         if reasons:
-            logger.warning("decoded images are stored in %s: the data root is not writable (%s)", folder, reasons[0])
+            logger.warning("the data root is not writable (%s): %s is used in its place", reasons[0], folder)
         return folder
     raise UsageError(f"no folder for decoded images is writable: {'; '.join(reasons)}")

@@ -7,14 +7,15 @@ decoding continues there. `tasks.images.stored` describes the files and reads th
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import zlib
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -22,10 +23,22 @@ from numpy.typing import NDArray
 
 from suite import files
 from suite.errors import UsageError
-from tasks.images.decoding import CONVERSIONS, BadImage, Decoded, decode, image_size, reduced_size, shown
+from tasks.images.decoding import (
+    CONVERSIONS,
+    MAX_PIXELS,
+    BadImage,
+    Decoded,
+    decode,
+    image_size,
+    reduced_size,
+    shown,
+)
 from tasks.images.stored import RECORD, VERSION, checksum_of, end_of_pixels, read_cache
 from tasks.sources.image_tree import ImageTree, TreeFile
 from tasks.sources.progress import progress
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 CHUNK = 256  # images that are lost at most when a decoding is interrupted
 GROUP = 16  # images that a thread decodes before it hands them over, which bounds the memory of a decoding
@@ -101,13 +114,7 @@ def store(tree: ImageTree, path: Path, shorter_side: int, skip: bool) -> dict[st
             "fingerprint": fingerprint,
             "checksum": checksum_of(records),
             "skipped": [file.path for file, skipped in zip(tree.files, records["skipped"], strict=True) if skipped],
-            "converted": {
-                name: int(count)
-                for name, count in zip(
-                    CONVERSIONS, np.bincount(records["converted"], minlength=len(CONVERSIONS)), strict=True
-                )
-                if name and count
-            },
+            "converted": _by_conversion(Counter(records["converted"].tolist())),
         }
         files.write(part / "cache.json", json.dumps(meta))
         (part / "source.txt").unlink()
@@ -115,6 +122,64 @@ def store(tree: ImageTree, path: Path, shorter_side: int, skip: bool) -> dict[st
             shutil.rmtree(path)
         part.rename(path)
         return meta
+
+
+def check(tree: ImageTree, path: Path | None) -> dict[str, Any]:
+    """Decode every file of a folder without storing it, unless this has been done and the folder is unchanged.
+
+    Args:
+        tree: Files of the folder.
+        path: File that remembers the check, in an existing folder; `None` remembers nothing.
+
+    Returns:
+        Fingerprint of the folder, counts of conversions, and skipped files, of which there are none.
+
+    Raises:
+        UsageError: A file is not an image.
+    """
+    fingerprint = f"{VERSION}-{tree.fingerprint()}"
+    if path is not None and (found := _read_check(path)) and found["fingerprint"] == fingerprint:
+        return found
+    every = tree.files
+    counts: Counter[int] = Counter()
+    with progress(f"checking {len(every):,} images of {tree.root}", len(every)) as advance:
+        for converted in _in_threads(_conversion_of, tree.root, every, 0):
+            if isinstance(converted, BadImage):
+                raise UsageError(
+                    f"{converted}; remove the file, or leave out such files with --set recipe.bad_images=skip "
+                    "--set recipe.cache=on"
+                )
+            counts[converted] += 1
+            advance(1)
+    meta = {"fingerprint": fingerprint, "converted": _by_conversion(counts), "skipped": []}
+    if path is not None:
+        try:
+            files.write(path, json.dumps(meta))
+        except OSError as error:
+            logger.warning("%s cannot be written (%s): the next command checks the images again", path, error.strerror)
+    return meta
+
+
+def _read_check(path: Path) -> dict[str, Any] | None:
+    """Return what `check` wrote; `None` if there is nothing, or something else."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.keys() == {"fingerprint", "converted", "skipped"} else None
+
+
+def _conversion_of(path: Path) -> int | BadImage:
+    """Decode an image at the size of its file, and return what it was converted from, or what is wrong with it."""
+    try:
+        return CONVERSIONS.index(decode(path, MAX_PIXELS).converted)
+    except BadImage as error:
+        return error
+
+
+def _by_conversion(counts: Counter[int]) -> dict[str, int]:
+    """Return numbers of files by the name of their conversion, without those that needed none."""
+    return {CONVERSIONS[number]: counts[number] for number in sorted(counts) if CONVERSIONS[number]}
 
 
 def _begin(part: Path, fingerprint: str, usable: tuple[str, ...]) -> None:
@@ -194,7 +259,8 @@ def _decode_all(tree: ImageTree, part: Path, shorter_side: int, skip: bool) -> N
             advance(filled)
             filled = 0
 
-        for number, image in enumerate(_decoded_files(tree.root, every, done, shorter_side), start=done):
+        decoded = _in_threads(lambda path: _decoded(path, shorter_side), tree.root, every, done)
+        for number, image in enumerate(decoded, start=done):
             split, label = int(number >= len(tree.train)), every[number].label
             if isinstance(image, BadImage):
                 if not skip:
@@ -227,24 +293,22 @@ def _resume(part: Path, pixels: IO[bytes], index: IO[bytes]) -> tuple[int, int]:
     return count, end
 
 
-def _decoded_files(
-    root: Path, every: Sequence[TreeFile], first: int, shorter_side: int
-) -> Iterator[tuple[Decoded, int] | BadImage]:
-    """Decode files in their order from the file with number `first`, several groups at once.
+def _in_threads(work: Callable[[Path], Result], root: Path, every: Sequence[TreeFile], first: int) -> Iterator[Result]:
+    """Call a function for files in their order from the file with number `first`, for several groups at once.
 
     Yields:
-        For each file, the image, contiguous in memory, and the CRC-32 of its pixels; or what is wrong with the file.
+        The result for each file.
     """
 
-    def decode_group(group: int) -> list[tuple[Decoded, int] | BadImage]:
-        return [_decoded(root / file.path, shorter_side) for file in every[group : group + GROUP]]
+    def work_on(group: int) -> list[Result]:
+        return [work(root / file.path) for file in every[group : group + GROUP]]
 
     threads = os.cpu_count() or 1
-    started: deque[Future[list[tuple[Decoded, int] | BadImage]]] = deque()
+    started: deque[Future[list[Result]]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:
         for group in range(first, len(every), GROUP):
-            started.append(pool.submit(decode_group, group))
+            started.append(pool.submit(work_on, group))
             if len(started) == 2 * threads:
                 yield from started.popleft().result()
         while started:
@@ -254,6 +318,7 @@ def _decoded_files(
 
 
 def _decoded(path: Path, shorter_side: int) -> tuple[Decoded, int] | BadImage:
+    """Return an image, contiguous in memory, and the CRC-32 of its pixels; or what is wrong with the file."""
     try:
         image = decode(path, shorter_side)
     except BadImage as error:

@@ -44,7 +44,8 @@ class ImageTree:
         classes: Names of the classes, sorted; labels are positions in this list.
         train, test: Files, sorted by class and then by name.
         split: How the splits were found, for the note of the data copy.
-        others: Files that are not images by their names, relative to the folder.
+        others: Files in the folders of classes that are not images by their names, relative to the folder.
+        outside: Images by their names that are next to the folders of splits or classes, relative to the folder.
     """
 
     root: Path
@@ -53,6 +54,7 @@ class ImageTree:
     test: tuple[TreeFile, ...]
     split: str
     others: tuple[str, ...]
+    outside: tuple[str, ...]
 
     @property
     def files(self) -> tuple[TreeFile, ...]:
@@ -79,13 +81,16 @@ def read_tree(root: Path) -> ImageTree:
         root: Folder.
 
     Raises:
-        UsageError: The layout is another one, a class has no images in a split, or the folder cannot be read.
+        UsageError: The layout is another one, there is only one class, a class has no images in a split, or the folder
+            cannot be read.
     """
     try:
         folders = _folders(root)
         if TRAIN in folders:
             return _with_splits(root, folders)
         return _without_splits(root, folders)
+    except UsageError as error:
+        raise UsageError(shown(str(error))) from None  # names of folders are not always text
     except OSError as error:
         raise UsageError(f"{shown(error.filename or root)}: cannot be read: {error.strerror or error}") from error
 
@@ -103,9 +108,12 @@ def _with_splits(root: Path, folders: Sequence[str]) -> ImageTree:
     others: list[str] = []
     train = _files(root, TRAIN, classes, others)
     test = _files(root, chosen, classes, others)
+    if len(classes) < 2:
+        raise UsageError(f"{root / TRAIN}: contains only the class {classes[0]}/; a network needs at least two classes")
     unused = [name for name in TEST if name in folders and name != chosen]
     split = f"test images from {chosen}/" + (f"; {', '.join(f'{name}/' for name in unused)} not used" if unused else "")
-    return ImageTree(root, tuple(classes), train, test, split, tuple(others))
+    outside = _outside(root, "", TRAIN, chosen)
+    return ImageTree(root, tuple(classes), train, test, split, tuple(others), outside)
 
 
 def _without_splits(root: Path, folders: Sequence[str]) -> ImageTree:
@@ -124,12 +132,31 @@ def _without_splits(root: Path, folders: Sequence[str]) -> ImageTree:
             raise UsageError(f"{root / folders[min(missing)]}: has too few images for a {name} split of its own")
     split = f"a fixed tenth of the images, stratified by class, is the test split ({count:,} images)"
     return ImageTree(
-        root, tuple(folders), tuple(files[i] for i in train), tuple(files[i] for i in test), split, tuple(others)
+        root,
+        tuple(folders),
+        tuple(files[i] for i in train),
+        tuple(files[i] for i in test),
+        split,
+        tuple(others),
+        _outside(root, ""),
     )
 
 
 def _folders(root: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _outside(root: Path, *folders: str) -> tuple[str, ...]:
+    """Return the images in some folders that contain folders only, sorted, relative to the root.
+
+    Other files there, such as archives and lists of names, are usual and have no use.
+    """
+    return tuple(
+        os.path.relpath(entry.path, root)
+        for folder in folders
+        for entry in sorted(os.scandir(root / folder), key=lambda one: one.name)
+        if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".") and not entry.is_dir()
+    )
 
 
 def _files(root: Path, split: str, classes: Sequence[str], others: list[str]) -> tuple[TreeFile, ...]:

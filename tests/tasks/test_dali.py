@@ -120,8 +120,15 @@ def test_a_damaged_file_is_named(dali: None, folder: Path, tmp_path: Path, kept:
             (tmp_path / place / f"{number}.jpg").write_bytes((folder / "train" / "cat" / "0.jpg").read_bytes())
     content = (folder / "train" / "cat" / "0.jpg").read_bytes()
     (tmp_path / "train" / "b" / "1.jpg").write_bytes(content[: int(kept * len(content))])
-    with pytest.raises(UsageError, match=re.escape(f"{tmp_path}/train/b/1.jpg: cannot be read as an image")):
-        pixels(tmp_path, "train", RECIPE)
+    expected = re.escape(f"{tmp_path}/train/b/1.jpg: cannot be read as an image")
+    with pytest.raises(UsageError, match=expected):  # before the first trial
+        TASK.prepare(tmp_path, "quick", RECIPE)
+    files = FileImages(read_tree(tmp_path), "train", 1 << 20)
+    images = np.arange(len(files.labels))
+    whole = np.concatenate([np.zeros_like(files.sizes), files.sizes], axis=1)
+    cuts = Cuts(whole, np.full((len(images), 2), 32), np.zeros((len(images), 2), dtype=np.int64), images < 0)
+    with ThreadPoolExecutor(2) as pool, pytest.raises(UsageError, match=expected):  # a file that is damaged later
+        DaliCutter(files, 32, CPU)(images, cuts, pool)
 
 
 def test_a_file_that_only_dali_refuses_is_named(dali: None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,10 +156,10 @@ def test_large_folders_are_listed_in_linear_time(tmp_path: Path, monkeypatch: py
 
         __hash__ = None  # type: ignore[assignment]
 
-    for split in ("train", "val"):
-        (tmp_path / split / "cat").mkdir(parents=True)
-        for number in range(50):
-            (tmp_path / split / "cat" / f"{number}.png").touch()
+    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (tmp_path / place).mkdir(parents=True)
+        for number in range(25):
+            (tmp_path / place / f"{number}.png").touch()
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: [Entry(entry) for entry in scandir(path)])
     assert len(read_tree(tmp_path).train) == 50

@@ -1,0 +1,114 @@
+"""Without a cache, every file is decoded once before the first trial, which is remembered until the folder changes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import tasks.sources.image_cache as image_cache
+from suite.errors import UsageError
+from suite.task import DataCopy
+from tasks.image_files import ImageFilesTask
+from tasks.imagefolder import ImageFolderTask
+from tasks.images.decoding import MAX_PIXELS
+
+TASK = ImageFolderTask()
+QUICK = replace(TASK.recipe("quick"), batch_size=4, cache="off")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (tmp_path / place).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / place / f"{number}.png")
+    return tmp_path
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Collect the path and the shorter side of every decoded file."""
+    calls: list[Any] = []
+    original = image_cache.decode
+    monkeypatch.setattr(image_cache, "decode", lambda path, side: (calls.append((path, side)), original(path, side))[1])
+    return calls
+
+
+def prepare(folder: Path, preset: str = "quick", task: ImageFilesTask = TASK) -> DataCopy:
+    return task.prepare(folder, preset, QUICK)
+
+
+def test_every_file_is_decoded_once_and_at_its_own_size(folder: Path, decoded: list[Any]) -> None:
+    first = prepare(folder)
+    assert sorted(path for path, _ in decoded) == sorted(folder.rglob("*.png"))
+    assert {side for _, side in decoded} == {MAX_PIXELS}
+    assert prepare(folder) == first
+    assert prepare(folder, "paper").note == first.note
+    assert len(decoded) == 12
+    assert [path.suffix for path in (folder / ".pdt-cache").iterdir()] == [".checked"]
+
+
+def test_a_changed_folder_is_checked_again(folder: Path, decoded: list[Any]) -> None:
+    prepare(folder)
+    Image.new("P", (40, 40)).save(folder / "train/cat/palette.png")
+    assert prepare(folder).note.endswith("; converted to RGB: 1 from palette")
+    assert len(decoded) == 12 + 13
+
+
+def test_a_refused_folder_is_checked_again(folder: Path, decoded: list[Any]) -> None:
+    last = folder / "val/dog/2.png"
+    content, stamp = last.read_bytes(), last.stat().st_mtime_ns
+    last.write_bytes(b"\0" * len(content))  # as large, so that the folder looks unchanged afterwards
+    os.utime(last, ns=(stamp, stamp))
+    with pytest.raises(UsageError, match=r"val/dog/2\.png: cannot be read .* --set recipe\.bad_images=skip --set"):
+        prepare(folder)
+    last.write_bytes(content)
+    os.utime(last, ns=(stamp, stamp))
+    prepare(folder)
+    assert len(decoded) == 24
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "null", '{"fingerprint": "1"}', "\0"])
+def test_a_damaged_memory_is_replaced(folder: Path, decoded: list[Any], content: str) -> None:
+    copy = prepare(folder)
+    (memory,) = (folder / ".pdt-cache").glob("*.checked")
+    memory.write_text(content)
+    assert prepare(folder) == copy
+    assert prepare(folder) == copy
+    assert len(decoded) == 24
+
+
+def test_without_a_writable_folder_nothing_is_remembered(
+    folder: Path, decoded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder / "train/cat/0.png"))
+    (folder / ".pdt-cache").touch()
+    assert prepare(folder) == prepare(folder)
+    assert len(decoded) == 24
+
+
+def test_a_full_disk_is_a_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(path: Path, content: str) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(image_cache.files, "write", write)
+    prepare(folder)
+    assert "cannot be written (No space left on device): the next command checks the images again" in caplog.text
+
+
+def test_images_next_to_the_folders_name_both_settings(folder: Path) -> None:
+    Image.new("RGB", (4, 4)).save(folder / "a.png")
+    Image.new("RGB", (4, 4)).save(folder / "train/b.png")
+    with pytest.raises(UsageError) as error:
+        prepare(folder)
+    assert str(error.value) == (
+        f"{folder}/a.png: is an image next to the folders, and not in that of a class, like 1 others; move or remove "
+        "it, or leave out such files with --set recipe.bad_images=skip --set recipe.cache=on"
+    )
