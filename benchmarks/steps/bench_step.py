@@ -110,7 +110,7 @@ def convolutions(net: nn.Module) -> dict[str, tuple[nn.Conv2d, int]]:
     """Return the distinct convolutions with the side of their input, by description."""
     modules, found = dict(net.named_modules()), {}
     for name, cost in count_layers(net, SHAPE).items():
-        layer = modules[name]
+        layer = modules.get(name)  # matrix products outside of layers have no module
         if isinstance(layer, nn.Conv2d):
             side = cost.output[0] * layer.stride[0] + (layer.kernel_size[0] - 1 if not any(layer.padding) else 0)
             kernel = "x".join(map(str, layer.kernel_size))
