@@ -115,7 +115,7 @@ def networks(text: str, batch: int | None, wanted: Sequence[str]) -> Iterator[Ne
             model = choice.build(images, classes)
         layers: dict[LayerShape, list[str]] = {}
         for name, cost in count_layers(model, images).items():
-            if cost.has_dgrad and cost.kind != "attention" and (not wanted or any(part in name for part in wanted)):
+            if cost.has_dgrad and cost.is_layer and (not wanted or any(part in name for part in wanted)):
                 layers.setdefault(_shape(model.get_submodule(name), cost), []).append(name)
         yield Network(str(choice), batch or (IMAGENET_BATCH if is_large else CIFAR_BATCH), layers)
 

@@ -25,9 +25,9 @@ MEANING = (
     "loop, including the input pipeline, pruning, regulariser and reconfigurations; it excludes evaluation, "
     "checkpoints, start-up and compilation.",
     "Counted: exact, from shapes and masks. One multiply-add is 2 FLOPs. Counted are two-dimensional convolutions with "
-    "their padding, linear layers, and the two products of scaled dot-product attention. The first layer has no data "
-    "gradient. The arithmetic of a method itself is overhead and not part of the training FLOPs. Other operations "
-    "of a network are not counted; they are named here if there are any.",
+    "their padding, linear layers, the two products of scaled dot-product attention, and other matrix products. The "
+    "first layer has no data gradient. The arithmetic of a method itself is overhead and not part of the training "
+    "FLOPs. Other operations of a network that multiply are not counted; they are named here if there are any.",
     "FLOPs are counted in four ways: dense (the original network), current (the present shapes), effective (current "
     "times density: the cost on hardware that skips) and executed (what the kernels computed; if a method chooses "
     "backends by their speed, other load on the machine can affect this count).",

@@ -1,14 +1,22 @@
 """Counted cost: multiply-adds and FLOPs of a model's layers, for one image. `suite.cost.ledger` sums them over a trial.
 
-One multiply-add is 2 FLOPs. Two-dimensional convolutions and linear layers are counted, padding included, and so are
-the two products of scaled dot-product attention, as separate rows. A layer whose input needs no gradient (the first)
-has no data gradient. Other operations that multiply are not counted but named (`Counts.not_counted`).
+One multiply-add is 2 FLOPs. Two-dimensional convolutions and linear layers are counted, padding included. Matrix
+products outside of these layers have rows of their own:
+
+    MODULE:attention    both products of scaled dot-product attention
+    MODULE:PARAMETER    products with a parameter, such as the projections inside `nn.MultiheadAttention`
+    MODULE:matmul       all other matrix products of a module: both factors are activations or constants
+
+The gradient of a parameter is a weight gradient, and that of any other factor a data gradient. A factor that needs no
+gradient (the input of the first layer) has none. Other operations that multiply are not counted but named
+(`Counts.not_counted`).
 """
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,23 +25,30 @@ from torch import Tensor, nn
 from suite.network.forward_pass import LAYERS, Product, run_blank
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
+MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+"""Names of the matrix products in torch's dispatcher. `matmul`, `einsum` and `linear` consist of them."""
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Shape and multiply-adds of one layer, for one image.
+    """Shape and multiply-adds of one layer, or of the matrix products of one row outside of layers, for one image.
 
     Attributes:
-        name: Name of the layer; for attention, the name of the module followed by `:attention`.
-        kind: `conv`, `linear` or `attention`.
+        name: Name of the layer; for matrix products outside of layers, the name of the module followed by `:attention`,
+            by `:matmul`, or by a colon and the name of the parameter.
+        kind: `conv`, `linear` (also for products with a parameter) or `attention` (also for `:matmul`).
         in_channels, out_channels, kernel, input, output: C, K, (R, S), (H, W), (P, Q). For attention: the width of all
-            heads' queries (twice), (1, 1), (keys, 1), (queries, 1).
-        macs: Multiply-adds of the forward; each gradient takes as many. Attention multiplies two activations, twice;
-            its backward has two products for each, all of them data gradients.
+            heads' queries (twice), (1, 1), (keys, 1), (queries, 1); for the first product of a `:matmul` likewise, with
+            the matrices of an image in place of the heads.
+        macs: Multiply-adds of the forward; each gradient of a layer takes as many. Attention multiplies two
+            activations, twice; its backward has two products for each, all of them data gradients.
         has_dgrad: Whether the layer's input needs a gradient.
         params: Number of weights and biases.
         input_elements: Number of elements of the input, which training keeps for backward.
         training_only: Whether the layer runs only in training mode (an auxiliary head) and not in inference.
+        weight: Name of the parameter that a product outside of layers multiplies with; empty for layers and others.
+        gradient_macs: Multiply-adds of all data gradients and of all weight gradients, where the products of a row
+            decide which exist; `None` if they follow from `kind`, `macs` and `has_dgrad`.
     """
 
     name: str
@@ -48,12 +63,21 @@ class LayerCost:
     params: int
     input_elements: int
     training_only: bool = False
+    weight: str = ""
+    gradient_macs: tuple[int, int] | None = None
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether the row is a layer, which is called as a module, and not matrix products outside of layers."""
+        return self.kind != "attention" and not self.weight
 
     def flops(self, product: str) -> int:
         """Return the FLOPs of one product for one image."""
+        if self.gradient_macs is not None and product != "forward":
+            return 2 * self.gradient_macs[product == "wgrad"]
         if product == "dgrad" and not self.has_dgrad:
             return 0
-        if self.kind == "attention":
+        if self.kind == "attention" and self.gradient_macs is None:
             return {"forward": 2, "dgrad": 4, "wgrad": 0}[product] * self.macs
         return 2 * self.macs
 
@@ -72,7 +96,7 @@ class Counts:
 
 
 def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str, LayerCost]:
-    """Count all convolution and linear layers of a model, and attention, by running a blank image.
+    """Count all convolution and linear layers of a model, and other matrix products, by running a blank image.
 
     Args:
         model: The model. Its mode, weights and normalisation statistics stay unchanged.
@@ -82,7 +106,7 @@ def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[st
 
 
 def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
-    """Count a model's layers as `count_layers` does, and name the operations that multiply outside them.
+    """Count a model's layers as `count_layers` does, and name the operations that multiply and have no row.
 
     The blank image runs in evaluation mode. If a layer does not run then, blank images also run through a copy in
     training mode.
@@ -94,12 +118,14 @@ def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
         in_training, more = _run(copy.deepcopy(model), input_shape, 2, training=True)
         known = {(product.op, product.module) for product in products}
         products += [product for product in more if (product.op, product.module) not in known]
+        # A module may attend with a fused operation in one mode and with matrix products in the other.
+        attending = {_module_of(cost) for cost in costs.values() if cost.kind == "attention"}
         for name, cost in in_training.items():
-            if name not in costs:
+            if name not in costs and not (cost.kind == "attention" and _module_of(cost) in attending):
                 costs[name] = replace(cost, training_only=True)
     macs: dict[tuple[str, str], float | None] = {}
     for product in products:
-        if not product.attention:
+        if not product.attention and product.op not in MATRIX_PRODUCTS:
             key, before = (product.op, product.module), macs.get((product.op, product.module), 0)
             macs[key] = None if product.macs is None or before is None else before + product.macs
     return Counts(costs, tuple(_in_words(*key, number) for key, number in macs.items()))
@@ -108,7 +134,7 @@ def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
 def _run(
     model: nn.Module, input_shape: tuple[int, int, int], images: int, training: bool = False
 ) -> tuple[dict[str, LayerCost], list[Product]]:
-    """Return the layers and attentions that run, for one image, and all products outside of layers."""
+    """Return the rows of what runs, for one image, and all products outside of layers."""
     costs: dict[str, LayerCost] = {}
 
     def note(name: str, layer: nn.Module, given: Tensor, output: Tensor) -> None:
@@ -135,16 +161,20 @@ def _run(
 
     found = run_blank(model, input_shape, images, training, on_layer=note).products
     products = [replace(one, macs=one.macs // images) if one.macs else one for one in found]
+    parameters = dict(model.named_parameters())
     for product in products:
         if product.attention:
             _add_attention(costs, product, images)
+        elif product.op in MATRIX_PRODUCTS:
+            _add_matrix_product(costs, product, images, parameters)
     return costs, products
 
 
 def _add_attention(costs: dict[str, LayerCost], product: Product, images: int) -> None:
     """Add a product of attention to the row of its module."""
     name = f"{product.module}:attention"
-    queries, others = product.shapes[-2:] if product.op == "baddbmm" else product.shapes[:2]
+    shapes = [operand.shape for operand in product.operands]
+    queries, others = shapes[-2:] if product.op == "baddbmm" else shapes[:2]
     heads = math.prod(queries[:-2]) // images
     if name in costs:
         known = costs[name]
@@ -159,6 +189,57 @@ def _add_attention(costs: dict[str, LayerCost], product: Product, images: int) -
         name, "attention", width, width, (1, 1), (keys, 1), (queries[-2], 1),
         product.macs or 0, product.has_grad, 0, heads * queries[-2] * queries[-1],
     )  # fmt: skip
+
+
+def _add_matrix_product(
+    costs: dict[str, LayerCost], product: Product, images: int, parameters: Mapping[str, nn.Parameter]
+) -> None:
+    """Add a matrix product outside of layers and attention to the row of its module, or of module and parameter."""
+    left, right = product.operands[-2:]
+    weight = right.parameter or left.parameter
+    macs, module = product.macs or 0, product.module
+    dgrad = macs * sum(one.has_grad for one in (left, right) if not one.parameter)
+    wgrad = macs * sum(one.has_grad for one in (left, right) if one.parameter)
+    name = f"{module}:{weight.removeprefix(f'{module}.') if weight else 'matmul'}"
+    if name in costs:
+        known = costs[name]
+        before = known.gradient_macs or (0, 0)
+        costs[name] = replace(
+            known, macs=known.macs + macs, has_dgrad=known.has_dgrad or dgrad > 0,
+            gradient_macs=(before[0] + dgrad, before[1] + wgrad),
+        )  # fmt: skip
+        return
+    activation = left if not left.parameter else right
+    elements, width = math.prod(activation.shape) // images, left.shape[-1]
+    if weight:
+        # A parameter that several rows multiply with belongs to the first of them, or to its layer.
+        counted = weight.removesuffix(".weight") in costs or any(cost.weight == weight for cost in costs.values())
+        own = {weight, _bias_of(weight)} & parameters.keys()
+        params = 0 if counted else sum(parameters[one].numel() for one in own)
+        costs[name] = LayerCost(
+            name, "linear", width, max(parameters[weight].numel() // max(width, 1), 1), (1, 1), (1, 1), (1, 1),
+            macs, dgrad > 0, params, elements, weight=weight, gradient_macs=(dgrad, wgrad),
+        )  # fmt: skip
+        return
+    rows, matrices = left.shape[-2], math.prod(left.shape[:-2])
+    if len(left.shape) == 2:  # the images are among the rows
+        rows = max(rows // images, 1)
+    else:
+        width *= max(matrices // images, 1)
+    costs[name] = LayerCost(
+        name, "attention", width, width, (1, 1), (right.shape[-1], 1), (rows, 1),
+        macs, dgrad > 0, 0, elements, gradient_macs=(dgrad, wgrad),
+    )  # fmt: skip
+
+
+def _bias_of(weight: str) -> str:
+    """Return the name of the bias that belongs to a weight by its name, such as `in_proj_bias` to `in_proj_weight`."""
+    module, dot, name = weight.rpartition(".")
+    return module + dot + name.replace("weight", "bias")
+
+
+def _module_of(cost: LayerCost) -> str:
+    return cost.name.partition(":")[0]
 
 
 def _in_words(op: str, module: str, macs: float | None) -> str:
@@ -178,4 +259,15 @@ def weight_density(layer: nn.Module) -> float:
     """Return the share of a layer's weights that are nonzero."""
     weight = layer.weight
     assert isinstance(weight, torch.Tensor)
+    return _nonzero_share(weight)
+
+
+def density_of_weights(cost: LayerCost, model: nn.Module) -> float | None:
+    """Return the share of nonzero weights that a row of a model multiplies with; `None` if it has no weights."""
+    if cost.weight:
+        return _nonzero_share(model.get_parameter(cost.weight))
+    return weight_density(model.get_submodule(cost.name)) if cost.is_layer else None
+
+
+def _nonzero_share(weight: Tensor) -> float:
     return weight.count_nonzero().item() / max(weight.numel(), 1)

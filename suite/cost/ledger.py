@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from suite.cost.data_parallel.communication import KeptGradients, count_step
-from suite.cost.flops import PRODUCTS, LayerCost, count_layers, weight_density
+from suite.cost.flops import PRODUCTS, LayerCost, count_layers, density_of_weights, weight_density
+from suite.errors import UsageError
 from suite.method import Context, Density, Method
 from suite.network.planned_layer import PlannedLayer
 
@@ -162,14 +163,12 @@ class Ledger:
 
     def inference_flops(self, *, effective: bool = False) -> float:
         """Return the FLOPs of one image's inference; `effective` counts only nonzero weights."""
-        modules = dict(self._model.named_modules())
-        return float(
-            sum(
-                cost.flops("forward") * (weight_density(modules[name]) if effective and name in modules else 1.0)
-                for name, cost in self.evaluated.items()
-                if not cost.training_only
-            )
-        )
+        total = 0.0
+        for cost in self.evaluated.values():
+            if not cost.training_only:
+                density = density_of_weights(cost, self._model) if effective else None
+                total += cost.flops("forward") * (1.0 if density is None else density)
+        return total
 
     @property
     def inference_flops_dense(self) -> float:
@@ -214,9 +213,18 @@ class Ledger:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, after the reconfigurations were replayed on the model."""
+        """Restore `state_dict`, after the reconfigurations were replayed on the model.
+
+        Raises:
+            UsageError: The state has other rows, since an earlier version of the suite counted fewer products.
+        """
         self.image_size = state.get("image_size")
         self._count()
+        if state["interval"].keys() != self.dense.keys():
+            raise UsageError(
+                "the checkpoint counts the FLOPs of other products than this version of the suite; delete it to start "
+                "from the beginning"
+            )
         self._rows, self._first_epoch = list(state["rows"]), state["first_epoch"]
         self._interval, self._overhead = state["interval"], state["overhead"]
         self._steps, self._samples = state["steps"], state["samples"]
@@ -236,11 +244,11 @@ class Ledger:
         self._steps = self._samples = 0
 
     def _interval_rows(self, last_epoch: int) -> list[dict[str, Any]]:
-        modules = dict(self._model.named_modules())
         number = 1 + max((row["interval"] for row in self._rows), default=0)
         rows = []
         for name, dense in self.dense.items():
-            cost, layer = self.current.get(name), modules.get(name)
+            cost = self.current.get(name)
+            density = density_of_weights(cost, self._model) if cost else 0.0
             row: dict[str, Any] = {
                 "interval": number,
                 "first_epoch": self._first_epoch,
@@ -256,7 +264,7 @@ class Ledger:
                 "output": "x".join(map(str, dense.output)),
                 "params": cost.params if cost else 0,
                 # Attention has no weights; a removed layer has no nonzero weight.
-                "weight_density": "" if dense.kind == "attention" else weight_density(layer) if cost and layer else 0.0,
+                "weight_density": "" if dense.kind == "attention" or density is None else density,
             }
             for product in PRODUCTS:
                 for column in COLUMNS:

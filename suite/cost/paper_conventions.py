@@ -87,7 +87,10 @@ def _interval(rows: list[Mapping[str, Any]]) -> Interval:
 
 def _layer(row: Mapping[str, Any]) -> LayerCost:
     kernel, given, output = (_pair(row[name]) for name in ("kernel", "input", "output"))
-    channels = int(row["in_channels"])
+    channels, doubled = int(row["in_channels"]), 2 * int(row["samples"])
+    gradients = None
+    if row["kind"] == "attention":  # of its products, some may have one gradient and others two
+        gradients = round(float(row["dgrad_current"]) / doubled), round(float(row["wgrad_current"]) / doubled)
     return LayerCost(
         name=str(row["layer"]),
         kind=str(row["kind"]),
@@ -96,10 +99,11 @@ def _layer(row: Mapping[str, Any]) -> LayerCost:
         kernel=kernel,
         input=given,
         output=output,
-        macs=round(float(row["forward_current"]) / (2 * int(row["samples"]))),
+        macs=round(float(row["forward_current"]) / doubled),
         has_dgrad=float(row["dgrad_dense"]) > 0,
         params=int(row["params"]),
         input_elements=channels * given[0] * given[1],
+        gradient_macs=gradients,
     )
 
 

@@ -42,6 +42,21 @@ _BATCHED = ("bmm", "baddbmm")
 
 
 @dataclass(frozen=True)
+class Operand:
+    """A tensor that an operation reads.
+
+    Attributes:
+        shape: Its shape.
+        has_grad: Whether it needs a gradient.
+        parameter: Name of the model's parameter that it is, or whose elements it views; empty for any other tensor.
+    """
+
+    shape: tuple[int, ...]
+    has_grad: bool
+    parameter: str
+
+
+@dataclass(frozen=True)
 class Product:
     """An operation that multiplies, outside of every convolution and linear layer.
 
@@ -51,16 +66,19 @@ class Product:
         macs: Multiply-adds of the whole batch; `None` if torch has no formula.
         attention: Whether it is one of the two products of scaled dot-product attention (queries by keys, weights by
             values), or both in one operation.
-        shapes: Shapes of the operands.
-        has_grad: Whether an operand needs a gradient.
+        operands: The tensors that it reads. The last two of `mm`, `addmm`, `bmm` and `baddbmm` are the factors.
     """
 
     op: str
     module: str
     macs: int | None
     attention: bool
-    shapes: tuple[tuple[int, ...], ...]
-    has_grad: bool
+    operands: tuple[Operand, ...]
+
+    @property
+    def has_grad(self) -> bool:
+        """Whether an operand needs a gradient."""
+        return any(one.has_grad for one in self.operands)
 
 
 class ForwardPass:
@@ -86,6 +104,7 @@ class ForwardPass:
             weight = model.get_submodule(name)._parameters.get("weight")
             if weight is not None:
                 self._owners[_storage(weight)].append(name)
+        self._parameters = {_storage(parameter): name for name, parameter in model.named_parameters()}
         self._running: list[str] = []
         self._in_attention = self._in_multi_head = False
 
@@ -129,9 +148,11 @@ class ForwardPass:
             return
         macs = None if formula is None else int(formula(*args, **kwargs, out_val=out)) // 2
         attention = formula is not None and (self._in_attention or (self._in_multi_head and _of_attention(name)))
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        has_grad = any(tensor.requires_grad for tensor in tensors)
-        self.products.append(Product(name, self._module, macs, attention, shapes, has_grad))
+        operands = tuple(
+            Operand(tuple(tensor.shape), tensor.requires_grad, self._parameters.get(_storage(tensor), ""))
+            for tensor in tensors
+        )
+        self.products.append(Product(name, self._module, macs, attention, operands))
 
     @property
     def _module(self) -> str:

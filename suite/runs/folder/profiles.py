@@ -66,7 +66,8 @@ class LayerProfile(Strict):
     """One layer in a step.
 
     Attributes:
-        name: Name of the layer, or of a module followed by `:attention`.
+        name: Name of the layer, or that of a module, a colon, and which of its matrix products are meant (for example
+            `:attention`), as in `layers.csv`.
         kind: `conv`, `linear` or `attention`.
         in_channels, out_channels, kernel, input, output: C, K, (R, S), (H, W), (P, Q) in this stage; no channels if the
             layer was removed.
