@@ -334,8 +334,7 @@ class Hooks:
         if 0 < images < min(asked := self.ctx.batch_size, self.ctx.train_images or self.ctx.batch_size):
             log.warning(
                 f"epoch {self.ctx.epochs_done} was trained with batches of {images} images, but the method asked for "
-                f"{asked}: the loop must make batches of hooks.ctx.batch_size images and multiply the learning rate "
-                "by hooks.reconfigurations[-1].lr_scale"
+                f"{asked}: the loop must follow hooks.ctx.batch_size and hooks.reconfigurations[-1].lr_scale"
             )
 
     def _plan_if_requested(self) -> None:
