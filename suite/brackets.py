@@ -3,6 +3,7 @@
     dense,sdgp[n=2,m=4]            a comma list; commas inside brackets separate parameters
     sdgp[mode=random|magnitude]    a grid: one choice per alternative, in the order of declaration
     net[milestones=(0.5,0.75)]     parentheses or brackets around a value protect its commas
+    torchvision/vgg11              a member of a collection (`suite.registry.register_collection`)
 
 This module does not know types; `suite.choices` gives the values the types of the declared parameters.
 """
@@ -23,7 +24,7 @@ class Request:
 
     Attributes:
         text: Item as typed.
-        name: Name of a method, task or model.
+        name: Name of a method, task or model; `COLLECTION/NAME` for a member of a collection.
         alternatives: Typed values by key; several for a grid.
     """
 
@@ -71,7 +72,7 @@ def read_list(text: str, option: str) -> list[Request]:
 
 
 def _read_item(item: str) -> Request:
-    matched = re.fullmatch(r"(\w+)(?:\[(.*)\])?", item, flags=re.DOTALL)
+    matched = re.fullmatch(r"((?:\w+/)?\w+)(?:\[(.*)\])?", item, flags=re.DOTALL)
     if matched is None:
         raise UsageError(f"'{item}': expected name or name[key=value,...]")
     name, inside = matched.groups()

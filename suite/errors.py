@@ -24,16 +24,22 @@ def in_words(error: OSError) -> str:
     return f"{text}: {os.fsdecode(error.filename)}" if isinstance(error.filename, (str, bytes)) else text
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'x'?"` for the known name nearest to `name`, or the list of known names."""
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return `"; did you mean 'x'?"` for the known name nearest to `name`, or the list of known names.
+
+    Args:
+        name: Name as typed.
+        known: Names that it may have been meant as.
+        prefix: Text in front of each known name in the answer, which is not compared.
+    """
     known = sorted(known)
     lowered = {candidate.lower(): candidate for candidate in reversed(known)}
     close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     if not close and len(name) > 2:  # a name without its prefix
         close = [candidate for candidate in lowered if candidate.endswith(name.lower())]
     if close:
-        return f"; did you mean '{lowered[close[0]]}'?"
-    return f"; known: {', '.join(known)}" if known else ""
+        return f"; did you mean '{prefix}{lowered[close[0]]}'?"
+    return f"; known: {', '.join(prefix + one for one in known)}" if known else ""
 
 
 def validate(schema: Any, value: Any, where: str) -> Any:

@@ -9,6 +9,9 @@ A class or function is registered by a decorator, which is found without running
 `names` and `entries` parse the sources (`ast`), so that listing does not import torch. `get` imports only the module
 that it needs. Registered classes and functions come from three places: the project's own packages (`PACKAGES`), entry
 points of installed packages (`ENTRY_POINTS`), and plugin files given on the command line.
+
+The names of another library, such as torchvision's networks, form a collection (`register_collection`): they are typed
+as `torchvision/vgg11`, are not listed one by one, and are known only after that library has been imported.
 """
 
 from __future__ import annotations
@@ -66,10 +69,11 @@ class Entry:
 
     Attributes:
         kind: One of `KINDS`.
-        name: Registered name.
+        name: Registered name; that of a collection ends in `/`.
         origin: Name of a module, value of an entry point, or path of a plugin.
         summary: First line of the docstring.
         family: Whether the name was registered with others by `register_family`; all have the same summary.
+        collection: Whether this is a collection, whose members are typed as `COLLECTION/NAME`.
     """
 
     kind: str
@@ -77,6 +81,7 @@ class Entry:
     origin: str
     summary: str
     family: bool = False
+    collection: bool = False
 
 
 _objects: dict[tuple[str, str], Any] = {}
@@ -139,13 +144,55 @@ def register_family(kind: str, *names: str) -> Callable[[Registered], Registered
     return decorate
 
 
+def register_collection(kind: str, name: str) -> Callable[[Registered], Registered]:
+    """Return a decorator of a function that returns what another library has, by the library's own names.
+
+    Both arguments must be literal strings. `@register_collection("model", "torchvision")` decorates a function without
+    parameters, which may import the library. It returns what `register` would decorate by name; each is typed as
+    `torchvision/NAME`, and is therefore never mistaken for a registered name.
+    """
+    return register(kind, f"{name}/")
+
+
 def names(kind: str) -> list[str]:
     """Return the registered names of a kind, sorted, without importing their modules."""
     return sorted(entries(kind))
 
 
 def entries(kind: str) -> dict[str, Entry]:
-    """Return the entries of a kind by name, without importing their modules."""
+    """Return the entries of a kind by name, without importing their modules and without collections."""
+    return {name: entry for name, entry in _all_entries(kind).items() if not entry.collection}
+
+
+def collections(kind: str) -> list[Entry]:
+    """Return the collections of a kind, sorted by name, without importing their modules."""
+    return [entry for _, entry in sorted(_all_entries(kind).items()) if entry.collection]
+
+
+def find(kind: str, name: str) -> Entry | None:
+    """Return the entry of a name without importing its module; `None` if there is none.
+
+    The entry of `torchvision/vgg11` is that of the collection. Only `get` finds out whether the collection has the
+    name.
+    """
+    return _all_entries(kind).get(_key(name))
+
+
+def unknown(kind: str, name: str) -> str:
+    """Say that a name is not registered, and which name is nearest to it."""
+    prefixes = [entry.name for entry in collections(kind)]
+    if prefixes and ("/" in name or f"{name}/" in prefixes):
+        return f"no {kind} is called '{name}'; names with '/' are {' or '.join(f'{one}NAME' for one in prefixes)}"
+    return f"no {kind} is called '{name}'{nearest(name, names(kind))}"
+
+
+def _key(name: str) -> str:
+    """Return the name under which a name's entry is kept: for `torchvision/vgg11` the collection's, `torchvision/`."""
+    collection, slash, _ = name.partition("/")
+    return collection + slash
+
+
+def _all_entries(kind: str) -> dict[str, Entry]:
     found = dict(_own(kind))
     for name, entry in _installed(kind).items():
         found.setdefault(name, entry)
@@ -162,18 +209,14 @@ def get(kind: str, name: str) -> Any:
         UsageError: If the name is not registered (the message names the nearest name), or the registered class does not
             derive from the base class of its kind.
     """
-    if (kind, name) not in _objects:
-        entry = entries(kind).get(name)
+    if (kind, name) not in _objects or name.endswith("/"):  # a collection itself is nothing that can be used
+        entry = find(kind, name)
         if entry is None:
-            raise UsageError(f"no {kind} is called '{name}'{nearest(name, names(kind))}")
-        if ":" in entry.origin:
-            module_name, attribute = entry.origin.split(":", 1)
-            thing = importlib.import_module(module_name)
-            for part in attribute.split("."):
-                thing = getattr(thing, part)
-            _objects.setdefault((kind, name), thing)
+            raise UsageError(unknown(kind, name))
+        if entry.collection:
+            _objects[kind, name] = _member(entry, name.removeprefix(entry.name))
         else:
-            importlib.import_module(entry.origin)
+            _load(entry)
     thing = _objects[kind, name]
     if kind in CONTRACTS:
         module_name, base = CONTRACTS[kind]
@@ -183,9 +226,38 @@ def get(kind: str, name: str) -> Any:
     return thing
 
 
+def _load(entry: Entry) -> None:
+    """Import the module of an entry, which registers the object."""
+    if ":" in entry.origin:
+        module_name, attribute = entry.origin.split(":", 1)
+        thing = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            thing = getattr(thing, part)
+        _objects.setdefault((entry.kind, entry.name), thing)
+    else:
+        importlib.import_module(entry.origin)
+
+
+def _member(collection: Entry, name: str) -> Any:
+    """Return what a collection has by a name."""
+    if (collection.kind, collection.name) not in _objects:
+        _load(collection)
+    try:
+        members = dict(_objects[collection.kind, collection.name]())
+    except Exception as error:
+        if is_own(collection.kind, collection.name):
+            raise
+        place = fault_in_plugin(error) or collection.origin
+        raise UsageError(f"{collection.name}{name}: {type(error).__name__}: {error} ({place})") from error
+    if name not in members:
+        hint = nearest(name, members, collection.name)
+        raise UsageError(f"no {collection.kind} is called '{collection.name}{name}'{hint}")
+    return members[name]
+
+
 def is_own(kind: str, name: str) -> bool:
     """Return whether the project itself registers a name, and not a plugin or an installed package."""
-    return name in _own(kind)
+    return _key(name) in _own(kind)
 
 
 def plugin_source(path: str) -> bytes | None:
@@ -201,7 +273,7 @@ def fault_in_plugin(error: BaseException) -> str:
 
 
 def _where(kind: str, name: str) -> str:
-    entry = entries(kind).get(name)
+    entry = find(kind, name)
     return entry.origin if entry is not None else "this program"
 
 
@@ -227,11 +299,11 @@ def load_plugin(path: str | Path) -> list[Entry]:
     if not found:
         raise UsageError(f"--plugin {path}: registers nothing; write @register('method', 'name') above a class")
     for entry in found:
-        if _NAME.fullmatch(entry.name) is None:
+        if _NAME.fullmatch(entry.name.removesuffix("/") if entry.collection else entry.name) is None:
             raise UsageError(
                 f"--plugin {path}: '{entry.name}' is not a valid name; use 1 to 64 letters, digits, '_' or '-'"
             )
-        if entry.name in entries(entry.kind):
+        if entry.name in _all_entries(entry.kind):
             raise UsageError(f"--plugin {path}: {entry.kind} '{entry.name}' exists already; choose another name")
     # An import would leave a __pycache__ in the user's folder, and would need a file name that ends in .py.
     module = types.ModuleType(module_name)
@@ -303,9 +375,10 @@ def _read(path: Path, origin: str, text: str) -> list[Entry]:
         for decorator in node.decorator_list:
             called = decorator.func if isinstance(decorator, ast.Call) else None
             name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", None)
-            if name not in ("register", "register_family") or not isinstance(decorator, ast.Call):
+            known = ("register", "register_family", "register_collection")
+            if name not in known or not isinstance(decorator, ast.Call):
                 continue
-            family = name == "register_family"
+            family, collection = name == "register_family", name == "register_collection"
             where = f"{path}:{decorator.lineno}"
             literals = [argument.value for argument in decorator.args if isinstance(argument, ast.Constant)]
             texts = [literal for literal in literals if isinstance(literal, str)]
@@ -315,5 +388,6 @@ def _read(path: Path, origin: str, text: str) -> list[Entry]:
             if texts[0] not in KINDS:
                 raise UsageError(f"{where}: cannot register a '{texts[0]}'{nearest(texts[0], KINDS)}")
             summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
-            found += [Entry(texts[0], own, origin, summary, family) for own in texts[1:]]
+            end = "/" if collection else ""
+            found += [Entry(texts[0], own + end, origin, summary, family, collection) for own in texts[1:]]
     return found

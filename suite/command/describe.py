@@ -46,8 +46,10 @@ def list_all(arguments: Sequence[str]) -> int:
         }
         print(json.dumps(plain, indent=2))
         return 0
-    single = [entry for entries in found.values() for entry in entries if not entry.family]
-    width = max((len(entry.name) for entry in single), default=0)
+    collections = {kind: registry.collections(kind) for kind in kinds}
+    typed = [entry.name for entries in found.values() for entry in entries if not entry.family]
+    typed += [f"{entry.name}NAME" for entries in collections.values() for entry in entries]
+    width = max(map(len, typed), default=0)
     for kind, entries in found.items():
         print(f"{kind}s")
         for entry in entries:
@@ -61,6 +63,8 @@ def list_all(arguments: Sequence[str]) -> int:
         for summary, members in families.items():
             print(f"  {summary}")
             print(textwrap.fill(", ".join(members), 116, initial_indent="    ", subsequent_indent="    "))
+        for entry in collections[kind]:
+            print(f"  {entry.name + 'NAME':{width}}  {entry.summary}")
     return 0
 
 
@@ -88,11 +92,13 @@ def describe(arguments: Sequence[str]) -> int:
     if namespace.task:
         read_names(namespace.task, "task", "--task")
     name = namespace.name.partition("[")[0]
-    kinds = [kind for kind in DESCRIBED if name in registry.names(kind)] + ["preset"] * (name in PRESETS)
+    kinds = [kind for kind in DESCRIBED if registry.find(kind, name)] + ["preset"] * (name in PRESETS)
     if not kinds:
         for kind in registry.KINDS:
-            if name in registry.names(kind):
+            if registry.find(kind, name):
                 raise UsageError(f"describe {name}: the {kind} '{name}' has no parameters; see 'list {kind}s'")
+        if "/" in name or registry.find("model", f"{name}/"):
+            raise UsageError(f"describe {name}: {registry.unknown('model', name)}")
         every = [*PRESETS, *(known for kind in DESCRIBED for known in registry.names(kind))]
         raise UsageError(f"nothing is called '{name}'{nearest(name, every)}")
     if namespace.layers and kinds[0] != "model":

@@ -30,14 +30,14 @@ Chosen = TypeVar("Chosen", MethodChoice, ModelChoice)
 
 
 def read_names(text: str, kind: str, option: str) -> list[Request]:
-    """Read a comma list and check each name against the registry, without importing methods, tasks or models."""
+    """Read a comma list and check each name against the registry, without importing methods, tasks or models.
+
+    A member of a collection (`torchvision/vgg11`) is checked by `read_choices`, which imports the collection.
+    """
     requests = read_list(text, option)
-    known = registry.names(kind)
     for request in requests:
-        if request.name not in known:
-            raise UsageError(
-                f"{option} '{request.text}': no {kind} is called '{request.name}'{nearest(request.name, known)}"
-            )
+        if registry.find(kind, request.name) is None:
+            raise UsageError(f"{option} '{request.text}': {registry.unknown(kind, request.name)}")
         if kind == "task" and request.alternatives:
             raise UsageError(f"{option} '{request.text}': a task takes no parameters; recipes: --set recipe.KEY=VALUE")
     return requests
@@ -309,6 +309,11 @@ def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None
 def read_choices(text: str, choice_class: type[Chosen], option: str) -> list[Chosen]:
     """Read a comma list of methods or models with their parameters; the errors begin with the option."""
     requests = read_names(text, choice_class.kind, option)
+    for request in requests:
+        try:
+            registry.get(choice_class.kind, request.name)
+        except UsageError as error:
+            raise UsageError(f"{option} '{request.text}': {error}") from None
     try:
         return [choice for request in requests for choice in choice_class.expand(request)]
     except UsageError as error:

@@ -77,7 +77,7 @@ def check_defining_files(planned: Mapping[str, Mapping[str, Any]], **things: str
 
 def _file_of(kind: str, name: str) -> Path | None:
     """Return the file that registers a method, task or model; `None` if this process registered it without a file."""
-    entry = registry.entries(kind).get(name)
+    entry = registry.find(kind, name)
     if entry is None:
         return None
     if registry.plugin_source(entry.origin) is not None:

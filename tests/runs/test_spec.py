@@ -109,11 +109,20 @@ def test_what_does_not_leaves_it(change):
     assert dataclasses.replace(SPEC, **change).hash == SPEC.hash
 
 
-@pytest.mark.parametrize("model", ["net[a=(1,2),b=x/y]", "näme[w=1]", "n" * 300])
+@pytest.mark.parametrize("model", ["net[a=(1,2),b=x/y]", "näme[w=1]", "n" * 300, "torchvision/vgg11"])
 def test_ids_are_file_names(model):
     identifier = dataclasses.replace(SPEC, model=model).trial_id
     assert re.fullmatch(r"[A-Za-z0-9._-]+", identifier)
     assert len(identifier) < 200
+
+
+def test_a_member_of_a_collection_shares_no_id_with_a_plain_name():
+    plain, member, other = (
+        dataclasses.replace(SPEC, model=model, model_parameters={})
+        for model in ("vgg11", "torchvision/vgg11", "torchvision-vgg11")
+    )
+    assert member.trial_id == f"sdgp-digits-torchvision-vgg11-s7-{member.hash[:8]}"
+    assert len({plain.hash, member.hash, other.hash}) == 3
 
 
 def test_a_damaged_spec_is_refused():

@@ -8,6 +8,7 @@ import pytest
 
 from suite import registry
 from suite.errors import UsageError
+from suite.runs.plugin_files import defining_files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +71,66 @@ def test_a_bad_plugin_is_a_usage_error(tmp_path, text, expected):
     with pytest.raises(UsageError, match=expected):
         registry.load_plugin(path)
     assert "toy_x" not in registry.names("model")
+
+
+COLLECTION = (
+    "from suite.registry import register_collection\n"
+    "@register_collection('model', 'zoo')\n"
+    "def zoo():\n    'Animals.'\n    return {name: (lambda name=name: name) for name in ('lion', 'vgg11')}\n"
+)
+
+
+def test_members_of_a_collection_are_typed_with_its_name_and_not_listed(tmp_path):
+    before = registry.names("model")
+    path = plugin(tmp_path, COLLECTION)
+    (entry,) = registry.load_plugin(path)
+    assert (entry.name, entry.summary, entry.collection) == ("zoo/", "Animals.", True)
+    assert registry.names("model") == before
+    assert entry in registry.collections("model")
+    assert registry.get("model", "zoo/lion")() == "lion"
+    assert registry.get("model", "zoo/vgg11")() == "vgg11"
+    assert registry.find("model", "zoo/vgg11") == entry != registry.find("model", "vgg11")
+    # The plugin's file defines them, so that its content is part of a trial's hash.
+    assert not registry.is_own("model", "zoo/lion")
+    assert defining_files(model="zoo/lion")["model"]["path"].endswith("plugin.py")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("model", "zoo/lino", "^no model is called 'zoo/lino'; did you mean 'zoo/lion'\\?$"),
+        ("model", "zoo/zebra", "^no model is called 'zoo/zebra'; known: zoo/lion, zoo/vgg11$"),
+        ("model", "zoo/", "^no model is called 'zoo/'; known: zoo/lion, zoo/vgg11$"),
+        ("model", "zoo", "^no model is called 'zoo'; names with '/' are torchvision/NAME or zoo/NAME$"),
+        ("model", "zo/lion", "^no model is called 'zo/lion'; names with '/' are torchvision/NAME or zoo/NAME$"),
+        ("engine", "zoo/lion", "^no engine is called 'zoo/lion'; known: local, ray$"),
+    ],
+)
+def test_an_unknown_member_of_a_collection(tmp_path, kind, name, message):
+    registry.load_plugin(plugin(tmp_path, COLLECTION))
+    with pytest.raises(UsageError, match=message):
+        registry.get(kind, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (COLLECTION.replace("'zoo'", "'torchvision'"), "model 'torchvision/' exists already"),
+        (COLLECTION.replace("'zoo'", "'a/b'"), "'a/b/' is not a valid name"),
+        (COLLECTION.replace("'zoo'", "ZOO"), "register_collection needs two literal strings"),
+        ("from suite.registry import register\n@register('model', 'zoo/')\ndef x(): pass\n", "is not a valid name"),
+        ("from suite.registry import register\n@register('model', 'zoo/x')\ndef x(): pass\n", "is not a valid name"),
+    ],
+)
+def test_a_bad_collection_is_a_usage_error(tmp_path, text, expected):
+    with pytest.raises(UsageError, match=expected):
+        registry.load_plugin(plugin(tmp_path, text))
+
+
+def test_a_collection_of_a_plugin_that_fails_gives_one_line(tmp_path):
+    registry.load_plugin(plugin(tmp_path, COLLECTION.replace("return", "import absent_library; return")))
+    with pytest.raises(UsageError, match=r"^zoo/lion: ModuleNotFoundError: .*plugin\.py, line 5, in zoo"):
+        registry.get("model", "zoo/lion")
 
 
 def test_a_plugin_may_import_its_neighbours_and_they_hide_nothing(tmp_path, monkeypatch):
