@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-import tempfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,16 +12,14 @@ from suite.registry import register
 from suite.task import PaperRecipe
 from tasks.image_files import ImageFilesTask
 from tasks.imagenette import RECIPES as IMAGENETTE
+from tasks.sources.extraction import extract_once
 from tasks.sources.image_tree import ImageTree, read_tree
-
-logger = logging.getLogger(__name__)
 
 CLASSES = 1000
 ARCHIVES = {  # the devkit has the classes of the validation images
     "train": ("ILSVRC2012_img_train.tar",),
     "val": ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_img_val.tar"),
 }
-EXTRACTED_GB = 150
 
 # The launcher of PruneTrain's code: 90 epochs, the learning rate is divided by 10 at epochs 41, 61 and 81 (from 1).
 PRUNETRAIN = Recipe(
@@ -155,18 +151,19 @@ class ImageNet(ImageFilesTask):
         return tree
 
     def _extract(self, root: Path, split: str) -> None:
-        """Extract the archive of a split into a temporary folder, which gets its name when it is complete."""
+        """Extract the archive of a split.
+
+        Raises:
+            UsageError: It cannot be extracted.
+        """
         from torchvision.datasets import imagenet as archives
 
-        logger.info("extracting the archives of ImageNet in %s (about %d GB in all)", root, EXTRACTED_GB)
-        try:
-            with tempfile.TemporaryDirectory(dir=root, prefix=f".{split}-") as temporary:
-                folder = str(Path(temporary).relative_to(root) / split)
-                if split == "train":
-                    archives.parse_train_archive(root, folder=folder)
-                else:
-                    archives.parse_devkit_archive(root)
-                    archives.parse_val_archive(root, folder=folder)
-                (root / folder).rename(root / split)
-        except (RuntimeError, OSError, EOFError, ValueError) as error:
-            raise UsageError(f"{root}: the archives cannot be extracted: {error}") from error
+        def unpack(temporary: Path) -> None:
+            folder = str(temporary.relative_to(root) / split)
+            if split == "train":
+                archives.parse_train_archive(root, folder=folder)
+            else:
+                archives.parse_devkit_archive(root)
+                archives.parse_val_archive(root, folder=folder)
+
+        extract_once(root / ARCHIVES[split][-1], root / split, f".{split}-", unpack)

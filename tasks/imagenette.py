@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import tarfile
-import tempfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,14 +13,20 @@ from suite.recipe import Recipe, Tuning
 from suite.registry import register
 from tasks.image_files import ImageFilesTask
 from tasks.sources.download import DownloadFailed, fetch
+from tasks.sources.extraction import extract_once
 from tasks.sources.image_tree import ImageTree, read_tree
 
 logger = logging.getLogger(__name__)
 
-# The archive of images whose shorter side has 160 pixels; address and MD5 as in torchvision's `Imagenette`.
+# The published archives by the folder that they contain, with their MD5; address and MD5s as in torchvision's
+# `Imagenette`. The first one, of images whose shorter side has 160 pixels, is downloaded.
 URL = "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz"
-MD5 = "e793b78cc4c9e9a4ccc0c1155377a412"
-FOLDERS = ("imagenette2-160", "imagenette2-320", "imagenette2", "imagenette")
+ARCHIVES = {
+    "imagenette2-160": "e793b78cc4c9e9a4ccc0c1155377a412",
+    "imagenette2-320": "3df6f0d01a2c9592104656642f5e78a3",
+    "imagenette2": "fe2fc210e6bb7c5664d602c3cd71e612",
+}
+FOLDERS = (*ARCHIVES, "imagenette")
 CLASSES = 10
 
 QUICK = Recipe(
@@ -87,35 +93,53 @@ class Imagenette(ImageFilesTask):
     )
 
     def find(self, data_root: Path) -> ImageTree:
-        """Find a folder of Imagenette in the data root, or its published archive, or download that archive."""
+        """Find a folder of Imagenette in the data root, or a published archive, or download the smallest archive.
+
+        Raises:
+            MissingData: There is neither, and the download failed.
+            UsageError: The folder is not Imagenette, or the archive cannot be extracted.
+        """
         for name in FOLDERS:
             if (data_root / name).is_dir():
                 return self._checked(read_tree(data_root / name))
-        archive = data_root / Path(URL).name
-        if not archive.is_file():
+        present = [name for name in ARCHIVES if (data_root / f"{name}.tgz").is_file()]
+        name = present[0] if present else FOLDERS[0]
+        archive = data_root / f"{name}.tgz"
+        if not present:
             logger.info("Imagenette is not in %s; downloading the published archive (99 MB)", data_root)
             try:
-                fetch((URL,), MD5, archive)
+                fetch((URL,), ARCHIVES[name], archive)
             except (DownloadFailed, OSError) as error:
+                archives = ", ".join(f"{one}.tgz" for one in ARCHIVES)
                 raise MissingData(
-                    f"task imagenette: {data_root} contains none of {', '.join(FOLDERS)} and no {archive.name}, and "
+                    f"task imagenette: {data_root} contains none of {', '.join(FOLDERS)} and none of {archives}, and "
                     f"the download failed ({error}); give another folder with --data-root or PDT_DATA, or use "
                     "data that needs no download: --preset smoke"
                 ) from error
-        self._extract(archive, data_root)
-        return self._checked(read_tree(data_root / FOLDERS[0]))
+        self._extract(archive, data_root / name)
+        return self._checked(read_tree(data_root / name))
 
     def _checked(self, tree: ImageTree) -> ImageTree:
         if len(tree.classes) != CLASSES:
             raise UsageError(f"{tree.root}: contains {len(tree.classes)} classes; Imagenette has {CLASSES}")
         return tree
 
-    def _extract(self, archive: Path, data_root: Path) -> None:
-        """Extract the archive into a temporary folder, which gets its name when it is complete."""
-        try:
-            with tempfile.TemporaryDirectory(dir=data_root, prefix=".imagenette-") as temporary:
-                with tarfile.open(archive) as packed:
-                    packed.extractall(temporary, filter="data")
-                (Path(temporary) / FOLDERS[0]).rename(data_root / FOLDERS[0])
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise UsageError(f"{archive}: cannot be extracted: {error}") from error
+    def _extract(self, archive: Path, folder: Path) -> None:
+        """Verify an archive and extract it.
+
+        Raises:
+            UsageError: It is not the published one, or cannot be extracted.
+        """
+
+        def unpack(temporary: Path) -> None:
+            with open(archive, "rb") as file:
+                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if found != ARCHIVES[folder.name]:
+                raise UsageError(
+                    f"{archive}: is not the published archive, or incomplete (MD5 {found}, not "
+                    f"{ARCHIVES[folder.name]}); remove it, or extract it yourself"
+                )
+            with tarfile.open(archive, "r:gz") as packed:
+                packed.extractall(temporary, filter="data")
+
+        extract_once(archive, folder, ".imagenette-", unpack)

@@ -32,6 +32,7 @@ from tasks.images.crops import CropBatches, draw_boxes
 from tasks.images.decoding import decode
 from tasks.images.normalization import Normalization
 from tasks.images.stored import DamagedCache, MemoryImages, StoredImages
+from tasks.sources.extraction import LOCK
 from tasks.sources.image_cache import FileImages, store
 from tasks.sources.image_tree import read_tree
 
@@ -501,10 +502,22 @@ def write_imagenet_archives(root: Path, monkeypatch) -> None:
 def test_imagenet_is_read_from_its_archives(tmp_path, monkeypatch):
     write_imagenet_archives(tmp_path / "imagenet", monkeypatch)
     monkeypatch.setattr("tasks.imagenet.CLASSES", 2)
+    for split in ("train", "val"):  # left by a process that was killed
+        (tmp_path / "imagenet" / f".{split}-abcd1234" / "n01").mkdir(parents=True)
     tree = ImageNet().find(tmp_path)
     assert [file.path for file in tree.test] == ["val/n01/val_1.JPEG", "val/n02/val_0.JPEG"]
     assert len(tree.train) == 6
-    assert not [path for path in (tmp_path / "imagenet").iterdir() if path.name.startswith(".")]
+    assert [path.name for path in (tmp_path / "imagenet").iterdir() if path.name.startswith(".")] == [LOCK]
+
+
+def test_imagenet_is_not_extracted_to_a_disk_that_is_too_small(tmp_path, monkeypatch):
+    write_imagenet_archives(tmp_path / "imagenet", monkeypatch)
+    monkeypatch.setattr("tasks.sources.extraction.shutil.disk_usage", lambda path: SimpleNamespace(free=10))
+    with pytest.raises(
+        UsageError, match=r"has 1e-08 GB free, and the content of ILSVRC2012_img_train\.tar takes about"
+    ):
+        ImageNet().find(tmp_path)
+    assert not [path for path in (tmp_path / "imagenet").iterdir() if path.is_dir()]
 
 
 def test_a_damaged_archive_of_imagenet_leaves_no_folder(tmp_path, monkeypatch):
