@@ -256,7 +256,12 @@ def check_layers(ctx: Context, percents: Mapping[str, float], *, equal_in_filter
         ValueError: one line that names the layer.
     """
     if not percents:
-        raise ValueError("this network has no 3x3 convolution after its first layer, and no published list fits it")
+        grouped = any(
+            isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3) and layer.groups > 1
+            for layer in ctx.layers.values()
+        )
+        kind = "ungrouped 3x3 convolution" if grouped else "3x3 convolution"
+        raise ValueError(f"this network has no {kind} after its first layer, and no published list fits it")
     for name, percent in percents.items():
         layer = ctx.layers[name]
         competing = layer.weight.shape[1] * (1 if equal_in_filters else layer.weight.shape[0])
