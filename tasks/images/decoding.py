@@ -20,8 +20,11 @@ MAX_BYTES = 1 << 28  # of a file
 MAX_PIXELS = 1 << 27  # of an image: 11,585 x 11,585
 MAX_RATIO = 200  # of the sides of an image: an evaluation resizes the shorter side to a fixed length
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
-CONVERSIONS = ("", "palette", "black-and-white", "16-bit grey", "CMYK", "transparency", "another colour space")
-"""What an image may have been converted from; the first is that of RGB and grey images."""
+CONVERSIONS = (
+    *("", "palette", "black-and-white", "16-bit grey", "CMYK", "transparency", "another colour space"),
+    "16-bit colour",
+)
+"""What an image may have been converted from; the first is that of RGB and grey images. Caches store positions."""
 
 
 def shown(path: str | Path) -> str:
@@ -65,7 +68,8 @@ def decode(path: str | Path, shorter_side: int) -> Decoded:
     """Decode an image, and reduce it if its shorter side is longer than `shorter_side` pixels.
 
     As torchvision's `ImageFolder` does, the image is converted to RGB without its transparency, and the orientation in
-    EXIF metadata is not applied. Grey values of 16 bits are scaled to 8 bits, where Pillow would clip them.
+    EXIF metadata is not applied. Grey values of 16 bits are scaled to 8 bits, where Pillow would clip them;
+    Pillow keeps the higher 8 bits of colours of 16 bits.
 
     Args:
         path: File.
@@ -82,7 +86,8 @@ def decode(path: str | Path, shorter_side: int) -> Decoded:
         if pixels is None:
             with Image.open(_regular(path), formats=FORMATS) as image:
                 _checked_size(path, image.size)
-                pixels, converted = _rgb(image), _conversion(image.mode)
+                converted = _conversion(image)
+                pixels = _rgb(image)
     except _decoding_errors() as error:
         raise BadImage(f"{shown(path)}: cannot be read as an image: {_reason(error)}") from error
     height, width, _ = pixels.shape
@@ -140,9 +145,13 @@ def _jpeg_pixels(path: str | Path) -> NDArray[np.uint8] | None:
     return None if content is None else decode_jpeg(content)
 
 
-def _conversion(mode: str) -> str:
+def _conversion(image: Any) -> str:
+    """Return what an image of Pillow, which has not been decoded yet, will be converted from."""
+    mode = image.mode
     if mode in _SIXTEEN_BITS:
         return "16-bit grey"
+    if mode == "RGB" and any("RGB;16" in str(tile[3]) for tile in image.tile):
+        return "16-bit colour"  # Pillow reduces it to RGB when it decodes the file
     names = {"RGB": "", "L": "", "P": "palette", "1": "black-and-white", "CMYK": "CMYK"}
     return names.get(mode, "transparency" if mode in ("RGBA", "LA", "PA", "RGBa", "La") else "another colour space")
 

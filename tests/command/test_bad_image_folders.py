@@ -342,6 +342,7 @@ CONVERTED = {
     "transparency": ("alpha.png", encoded("PNG", "RGBA")),
     "black-and-white": ("bits.png", encoded("PNG", "1")),
     "16-bit grey": ("deep.png", deep(1)),
+    "16-bit colour": ("deep.png", deep(3)),
     "": ("grey.jpg", encoded("JPEG", "L")),
 }
 

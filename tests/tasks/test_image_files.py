@@ -217,6 +217,20 @@ def test_grey_values_of_16_bits_are_scaled(tmp_path):
     assert decode(tmp_path / "deep.png", 100).pixels[0, :, 0].tolist() == [0, 1, 128, 255]
 
 
+def test_colours_of_16_bits_keep_their_higher_8_and_are_named(tmp_path):
+    values = struct.pack(">6H", 0, 0x12FF, 0xFFFF, 0x8000, 0x7FFF, 0x0100)
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head, pixels = struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0), zlib.compress(b"\0" + values)
+    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    (tmp_path / "deep.png").write_bytes(content)
+    found = decode(tmp_path / "deep.png", 100)
+    assert found.converted == "16-bit colour"
+    assert found.pixels.tolist() == [[[0, 0x12, 0xFF], [0x80, 0x7F, 1]]]
+
+
 def test_larger_images_are_reduced_as_by_torchvision(tmp_path):
     noise = np.random.RandomState(0).randint(0, 256, (60, 91, 3)).astype(np.uint8)
     Image.fromarray(noise).save(tmp_path / "large.png")
