@@ -32,6 +32,20 @@ CLICKTRAIN = {
     "vgg16_click": (313.7, 13, 15_249_354, 0),
 }
 
+# Parameters and FLOPs (two for each multiply-add, attention included) at 224x224 pixels and 1,000 classes, which timm
+# 1.0.31 has for its networks: MlpMixer(embed_dim=192, num_blocks=12, mlp_ratio=(0.5, 4)), and regnetx_004_tv. The
+# perceptron at 32x32 pixels and 10 classes follows from its widths.
+TIMM = {
+    "vit_tiny": (5_717_416, 2_507_366_400),
+    "vit_small": (22_050_664, 9_197_764_608),
+    "mlp_mixer_tiny": (4_355_800, 1_618_861_056),
+    "convnext_atto": (3_695_520, 1_094_664_960),
+    "regnet_x_400mf": (5_495_976, 827_625_216),
+    "resnet18": (11_689_512, 3_628_146_688),
+    "resnet50": (25_557_032, 8_178_368_512),
+    "mlp[width=4096]": (46_202_890, 92_356_608),
+}
+
 
 @pytest.fixture
 def _zero_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +108,16 @@ def test_prunetrain_8_networks_cost_what_was_published(name: str) -> None:
     assert not spaces.not_followed
     assert len(spaces.removable_branches) == branches
     assert not spaces.fixed_branches
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_networks_have_the_parameters_and_flops_of_timms(name: str) -> None:
+    shape, classes = (CIFAR, 10) if name.startswith("mlp[") else (IMAGENET, 1000)
+    # Shapes are enough, except for torchvision's RegNet, which computes its widths with tensors.
+    with torch.device("cpu" if name.startswith("regnet") else "meta"):
+        model = build_model(name, shape, classes)
+    counted = count_model(model, shape)
+    assert (counted["params"], counted["inference_flops"]) == TIMM[name]
 
 
 @pytest.mark.usefixtures("_zero_weights")
