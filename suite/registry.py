@@ -16,7 +16,6 @@ as `torchvision/vgg11`, are not listed one by one, and are known only after that
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import importlib
@@ -28,14 +27,13 @@ import sys
 import traceback
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from suite.declarations import KINDS, Entry, read_entries
 from suite.errors import UsageError, nearest
 from suite.files import read_bytes, read_path
 
-KINDS = ("method", "task", "model", "engine", "callback", "reproduction")
 PACKAGES = {
     "method": "methods",
     "task": "tasks",
@@ -61,27 +59,6 @@ CONTRACTS = {
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names are typed, and are part of the names of folders
 
 Registered = TypeVar("Registered", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A registered name and where it comes from.
-
-    Attributes:
-        kind: One of `KINDS`.
-        name: Registered name; that of a collection ends in `/`.
-        origin: Name of a module, value of an entry point, or path of a plugin.
-        summary: First line of the docstring.
-        family: Whether the name was registered with others by `register_family`; all have the same summary.
-        collection: Whether this is a collection, whose members are typed as `COLLECTION/NAME`.
-    """
-
-    kind: str
-    name: str
-    origin: str
-    summary: str
-    family: bool = False
-    collection: bool = False
 
 
 _objects: dict[tuple[str, str], Any] = {}
@@ -180,9 +157,9 @@ def find(kind: str, name: str) -> Entry | None:
 
 def unknown(kind: str, name: str) -> str:
     """Say that a name is not registered, and which name is nearest to it."""
-    prefixes = [entry.name for entry in collections(kind)]
-    if prefixes and ("/" in name or f"{name}/" in prefixes):
-        return f"no {kind} is called '{name}'; names with '/' are {' or '.join(f'{one}NAME' for one in prefixes)}"
+    known = collections(kind)
+    if known and ("/" in name or find(kind, f"{name}/")):
+        return f"no {kind} is called '{name}'; names with '/' are {' or '.join(entry.typed for entry in known)}"
     return f"no {kind} is called '{name}'{nearest(name, names(kind))}"
 
 
@@ -291,7 +268,7 @@ def load_plugin(path: str | Path) -> list[Entry]:
         return [entry for entry in _plugin_entries.values() if entry.origin == str(path)]
     try:
         text = source.decode()
-        found = _read(path, str(path), text)
+        found = read_entries(path, str(path), text)
         code = compile(text, str(path), "exec")
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         # Invalid UTF-8 and null bytes raise a ValueError, brackets that are nested too deeply a MemoryError.
@@ -350,7 +327,7 @@ def _in_package(package: str) -> list[Entry]:
             if "@register" in text:  # parsing the other files would take most of the time
                 parts = path.relative_to(folder).with_suffix("").parts
                 module = ".".join([package, *(part for part in parts if part != "__init__")])
-                found += _read(path, module, text)
+                found += read_entries(path, module, text)
     return found
 
 
@@ -363,31 +340,3 @@ def _installed(kind: str) -> dict[str, Entry]:
         point.name: Entry(kind, point.name, point.value, f"from {point.dist.name if point.dist else point.value}")
         for point in importlib.metadata.entry_points(group=group)
     }
-
-
-def _read(path: Path, origin: str, text: str) -> list[Entry]:
-    """Read the entries of all `@register(kind, name)` decorators in the text of a file, without running it."""
-    tree = ast.parse(text, str(path))
-    found = []
-    for node in tree.body:
-        if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            continue
-        for decorator in node.decorator_list:
-            called = decorator.func if isinstance(decorator, ast.Call) else None
-            name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", None)
-            known = ("register", "register_family", "register_collection")
-            if name not in known or not isinstance(decorator, ast.Call):
-                continue
-            family, collection = name == "register_family", name == "register_collection"
-            where = f"{path}:{decorator.lineno}"
-            literals = [argument.value for argument in decorator.args if isinstance(argument, ast.Constant)]
-            texts = [literal for literal in literals if isinstance(literal, str)]
-            if len(texts) != len(decorator.args) or not (len(texts) >= 2 if family else len(texts) == 2):
-                wanted = "a kind and names, as literal strings" if family else "two literal strings, a kind and a name"
-                raise UsageError(f"{where}: {name} needs {wanted}")
-            if texts[0] not in KINDS:
-                raise UsageError(f"{where}: cannot register a '{texts[0]}'{nearest(texts[0], KINDS)}")
-            summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
-            end = "/" if collection else ""
-            found += [Entry(texts[0], own + end, origin, summary, family, collection) for own in texts[1:]]
-    return found

@@ -21,7 +21,7 @@ from suite.ops import apply
 ROOT = Path(__file__).parents[1]
 ROOMS = ("suite", "methods", "kernels", "tasks", "reports", "reproductions")
 LONGEST_FILE = 350
-LARGEST_PACKAGE = {"suite": 16}  # files; 12 elsewhere
+LARGEST_PACKAGE = {"suite": 17}  # files; 12 elsewhere
 
 
 def test_imports_follow_the_declared_layers():

@@ -13,6 +13,7 @@ from docstring_parser import DocstringStyle, parse
 
 from suite import registry
 from suite.command.options.parser import Parser, program_name
+from suite.declarations import KINDS
 from suite.errors import UsageError, nearest
 from suite.recipe import Tuning
 from suite.runs.planning import read_names
@@ -26,7 +27,7 @@ DESCRIBED = ("method", "task", "model", "reproduction")
 def list_all(arguments: Sequence[str]) -> int:
     """Print what is registered with the first line of its docstring, without importing it."""
     parser = Parser(prog=f"{program_name()} list", description="List everything that can be named on the command line.")
-    plural = [f"{kind}s" for kind in registry.KINDS]
+    plural = [f"{kind}s" for kind in KINDS]
     parser.add_argument("kind", metavar="KIND", nargs="?", help=f"{', '.join(plural)} (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON: {kind: [{name, summary, origin}]}")
     parser.add_argument(
@@ -35,9 +36,9 @@ def list_all(arguments: Sequence[str]) -> int:
     namespace = parser.read(arguments)
     for path in namespace.plugin:
         registry.load_plugin(path)
-    if namespace.kind and namespace.kind.rstrip("s") not in registry.KINDS:
+    if namespace.kind and namespace.kind.rstrip("s") not in KINDS:
         raise UsageError(f"list: there is no kind '{namespace.kind}'{nearest(namespace.kind, plural)}")
-    kinds = [namespace.kind.rstrip("s")] if namespace.kind else registry.KINDS
+    kinds = [namespace.kind.rstrip("s")] if namespace.kind else KINDS
     found = {kind: [entry for _, entry in sorted(registry.entries(kind).items())] for kind in kinds}
     if namespace.json:
         plain = {
@@ -46,25 +47,19 @@ def list_all(arguments: Sequence[str]) -> int:
         }
         print(json.dumps(plain, indent=2))
         return 0
-    collections = {kind: registry.collections(kind) for kind in kinds}
-    typed = [entry.name for entries in found.values() for entry in entries if not entry.family]
-    typed += [f"{entry.name}NAME" for entries in collections.values() for entry in entries]
-    width = max(map(len, typed), default=0)
+    lines = {kind: [entry for entry in found[kind] if not entry.family] + registry.collections(kind) for kind in kinds}
+    width = max((len(entry.typed) for entries in lines.values() for entry in entries), default=0)
     for kind, entries in found.items():
         print(f"{kind}s")
-        for entry in entries:
-            if not entry.family:
-                print(f"  {entry.name:{width}}  {entry.summary}")
+        for entry in lines[kind]:
+            print(f"  {entry.typed:{width}}  {entry.summary}")
         # The names of a family follow its summary.
         families: dict[str, list[str]] = {}
-        for entry in entries:
-            if entry.family:
-                families.setdefault(entry.summary, []).append(entry.name)
+        for entry in (one for one in entries if one.family):
+            families.setdefault(entry.summary, []).append(entry.name)
         for summary, members in families.items():
             print(f"  {summary}")
             print(textwrap.fill(", ".join(members), 116, initial_indent="    ", subsequent_indent="    "))
-        for entry in collections[kind]:
-            print(f"  {entry.name + 'NAME':{width}}  {entry.summary}")
     return 0
 
 
@@ -94,7 +89,7 @@ def describe(arguments: Sequence[str]) -> int:
     name = namespace.name.partition("[")[0]
     kinds = [kind for kind in DESCRIBED if registry.find(kind, name)] + ["preset"] * (name in PRESETS)
     if not kinds:
-        for kind in registry.KINDS:
+        for kind in KINDS:
             if registry.find(kind, name):
                 raise UsageError(f"describe {name}: the {kind} '{name}' has no parameters; see 'list {kind}s'")
         if "/" in name or registry.find("model", f"{name}/"):
