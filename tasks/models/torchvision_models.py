@@ -1,6 +1,7 @@
 """torchvision's classification networks by their own names, except those that other modules define.
 
-`vgg16` is the network with normalisation, which PruneTrain and ClickTrain train on ImageNet.
+`vgg16` is the network with normalisation, which PruneTrain and ClickTrain train on ImageNet. With the prefix
+`torchvision/`, every name means torchvision's own network.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import Annotated, Any
 from annotated_types import Interval
 from torch import nn
 
-from suite.registry import added_parameters, register, register_family
+from suite.registry import added_parameters, register, register_collection, register_family
 from tasks.models.imagenet_resnet import blur_strided
 from tasks.models.widths import check_channels
 
 _AUXILIARY = ("googlenet", "inception_v3")  # their auxiliary classifiers return several outputs in training
 
 _STOCHASTIC_DEPTH = ("convnext_", "efficientnet_", "maxvit_", "swin_")
-_BLURRED = ("regnet_x_400mf",)  # SDGP's code trains it with blurred inputs
+_BLURRED = ("regnet_x_400mf", "resnet18", "resnet50")  # SDGP's code trains them with blurred inputs
 _DROP_PATH_LINE = """
         drop_path: Probability with which a training image skips the last residual branch; those of
             other branches are in torchvision's proportions; `none` for torchvision's."""
@@ -179,6 +180,14 @@ def _square(input_shape: tuple[int, int, int]) -> int:
     if input_shape[1] != input_shape[2]:
         raise ValueError(f"images are {input_shape[1]}x{input_shape[2]}; this model needs square ones")
     return input_shape[1]
+
+
+@register_collection("model", "torchvision")
+def builders() -> dict[str, Callable[..., nn.Module]]:
+    """Every classification network of torchvision itself, by the name of its builder, such as torchvision/vgg11."""
+    import torchvision
+
+    return {name: classifier(name) for name in torchvision.models.list_models(module=torchvision.models)}
 
 
 @register("model", "vgg16")

@@ -221,5 +221,8 @@ def test_one_kind_can_be_listed(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tasks"
     assert [line.split()[0] for line in lines[1:]] == registry.names("task")
+    assert cli.main(["list", "models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if "torchvision/" in line] == ["torchvision/NAME"]
     assert cli.main(["list", "metods"]) == 2
     assert "did you mean 'methods'" in capsys.readouterr().err

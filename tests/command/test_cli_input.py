@@ -15,6 +15,9 @@ NAMES = [
     (["--methods", "sdpg"], "did you mean 'sdgp'"),
     (["--task", "cifar11"], "did you mean 'cifar10'"),
     (["--model", "resnt9"], "did you mean 'resnet9'"),
+    (["--model", "torchvison/vgg11"], "names with '/' are torchvision/NAME"),
+    (["--model", "torchvision/vgg11/x"], "expected name or name[key=value,...]"),
+    (["--methods", "torchvision/vgg11"], "no method is called 'torchvision/vgg11'"),
     (["--seeds", "x"], "--seeds 'x'"),
     (["--seeds", "0,0"], "occurs twice"),
     (["--epochs", "-1"], "--epochs is '-1'; allowed: an integer from 1 to 100,000"),
@@ -64,6 +67,8 @@ NAMES = [
     (["reprot", "x"], "did you mean 'report'"),
     (["report", "absent"], "no suite.json"),
     (["describe", "resnt9"], "did you mean 'resnet9'"),
+    (["describe", "torchvison/vgg11"], "names with '/' are torchvision/NAME"),
+    (["describe", "torchvision"], "names with '/' are torchvision/NAME"),
     (["describe"], "required: NAME"),
     (["check", "sdpg"], "did you mean 'sdgp'"),
     (["--sede", "2"], "did you mean '--seeds'"),
@@ -86,6 +91,12 @@ def test_errors_are_found_before_torch_is_imported(folder, capsys, monkeypatch, 
 
 WRONG = [
     (["--methods", "sdpg"], "did you mean 'sdgp'"),
+    (
+        ["--model", "torchvision/mobilenet_v3_smal", "--task", "cifar10", "--preset", "smoke"],
+        "--model 'torchvision/mobilenet_v3_smal': no model is called 'torchvision/mobilenet_v3_smal'; did you mean "
+        "'torchvision/mobilenet_v3_small'?",
+    ),
+    (["describe", "torchvision/VGG11"], "did you mean 'torchvision/vgg11'"),
     (["--task", "cifar11"], "did you mean 'cifar10'"),
     (["--seeds", "x"], "--seeds 'x'"),
     (["--epochs", "-1"], "--epochs is '-1'; allowed: an integer from 1 to 100,000"),

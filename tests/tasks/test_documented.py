@@ -51,12 +51,12 @@ def test_a_task_with_a_model_is_short(folder: Path) -> None:
 
 @pytest.mark.parametrize("document", ["add-a-task.md", "add-a-model.md"])
 def test_documented_commands_are_valid(folder: Path, capsys: pytest.CaptureFixture[str], document: str) -> None:
-    (commands,) = blocks(document, "")
-    described, run = (shlex.split(line)[2:] for line in commands.strip().splitlines())
-    assert described[0] == "describe"
-    assert cli.main(described) == 0
-    assert described[1].partition("[")[0] in capsys.readouterr().out
-    assert read_run_options(run).preset == "smoke"
+    for commands in blocks(document, ""):
+        described, run = (shlex.split(line)[2:] for line in commands.strip().splitlines())
+        assert described[0] == "describe"
+        assert cli.main(described) == 0
+        assert described[1].partition("[")[0] in capsys.readouterr().out
+        assert read_run_options(run).preset == "smoke"
 
 
 def test_the_documented_task_trains_the_documented_model(folder: Path) -> None:

@@ -1,28 +1,103 @@
 """torchvision's classification networks: their names are known without importing torchvision, and they can be cut."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 import torch
+import torchvision
 from torch import nn
-from torchvision.models import get_model, list_models
+from torchvision.models import get_model, get_model_weights, list_models
 from torchvision.models.resnet import ResNet
+from torchvision.models.vgg import VGG
 
 from benchmarks.evidence.torchvision_models import examine, line_of, table
 from suite import registry
+from suite.checkpoint import load_model
 from suite.choices import ModelChoice, build_model
+from suite.command import cli
 from suite.errors import UsageError
 from tasks.models.imagenet_resnet import Blurred, blur_strided
 
+THEIRS = list_models(module=torchvision.models)
+ON_META = [name for name in THEIRS if not name.startswith("regnet_")]  # these compute their widths with tensors
+
 
 def test_every_classification_network_of_torchvision_has_a_name():
-    import torchvision.models
-
-    theirs = set(list_models(module=torchvision.models))
-    ours = set(registry.names("model"))
     # PruneTrain's and ClickTrain's networks of these names are the papers'.
-    assert theirs <= ours
+    assert set(THEIRS) <= set(registry.names("model"))
+
+
+def test_the_prefix_names_torchvisions_own_network_for_every_name():
+    for name in THEIRS:
+        choice = ModelChoice.read(f"torchvision/{name}")
+        assert str(choice.canonical()) == f"torchvision/{name}"
+        assert registry.is_own("model", choice.name)
+        assert choice.definition is not registry.get("model", name)
+        if name not in ("vgg11", "vgg13"):  # PruneTrain's networks, which have a width
+            assert choice.declared == ModelChoice.read(name).declared
+    with pytest.raises(UsageError, match="did you mean 'torchvision/mobilenet_v3_small'"):
+        registry.get("model", "torchvision/mobilenet_v3_smal")
+    with pytest.raises(UsageError, match="no model is called 'torchvision/resnet9'"):
+        registry.get("model", "torchvision/resnet9")
+
+
+@pytest.mark.parametrize("name", ON_META)
+def test_the_prefix_gives_the_published_number_of_weights(name):
+    with torch.device("meta"):
+        model = build_model(f"torchvision/{name}", (3, 224, 224), 1000)
+    published = {weights.meta["num_params"] for weights in get_model_weights(name)}  # several for several image sizes
+    auxiliary = {"inception_v3": 3_326_696}.get(name, 0)  # weights of its auxiliary classifier, which is left out
+    assert sum(weight.numel() for weight in model.parameters()) + auxiliary in published
+
+
+def test_networks_without_normalisation_that_plain_names_do_not_reach():
+    with torch.device("meta"):
+        theirs = build_model("torchvision/vgg11", (3, 224, 224), 1000)
+        ours = build_model("vgg11", (3, 32, 32), 10)
+        normalised = build_model("vgg16", (3, 224, 224), 1000)
+        plain = build_model("torchvision/vgg16", (3, 224, 224), 1000)
+    assert sum(weight.numel() for weight in theirs.parameters()) == 132_863_336
+    assert isinstance(theirs, VGG)
+    assert not isinstance(ours, VGG)
+    normalisations = [
+        sum(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()) for model in (normalised, plain)
+    ]
+    assert normalisations == [13, 0]
+
+
+def test_parameters_in_brackets_of_a_name_with_the_prefix():
+    choice = ModelChoice.read("torchvision/swin_t[drop_path=0.3]")
+    assert str(choice.canonical()) == "torchvision/swin_t[drop_path=0.3]"
+    with torch.device("meta"):
+        network = choice.build((3, 224, 224), 10)
+    stochastic = [layer.p for layer in network.modules() if isinstance(layer, torchvision.ops.StochasticDepth)]
+    assert max(stochastic) == pytest.approx(0.3)
+    assert ModelChoice.read("torchvision/swin_t").recorded_parameters() == {}
+
+
+def test_blurred_networks_with_the_prefix_equal_those_of_the_plain_name():
+    torch.manual_seed(0)
+    plain = build_model("resnet18[blur=true]", (3, 64, 64), 10)
+    torch.manual_seed(0)
+    network = build_model("torchvision/resnet18[blur=true]", (3, 64, 64), 10)
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(plain.eval()(images), network.eval()(images))
+
+
+def test_a_trial_has_a_folder_a_report_and_a_model_that_loads(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "suite.toml").write_text('model = ["torchvision/shufflenet_v2_x0_5"]\ntask = "cifar10"\n')
+    options = ["--methods", "dense", "--preset", "smoke", "--epochs", "1", "--device", "cpu", "--out", "out"]
+    assert cli.main(["--config", "suite.toml", *options]) == 0
+    assert "torchvision/shufflenet_v2_x0_5" in capsys.readouterr().out
+    (folder,) = (tmp_path / "out" / "trials").iterdir()
+    assert folder.name.startswith("dense-cifar10-torchvision-shufflenet_v2_x0_5-s0-")
+    assert json.loads((folder / "trial.json").read_text())["spec"]["model"] == "torchvision/shufflenet_v2_x0_5"
+    assert isinstance(load_model(folder / "model.pt"), torchvision.models.ShuffleNetV2)
+    assert "torchvision/shufflenet_v2_x0_5" in (tmp_path / "out" / "report.html").read_text()
+    assert list((tmp_path / "out" / "figures").glob("*-torchvision-shufflenet_v2_x0_5-*.svg"))
 
 
 def test_listing_does_not_import_torchvision():
@@ -30,10 +105,11 @@ def test_listing_does_not_import_torchvision():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("prefix", ["", "torchvision/"])
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "regnet_x_400mf"])
-def test_weights_and_function_are_those_of_torchvision(name):
+def test_weights_and_function_are_those_of_torchvision(prefix, name):
     torch.manual_seed(0)
-    ours = build_model(name, (3, 32, 32), 10)
+    ours = build_model(prefix + name, (3, 32, 32), 10)
     torch.manual_seed(0)
     theirs = get_model(name, weights=None, num_classes=10)
     images = torch.randn(2, 3, 32, 32)

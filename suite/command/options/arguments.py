@@ -82,7 +82,11 @@ def _add_trials(what: argparse._ArgumentGroup) -> None:
         "--methods", metavar="LIST", help=f"methods with parameters or grids in brackets ({_default('methods')})"
     )
     what.add_argument("--task", metavar="LIST", help=f"tasks ({_default('task')})")
-    what.add_argument("--model", metavar="LIST", help="models, such as resnet9[width=0.25] (default: the task's own)")
+    what.add_argument(
+        "--model",
+        metavar="LIST",
+        help="models, such as resnet9[width=0.25] or torchvision/vgg11 (default: the task's own)",
+    )
     what.add_argument(
         "--preset", metavar="NAME", help="smoke, quick or paper (default: paper on CUDA, otherwise quick)"
     )
