@@ -146,6 +146,30 @@ def test_layers_all_takes_linear_layers_too():
     assert torch.equal(hidden.grad, kernels.prune_nm(grad, PruneRule(2, 4, rescale="sample_channel")) @ model[3].weight)
 
 
+@pytest.mark.parametrize(
+    "parameters", [{"mode": "magnitude"}, {"mode": "rescaled"}, {"mode": "random"}, {"mode": "unbiased"}], ids=str
+)
+@pytest.mark.parametrize("products", ["dgrad", "both"])
+def test_the_tokens_of_a_linear_layer_are_rows_whose_channels_are_pruned(parameters, products):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 12), nn.Linear(12, 8))
+    layer = model[1]
+    planned(model, masked(layers="all", products=products, **parameters))
+    tokens = torch.randn(3, 5, 12, requires_grad=True)
+    grad = torch.randn(3, 5, 8)
+    layer(tokens).backward(grad)
+    rule = {"mode": "magnitude", "rescale": "sample_channel"} if parameters["mode"] == "rescaled" else parameters
+    operand = "grad_shared" if products == "both" else "grad_dgrad"
+    key = Site("1", operand, 0, 0, 7).key
+    fed = kernels.prune_nm(grad.reshape(15, 8), PruneRule(2, 4, **rule), seed=key)
+    # Of four channels of a token, two are left, whatever the other tokens of its image have.
+    assert (fed.unflatten(1, (2, 4)) != 0).sum(2).eq(2).all()
+    assert torch.equal(tokens.grad, (fed @ layer.weight).unflatten(0, (3, 5)))
+    of_weight = fed if products == "both" else grad.reshape(15, 8)
+    assert torch.equal(layer.weight.grad, of_weight.T @ tokens.detach().reshape(15, 12))
+    assert torch.equal(layer.bias.grad, of_weight.sum(0))
+
+
 def test_n_equal_to_m_is_dense():
     model = resnet9(width=1 / 16)
     method = masked(n=4, m=4, mode="random")
