@@ -49,6 +49,8 @@ class Tuning:
         chosen = {"publication": "published values", "other": "not by accuracy"}.get(self.chosen_on, "")
         trials = "1 trial" if self.trials == 1 else f"{self.trials} trials"
         count = "trials not recorded" if self.trials is None else trials
+        if not chosen and self.trials is None:
+            chosen = f"chosen on {self.chosen_on}"
         what = f"{chosen}, {count}" if chosen else f"{count} on {self.chosen_on}"
         return f"{', '.join(self.presets)}{': ' if self.presets else ''}{what} ({self.source})"
 

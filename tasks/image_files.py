@@ -66,10 +66,13 @@ class ImageFilesTask(Task):
         """
         recipe = recipe or self.recipe(preset)
         if recipe.decoder == "dali":
-            if preset == "smoke" or recipe.cache == "on":
-                reason = "smoke generates its images" if preset == "smoke" else "the cache has decoded images"
+            if preset == "smoke":
                 raise UsageError(
-                    f"recipe.decoder=dali decodes files in every epoch, but {reason}; use another preset and "
+                    "recipe.decoder=dali decodes files, but smoke generates its images; use another preset"
+                )
+            if recipe.cache == "on":
+                raise UsageError(
+                    "recipe.decoder=dali decodes files in every epoch, but the cache has decoded images; add "
                     "--set recipe.cache=off"
                 )
             check_dali()
@@ -84,22 +87,25 @@ class ImageFilesTask(Task):
         place = hashlib.sha256(str(tree.root.resolve()).encode()).hexdigest()[:8]
         side = self.stored_side[preset]
         detected = self.detected_side(tree) if recipe.image_size is None else 0
-        note = f"{self.title}: {len(tree.train):,} training and {len(tree.test):,} test images; {tree.split}"
         if recipe.cache == "off":
             if recipe.bad_images == "skip":
                 raise UsageError("recipe.bad_images=skip needs recipe.cache=on, which stores what is left out")
-            note += _remarks(
-                tree, check(tree, _remembered_checks(data_root, f"{self.registered_name}-{place}.checked"))
-            )
+            meta = check(tree, _remembered_checks(data_root, f"{self.registered_name}-{place}.checked"))
+            note = self._note(tree, meta)
             return DataCopy("files", _digest(tree, side), str(tree.root), note, len(tree.classes), detected)
         path = cache_folder(data_root.expanduser()) / f"{self.registered_name}-{side}-{place}"
         try:
             meta = store(tree, path, side, recipe.bad_images == "skip")
         except OSError as error:
             raise UsageError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from error
-        return DataCopy(
-            "decoded", meta["checksum"], str(path), note + _remarks(tree, meta), len(tree.classes), detected
-        )
+        note = self._note(tree, meta)
+        return DataCopy("decoded", meta["checksum"], str(path), note, len(tree.classes), detected)
+
+    def _note(self, tree: ImageTree, meta: Mapping[str, Any]) -> str:
+        """Return one line on the images that are used, and on what was converted and left out."""
+        skipped = set(meta["skipped"])
+        train, test = (sum(file.path not in skipped for file in files) for files in (tree.train, tree.test))
+        return f"{self.title}: {train:,} training and {test:,} test images; {tree.split}{_remarks(tree, meta)}"
 
     def detected_side(self, tree: ImageTree) -> int:
         """Return the side of the network's images that follows from the files; 0 for that of `input_shape`."""
@@ -219,11 +225,12 @@ def _remarks(tree: ImageTree, meta: Mapping[str, Any]) -> str:
     """Return what was converted and left out, for the note of the data copy; empty if there was nothing."""
     converted = [f"{count:,} from {name}" for name, count in meta["converted"].items()]
     remarks = [f"converted to RGB: {', '.join(converted)}"] if converted else []
-    for files, kind in (
-        (meta["skipped"], "files that are not images"),
-        (tree.others, "files that are not images by their names"),
-        (tree.outside, "images outside the folders of classes"),
+    for files, one, several in (
+        (meta["skipped"], "file that cannot be read as an image", "files that cannot be read as images"),
+        (tree.others, "file that is not an image by its name", "files that are not images by their names"),
+        (tree.outside, "image outside the folders of classes", "images outside the folders of classes"),
     ):
         if files:
-            remarks.append(f"{len(files):,} {kind} were left out, the first is {shown(files[0])}")
+            kind = f"{one} was" if len(files) == 1 else f"{several} were"
+            remarks.append(f"{len(files):,} {kind} left out, the first is {shown(files[0])}")
     return "".join(f"; {remark}" for remark in remarks)

@@ -139,9 +139,10 @@ def competition(load: float, cores: int) -> str:
     """
     if load < 0.5 * cores:
         return ""
+    advice = "; with OMP_NUM_THREADS=1, trials wait less for the other programs"
     return (
         f"{load:.1f} of {cores} cores are busy before the first trial: other programs are running; "
-        "do not rely on measured times; with OMP_NUM_THREADS=1, trials wait less for the other programs"
+        f"do not rely on measured times{'' if os.environ.get('OMP_NUM_THREADS') == '1' else advice}"
     )
 
 

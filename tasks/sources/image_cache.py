@@ -147,7 +147,7 @@ def check(tree: ImageTree, path: Path | None) -> dict[str, Any]:
             if isinstance(converted, BadImage):
                 raise UsageError(
                     f"{converted}; remove the file, or leave out such files with --set recipe.bad_images=skip "
-                    "--set recipe.cache=on"
+                    "--set recipe.cache=on, since the cache stores what is left out"
                 )
             counts[converted] += 1
             advance(1)

@@ -301,21 +301,21 @@ def test_a_cache_that_is_off_cannot_leave_files_out(folder: Path, capfd: pytest.
 SKIPPED: dict[str, tuple[Make, str]] = {
     "damaged": (
         with_file("val/dog/cut.png", PNG[:400]),
-        "1 files that are not images were left out, the first is val/dog/cut.png",
+        "1 file that cannot be read as an image was left out, the first is val/dog/cut.png",
     ),
     "other content": (with_file("train/cat/page.jpg", CONTENTS["html.png"]), "the first is train/cat/page.jpg"),
     "huge": (with_file("train/cat/huge.png", CONTENTS["huge.png"]), "the first is train/cat/huge.png"),
     "other name": (
         with_file("train/cat/README.txt", b"x"),
-        "1 files that are not images by their names were left out, the first is train/cat/README.txt",
+        "1 file that is not an image by its name was left out, the first is train/cat/README.txt",
     ),
-    "folder": (with_folder("train/cat/more"), "by their names were left out, the first is train/cat/more"),
+    "folder": (with_folder("train/cat/more"), "by its name was left out, the first is train/cat/more"),
     "loose": (
         with_file("stray.png", PNG),
-        "1 images outside the folders of classes were left out, the first is stray.png",
+        "1 image outside the folders of classes was left out, the first is stray.png",
     ),
-    "loose in a split": (with_file("train/loose.png", PNG), "were left out, the first is train/loose.png"),
-    **{case: (SPECIAL[case][0], "1 files that are not images were left out") for case in SPECIAL},
+    "loose in a split": (with_file("train/loose.png", PNG), "was left out, the first is train/loose.png"),
+    **{case: (SPECIAL[case][0], "1 file that cannot be read as an image was left out") for case in SPECIAL},
 }
 
 

@@ -112,6 +112,8 @@ def test_every_method_and_task_declares_how_its_defaults_were_chosen():
 def test_tuning_in_words():
     one = Tuning(trials=1, chosen_on="test images", source="a table", presets=("smoke", "quick"))
     assert one.in_words() == "smoke, quick: 1 trial on test images (a table)"
+    unknown = Tuning(trials=None, chosen_on="validation images", source="epochs")
+    assert unknown.in_words() == "chosen on validation images, trials not recorded (epochs)"
     with pytest.raises(ValueError, match=r"tuning\.chosen_on is 'luck'; allowed: publication, "):
         Tuning(trials=1, chosen_on="luck", source="")
 

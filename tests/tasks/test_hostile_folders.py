@@ -68,7 +68,7 @@ def test_links_to_nothing_are_named_or_left_out(folder: Path, target: str) -> No
     (folder / "train/cat/9.png").symlink_to(target)
     with pytest.raises(UsageError, match=r"train/cat/9\.png: cannot be read as an image: (No such|Too many)"):
         prepare(folder)
-    assert "1 files that are not images were left out" in prepare(folder, bad_images="skip").note
+    assert "1 file that cannot be read as an image was left out" in prepare(folder, bad_images="skip").note
     assert read_tree(folder).train[3].stamp == (-1, -1)
 
 
@@ -110,7 +110,7 @@ def test_skipping_continues_where_refusal_ended(folder: Path, monkeypatch: pytes
     decoded = []
     original = image_cache.decode
     monkeypatch.setattr(image_cache, "decode", lambda path, side: (decoded.append(path.name), original(path, side))[1])
-    assert "1 files that are not images" in prepare(folder, bad_images="skip").note
+    assert "1 file that cannot be read as an image" in prepare(folder, bad_images="skip").note
     assert decoded == ["9.png"]
 
 

@@ -141,8 +141,9 @@ def test_bad_files_are_left_out_on_request_and_counted(tmp_path):
     with pytest.raises(UsageError, match=r"notes\.txt: is not an image by its name"):
         prepare(tmp_path)
     copy = prepare(tmp_path, bad_images="skip")
-    assert "1 files that are not images were left out, the first is train/cat/broken.jpg" in copy.note
-    assert "1 files that are not images by their names were left out, the first is train/cat/notes.txt" in copy.note
+    assert "12 training and 12 test images" in copy.note
+    assert "1 file that cannot be read as an image was left out, the first is train/cat/broken.jpg" in copy.note
+    assert "1 file that is not an image by its name was left out, the first is train/cat/notes.txt" in copy.note
     assert TASK.load(copy, QUICK, 0, CPU).train.num_samples == 12
 
 
