@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from suite.recipe import Recipe
 from suite.runs.spec import TrialSpec
 
 
@@ -40,21 +41,19 @@ def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str,
         parts.append(f"{name} {100 * accuracy:.2f} %")
     if isinstance(seconds, (int, float)):
         parts.append(duration(seconds))
-    remaining = remaining_seconds(record, before, trial.make_recipe().eval_every)
+    remaining = remaining_seconds(record, before, trial.make_recipe())
     if remaining is not None:
         parts.append(f"about {duration(remaining)} left")
     return "  ".join(parts)
 
 
-def remaining_seconds(
-    record: Mapping[str, Any], before: Mapping[str, Any] | None = None, eval_every: int = 1
-) -> float | None:
+def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | None, recipe: Recipe) -> float | None:
     """Estimate the seconds that the remaining epochs will take; `None` if the record does not allow it.
 
     Training and evaluation count, compilation does not. The training of an epoch is assumed to take as long as since
     `before`, because the network may have become smaller; without `before`, as long as the mean of all epochs so far.
-    The evaluations that remain, one after every `eval_every` epochs and after the last one, are assumed to take as long
-    as the mean of those so far; before the first one, their time is not known and left out.
+    The evaluations that remain (`recipe.evaluations`) are assumed to take as long as the mean of those so far; before
+    the first one, their time is not known and left out.
     """
     left, epoch, seconds = record.get("epochs_left"), record.get("epoch"), record.get("train_time_s")
     evaluating = record.get("eval_time_s")
@@ -68,8 +67,8 @@ def remaining_seconds(
         return None
     if not isinstance(already, (int, float)) or seconds < already:
         return None
-    evaluated = epoch // eval_every
-    to_evaluate = -(-(epoch + left) // eval_every) - evaluated
+    evaluated = epoch // recipe.eval_every
+    to_evaluate = recipe.evaluations(epoch + left) - evaluated
     evaluation = evaluating / evaluated if evaluated else 0.0
     return (seconds - already) / (epoch - first) * left + evaluation * to_evaluate
 
