@@ -25,9 +25,12 @@ _INSTRUCTIONS = re.compile(
     r"(?:sse4_[12]|ssse3|fma4?|f16c|avx\w*|amx\w*"  # x86
     r"|asimd\w*|neon|sve\w*|sme(?!p)\w*|bf16|i8mm|fphp|fp)"  # Arm
 )
-# As the kernel spells them on x86 and on Arm. AVX512_BF16 is left out: with vectors alone, training steps in bfloat16
-# take 1.5 to 1.7 times as long as in float32 (results/cpu-emr-2cores/bench_sdgp.txt and bench_sdgp_large.txt).
+# As the kernel spells them on x86 and on Arm. AVX512_BF16, which multiplies bfloat16 with vectors, only counts on AMD's
+# processors: training steps in bfloat16 take about 0.6 of the time in float32 there (results/cpu-zen5-2cores/
+# bench_dtypes.txt; results/cpu-zen4-2cores has both types of bench_pruned), but 1.5 to 1.7 of it on Intel's
+# (results/cpu-emr-2cores/bench_sdgp.txt and bench_sdgp_large.txt).
 _BFLOAT16_FLAGS = {"amx_bf16", "bf16"}
+_BFLOAT16_VECTORS = ("AuthenticAMD", "avx512_bf16")
 # By the field of `Cpu`: the key on x86, then the one on Arm.
 _KEYS = {
     "name": ("model name", "cpu"),
@@ -50,7 +53,7 @@ class Cpu:
         vendor, family, model, stepping: as the kernel spells them: numbers on x86. On Arm: implementer, architecture,
             part, and variant with revision ("r1p2").
         instructions: the flags of vector, matrix and half-precision arithmetic, sorted.
-        bfloat16: whether the CPU multiplies matrices of bfloat16 itself (AMX, Arm BF16).
+        bfloat16: whether the CPU multiplies bfloat16 faster than float32 (AMX, Arm BF16, AMD's AVX512_BF16).
     """
 
     name: str
@@ -88,7 +91,9 @@ def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
     fields["name"] = fields["name"] or found.get("hardware", "") or platform.processor() or platform.machine()
     flags = set(next((found[key] for key in _FLAGS if key in found), "").split())
     instructions = tuple(sorted(flag for flag in flags if _INSTRUCTIONS.fullmatch(flag)))
-    return Cpu(**fields, instructions=instructions, bfloat16=bool(flags & _BFLOAT16_FLAGS))
+    vendor, vectors = _BFLOAT16_VECTORS
+    bfloat16 = bool(flags & _BFLOAT16_FLAGS) or (fields["vendor"] == vendor and vectors in flags)
+    return Cpu(**fields, instructions=instructions, bfloat16=bfloat16)
 
 
 def available_cores() -> int:
@@ -110,7 +115,7 @@ def available_cores() -> int:
 
 
 def has_bfloat16_cpu(cpuinfo: Path = CPUINFO) -> bool:
-    """Return whether this CPU has instructions that multiply matrices of bfloat16 (AMX, Arm BF16).
+    """Return whether this CPU multiplies bfloat16 faster than float32 (AMX, Arm BF16, AVX512_BF16 of AMD).
 
     Read from `/proc/cpuinfo`: torch has no public function for it, and its private functions differ between versions.
     """

@@ -277,7 +277,7 @@ def resolve_device(text: str) -> tuple[str, int | None]:
 
 
 def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
-    """Return a number format. `auto` is bfloat16 if the hardware multiplies matrices of it, otherwise float32.
+    """Return a number format. `auto` is bfloat16 if the hardware multiplies it faster than float32, otherwise float32.
 
     Raises:
         UsageError: float16 was requested for a CPU.

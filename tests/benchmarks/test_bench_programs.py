@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.kernels import check_kernels, options, tables
 from benchmarks.kernels import results as kernel_results
-from benchmarks.steps import bench_patterns
+from benchmarks.steps import bench_dtypes, bench_patterns
 
 ROOT = Path(__file__).parents[2]
 BENCH = "benchmarks/kernels/bench_kernels.py"
@@ -171,3 +171,15 @@ def test_patterns_are_not_measured_on_a_device_that_is_not_there(monkeypatch, ca
     with pytest.raises(SystemExit, match="2"):
         bench_patterns.main()
     assert "error: --device cuda: torch" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_types_are_compared_on_the_networks_that_are_named(tmp_path):
+    program = (sys.executable, "-m", "benchmarks.steps.bench_dtypes", "--device", "cpu")
+    done = run(*program, "--networks", "resnet9[width=0.25]", "--pairs", "2", "--json", tmp_path / "found.json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((tmp_path / "found.json").read_text())["results"].values()
+    assert (found["side"], found["batch"]) == (32, 64)
+    assert found["least"] == pytest.approx(found["first_s"] / found["second_s"], rel=0.7)
+    done = run(*program, "--networks", "resnet")
+    assert done.returncode == 2
+    assert done.stderr.endswith("choose from " + ", ".join(case.model for case in bench_dtypes.CASES) + "\n")

@@ -209,6 +209,16 @@ def test_presets_devices_and_types(tmp_path):
     assert not has_bfloat16_cpu(tmp_path / "absent")
 
 
+def test_bfloat16_vectors_are_faster_than_float32_on_amd_only(tmp_path):
+    for vendor, flags, expected in (
+        ("AuthenticAMD", "avx512f avx512_bf16", True),
+        ("AuthenticAMD", "avx512f", False),
+        ("GenuineIntel", "avx512f avx512_bf16", False),
+    ):
+        (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}\nflags\t\t: {flags}\n")
+        assert has_bfloat16_cpu(tmp_path / "cpuinfo") is expected
+
+
 def test_a_busy_machine_is_named():
     assert competition(0.9, 2) == ""
     assert "do not rely on measured times" in competition(5.5, 2)
