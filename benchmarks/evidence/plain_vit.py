@@ -4,10 +4,11 @@
 
 DIR is the folder of a suite with dense trials of `vit_tiny` on CIFAR-10; `benchmarks/evidence/plain_vit.sh` has the
 command that trains them. This program reads the recipe and the seeds of these trials, and trains as often with torch
-alone: `nn.TransformerEncoderLayer`, its own groups of AdamW, warm-up and cosine, random crops and mirroring. It takes
-only the decoded images from the suite, and which of them belong to the splits. The random numbers differ, so that the
-accuracies are two samples, whose means are compared (Welch's interval). It writes NAME.txt, and NAME.json after every
-training; the same command continues with the next one, also while the suite still runs.
+alone: `nn.TransformerEncoderLayer`, its own groups of AdamW, warm-up and cosine, random crops and mirroring, and
+torch's autocast where the trials are in bfloat16. It takes only the decoded images from the suite, and which of them
+belong to the splits. The random numbers differ, so that the accuracies are two samples, whose means are compared
+(Welch's interval). It writes NAME.txt, and NAME.json after every training; the same command continues with the next
+one, also while the suite still runs.
 
 `tests/benchmarks/test_plain_vit.py` compares the steps of both for equal weights and batches.
 """
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 
 from benchmarks.partial_results import OtherRunError, kept
 from reports.data.records import Trial, read
+from suite.cost.hardware import available_cores
 from suite.recipe import Recipe
 from suite.runs.provenance import collect
 from tasks.images.decoded import load_decoded
@@ -77,8 +79,10 @@ class PlainLoop:
         optimizer: The optimizer, with one group of weights that decay and one without.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, steps_per_epoch: int) -> None:
-        self.model, self.recipe = model, recipe
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, steps_per_epoch: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.model, self.recipe, self.dtype = model, recipe, dtype
         kept_whole = [  # by what they are, not by their shape
             parameter
             for module in model.modules()
@@ -108,7 +112,7 @@ class PlainLoop:
         """Train on a batch, and return its loss and the learning rate of the step."""
         self.model.train()
         rate = self.optimizer.param_groups[0]["lr"]
-        logarithms = self.model(images).log_softmax(dim=1)
+        logarithms = self.logits(images).log_softmax(dim=1)
         right = logarithms.gather(1, labels.unsqueeze(1)).mean()
         smoothing = self.recipe.label_smoothing
         loss = -(1 - smoothing) * right - smoothing * logarithms.mean()
@@ -119,6 +123,11 @@ class PlainLoop:
         self.optimizer.step()
         self._schedule.step()
         return loss.item(), rate
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits (N, classes) in float32 of images (N, 3, H, W)."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            return self.model(images).float()
 
 
 @dataclass(frozen=True)
@@ -145,11 +154,13 @@ class Images:
             yield torch.stack(images), self.train_labels[chosen]
 
 
-def train(recipe: Recipe, images: Images, patch: int, classes: int, seed: int) -> dict[str, float]:
+def train(
+    recipe: Recipe, images: Images, patch: int, classes: int, seed: int, dtype: torch.dtype = torch.float32
+) -> dict[str, float]:
     """Train a new network, and return its test accuracy and the mean training loss of the last epoch."""
     torch.manual_seed(seed)
     model = PlainViT(patch, images.train.shape[-1], classes)
-    loop = PlainLoop(model, recipe, len(images.train) // recipe.batch_size)
+    loop = PlainLoop(model, recipe, len(images.train) // recipe.batch_size, dtype)
     generator = torch.Generator().manual_seed(seed)
     losses: list[float] = []
     for epoch in range(recipe.epochs):
@@ -157,7 +168,7 @@ def train(recipe: Recipe, images: Images, patch: int, classes: int, seed: int) -
         print(f"seed {seed}, epoch {epoch + 1}: training loss {np.mean(losses):.4f}", file=sys.stderr, flush=True)
     model.eval()
     with torch.no_grad():
-        found = torch.cat([model(part).argmax(1) for part in images.test.split(recipe.eval_batch_size)])
+        found = torch.cat([loop.logits(part).argmax(1) for part in images.test.split(recipe.eval_batch_size)])
     accuracy = float((found == images.test_labels).double().mean())
     return {"test_accuracy": accuracy, "train_loss": float(np.mean(losses))}
 
@@ -230,21 +241,23 @@ def main() -> int:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the suite with dense trials")
     parser.add_argument("-o", "--out", type=Path, metavar="NAME", required=True, help="path without suffix")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(available_cores())
     trials = {int(t.spec["seed"]): t for t in read(options.folder).trials if t.done and t.text("method") == "dense"}
     if not trials:
         parser.error(f"{options.folder} has no finished trial of dense")
     one = next(iter(trials.values()))
     for trial in trials.values():
-        if (trial.spec["recipe"], trial.spec["model"]) != (one.spec["recipe"], one.spec["model"]):
-            parser.error(f"{options.folder} has dense trials with several recipes or models")
+        if any(trial.spec[name] != one.spec[name] for name in ("recipe", "model", "dtype")):
+            parser.error(f"{options.folder} has dense trials with several recipes, models or types")
     if one.spec["model"].partition("[")[0] != "vit_tiny" or set(one.spec["model_parameters"]) != {"patch"}:
         parser.error(f"the trials are of {one.spec['model']}; the plain loop has vit_tiny[patch=N] only")
     patch = int(one.spec["model_parameters"]["patch"]) or 4  # the default for 32 pixels
     try:
         recipe = recipe_of(one)
         images = images_of(one, recipe)
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[one.spec["dtype"]]
         facts = {"model": one.spec["model"], "recipe": one.spec["recipe"], "data": one.text("data_copy")}
+        facts["dtype"] = one.spec["dtype"]
         results = kept(options.out.with_suffix(".json"), facts, "results")
     except (ValueError, OtherRunError) as error:
         parser.error(str(error))
@@ -256,10 +269,10 @@ def main() -> int:
             "provenance": dict(trial.provenance),
         }
         if str(seed) not in plain:
-            plain[str(seed)] = {**train(recipe, images, patch, 10, seed), "provenance": collect("cpu")}
+            plain[str(seed)] = {**train(recipe, images, patch, 10, seed, dtype), "provenance": collect("cpu")}
     what = (
         f"{one.spec['model']} on {one.text('task')} ({one.text('data_copy')}): {len(images.train):,} training and "
-        f"{len(images.test):,} test images, {recipe.epochs} epochs, batches of {recipe.batch_size}"
+        f"{len(images.test):,} test images, {recipe.epochs} epochs, batches of {recipe.batch_size}, {one.spec['dtype']}"
     )
     text = summary(suite, plain, what)
     options.out.with_suffix(".txt").write_text(text, encoding="utf-8")
