@@ -123,15 +123,16 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
         target: Accuracy as a fraction.
     """
     whole, found = int(epochs_of(group)), []
+    any_timed = next((row.timed for row in rows if row.timed), None)  # all have the times of dense steps
     for row in rows:
-        found.append(_row(row.label, 0, row.colour, whole, row.trials, target, row.timed, whole))
+        timed = any_timed if row.is_baseline else row.timed
+        found.append(_row(row.label, 0, row.colour, whole, row.trials, target, timed, whole))
     dense = next((place for place, row in enumerate(rows) if row.is_baseline), None)
     if dense is not None:
         shorter = [
-            _row(
-                BASELINE, int(epochs_of(one)), rows[dense].colour, int(epochs_of(one)), one.trials, target, None, whole
-            )
+            _row(BASELINE, epochs, rows[dense].colour, epochs, one.trials, target, any_timed, whole)
             for one in group.budgets
+            for epochs in (int(epochs_of(one)),)
         ]
         found[dense + 1 : dense + 1] = reversed(shorter)
     return [row for row in found if row.seeds > row.unknown]
@@ -150,7 +151,8 @@ def _row(
     counting = [trial for trial in trials if trial.done or trial.text("status") == "diverged"]
     by_seed: dict[int, list[_Seed]] = {}
     for trial in counting:
-        by_seed.setdefault(seed_of(trial), []).append(_seed(trial, target, timed, whole if name == BASELINE else 0))
+        part = budget / whole if name == BASELINE and whole else None
+        by_seed.setdefault(seed_of(trial), []).append(_seed(trial, target, timed, part))
     # A seed that was run twice counts once, with the trial that took longer.
     seeds = [max(several, key=lambda one: -1.0 if one.epoch is None else one.epoch) for several in by_seed.values()]
     known = [one for one in seeds if one.costs]
@@ -175,14 +177,14 @@ def _was_reached(seed: _Seed) -> bool:
     return any(value is not None and value < NOT_REACHED for value in values)
 
 
-def _seed(trial: Trial, target: float, timed: MethodTime | None, dense_epochs: int) -> _Seed:
+def _seed(trial: Trial, target: float, timed: MethodTime | None, part_of_dense: float | None) -> _Seed:
     """Return what a trial took.
 
     Args:
         trial: A trial that is done or diverged.
         target: Accuracy as a fraction.
-        timed: Times of its method from the time pass.
-        dense_epochs: For dense training, the number of epochs of the whole training; 0 for a method.
+        timed: Times of its method from the time pass; for dense training, those of any method.
+        part_of_dense: For dense training, its epochs over those of the whole training; `None` for a method.
     """
     none = _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED)
     if not trial.done:
@@ -194,8 +196,8 @@ def _seed(trial: Trial, target: float, timed: MethodTime | None, dense_epochs: i
         return none
     epoch = finite(record.get("epoch"))
     share = None
-    if epoch is not None and dense_epochs:
-        share = epoch / dense_epochs
+    if epoch is not None and part_of_dense is not None:
+        share = dense_share(trial, int(epoch), part_of_dense, timed)
     elif epoch is not None and timed is not None:
         share = time_share(trial, int(epoch), timed)
     costs = {column: cost_until(record, column) for column in COLUMNS}
@@ -212,6 +214,25 @@ def _from_table(trial: Trial, target: float) -> _Seed:
     if all(value is None for value in costs.values()):
         return _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED)
     return _Seed(None, costs, None)
+
+
+def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None) -> float | None:
+    """Return the time until the end of an epoch of dense training in units of dense's whole training.
+
+    Args:
+        trial: The trial, which may have fewer epochs than the whole training.
+        epoch: Number of the epoch, from 1.
+        part: The trial's epochs over those of the whole training.
+        timed: Times of any method, which have those of dense steps by the size of their images.
+
+    Returns:
+        The share; `None` if images of several sizes were used, whose steps were not timed.
+    """
+    recipe = trial.spec.get("recipe") or {}
+    if timed is None and len(recipe.get("train_sizes") or ()) > 1:
+        return None
+    progress = epoch / len(trial.epochs)
+    return part * (timed.dense_share(progress) if timed else progress)
 
 
 def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
@@ -236,7 +257,7 @@ def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
             return None
         if number <= epoch:
             stage = timed.stages[sum(number >= end for end in ends)]
-            total += steps * stage.ratio / timed.dense_steps
+            total += steps * stage.ratio * timed.share_of_step(stage)
     records = {finite(record.get("epoch")): record for record in trial.epochs}
     until, whole = (finite(one.get("reconfigure_time_s")) for one in (records[epoch], trial.epochs[-1]))
     if timed.reconfiguration and until is not None and whole:

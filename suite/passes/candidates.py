@@ -103,9 +103,6 @@ def _candidate(folder: Path, key: Mapping[str, str], name: str, trial: Trial) ->
     if spec.processes > 1:
         reason = f"it was trained by {spec.processes} processes, and only steps of one process are measured"
         return dataclasses.replace(refused, reason=reason)
-    if len(spec.make_recipe().train_sizes) > 1:
-        reason = "the size of its training images changes (recipe.train_sizes), and only steps of one size are measured"
-        return dataclasses.replace(refused, reason=reason)
     missing = [stage.epoch for stage in stages[1:] if not stage_file(place, stage.epoch).is_file()]
     if missing:
         reason = f"no stages: its steps changed in epoch {missing[0]}, whose state was not kept"

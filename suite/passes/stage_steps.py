@@ -11,6 +11,7 @@ from torch import Tensor
 
 from suite.errors import UsageError
 from suite.network import model_files
+from suite.recipe import Recipe
 from suite.runs.building import build_trainer
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import Cost, stage_file
@@ -33,13 +34,19 @@ class Steps:
     def __init__(self, trainer: Trainer) -> None:
         trainer.set_image_size()
         size = trainer.ledger.image_size
-        self.trainer, self._batches = trainer, trainer.splits.training(size)
+        self.trainer = trainer
+        self._batches = trainer.splits.training(size)
         self._left = 0
         self._running: Iterator[tuple[Tensor, Tensor]] = iter(())
         self.num_samples = self._batches.num_samples
         self.cost: Mapping[str, Any] = {}
         own = {"train": self} if size is None else {"train_by_size": {size: self}}
         trainer.splits = dataclasses.replace(trainer.splits, **own)
+
+    @property
+    def image_size(self) -> int | None:
+        """Side of the training images; `None` for that of an evaluation."""
+        return self.trainer.ledger.image_size
 
     @property
     def seconds(self) -> float:
@@ -70,6 +77,27 @@ class Steps:
         self._left -= 1
         with self.trainer.clock.span("train"):
             self.cost = self.trainer.train_epoch()
+
+
+def dense_trainer(spec: TrialSpec, trials: Path, splits: Any, image_size: int | None) -> Trainer:
+    """Return a trainer of a new dense network whose next epoch has training images of a size.
+
+    Args:
+        spec: Specification of dense training.
+        trials: Folder of the trials.
+        splits: The images.
+        image_size: One of the recipe's `train_sizes`; `None` if it has none.
+    """
+    trainer = build_trainer(spec, trials, splits)
+    trainer.ctx.epochs_done = next(
+        epoch for epoch, size in enumerate(sizes_by_epoch(trainer.recipe)) if size == image_size
+    )
+    return trainer
+
+
+def sizes_by_epoch(recipe: Recipe) -> list[int | None]:
+    """Return the side of training images in each epoch of dense training; `None` for that of an evaluation."""
+    return [recipe.train_size_at(epoch / recipe.epochs) for epoch in range(recipe.epochs)]
 
 
 def trainer_of_stage(spec: TrialSpec, trials: Path, splits: Any, epoch: int) -> Trainer:

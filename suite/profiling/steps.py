@@ -14,9 +14,9 @@ from suite.cost.parts.step_clock import PARTS, Key
 from suite.errors import UsageError
 from suite.network.layers import backend_name
 from suite.network.planned_layer import PlannedLayer
-from suite.passes.stage_steps import Steps, other_cost, trainer_of_stage, warm_up
+from suite.passes.stage_steps import Steps, dense_trainer, other_cost, trainer_of_stage, warm_up
 from suite.profiling.clocked_steps import ProfiledSteps
-from suite.runs.building import build_trainer, device_of, load_splits
+from suite.runs.building import device_of, load_splits
 from suite.runs.provenance import collect
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import Cost
@@ -85,7 +85,9 @@ def measure(
         splits = load_splits(own)
         steps = [ProfiledSteps(Steps(trainer_of_stage(own, Path(trials), splits, epoch)))]
         if dense is not None:
-            steps.append(ProfiledSteps(Steps(build_trainer(TrialSpec.from_json(dense), Path(trials), splits))))
+            size = steps[0].steps.image_size
+            baseline = dense_trainer(TrialSpec.from_json(dense), Path(trials), splits, size)
+            steps.append(ProfiledSteps(Steps(baseline)))
     except UsageError as error:
         return {"error": str(error)}
     for one in steps:

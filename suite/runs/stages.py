@@ -66,6 +66,11 @@ class Cost:
         )
 
     @property
+    def dense_per_image(self) -> float:
+        """FLOPs of the dense network for one image, which are those of the size of the images."""
+        return self.flops[_FLOPS.index("dense")] / self.batch_size
+
+    @property
     def executed(self) -> float:
         """FLOPs that the backends multiply in a step."""
         return self.flops[_FLOPS.index("executed")]
@@ -91,8 +96,9 @@ class StageList:
 
     A stage ends when the cost of a step changes. If there are more than `MOST_STAGES`, the one whose neighbours are
     nearest to each other in executed FLOPs is given up, so that the others are spread over the cost. The first and the
-    newest stage are never given up. The steps of one that was given up count for that neighbour whose steps execute
-    the nearest number of FLOPs.
+    newest stage are never given up, nor, if possible, the only one with images of its size. The steps of one that was
+    given up count for that neighbour whose steps execute the nearest number of FLOPs, with images of the same size if
+    one of the neighbours has them.
 
     Args:
         records: Records of `epochs.jsonl`, in order.
@@ -118,23 +124,35 @@ class StageList:
         self._kept.append(len(self._found))
         self._found.append(Stage(epoch, steps, cost))
         if len(self._kept) > MOST_STAGES:
-            del self._kept[1 + _nearest_neighbours([self._found[index].cost.executed for index in self._kept])]
+            del self._kept[_least_needed([self._found[index].cost for index in self._kept])]
 
     def stages(self) -> list[Stage]:
         """Return the stages that were not given up, in order, with the steps of all epochs."""
         steps = {index: self._found[index].steps for index in self._kept}
         for before, after in pairwise(self._kept):
             for index in range(before + 1, after):
-                cost = self._found[index].cost.executed
-                nearest = min((before, after), key=lambda near: abs(self._found[near].cost.executed - cost))
-                steps[nearest] += self._found[index].steps
+                costs = {near: self._found[near].cost for near in (before, after)}
+                steps[_nearest(self._found[index].cost, costs)] += self._found[index].steps
         return [dataclasses.replace(self._found[index], steps=steps[index]) for index in self._kept]
 
 
-def _nearest_neighbours(costs: Sequence[float]) -> int:
-    """Return the index, among all but the first and last of the costs, of the one with the nearest neighbours."""
-    gaps = [abs(after - before) for before, after in zip(costs, costs[2:], strict=False)]
-    return gaps.index(min(gaps))
+def _same_images(first: Cost, second: Cost) -> bool:
+    return math.isclose(first.dense_per_image, second.dense_per_image, rel_tol=TOLERANCE)
+
+
+def _nearest(cost: Cost, others: Mapping[int, Cost]) -> int:
+    """Return the key of the nearest cost."""
+    return min(others, key=lambda key: (not _same_images(others[key], cost), abs(others[key].executed - cost.executed)))
+
+
+def _least_needed(costs: Sequence[Cost]) -> int:
+    """Return the index, among all but the first and last of the costs, of the one to give up."""
+
+    def needed(index: int) -> tuple[bool, float]:
+        alone = sum(_same_images(costs[index], other) for other in costs) == 1
+        return alone, abs(costs[index + 1].executed - costs[index - 1].executed)
+
+    return min(range(1, len(costs) - 1), key=needed)
 
 
 def stage_file(folder: Path, epoch: int) -> Path:

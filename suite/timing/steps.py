@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from suite.cost.interleaved import interleaved_times
 from suite.errors import UsageError
-from suite.passes.stage_steps import Steps, other_cost, trainer_of_stage, warm_up
-from suite.runs.building import build_trainer, device_of, load_splits
+from suite.passes.stage_steps import Steps, dense_trainer, other_cost, sizes_by_epoch, trainer_of_stage, warm_up
+from suite.recipe import Recipe
+from suite.runs.building import device_of, load_splits
 from suite.runs.provenance import collect
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import Cost
+from suite.task import Splits
 
 FEWEST_PAIRS = 10
 
@@ -43,8 +46,9 @@ def measure(
         device: Not used; the specification has it.
 
     Returns:
-        `times` and `twice`: seconds of the method or the second dense trainer, and of dense, by pair; `dense_steps`:
-        steps of dense training; `provenance`; or only `error`: why the stage cannot be measured.
+        `times` and `twice`: seconds of the method or the second dense trainer, and of dense, by pair; `image_size`:
+        side of the training images of this stage; `dense_steps`: steps of dense training, as pairs of such a size and
+        a number, in order; `provenance`; or only `error`: why the stage cannot be measured.
     """
     try:
         own, other = TrialSpec.from_json(spec), TrialSpec.from_json(dense)
@@ -52,8 +56,8 @@ def measure(
         provenance = collect(device_of(own))
         splits = load_splits(own)
         method = Steps(trainer_of_stage(own, Path(trials), splits, epoch))
-        baseline = Steps(build_trainer(other, Path(trials), splits))
-        again = Steps(build_trainer(other, Path(trials), splits)) if twice else None
+        baseline = Steps(dense_trainer(other, Path(trials), splits, method.image_size))
+        again = Steps(dense_trainer(other, Path(trials), splits, method.image_size)) if twice else None
     except UsageError as error:
         return {"error": str(error)}
     for steps in filter(None, (method, baseline, again)):
@@ -66,13 +70,19 @@ def measure(
     baseline()
     seconds = method.seconds + baseline.seconds - seconds
     count = max(FEWEST_PAIRS, min(pairs, int(limit_s / max(seconds, 1e-9))))
-    recipe = own.make_recipe()
     return {
         "times": _times(method, baseline, count),
         "twice": _times(again, baseline, count) if again else [],
-        "dense_steps": recipe.epochs * splits.train.steps_per_epoch(recipe.batch_size),
+        "image_size": method.image_size,
+        "dense_steps": _dense_steps(own.make_recipe(), splits),
         "provenance": provenance,
     }
+
+
+def _dense_steps(recipe: Recipe, splits: Splits) -> list[tuple[int | None, int]]:
+    """Return the steps of dense training for each size of training images, in order."""
+    epochs = Counter(sizes_by_epoch(recipe))
+    return [(size, count * splits.training(size).steps_per_epoch(recipe.batch_size)) for size, count in epochs.items()]
 
 
 def _times(first: Steps, second: Steps, pairs: int) -> list[list[float]]:

@@ -16,9 +16,9 @@ import numpy as np
 from suite.cost.interleaved import ratio_of
 from suite.passes.candidates import Candidate, dense_spec
 from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, measure_stage, run_pass
-from suite.runs.folder.times import TIMES, Interval, MethodTime, StageTime
+from suite.runs.folder.times import TIMES, DenseSize, Interval, MethodTime, StageTime
 from suite.runs.stages import Stage
-from suite.timing.estimate import run_ratio
+from suite.timing.estimate import StagePairs, run_ratio
 
 DEFAULT_PAIRS = 30
 FUNCTION = "suite.timing.steps:measure"
@@ -85,25 +85,39 @@ def _time_of(candidate: Candidate, folder: Path, pairs: int | None, threads: int
 
 def _summary(candidate: Candidate, found: list[dict[str, Any]], threads: int) -> MethodTime:
     """Return the entry of `time.json` for the measurements of all stages."""
-    times = [np.array(result["times"], dtype=float) for result in found]
+    measured = [
+        StagePairs(np.array(result["times"], dtype=float), stage.steps, result["image_size"])
+        for stage, result in zip(candidate.stages, found, strict=True)
+    ]
     first = found[0]
-    total = run_ratio(times, [stage.steps for stage in candidate.stages], first["dense_steps"], candidate.reconfigure_s)
-    twice = np.array(first["twice"], dtype=float)
+    dense_steps: dict[int | None, int] = dict(first["dense_steps"])
+    total = run_ratio(measured, dense_steps, candidate.reconfigure_s)
     return MethodTime(
-        **dataclasses.asdict(total),
+        **{name: getattr(total, name) for name in ("ratio", "low", "high", "reconfiguration")},
         trial=candidate.trial,
-        pairs=sum(map(len, times)),
-        stages=tuple(_stage_time(stage, pairs) for stage, pairs in zip(candidate.stages, times, strict=True)),
-        dense_steps=first["dense_steps"],
-        dense_twice=Interval(**_interval(twice)),
+        pairs=sum(len(stage.times) for stage in measured),
+        stages=tuple(_stage_time(stage, pairs) for stage, pairs in zip(candidate.stages, measured, strict=True)),
+        dense_steps=sum(dense_steps.values()),
+        dense_sizes=tuple(
+            DenseSize(image_size=size, steps=count, step=total.dense_step[size])
+            for size, count in dense_steps.items()
+            if size is not None and len(dense_steps) > 1
+        ),
+        dense_twice=Interval(**_interval(np.array(first["twice"], dtype=float))),
         load=max(float(result["provenance"]["busy_cores"]) for result in found),
         threads=threads,
         provenance=first["provenance"],
     )
 
 
-def _stage_time(stage: Stage, pairs: np.ndarray[Any, Any]) -> StageTime:
-    return StageTime(epoch=stage.epoch, steps=stage.steps, pairs=len(pairs), **_interval(pairs))
+def _stage_time(stage: Stage, measured: StagePairs) -> StageTime:
+    return StageTime(
+        epoch=stage.epoch,
+        steps=stage.steps,
+        pairs=len(measured.times),
+        image_size=measured.image_size,
+        **_interval(measured.times),
+    )
 
 
 def _interval(pairs: np.ndarray[Any, Any]) -> dict[str, float]:

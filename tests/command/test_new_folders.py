@@ -20,7 +20,7 @@ from suite.command import cli
 from suite.command.folders.entries import combine_times
 from suite.errors import UsageError
 from suite.runs.folder.records import write_json
-from suite.runs.folder.times import TIMES, MethodTime
+from suite.runs.folder.times import TIMES, DenseSize, MethodTime
 
 LEFT = f"{0:016x}"
 
@@ -281,7 +281,23 @@ def test_measurements_count_by_their_pairs_and_the_higher_load_is_kept() -> None
         assert (found.low, found.high) == (first.low, only(second).high)
 
 
-@pytest.mark.parametrize(("fields", "what"), [({"threads": 7}, "threads"), ({"dense_steps": 7}, "stages")])
+def test_dense_steps_of_several_sizes_are_combined() -> None:
+    first, second = (
+        measured(pairs=pairs, dense_sizes=(DenseSize(image_size=96, steps=30, step=step),))
+        for pairs, step in ((30, 0.5), (90, 0.7))
+    )
+    (found,) = only(combine_times([(Path("a"), first), (Path("b"), second)])[0]).dense_sizes
+    assert (found.image_size, found.steps, found.step) == (96, 30, pytest.approx(0.65))
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"threads": 7}, "threads"),
+        ({"dense_steps": 7}, "stages"),
+        ({"dense_sizes": (DenseSize(image_size=96, steps=7, step=1.0),)}, "stages"),
+    ],
+)
 def test_measurements_of_other_trainings_are_refused(fields: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=rf"was measured with other {what} in a/time\.json and b/time\.json"):
         combine_times([(Path("a"), measured()), (Path("b"), measured(1.1, **fields))])

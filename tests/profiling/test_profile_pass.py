@@ -99,6 +99,16 @@ def test_a_method_is_profiled_next_to_dense(folder, lines):
     assert (folder / "profile.json").read_bytes() in [content for _, content in contents(folder)]
 
 
+def test_dense_is_profiled_with_images_of_the_size_of_the_stage(tmp_path, lines):
+    growing = {"train_images": 64, "test_images": 32, "batch_size": 32, "epochs": 2}
+    growing |= {"train_sizes": (16, 32), "size_milestones": (0.5,)}
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4]", task="imagenette", **growing))
+    assert profile_pass.run(tmp_path, rounds=6, measure=in_this_process, show=lines.append)
+    stages = entry(tmp_path).stages
+    inputs = [[one.layers[0].input for one in (stage.method, stage.dense)] for stage in stages]
+    assert inputs == [[(16, 16), (16, 16)], [(32, 32), (32, 32)]]
+
+
 def test_parts_add_up_to_a_step():
     """With 256 images per step, clocks are small. Measured again if other programs disturbed it."""
     own = spec("dense", train_images=256, test_images=32, batch_size=256)

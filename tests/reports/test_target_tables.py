@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
@@ -18,7 +19,7 @@ from reports.data.groups import KEY, TrialGroup, label, looks
 from reports.data.method_rows import method_rows
 from reports.data.records import Trial, read
 from reports.data.targets import NOT_REACHED, median, of_dense, target_rows, targets_of, time_share
-from suite.runs.folder.times import Interval, MethodTime, StageTime
+from suite.runs.folder.times import DenseSize, Interval, MethodTime, StageTime
 
 RISING = (0.3, 0.6, 0.7, 0.8)
 
@@ -121,6 +122,26 @@ def test_the_time_pass_gives_the_time_until_an_epoch_by_stages() -> None:
     rows = rows_of(group(trial("dense", 0), trial("a", 0, pace=9.0), times={"a": pass_}), 0.7)
     assert of_dense(rows["a"], list(rows.values()), "share") == pytest.approx(0.56 / 0.75)
     assert of_dense(rows["a"], list(rows.values()), "time_to_target_s") == 9.0  # the wall time of the trials
+
+
+def test_epochs_with_larger_images_take_more_of_the_time() -> None:
+    """Two of four epochs have larger images, whose dense steps take three times as long."""
+    sizes = tuple(DenseSize(image_size=size, steps=20, step=step) for size, step in ((96, 0.5), (160, 1.5)))
+    stages = tuple(
+        StageTime(ratio=ratio, low=ratio, high=ratio, epoch=epoch, steps=20, pairs=30, image_size=size)
+        for ratio, epoch, size in ((1.0, 1, 96), (0.8, 3, 160))
+    )
+    pass_ = timed(1.0).model_copy(update={"stages": stages, "dense_sizes": sizes})
+    assert time_share(trial("a", 0), 2, pass_) == pytest.approx(0.25)
+    assert time_share(trial("a", 0), 3, pass_) == pytest.approx(0.25 + 0.375 * 0.8)
+    short = group(trial("dense", 0, (0.1, 0.75)))
+    one = group(trial("dense", 0), trial("a", 0), budgets=(short,), times={"a": pass_})
+    rows = rows_of(one, 0.7)
+    assert rows["dense"].share == pytest.approx(0.25 + 0.375)
+    assert rows["dense, 2 epochs"].share == pytest.approx(1 / 2)  # all of a training of half the length
+    # Without the time pass, it is not known how much longer the larger images take.
+    growing = dataclasses.replace(trial("dense", 0), spec={"recipe": {"train_sizes": [96, 160]}})
+    assert rows_of(group(growing, trial("a", 0)), 0.7)["dense"].share is None
 
 
 def test_without_a_curve_the_columns_of_the_table_are_used_for_their_own_target() -> None:

@@ -60,6 +60,23 @@ def test_stages_that_are_given_up_leave_the_others_spread_over_the_cost():
     assert sum(stage.steps * stage.cost.executed for stage in stages) == pytest.approx(exact, rel=0.02)
 
 
+def test_a_size_of_images_keeps_a_stage_and_its_own_steps():
+    """Costs fall in small steps, and four epochs in the middle have larger images that cost nearly as much."""
+
+    def of(epoch, executed, dense):
+        flops = {"dense": dense, "current": dense, "effective": dense, "executed": executed}
+        return record(epoch, step_flops=flops)
+
+    small = [300.0 - 5 * index for index in range(30)]
+    large = [small[14] - 1, small[14] - 2, small[14] - 1, small[14] - 2]
+    costs = [(cost, 300.0) for cost in small[:15]] + [(cost, 700.0) for cost in large]
+    costs += [(cost, 300.0) for cost in small[15:]]
+    stages = StageList(of(epoch, *cost) for epoch, cost in enumerate(costs, 1)).stages()
+    assert len(stages) == MOST_STAGES
+    found = {dense: sum(stage.steps for stage in stages if stage.cost.flops[0] == dense) for dense in (300.0, 700.0)}
+    assert found == {300.0: 5 * len(small), 700.0: 5 * len(large)}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

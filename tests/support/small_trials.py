@@ -1,4 +1,4 @@
-"""Small trials on digits that run in the process of the test."""
+"""Small trials, by default on digits, that run in the process of the test."""
 
 import json
 from pathlib import Path
@@ -11,16 +11,16 @@ from suite.runs.spec import TrialSpec
 from suite.runs.trial import Trial
 
 
-def spec(method, seed=0, **changes):
-    """Return the spec of a small trial on digits; `changes` are fields of the recipe."""
-    task = registry.get("task", "digits")()
+def spec(method, seed=0, task="digits", **changes):
+    """Return the spec of a small trial; `changes` are fields of the recipe."""
+    name, task = task, registry.get("task", task)()
     choice = MethodChoice.read(method)
     recipe = Recipe(**task.recipe("smoke").fields() | {"train_images": 256, "epochs": 4} | changes)
     return TrialSpec(
         method=choice.name,
         variant=choice.variant,
-        parameters=choice.parameters("digits", "smoke"),
-        task="digits",
+        parameters=choice.parameters(name, "smoke"),
+        task=name,
         model=task.default_model("smoke"),
         preset="smoke",
         recipe=recipe.fields(),

@@ -48,7 +48,14 @@ def invented(candidate, arguments, threads, ratio=0.75):
     """Return a measurement without any training."""
     pairs = [[ratio, 1.0]] * arguments["pairs"]
     twice = [[1.0, 1.0]] * arguments["pairs"]
-    return {"times": pairs, "twice": twice, "dense_steps": 32, "provenance": {"busy_cores": 0.1, "threads": threads}}
+    provenance = {"busy_cores": 0.1, "threads": threads}
+    return {
+        "times": pairs,
+        "twice": twice,
+        "image_size": None,
+        "dense_steps": [(None, 32)],
+        "provenance": provenance,
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +81,19 @@ def measured(lines):
         return time
 
     return run
+
+
+@pytest.fixture
+def seconds_are_flops(monkeypatch):
+    """Each step takes a second per executed FLOP."""
+    count = Ledger.add_step
+
+    def take_time(self, samples):
+        count(self, samples)
+        clock.time.sleep(self.step_flops["executed"])
+
+    monkeypatch.setattr(clock, "time", FakeTime())
+    monkeypatch.setattr(Ledger, "add_step", take_time)
 
 
 @pytest.fixture(scope="module")
@@ -110,16 +130,8 @@ def test_a_disturbed_trial_gets_the_ratio_of_an_undisturbed_one(tmp_path, monkey
         assert (time.stages[0].ratio, time.dense_twice.ratio) == pytest.approx((1.5, 1.0))
 
 
-def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(shrinking, monkeypatch, measured, lines):
-    """Each step takes a second per executed FLOP, so that the ratio of the run is that of the recorded FLOPs."""
-    count = Ledger.add_step
-
-    def take_time(self, samples):
-        count(self, samples)
-        clock.time.sleep(self.step_flops["executed"])
-
-    monkeypatch.setattr(clock, "time", FakeTime())
-    monkeypatch.setattr(Ledger, "add_step", take_time)
+def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(shrinking, seconds_are_flops, measured, lines):
+    """The ratio of the run is that of the recorded FLOPs."""
     folder = shrinking / "trials" / TRIAL.trial_id
     result = json.loads((folder / "trial.json").read_text())["result"]
     time = measured(shrinking)
@@ -130,6 +142,26 @@ def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(shrinking, monk
     assert time.trial == TRIAL.trial_id
     assert lines[0].startswith(f"prunetrain: {time.ratio:.3f} [{time.low:.3f}, {time.high:.3f}] of the training time")
     assert (shrinking / "time.json").read_bytes() in [content for _, content in contents(shrinking)]
+
+
+def test_dense_steps_have_images_of_the_size_of_the_stage(tmp_path, seconds_are_flops, measured):
+    """The sizes have different numbers of FLOPs, and pruning begins after the smaller ones."""
+    growing = {"epochs": 6, "train_sizes": (16, 32), "size_milestones": (0.5,)}
+    trial = spec("prunetrain[interval=4,threshold=0.5]", task="imagenette", **growing)
+    folder = train_in_suite(tmp_path, trial)
+    result = json.loads((folder / "trial.json").read_text())["result"]
+    assert result["train_flops_executed"] < 0.99 * result["train_flops_dense"], "the test needs a network that shrinks"
+    time = measured(tmp_path)
+    assert [stage.image_size for stage in time.stages] == [16, 32, 32]
+    expected = result["train_flops_executed"] / result["train_flops_dense"] + time.reconfiguration
+    assert time.ratio == pytest.approx(expected, rel=1e-3)
+    small, large = time.dense_sizes
+    assert (small.steps + large.steps, small.steps) == (time.dense_steps, large.steps)
+    epochs = [json.loads(line)["step_flops"]["dense"] for line in (folder / "epochs.jsonl").read_text().splitlines()]
+    assert large.step / small.step == pytest.approx(epochs[-1] / epochs[0])
+    assert small.step + large.step == pytest.approx(2.0)
+    assert time.dense_share(0.5) == pytest.approx(small.step / 2)
+    assert time.dense_share(1.0) == pytest.approx(1.0)
 
 
 def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
@@ -200,17 +232,6 @@ def test_a_trial_without_stages_is_named(shrinking, tmp_path, lines):
     assert "prunetrain: not measured: no stages: " in lines[0]
     assert "run it again with --only all" in lines[0]
     assert TIMES.read(out) == []
-
-
-def test_a_trial_whose_images_change_their_size_is_named(shrinking, tmp_path, lines):
-    found = json.loads((shrinking / "trials" / TRIAL.trial_id / "trial.json").read_text())
-    recipe = {**TRIAL.recipe, "train_sizes": (8, 16), "size_milestones": (0.5,)}
-    trial = dataclasses.replace(TRIAL, recipe=recipe)
-    place = tmp_path / "trials" / trial.trial_id
-    shutil.copytree(shrinking / "trials" / TRIAL.trial_id, place)
-    write_record(place, trial, "done", result=found["result"], provenance=found["provenance"])
-    assert not time_pass.run(tmp_path, measure=invented, show=lines.append)
-    assert "prunetrain: not measured: the size of its training images changes (recipe.train_sizes)" in lines[0]
 
 
 def test_a_trial_with_one_other_size_of_training_images_is_measured(shrinking, tmp_path, lines):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from suite.errors import UsageError, validate
@@ -90,7 +90,14 @@ def _combined(label: str, entries: Sequence[tuple[Path, MethodTime]]) -> MethodT
         for what, facts in (
             (
                 "stages",
-                [([(stage.epoch, stage.steps) for stage in one.stages], one.dense_steps) for one in (mine, theirs)],
+                [
+                    (
+                        [(stage.epoch, stage.steps, stage.image_size) for stage in one.stages],
+                        [(size.image_size, size.steps) for size in one.dense_sizes],
+                        one.dense_steps,
+                    )
+                    for one in (mine, theirs)
+                ],
             ),
             ("threads", [one.threads for one in (mine, theirs)]),
         ):
@@ -108,17 +115,25 @@ def _combined(label: str, entries: Sequence[tuple[Path, MethodTime]]) -> MethodT
             epoch=same[0].epoch,
             steps=same[0].steps,
             pairs=sum(stage.pairs for stage in same),
+            image_size=same[0].image_size,
             **_pooled(same, [stage.pairs for stage in same]),
         )
         for same in zip(*(one.stages for one in times), strict=True)
     ]
-    weighted = sum(one.reconfiguration * count for one, count in zip(times, counts, strict=True))
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
+
     return mine.model_copy(
         update={
             **_pooled(times, counts),
             "pairs": sum(counts),
             "stages": tuple(stages),
-            "reconfiguration": weighted / sum(counts),
+            "dense_sizes": tuple(
+                same[0].model_copy(update={"step": mean(size.step for size in same)})
+                for same in zip(*(one.dense_sizes for one in times), strict=True)
+            ),
+            "reconfiguration": mean(one.reconfiguration for one in times),
             "dense_twice": Interval(**_pooled([one.dense_twice for one in times], counts)),
             "load": max(one.load for one in times),
             "provenance": {**mine.provenance, MEASUREMENTS: [one.model_dump(mode="json") for one in times]},

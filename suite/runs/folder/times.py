@@ -27,11 +27,27 @@ class StageTime(Interval):
         epoch: First epoch of the stage, counted from 1.
         steps: Steps of the trial that the stage stands for.
         pairs: Pairs of steps that were measured.
+        image_size: Side of the training images in pixels; `None` for that of an evaluation.
     """
 
     epoch: Annotated[int, Ge(1)]
     steps: Annotated[int, Ge(1)]
     pairs: Annotated[int, Ge(2)]
+    image_size: Annotated[int, Ge(1)] | None = None
+
+
+class DenseSize(Strict):
+    """Dense steps with training images of one of several sizes.
+
+    Attributes:
+        image_size: Side of the images in pixels.
+        steps: Number of these steps.
+        step: Time of one of them, relative to the mean of all dense steps.
+    """
+
+    image_size: Annotated[int, Ge(1)]
+    steps: Annotated[int, Ge(1)]
+    step: Ratio
 
 
 class MethodTime(Interval):
@@ -42,6 +58,7 @@ class MethodTime(Interval):
         pairs: Pairs of steps that were measured, in all stages.
         stages: The stages, in order.
         dense_steps: Steps of dense training with this recipe.
+        dense_sizes: The same steps by the size of their images, in order; empty if all have one size.
         reconfiguration: Part of `ratio` that is the recorded time of reconfigurations.
         dense_twice: Steps of a second dense trainer relative to dense steps.
         load: Largest number of cores that other programs used when a measurement began.
@@ -53,11 +70,28 @@ class MethodTime(Interval):
     pairs: Annotated[int, Ge(2)]
     stages: Annotated[tuple[StageTime, ...], Field(min_length=1)]
     dense_steps: Annotated[int, Ge(1)]
+    dense_sizes: tuple[DenseSize, ...] = ()
     reconfiguration: Annotated[float, Ge(0), Field(allow_inf_nan=False)]
     dense_twice: Interval
     load: Annotated[float, Ge(0), Field(allow_inf_nan=False)]
     threads: Annotated[int, Ge(1)]
     provenance: dict[str, Any]
+
+    def share_of_step(self, stage: StageTime) -> float:
+        """Return the part of dense's training time that a dense step with the images of a stage takes."""
+        relative = {one.image_size: one.step for one in self.dense_sizes}
+        return relative.get(stage.image_size or 0, 1.0) / self.dense_steps
+
+    def dense_share(self, progress: float) -> float:
+        """Return the part of dense's training time after a part of its steps."""
+        done = progress * self.dense_steps
+        if not self.dense_sizes:
+            return progress
+        time = 0.0
+        for one in self.dense_sizes:
+            steps = min(done, one.steps)
+            time, done = time + steps * one.step, done - steps
+        return time / self.dense_steps
 
 
 GroupTimes = GroupEntries[MethodTime]
