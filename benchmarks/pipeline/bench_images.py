@@ -43,7 +43,7 @@ from tasks.images.stored import ImageSource, StoredImages
 from tasks.sources.image_cache import FileImages, store
 from tasks.sources.image_tree import ImageTree, read_tree
 
-BATCH, AREA, STORED_SIDE, FIRST_EPOCHS = 64, 0.35, 128, 3
+BATCH, AREA, STORED_SIDE, FIRST_EPOCHS = 64, 0.35, 128, 8
 CPU = torch.device("cpu")
 
 

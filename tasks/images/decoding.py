@@ -127,7 +127,7 @@ def jpeg_content(path: str | Path) -> NDArray[np.uint8] | None:
     """
     if not os.fspath(path).lower().endswith((".jpg", ".jpeg")):
         return None
-    content = np.fromfile(_regular(path), dtype=np.uint8)
+    content = _content(path)
     frame = jpeg_frame(content.data)
     if frame is None:
         return None
@@ -156,14 +156,40 @@ def _conversion(image: Any) -> str:
     return names.get(mode, "transparency" if mode in ("RGBA", "LA", "PA", "RGBa", "La") else "another colour space")
 
 
+def _content(path: str | Path) -> NDArray[np.uint8]:
+    """Return the bytes of a regular file, (N,) uint8. This takes a third of the time of `np.fromfile` for small files.
+
+    Raises:
+        BadImage: As `_regular`, or the file became shorter.
+        OSError: The file cannot be read.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # the open of a pipe returns, too
+    try:
+        size = _checked_file(path, os.fstat(file)).st_size
+        content = np.empty(size, dtype=np.uint8)
+        done = 0
+        while done < size:
+            count = os.readv(file, [content[done:].data])
+            if not count:
+                raise BadImage(f"{shown(path)}: became shorter while it was read")
+            done += count
+        return content
+    finally:
+        os.close(file)
+
+
 def _regular(path: str | Path) -> str | Path:
-    """Refuse pipes and devices, from which a read may never return."""
-    found = Path(path).stat()
+    """Refuse pipes and devices, from which a read may never return, and files that are too large."""
+    _checked_file(path, Path(path).stat())
+    return path
+
+
+def _checked_file(path: str | Path, found: os.stat_result) -> os.stat_result:
     if not stat.S_ISREG(found.st_mode):
         raise BadImage(f"{shown(path)}: is not a regular file")
     if found.st_size > MAX_BYTES:
         raise BadImage(f"{shown(path)}: is larger than {MAX_BYTES:,} bytes, the limit for an image")
-    return path
+    return found
 
 
 def _checked_size(path: str | Path, size: tuple[int, int]) -> tuple[int, int]:

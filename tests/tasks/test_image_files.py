@@ -185,10 +185,11 @@ def test_a_folder_that_does_not_exist_is_missing_data(tmp_path):
         prepare(tmp_path / "nowhere")
 
 
-def test_a_pipe_is_refused(tmp_path):
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_a_pipe_is_refused(tmp_path, suffix):
     write(tmp_path)
-    os.mkfifo(tmp_path / "train" / "cat" / "pipe.png")
-    with pytest.raises(UsageError, match=r"pipe\.png: is not a regular file"):
+    os.mkfifo(tmp_path / "train" / "cat" / f"pipe.{suffix}")
+    with pytest.raises(UsageError, match=rf"pipe\.{suffix}: is not a regular file"):
         prepare(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 import tasks.images.decoding as decoding
 import tasks.images.jpeg as jpeg
-from tasks.images.decoding import BadImage, decode
+from tasks.images.decoding import BadImage, decode, jpeg_content
 from tasks.images.jpeg import decode_jpeg, jpeg_frame
 
 SIDE = 64
@@ -116,3 +117,30 @@ def test_pillow_decodes_where_torchvision_cannot(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(jpeg, "_torchvision_decoder", lambda: None)
     assert decode_jpeg(content) is None
     np.testing.assert_array_equal(decode(path, SIDE).pixels, pixels)
+
+
+def test_a_file_is_read_in_parts_where_the_system_returns_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = encoded(np.random.RandomState(0), (40, 30))
+    (tmp_path / "x.jpg").write_bytes(content)
+    whole, read = outcome(tmp_path / "x.jpg"), os.readv
+    monkeypatch.setattr(decoding.os, "readv", lambda file, buffers: read(file, [buffers[0][:100]]))
+    found = jpeg_content(tmp_path / "x.jpg")
+    assert found is not None
+    assert found.tobytes() == content
+    assert outcome(tmp_path / "x.jpg") == whole
+
+
+def test_a_file_that_becomes_shorter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, sizes = tmp_path / "x.jpg", os.fstat
+    path.write_bytes(encoded(np.random.RandomState(0), (40, 30)))
+
+    def then_cut(file: int) -> os.stat_result:
+        found = sizes(file)
+        os.truncate(path, found.st_size // 2)
+        return found
+
+    monkeypatch.setattr(decoding.os, "fstat", then_cut)
+    with pytest.raises(BadImage, match=r"x\.jpg: became shorter while it was read"):
+        decode(path, SIDE)
