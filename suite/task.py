@@ -107,6 +107,17 @@ class ShareableBatches(Batches, Protocol):
         """
 
 
+@runtime_checkable
+class LabelledBatches(Batches, Protocol):
+    """Batches whose labels are known without an epoch; the record of a trial then has the size of the largest class.
+
+    Attributes:
+        labels: (N,) int64, the label of each sample.
+    """
+
+    labels: Tensor
+
+
 @dataclass(frozen=True)
 class Splits:
     """The splits of a trial.

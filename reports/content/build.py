@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from reports.content.budgets import budget_table
+from reports.content.chance import chance_caution
 from reports.content.headlines import headlines
 from reports.content.model import Group, Report
 from reports.content.problems import problem_section
@@ -119,6 +120,7 @@ def _group(
         verdict=smoke_verdict()
         if is_smoke
         else verdict(rows, curve, device, epochs(group), declared, claiming, profiled),
+        caution=chance_caution(rows),
         headlines=headlines(rows, setting),
         remarks=(
             *shared_devices(everything),

@@ -143,6 +143,7 @@ class Group:
         missing_figures: One line for each figure that cannot be drawn.
         summary: The table of the first screen, with the verdicts; `None` if no trial is done.
         sections: Further sections, after the curves.
+        caution: Why the accuracies of the group say nothing about the methods; empty if they do.
     """
 
     title: str
@@ -159,6 +160,7 @@ class Group:
     missing_figures: tuple[str, ...]
     summary: Table | None = None
     sections: tuple[Section, ...] = ()
+    caution: str = ""
 
     @property
     def figures(self) -> tuple[Figure, ...]:

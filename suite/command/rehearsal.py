@@ -1,12 +1,14 @@
 """Checks that each method can train its model and task, before the first trial starts.
 
 Each combination is set up once, on the CPU and without training: the network is built and receives one blank batch, and
-the method's `setup` runs. A method refuses a network with an error that its `setup` raises.
+the method's `setup` runs. A method refuses a network with an error that its `setup` raises. Trainings of few steps are
+named, since they learn nothing that methods could be compared by.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterable
 
 import torch
@@ -18,10 +20,15 @@ from suite.errors import UsageError
 from suite.files import canonical_json
 from suite.runs.building import inputs_of
 from suite.runs.spec import TrialSpec
-from suite.task import DataCopy, Inputs
+from suite.task import Batches, DataCopy, Inputs
 from suite.training.hooks import Hooks
 
+log = logging.getLogger(__name__)
+
 BLANK_IMAGES = 2
+SMOKE = "smoke"  # the preset whose accuracies say nothing in any case
+FEWEST_STEPS = 200
+"""Trainings of fewer steps are named: the shortest `quick` recipe of this project, that of `digits`, has 220."""
 
 
 def rehearse(trials: Iterable[TrialSpec]) -> None:
@@ -39,7 +46,8 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
         what = (trial.method, trial.parameters, trial.model, trial.task, recipe, trial.preset, trial.dtype)
         distinct.setdefault(canonical_json([*what, trial.device]), trial)
     network: tuple[tuple[str, str, Inputs, tuple[int, ...]], nn.Module] | None = None
-    images: dict[str, int] = {}  # number of training images by task and recipe
+    images: dict[str, Batches] = {}  # training images by task and recipe
+    longest: dict[str, TrialSpec] = {}  # the trial with the most epochs on them
     for trial in sorted(distinct.values(), key=lambda trial: (trial.task, trial.model)):
         task = registry.get("task", trial.task)()
         inputs, sizes = inputs_of(trial), trial.make_recipe().train_sizes
@@ -54,8 +62,30 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
         data = canonical_json([trial.task, recipe, trial.data_copy])
         if data not in images:
             splits = task.load(DataCopy(**trial.data_copy), trial.make_recipe(), trial.seed, torch.device("cpu"))
-            images[data] = splits.train.num_samples
-        _begin(trial, inputs, copy.deepcopy(network[1]), images[data])
+            images[data] = splits.train
+        longest[data] = max(longest.get(data, trial), trial, key=lambda trial: trial.make_recipe().epochs)
+        _begin(trial, inputs, copy.deepcopy(network[1]), images[data].num_samples)
+    for data, trial in longest.items():
+        if trial.preset != SMOKE and (note := few_steps(trial, images[data])):
+            log.warning("%s", note)
+
+
+def few_steps(trial: TrialSpec, train: Batches) -> str:
+    """Return one line if a training has fewer than `FEWEST_STEPS` steps; otherwise an empty text.
+
+    Args:
+        trial: The trial.
+        train: Its training split, which has at least one batch.
+    """
+    recipe = trial.make_recipe()
+    each = train.steps_per_epoch(recipe.batch_size)
+    if each * recipe.epochs >= FEWEST_STEPS:
+        return ""
+    return (
+        f"{trial.task}: {train.num_samples:,} training images in batches of {recipe.batch_size} make {each} "
+        f"{'step' if each == 1 else 'steps'} per epoch and {each * recipe.epochs} in a trial, too few for most "
+        "networks to learn; use a smaller --batch-size or more --epochs"
+    )
 
 
 def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs, hint: str = "") -> None:

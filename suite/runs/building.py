@@ -17,7 +17,7 @@ from suite.network import model_files
 from suite.runs.folder.records import damage, read_record
 from suite.runs.ranks.processes import cuda_device
 from suite.runs.spec import TrialSpec
-from suite.task import DataCopy, Inputs, Splits
+from suite.task import DataCopy, Inputs, LabelledBatches, Splits
 from suite.training.trainer import Trainer
 
 
@@ -51,6 +51,25 @@ def load_splits(spec: TrialSpec) -> Splits:
     if splits.validation is None:
         raise UsageError(f"task {spec.task} makes no validation split, which recipe.evaluate_test=false needs")
     return dataclasses.replace(splits, test=None)  # a task of a plugin may have loaded it
+
+
+def data_facts(splits: Splits, classes: int) -> dict[str, int]:
+    """Return the sizes that say what an accuracy is worth: those of the splits, and what answers without looking reach.
+
+    Args:
+        splits: Splits of a trial.
+        classes: Number of classes.
+
+    Returns:
+        `classes` and `train_images`; with a test split also `test_images`, and `largest_test_class`, the number of test
+        images of the most frequent class, which is absent if the split does not give its labels.
+    """
+    found = {"classes": classes, "train_images": splits.train.num_samples}
+    if splits.test is not None:
+        found["test_images"] = splits.test.num_samples
+        if isinstance(splits.test, LabelledBatches):
+            found["largest_test_class"] = int(splits.test.labels.bincount().max())
+    return found
 
 
 def build_trainer(spec: TrialSpec, trials: Path, splits: Splits, **callbacks: Any) -> Trainer:

@@ -106,7 +106,7 @@ class Trial:
         from suite.cost.hardware import use_threads_of_environment
         from suite.files import without_home
         from suite.network import model_files
-        from suite.runs.building import build_trainer, device_of, load_splits
+        from suite.runs.building import build_trainer, data_facts, device_of, load_splits
         from suite.runs.progress.files import ProgressFile
         from suite.runs.provenance import collect, tuning
         from suite.runs.ranks import processes
@@ -140,6 +140,7 @@ class Trial:
             load_splits(spec),
             **(callbacks if self.writes else {}),
         )
+        provenance["data"] = data_facts(trainer.splits, trainer.ctx.num_classes)
         if trainer.not_counted:
             provenance["not_counted"] = list(trainer.not_counted)
         if unplanned := trainer.hooks.not_planned:

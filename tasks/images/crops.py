@@ -68,6 +68,10 @@ class CropBatches(EpochBatches):
 
     A training image is a random crop, resized and mirrored at random. A test image is resized so that its shorter side
     has a fixed length, and its centre is cut out. Both are resized bilinearly with antialiasing.
+
+    Attributes:
+        num_samples: Number of images in the split.
+        labels: (N,) int64.
     """
 
     def __init__(
@@ -105,7 +109,7 @@ class CropBatches(EpochBatches):
         super().__init__(len(chosen), training, drop_last)
         self._chosen, self._cutter = chosen, cutter or TorchvisionCutter(source, size)
         self._sizes = torch.from_numpy(source.sizes[chosen])
-        self._labels = torch.from_numpy(source.labels[chosen])
+        self.labels = torch.from_numpy(source.labels[chosen])
         self._size, self._eval_resize, self._crop_area, self._flip = size, eval_resize, crop_area, flip
         self._seed, self._device = seed, device
         self._normalized = Normalizer(normalization, size, size, device)
@@ -151,4 +155,4 @@ class CropBatches(EpochBatches):
                 following = None
                 if self._device.type != "cpu" and number + 1 < len(batches):
                     following = ahead.submit(gather, batches[number + 1], pool)
-                yield self._normalized(pixels.to(self._device)), self._labels[torch.from_numpy(images)].to(self._device)
+                yield self._normalized(pixels.to(self._device)), self.labels[torch.from_numpy(images)].to(self._device)

@@ -224,6 +224,21 @@ def test_a_rehearsal_compiles_nothing_and_asks_for_no_other_trial(monkeypatch):
     rehearse(planned(methods="sdgp,ssl[from_trained=dense],scratch"))
 
 
+def test_trainings_of_few_steps_are_named_once(caplog):
+    few, shorter = ({"epochs": epochs, "validation_images": 37} for epochs in (9, 3))
+    both = (("dense,sdgp", few), ("dense", shorter))
+    rehearse([one for names, fields in both for one in planned(methods=names, preset="quick", overrides=fields)])
+    assert caplog.messages == [
+        "digits: 1,400 training images in batches of 64 make 21 steps per epoch and 189 in a trial, too few for most "
+        "networks to learn; use a smaller --batch-size or more --epochs"
+    ]
+
+
+def test_the_recipes_of_the_project_and_smoke_tests_have_enough_steps(caplog):
+    rehearse([*planned(methods="dense", preset="quick"), *planned(methods="dense", overrides={"epochs": 1})])
+    assert caplog.messages == []
+
+
 def test_layers_are_planned_unless_the_method_has_more_to_do_before():
     class Asks(Method):
         def setup(self, ctx):
