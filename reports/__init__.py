@@ -9,12 +9,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from suite import files
 
 
-def write_report(folder: Path, targets: Sequence[float] = (), latex: bool = False) -> list[Path]:
+def write_report(
+    folder: Path, targets: Sequence[float] = (), latex: bool = False, place: Path | None = None
+) -> list[Path]:
     """Write `report.html`, `report.md` and `figures/*.svg` into a suite's folder, each atomically.
 
     Args:
@@ -23,6 +26,7 @@ def write_report(folder: Path, targets: Sequence[float] = (), latex: bool = Fals
         targets: Target accuracies as fractions (default: those that a command declared, otherwise one from dense; see
             `reports.data.targets`).
         latex: Whether `report.tex`, the tables for a paper, is written too. A file that exists is always updated.
+        place: Path that the folder will have, which commands in the report name (default: the one that it has).
 
     Returns:
         Paths of the written files: `report.html`, `report.md`, `report.tex` if it is written, then the figures.
@@ -40,7 +44,7 @@ def write_report(folder: Path, targets: Sequence[float] = (), latex: bool = Fals
     earlier = {path.name for path in (folder / "figures").glob("g-*.svg")}
     with _kept_objects():
         records = read(folder)
-    report = build(records, earlier, targets)
+    report = build(replace(records, folder=place or folder), earlier, targets)
     figures = [(folder / "figures" / f"{figure.name}.svg", figure.standalone) for figure in report.figures]
     texts = [
         (folder / "report.html", html.render(report)),

@@ -10,7 +10,7 @@ from reports.content.budgets import budget_table
 from reports.content.chance import chance_caution
 from reports.content.headlines import headlines
 from reports.content.model import Group, Report
-from reports.content.problems import problem_section
+from reports.content.problems import out_option, problem_section
 from reports.content.provenance import flatten, provenance_section
 from reports.content.remarks import (
     backend_remarks,
@@ -32,7 +32,6 @@ from reports.data.trial_files import clean
 from reports.data.verdict import findings, margins
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
-from suite.runs.folder.profiles import GroupProfiles
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch"}
@@ -55,7 +54,7 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
     declared = margins(records.suite)
     targets = TargetRequest(records.suite, tuple(asked_targets))
     sections = tuple(
-        _group(group, groups, slug, drawn_as, declared, targets, records.profiles)
+        _group(group, groups, slug, drawn_as, declared, targets, records)
         for group, slug in zip(groups, slugs, strict=True)
     )
     tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
@@ -98,7 +97,7 @@ def _group(
     drawn_as: Mapping[str, Look],
     declared: Sequence[float],
     targets: TargetRequest,
-    profiles: Sequence[GroupProfiles],
+    records: Records,
 ) -> Group:
     # Groups that compare nothing make no claims.
     claiming = max(1, sum(len({label(trial) for trial in one.trials}) > 1 for one in groups))
@@ -107,7 +106,7 @@ def _group(
     curve = budget_curve(group)
     device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
     everything = [*group.trials, *(trial for one in group.budgets for trial in one.trials)]
-    profiled = next((one.methods for one in profiles if one.key == dict(group.key)), {})
+    profiled = next((one.methods for one in records.profiles if one.key == dict(group.key)), {})
     tradeoffs, missing_tradeoffs = tradeoff_figures(rows, slug, curve)
     curves, missing_curves = curve_figures(rows, slug)
     is_smoke = group.key["preset"] == SMOKE
@@ -119,7 +118,7 @@ def _group(
         data_note=_data_note(group),
         verdict=smoke_verdict()
         if is_smoke
-        else verdict(rows, curve, device, epochs(group), declared, claiming, profiled),
+        else verdict(rows, curve, device, epochs(group), declared, claiming, profiled, out_option(records.folder)),
         caution=chance_caution(rows),
         headlines=headlines(rows, setting),
         remarks=(

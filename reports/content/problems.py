@@ -55,6 +55,11 @@ def command_lines(suite: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(clean(line) for line in lines if isinstance(line, str) and line.strip()))
 
 
+def out_option(folder: Path) -> str:
+    """Return the option with which a command continues in a folder: `--out ~/runs/a`."""
+    return f"--out {_shell_path(without_home(str(folder)))}"
+
+
 def rerun_command(line: str, folder: Path) -> str:
     """Return a recorded command line, changed to run only the failed trials of this folder.
 

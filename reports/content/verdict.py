@@ -33,6 +33,7 @@ def verdict(
     margins: Sequence[float],
     groups: int = 1,
     profiles: Mapping[str, MethodProfile] | None = None,
+    out: str = "--out DIR",
 ) -> Verdict | None:
     """Return the verdict about the methods of a group; `None` if there is none to compare with dense.
 
@@ -44,6 +45,7 @@ def verdict(
         margins: Margins that the commands of the folder declared, in order; the last one applies.
         groups: Number of groups on the page that make claims.
         profiles: Where the time of a step goes, by method, for those that have a profile.
+        out: The option with which a command continues in the folder of the report.
     """
     methods = [row for row in rows if not is_dense(row)]
     if not methods:
@@ -63,7 +65,7 @@ def verdict(
     answers = f"{where}, {_sentence(found, 'time', margin)}.", f"A{_sentence(found, 'flops', margin)[1:]}."
     return Verdict(
         answers,
-        " ".join([*_advice(found, methods, epochs), *_changed(margins)]),
+        " ".join([*_advice(found, methods, epochs, out), *_changed(margins)]),
         tuple(lines),
         " ".join(_certainty(found, methods, groups)),
         " ".join(_changes(found)),
@@ -116,16 +118,12 @@ def _sentence(found: Sequence[Finding], cost: Cost, margin: str) -> str:
     return f"{at}, no method is shown to gain over dense: {'; '.join(clauses)}"
 
 
-def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: float) -> list[str]:
-    """Return what would give a verdict where there is none, or would decide."""
+def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: float, out: str) -> list[str]:
+    """Return what would give a verdict where there is none, or would decide; its commands have the option `out`."""
     options, advice = [], []
     tried = {row.label: len({trial.number("seed") for trial in row.trials}) for row in methods}
-    # A seed that failed will fail again, so that another one has to take its place.
-    failed = [
-        tried[one.label] - one.gain.count
-        for one in found
-        if "of at least" in one.reason and isinstance(one.gain, Estimate)
-    ]
+    # A seed that failed will fail again, so that another one has to take its place. Few seeds may have another reason.
+    failed = [tried[one.label] - one.seeds for one in found if one.outcome == "none" and 0 < one.seeds < FEWEST_SEEDS]
     if failed:
         options.append(f"--seeds {FEWEST_SEEDS + max(failed)}")
     untrained = [mean_of(one.share) or 0.0 for one in found if one.reason.startswith("dense was not trained")]
@@ -136,9 +134,9 @@ def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: floa
         options.append("--controls")
     gives = "gives a verdict" if all(one.outcome == "none" for one in found) else "gives the missing verdicts"
     if options:
-        advice.append(f"The same command with {' '.join(options)} {gives}.")
+        advice.append(f"The same command with {' '.join([*options, out])} {gives}.")
     if shorter and min(shorter) < least:
-        command = f"--methods dense --epochs {min(shorter)}"
+        command = f"--methods dense --epochs {min(shorter)} {out}"
         advice.append(
             f"So does {command} for the smallest cost." if options else f"The same command with {command} {gives}."
         )

@@ -54,6 +54,8 @@ class Finding:
             if all seeds have the same gain, so that there is no spread to compute it from.
         p_value: For `pays` and `does not pay`, the corrected p-value of the test that showed it, at most `LEVEL`.
         reason: Why there is no outcome.
+        seeds: Number of seeds that the method shares with dense, or has alone if dense was not run; those for which
+            dense was trained at this cost if there are too few of them.
     """
 
     label: str
@@ -64,6 +66,7 @@ class Finding:
     seeds_needed: int | None = None
     p_value: float | None = None
     reason: str = ""
+    seeds: int = 0
 
 
 def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
@@ -137,8 +140,11 @@ def _not_trained(share: Quantity) -> str:
 def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cost) -> Finding:
     share = row.flops_ratio["executed"] if cost == "flops" else row.time_share
 
-    def without(reason: str, gain: Quantity | None = None) -> Finding:
-        return Finding(row.label, cost, "none", gain or Missing(reason), share, reason=reason)
+    accuracies = by_seed(row.done, "test_accuracy")
+    common = sorted(set(accuracies) & set(curve.points)) if dense is not None and dense.done else sorted(accuracies)
+
+    def without(reason: str, gain: Quantity | None = None, seeds: int = len(common)) -> Finding:
+        return Finding(row.label, cost, "none", gain or Missing(reason), share, reason=reason, seeds=seeds)
 
     if not row.done:
         return without("no trial is done")
@@ -150,8 +156,6 @@ def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cos
         return without(share.reason)
     if cost == "time" and row.ratio_is_disturbed and row.timed is None:
         return without("the training times are disturbed")
-    accuracies = by_seed(row.done, "test_accuracy")
-    common = sorted(set(accuracies) & set(curve.points))
     if not common:
         return without("no seed in common with dense")
     reached = {seed: accuracy for seed in common if (accuracy := curve.at(seed, share.mean)) is not None}
@@ -165,8 +169,8 @@ def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cos
     gains = [round(accuracies[seed] - reached[seed] - slope * further[seed], 12) for seed in reached]
     gain = estimate(gains, "not measured")
     if len(gains) < FEWEST_SEEDS:
-        return without(f"{len(gains)} of at least {FEWEST_SEEDS} seeds", gain)
-    return Finding(row.label, cost, "undecided", gain, share)
+        return without(f"{len(gains)} of at least {FEWEST_SEEDS} seeds", gain, len(gains))
+    return Finding(row.label, cost, "undecided", gain, share, seeds=len(gains))
 
 
 def _costs(row: MethodRow, dense: MethodRow, cost: Cost) -> dict[int, float]:

@@ -29,7 +29,7 @@ LEFT = f"{0:016x}"
 def without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write an empty report: these tests look at folders only."""
 
-    def write_report(folder: Path, *arguments: Any) -> list[Path]:
+    def write_report(folder: Path, *arguments: Any, **more: Any) -> list[Path]:
         (folder / "report.html").write_text("report")
         return [folder / "report.html"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import scipy.stats
 
 from benchmarks.evidence.simulate_claims import makes_a_false_claim, page
+from reports import write_report
 from reports.content.build import build
 from reports.data.budget import BudgetCurve
 from reports.data.estimates import Estimate, Missing, estimate, paired, ratio_estimate
@@ -30,6 +32,11 @@ DENSE = (71.2, 71.9, 70.8)
 def group_of(suite: Any) -> Any:
     (group,) = build(read(suite.write())).groups
     return group
+
+
+def out(suite: Any) -> str:
+    """Return the option that names the folder of the report."""
+    return f"--out {suite.folder}"
 
 
 def add_dense(suite: Any, epochs: int, loss: float, seeds: int = 3) -> None:
@@ -194,7 +201,7 @@ def test_without_the_budget_or_seeds_there_is_no_verdict_but_a_command(suite: An
     add_method(suite, "quick", (-0.3, -0.28, -0.32), time=0.8)
     verdict = group_of(suite).verdict
     assert "at the same measured training time, there is no verdict (dense was not trained for 0.80" in verdict.sentence
-    assert verdict.advice == "The same command with --controls gives the missing verdicts."
+    assert verdict.advice == f"The same command with --controls {out(suite)} gives the missing verdicts."
 
 
 def test_disturbed_times_have_no_verdict_but_flops_have(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +273,40 @@ def test_two_seeds_give_no_verdict(suite: Any) -> None:
     add_method(suite, "quick", (3.0, 3.1), time=1.0)
     verdict = group_of(suite).verdict
     assert "there is no verdict (2 of at least 3 seeds)" in verdict.sentence
-    assert verdict.advice == "The same command with --seeds 3 gives a verdict."
+    assert verdict.advice == f"The same command with --seeds 3 {out(suite)} gives a verdict."
+
+
+def test_too_few_seeds_are_a_reason_next_to_others(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each method shows another reason first: no dense training at its cost, or disturbed times."""
+    add_dense(suite, 5, 0.0, seeds=1)
+    add_method(suite, "quick", (-0.3,), time=0.8, executed=0.8)
+    verdict = group_of(suite).verdict
+    assert verdict.advice == f"The same command with --seeds 3 --controls {out(suite)} gives a verdict."
+    monkeypatch.setattr("reports.data.method_rows.is_disturbed", lambda trial: True)
+    assert group_of(suite).verdict.advice.startswith("The same command with --seeds 3 --controls ")
+
+
+def test_too_few_seeds_are_a_reason_where_dense_was_not_run(suite: Any) -> None:
+    add_method(suite, "quick", (-0.3, 0.1))
+    advice = group_of(suite).verdict.advice
+    assert advice == f"The same command with --seeds 3 --controls {out(suite)} gives a verdict."
+
+
+def test_the_folder_of_a_command_is_quoted_without_the_home_folder(
+    suites: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    suite = suites("my runs")
+    add_method(suite, "quick", (0.0, 0.1, 0.2))
+    assert "with --controls --out ~/'my runs' gives" in group_of(suite).verdict.advice
+
+
+def test_the_commands_of_a_report_name_the_place_that_its_folder_will_have(suite: Any) -> None:
+    add_method(suite, "quick", (0.0, 0.1, 0.2))
+    write_report(suite.write(), place=Path("/somewhere/else"))
+    text = (suite.folder / "report.md").read_text()
+    assert "--out /somewhere/else" in text
+    assert str(suite.folder) not in text
 
 
 def test_a_method_that_costs_more_than_dense_is_never_said_to_pay(suite: Any) -> None:
@@ -345,19 +385,19 @@ def test_failed_trials_are_named_and_need_another_seed(suite: Any) -> None:
     suite.add("fragile", 2, accuracy=None, time=None, status="diverged")
     verdict = group_of(suite).verdict
     assert "1 diverged of 3 trials, which are not included" in verdict.lines[0].text
-    assert verdict.advice == "The same command with --seeds 4 gives a verdict."
+    assert verdict.advice == f"The same command with --seeds 4 {out(suite)} gives a verdict."
 
 
 def test_less_than_controls_train_has_a_command_of_its_own(suite: Any) -> None:
     add_dense(suite, 5, 0.0)
     add_method(suite, "tiny", (0.0, 0.1, 0.2), time=0.3)
-    assert (
-        group_of(suite).verdict.advice == "The same command with --methods dense --epochs 1 gives the missing verdicts."
+    assert group_of(suite).verdict.advice == (
+        f"The same command with --methods dense --epochs 1 {out(suite)} gives the missing verdicts."
     )
     add_method(suite, "small", (0.0, 0.1, 0.2), time=0.7)
     assert group_of(suite).verdict.advice == (
-        "The same command with --controls gives the missing verdicts. "
-        "So does --methods dense --epochs 1 for the smallest cost."
+        f"The same command with --controls {out(suite)} gives the missing verdicts. "
+        f"So does --methods dense --epochs 1 {out(suite)} for the smallest cost."
     )
 
 
@@ -365,7 +405,7 @@ def test_without_dense_controls_give_a_verdict_and_without_a_finished_one_nothin
     add_method(suite, "quick", (0.0, 0.1, 0.2))
     verdict = group_of(suite).verdict
     assert verdict.sentence.count("there is no verdict (dense was not run)") == 2
-    assert verdict.advice == "The same command with --controls gives a verdict."
+    assert verdict.advice == f"The same command with --controls {out(suite)} gives a verdict."
     suite.add("dense", 0, accuracy=None, time=None, status="error")
     verdict = group_of(suite).verdict
     assert verdict.sentence.count("there is no verdict (no dense trial is done)") == 2

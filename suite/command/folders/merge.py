@@ -66,7 +66,7 @@ def merge(arguments: Sequence[str]) -> int:
             write_tuned(temporary, tuned)
         write_results(store, none_runs=True, further=rows)
         try:
-            write_report(temporary)
+            write_report(temporary, place=place)
         except UsageError as error:  # without a trial on test images
             report = f"none, since {str(error).replace(str(temporary), str(destination))}"
     for line in (*notes, *lines, *more, *kept):
