@@ -7,7 +7,8 @@ The rules, which depend on no method's name:
    the time pass where it was run, otherwise that of the trials. Dense training for
    fewer epochs gives the accuracy at a smaller cost (`reports.data.budget`). The spread of the costs over seeds is part
    of the gain's spread. A method that costs more than dense is compared with the whole dense training, which costs
-   less: this can show that it does not pay, but never that it pays.
+   less: this can show that it does not pay, but never that it pays. A cost that cannot be told from dense's is compared
+   with the whole dense training, too, where dense was not trained for less.
 2. A method *pays* if its gain is shown to be above 0. It *does not pay* if its gain is shown to be below the margin.
    Both are one-sided t-tests, corrected by Holm's method over all methods of a group and both costs, each at `LEVEL`
    divided by the number of groups on the page. Controls such as random twins count as methods, since the page says of
@@ -36,7 +37,7 @@ Outcome = Literal["pays", "does not pay", "undecided", "none"]
 COSTS: tuple[Cost, ...] = ("time", "flops")
 MARGIN = 0.005  # of commands that do not record one; 0.5 points of accuracy
 FEWEST_SEEDS = 3
-SAME_COST = 0.02  # a cost that is larger than dense's by at most this share counts as the same
+SAME_COST = 0.02  # a cost that is larger than dense's by at most this share counts as the same; see `_same`
 LEVEL = 0.025  # of all claims of a page that a method pays, and of all claims that one does not pay
 
 
@@ -134,7 +135,22 @@ def _costs_more(finding: Finding) -> bool:
 
 def _not_trained(share: Quantity) -> str:
     assert isinstance(share, Estimate)
-    return f"dense was not trained for {share.mean:.2f} × its cost"
+    # As many decimals as show that the cost differs from dense's.
+    decimals = next((count for count in range(2, 6) if round(share.mean, count) != 1), 6)
+    return f"dense was not trained for {share.mean:.{decimals}f} × its cost"
+
+
+def _same(row: MethodRow, share: Estimate, cost: Cost) -> bool:
+    """Return whether a cost has an interval that reaches dense's, and differs by at most `SAME_COST`.
+
+    To differ from dense, the interval of the time pass has to be outside that of dense timed against itself, too.
+    Without an interval, as for counted FLOPs that are equal for all seeds, any difference is one.
+    """
+    low, high, least, most = share.low, share.high, 1.0, 1.0
+    if cost == "time" and row.timed is not None:
+        low, high, twice = row.timed.low, row.timed.high, row.timed.dense_twice
+        least, most = min(1.0, twice.low), max(1.0, twice.high)
+    return low <= most and high >= least and abs(share.mean - 1) <= SAME_COST
 
 
 def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cost) -> Finding:
@@ -159,6 +175,8 @@ def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cos
     if not common:
         return without("no seed in common with dense")
     reached = {seed: accuracy for seed in common if (accuracy := curve.at(seed, share.mean)) is not None}
+    if not reached and _same(row, share, cost):
+        reached = {seed: accuracy for seed in common if (accuracy := curve.at(seed, 1.0)) is not None}
     if not reached:
         return without(_not_trained(share))
     # The accuracy of dense at the mean cost is as uncertain as this cost: to first order, by the slope of the curve.

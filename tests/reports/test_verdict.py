@@ -276,6 +276,40 @@ def test_two_seeds_give_no_verdict(suite: Any) -> None:
     assert verdict.advice == f"The same command with --seeds 3 {out(suite)} gives a verdict."
 
 
+@pytest.mark.parametrize(("share", "shown"), [(0.9952, "0.995"), (0.99996, "0.99996"), (0.8, "0.80")])
+def test_a_cost_below_that_of_dense_is_not_rounded_to_it(suite: Any, share: float, shown: str) -> None:
+    """Without an interval, as for counted FLOPs, a small difference is one."""
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "quick", (-0.3, -0.28, -0.32), time=1.0, executed=share)
+    text = group_of(suite).verdict.lines[0].text
+    assert f"has no verdict at the same executed FLOPs (dense was not trained for {shown} × its cost)" in text
+
+
+@pytest.mark.parametrize(("shares", "same"), [
+    ((0.985, 0.995, 1.01), True), ((0.994, 0.995, 0.996), False), ((0.9, 0.95, 1.04), False),
+])  # fmt: skip
+def test_a_time_that_cannot_be_told_from_that_of_dense_is_the_same(
+    suite: Any, shares: tuple[float, ...], same: bool
+) -> None:
+    add_dense(suite, 5, 0.0)
+    for seed, share in enumerate(shares):
+        suite.add("quick", seed, accuracy=DENSE[seed] - 1 - seed / 100, time=365.0 * share)
+    text = group_of(suite).verdict.lines[0].text
+    assert text.startswith(f"{'does not pay' if same else 'has no verdict'} at the same measured training time")
+
+
+@pytest.mark.parametrize(("ratio", "same"), [(0.985, True), (0.979, False)])
+def test_a_time_of_the_time_pass_that_dense_timed_against_itself_reaches_is_the_same(
+    suite: Any, ratio: float, same: bool
+) -> None:
+    add_dense(suite, 5, 0.0)
+    add_method(suite, "quick", (-1.0, -1.01, -1.02), time=0.5)
+    suite.write()
+    write_time_pass(suite, "quick", ratio)
+    text = group_of(suite).verdict.lines[0].text
+    assert text.startswith("does not pay" if same else "has no verdict")
+
+
 def test_too_few_seeds_are_a_reason_next_to_others(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each method shows another reason first: no dense training at its cost, or disturbed times."""
     add_dense(suite, 5, 0.0, seeds=1)
