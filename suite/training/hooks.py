@@ -146,7 +146,7 @@ class Hooks:
         self._cuts = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("begin", "reconfigure"))
         if self._cuts:
             freeze_what_fails(model, self.ctx.spaces, input_shape)
-            warn_of_frozen_channels(self.ctx.spaces)
+            warn_of_frozen_channels(self.ctx.spaces, method)
         self.ctx.layers = dict(convert(model, self._step_state, self._uses.called))
         # Enter the sizes of layers that run only in training, which the trace does not contain.
         for name, layer in self.ctx.layers.items():

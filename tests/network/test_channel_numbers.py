@@ -12,11 +12,16 @@ from torch import nn
 
 from methods.prunetrain import PruneTrain
 from methods.shared.lasso import lasso_layers
-from suite.method import ReconfigPlan
+from suite.method import Method, ReconfigPlan
 from suite.network.channels import trial_cut
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
-from suite.network.channels.trial_cut import CHANGES_OUTPUTS, freeze_what_fails
+from suite.network.channels.trial_cut import (
+    CHANGES_OUTPUTS,
+    freeze_what_fails,
+    removes_channels,
+    warn_of_frozen_channels,
+)
 from suite.ops import apply
 
 SHAPE = (3, 8, 8)
@@ -188,6 +193,53 @@ def test_a_method_that_reconfigures_tries_a_cut_before_it_is_set_up(caplog):
     assert hooks.ctx.spaces["b"].frozen_because == CHANGES_OUTPUTS
     assert not hooks.ctx.spaces["a"].frozen
     assert f"no channel of 'b' can be removed: {CHANGES_OUTPUTS}" in [record.getMessage() for record in caplog.records]
+
+
+def frozen_lines(method, caplog, between=None):
+    caplog.clear()
+    apply(Net(between or HIDDEN["all parameters"]), method, input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
+    return [record.getMessage() for record in caplog.records if "channel" in record.getMessage()]
+
+
+class Removes(Method):
+    shrinks_network = True
+
+
+class Reconfigures(Method):
+    def reconfigure(self, ctx):
+        return None
+
+
+class Begins(Method):
+    other: str = ""
+
+    def depends_on(self):
+        return (self.other,) if self.other else ()
+
+    def begin(self, ctx):
+        return ()
+
+
+def test_only_methods_that_may_remove_channels_warn_of_those_that_stay(caplog):
+    assert [removes_channels(one) for one in (Removes(), Reconfigures(), Begins(other="x"))] == [True, True, True]
+    assert [removes_channels(one) for one in (Method(), Begins())] == [False, False]
+    assert frozen_lines(Reconfigures(), caplog)
+    assert not frozen_lines(Begins(), caplog)
+
+
+def test_many_reasons_are_counted_and_the_most_frequent_come_first(caplog):
+    spaces = find_index_spaces(nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(14))), SHAPE)
+    inner = [space for name, space in spaces.items() if name not in {spaces.model_input, *spaces.model_outputs}]
+    reasons = ["odd", "'a' is new", "'a' is new", "'x' is old; 'a' is new", "'y' is old", "'z' is old", "'z' is old"]
+    for space, reason in zip(inner, [*reasons, "b", "c", "d", "e"], strict=False):
+        space.frozen_because = reason
+    warn_of_frozen_channels(spaces, Removes())
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "channels can be removed from the outputs of 2 layers; 11 other sets of channels, each shared by the layers "
+        "that write and read them, have to stay: 'x' is old (4 times, with other names too); 'a' is new (3 times, with "
+        "this name); odd; b; c; and 2 more reasons"
+    )
 
 
 class HiddenInBranch(nn.Module):

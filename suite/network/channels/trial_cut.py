@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from suite.index_spaces import IndexSpaces
-from suite.method import ReconfigPlan
+from suite.method import Method, ReconfigPlan
 from suite.network.channels.surgery import apply_plan
 from suite.network.forward_pass import first_parameter, probing
 
@@ -80,23 +81,52 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
                 spaces[inner].may_be_empty = False
 
 
-def warn_of_frozen_channels(spaces: IndexSpaces) -> None:
+def warn_of_frozen_channels(spaces: IndexSpaces, method: Method) -> None:
     """Warn of index spaces whose channels cannot be removed, other than the model's input and outputs.
 
-    Each has a line of its own, unless there are many, as in a transformer.
+    Each has a line of its own, unless there are many, as in a transformer. A method that removes no channels needs no
+    warning.
+
+    Args:
+        spaces: Index spaces of the model.
+        method: The method.
     """
+    if not removes_channels(method):
+        return
     ends = {spaces.model_input, *spaces.model_outputs}
     frozen = [space for name, space in spaces.items() if space.frozen and name not in ends]
     if len(frozen) > MOST_WARNINGS:
         layers = {layer for space in spaces.values() if not space.frozen for layer in space.producers}
-        reasons = list(dict.fromkeys(space.frozen_because for space in frozen))
+        named = _counted([space.frozen_because for space in frozen])
         log.warning(
-            "the outputs of %d layers can lose channels; %d other index spaces cannot: %s; and %d more reasons",
-            len(layers), len(frozen), "; ".join(reasons[:MOST_WARNINGS]), max(0, len(reasons) - MOST_WARNINGS),
+            "channels can be removed from the outputs of %d layers; %d other sets of channels, each shared by the "
+            "layers that write and read them, have to stay: %s", len(layers), len(frozen), "; ".join(named),
         )  # fmt: skip
         return
     for space in frozen:
         log.warning("no channel of '%s' can be removed: %s", space.name, space.frozen_because)
+
+
+def removes_channels(method: Method) -> bool:
+    """Return whether a method may remove channels: it says so, reconfigures, or begins with what another trial gave."""
+    kind = type(method)
+    reconfigures = kind.reconfigure is not Method.reconfigure
+    return kind.shrinks_network or reconfigures or (kind.begin is not Method.begin and bool(method.depends_on()))
+
+
+def _counted(reasons: Iterable[str]) -> list[str]:
+    """Return the most frequent kinds of reasons with their numbers. Reasons of one kind differ in names only."""
+    kinds: dict[str, list[str]] = {}
+    for reason in (one for several in reasons for one in several.split("; ")):
+        kinds.setdefault(re.sub(r"'[^']*'", "''", reason), []).append(reason)
+    first = sorted(kinds.values(), key=lambda alike: -len(alike))[:MOST_WARNINGS]
+    named = [f"{alike[0]} ({len(alike)} times, {_names(alike)})" if len(alike) > 1 else alike[0] for alike in first]
+    more = len(kinds) - len(first)
+    return [*named, f"and {more} more {'reason' if more == 1 else 'reasons'}"] if more else named
+
+
+def _names(alike: Iterable[str]) -> str:
+    return "with this name" if len(set(alike)) == 1 else "with other names too"
 
 
 def _drawn(model: nn.Module) -> nn.Module:
