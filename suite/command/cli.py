@@ -32,6 +32,9 @@ VERBS = (
     "compare",
     "reproduce",
 )
+CONTINUED = ("run", "tune", "reproduce", "time", "profile")
+"""Verbs that keep each finished trial or measurement, so that the same command continues after an interruption."""
+
 LONGEST_WORD = 300  # characters; longer words of a message are shortened. File names are shorter.
 
 
@@ -41,12 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # SIGTERM is handled like Ctrl-C: trials are stopped and listed, and half-written files are removed.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(_checked(sys.argv[1:] if arguments is None else arguments))
+        return _dispatch(_checked(words))
     except UsageError as error:
         return _say(str(error))
     except KeyboardInterrupt:
-        print("pdt: interrupted; finished work is kept, and the same command continues", file=sys.stderr)
+        print(f"pdt: interrupted{_kept(_verb(words))}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # `pdt list | head` closed the pipe, which Python would flush once more when it exits.
@@ -90,13 +94,21 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
+def _kept(verb: str) -> str:
+    """Return the end of the message of an interruption: what is kept of what the command has done."""
+    if verb in CONTINUED:
+        return "; finished work is kept, and the same command continues"
+    return "; no probe is kept, and the same command starts again" if verb == "plan" else ""
+
+
+def _verb(arguments: Sequence[str]) -> str:
+    return arguments[0] if arguments and not arguments[0].startswith("-") else "run"
+
+
 def _dispatch(arguments: list[str]) -> int:
-    verb = "run"
-    if arguments and not arguments[0].startswith("-"):
-        verb = arguments.pop(0)
-        if verb not in VERBS:
-            raise UsageError(f"there is no verb '{verb}'{nearest(verb, VERBS)}")
-    return _function(verb)(arguments)
+    if (verb := _verb(arguments)) not in VERBS:
+        raise UsageError(f"there is no verb '{verb}'{nearest(verb, VERBS)}")
+    return _function(verb)(arguments[1:] if arguments[:1] == [verb] else arguments)
 
 
 def _function(verb: str) -> Callable[[Sequence[str]], int]:

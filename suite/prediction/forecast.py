@@ -110,16 +110,20 @@ def _probe_all(
     by_cost: dict[str, list[TrialSpec]] = {}
     for trial in {setting(trial): trial for trial in trials}.values():
         by_cost.setdefault(setting(trial, epochs=False), []).append(trial)
-    began = 0
+    # The probe of a steady method saves those of its other settings, which shows only when it has ended.
+    began, most = 0, sum(map(len, by_cost.values()))
 
     def run(group: list[TrialSpec]) -> None:
-        nonlocal began
+        nonlocal began, most
         shared: Mapping[str, Any] | None = None
         for trial in sorted(group, key=lambda trial: -trial.make_recipe().epochs):
             if shared is None or not shared.get("steady"):
                 began += 1
-                show(f"probe {began}: {trial.label}, {trial.model} on {trial.task}, {trial.dtype}")
+                number = f"{began} of {'' if most == len(by_cost) else 'at most '}{most}"
+                show(f"probe {number}: {trial.label}, {trial.model} on {trial.task}, {trial.dtype}")
                 shared = probe(trial, folder)
+                if shared.get("steady"):
+                    most -= len(group) - 1
             results[setting(trial)] = shared
 
     with ThreadPoolExecutor(jobs) as pool:

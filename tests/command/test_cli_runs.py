@@ -133,6 +133,21 @@ def test_a_polite_kill_ends_as_an_interruption(folder):
     assert errors == "pdt: interrupted; finished work is kept, and the same command continues\n"
 
 
+@pytest.mark.parametrize(("verb", "said"), [
+    ([], "; finished work is kept, and the same command continues"),
+    (["time"], "; finished work is kept, and the same command continues"),
+    (["plan"], "; no probe is kept, and the same command starts again"),
+    (["compare"], ""),
+])  # fmt: skip
+def test_an_interruption_says_what_its_verb_keeps(monkeypatch, capsys, verb, said):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_function", interrupted)
+    assert cli.main([*verb, "--x"]) == 130
+    assert capsys.readouterr().err == f"pdt: interrupted{said}\n"
+
+
 def test_the_summary_keeps_trainings_of_different_length_apart():
     row = {"task": "t", "model": "m", "method": "dense", "variant": "", "status": "done", "trial_id": "a"}
     row |= {"train_time_s": 2.0, **dict.fromkeys(("train_flops_dense", "train_flops_effective"), 1.0)}

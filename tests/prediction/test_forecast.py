@@ -66,6 +66,19 @@ def test_each_setting_is_probed_once(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_each_probe_is_announced_with_the_number_of_probes(tmp_path):
+    def announced(steady, *trials):
+        lines = []
+        forecast(trials, tmp_path, "missing", 1, Probes(steady=steady), lines.append)
+        return [line.partition(":")[0] for line in lines]
+
+    different = spec("dense", batch_size=32)
+    assert announced(True, spec("dense"), spec("dense", seed=1), different) == ["probe 1 of 2", "probe 2 of 2"]
+    several = (spec("dense", epochs=4), spec("dense", epochs=8), different)
+    assert announced(True, *several) == ["probe 1 of at most 3", "probe 2 of 2"]
+    assert announced(False, *several) == ["probe 1 of at most 3", "probe 2 of at most 3", "probe 3 of at most 3"]
+
+
 def test_epochs_are_a_setting_of_their_own_unless_the_method_is_steady(tmp_path):
     probes = Probes(steady=False)
     forecast_of([spec("dense", epochs=4), spec("dense", epochs=8)], tmp_path, probes)
