@@ -191,6 +191,16 @@ class Task:
         """
         return self._of_preset("recipes", preset)
 
+    def needs_data_root(self, preset: str) -> bool:
+        """Return whether the data is the user's own, so that a command has to name its folder with `--data-root`.
+
+        It need not where the default data root has a folder with the name of the task. By default, no task needs it.
+
+        Args:
+            preset: `smoke`, `quick` or `paper`.
+        """
+        return False
+
     def inputs(self, recipe: Recipe, copy: DataCopy | None = None) -> Inputs:
         """Return the shape of the images that a network receives, and the number of classes.
 

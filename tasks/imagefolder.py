@@ -38,6 +38,10 @@ class ImageFolderTask(ImageFilesTask):
         Tuning(trials=0, chosen_on="other", source="the recipes of imagenette, whose images may differ from yours"),
     )
 
+    def needs_data_root(self, preset: str) -> bool:
+        """Return true for every preset but `smoke`, which generates its images."""
+        return preset != "smoke"
+
     def find(self, data_root: Path) -> ImageTree:
         """Use the folder `imagefolder` in the data root if it exists, otherwise the data root itself.
 

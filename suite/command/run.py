@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from suite import files, registry
-from suite.command.options.run import RunOptions, read_run_options
+from suite.command.options.run import RunOptions, check_data_root, read_run_options
 from suite.errors import UsageError
 from suite.runs.callbacks.listening import Callback, CallingListener
 from suite.runs.engines.forked import forked
@@ -127,13 +127,14 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
             machines of the cluster have to, and the engine checks them.
 
     Raises:
-        UsageError: The device cannot be used, or there are fewer GPUs than processes of a trial.
+        UsageError: The device cannot be used, there are too few GPUs, or the folder of a task's data was not typed.
     """
     from suite.runs.spec import resolve_device, resolve_dtype
 
     device, index = resolve_device(options.device)
     check_processes(options.processes, options.device, device, count=trained_here and options.engine != "ray")
     preset = options.preset or ("paper" if device == "cuda" else "quick")
+    check_data_root(options, preset)
     return SuiteSpec(
         methods=options.methods,
         tasks=options.task,

@@ -9,7 +9,7 @@ from toy_suite import assert_one_line, good, listing, pdt
 from suite.command import cli
 from suite.command.config import read_config
 from suite.command.options.arguments import LISTS, TEXTS
-from suite.command.options.run import read_run_options
+from suite.command.options.run import check_data_root, read_run_options
 
 NAMES = [
     (["--methods", "sdpg"], "did you mean 'sdgp'"),
@@ -106,6 +106,11 @@ WRONG = [
         ["--task", "imagefolder", "--preset", "smoke", "--data-root", "."],
         "is not read, since preset smoke uses generated",
     ),
+    (
+        ["--task", "digits,imagefolder", "--preset", "quick"],
+        "task imagefolder needs --data-root DIR, your folder of data; --preset smoke needs no data",
+    ),
+    (["plan", "--task", "imagefolder", "--preset", "paper"], "task imagefolder needs --data-root DIR"),
     (good("--out", "toy.py"), "is a file"),
     (good("--out", "."), "no suite.json"),
     (good("--methods", "toy_method[n=5]"), "toy_method[n=5]: n is 5; the largest is 4"),
@@ -217,3 +222,12 @@ def test_what_needs_the_things_themselves_is_found_before_anything_is_written(
 def test_describe_refuses_what_run_would(capsys, name, expected):
     assert cli.main(["describe", name]) == 2
     assert_one_line(capsys.readouterr().err, expected)
+
+
+@pytest.mark.parametrize(("preset", "arguments", "made"), [
+    ("smoke", (), ""), ("quick", (), "data/imagefolder"), ("quick", ("--data-root", "data"), ""),
+])  # fmt: skip
+def test_the_folder_of_images_need_not_be_typed(folder, monkeypatch, preset, arguments, made):
+    monkeypatch.setenv("PDT_DATA", str(folder / "data"))
+    (folder / (made or "data")).mkdir(parents=True)
+    check_data_root(read_run_options(["--task", "imagefolder", *arguments]), preset)

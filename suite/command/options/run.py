@@ -125,6 +125,23 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
     )
 
 
+def check_data_root(options: RunOptions, preset: str) -> None:
+    """Check that the folder of a task whose data is the user's own was typed, or is in the default data root.
+
+    Args:
+        options: Options of the command.
+        preset: Preset of the command.
+
+    Raises:
+        UsageError: The default data root, which holds data sets of other tasks, would be taken for the user's folder.
+    """
+    if options.data_root_typed:
+        return
+    for name in (request.name for request in read_names(options.task, "task", "--task")):
+        if registry.get("task", name)().needs_data_root(preset) and not (options.data_root / name).is_dir():
+            raise UsageError(f"task {name} needs --data-root DIR, your folder of data; --preset smoke needs no data")
+
+
 def _ray_address(values: Mapping[str, str]) -> str:
     """Return the address of the Ray cluster; empty with another engine.
 
