@@ -172,7 +172,7 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
         "kind": "task",
         "title": thing.title,
         "summary": _summary(type(thing)),
-        "input_shape": list(thing.input_shape),
+        "input_shapes": {preset: list(thing.inputs(thing.recipe(preset)).shape) for preset in PRESETS},
         "classes": thing.num_classes,
         **({"detected_in_the_data": thing.detected} if thing.detected else {}),
         "source": thing.source,

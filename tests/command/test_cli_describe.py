@@ -228,3 +228,11 @@ def test_one_kind_can_be_listed(capsys):
     assert [line.split()[0] for line in lines if "torchvision/" in line] == ["torchvision/NAME"]
     assert cli.main(["list", "metods"]) == 2
     assert "did you mean 'methods'" in capsys.readouterr().err
+
+
+def test_a_task_is_described_with_the_input_shape_of_each_preset(capsys):
+    assert cli.main(["describe", "imagenette", "--json"]) == 0
+    shapes = json.loads(capsys.readouterr().out)["input_shapes"]
+    assert shapes == {"smoke": [3, 64, 64], "quick": [3, 96, 96], "paper": [3, 160, 160]}
+    assert cli.main(["describe", "imagenette"]) == 0
+    assert "\n  quick    3x96x96\n" in capsys.readouterr().out
