@@ -12,8 +12,10 @@ import os
 import shutil
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -34,11 +36,13 @@ from tasks.images.decoding import (
     shown,
 )
 from tasks.images.stored import RECORD, VERSION, checksum_of, end_of_pixels, read_cache
+from tasks.sources.bad_files import refusal
 from tasks.sources.image_tree import ImageTree, TreeFile
 from tasks.sources.progress import progress
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+SKIP = "--set recipe.bad_images=skip"
 
 CHUNK = 256  # images that are lost at most when a decoding is interrupted
 GROUP = 16  # images that a thread decodes before it hands them over, which bounds the memory of a decoding
@@ -143,12 +147,15 @@ def check(tree: ImageTree, path: Path | None) -> dict[str, Any]:
         return found
     every = tree.files
     counts: Counter[int] = Counter()
-    with progress(f"checking {len(every):,} images of {tree.root}", len(every)) as advance:
-        for converted in _in_threads(_conversion_of, tree.root, every, 0):
+    with (
+        progress(f"checking {len(every):,} images of {tree.root}", len(every)) as advance,
+        closing(_in_threads(_conversion_of, tree.root, every, 0)) as checked,
+    ):
+        results = zip(every, checked, strict=True)
+        for _, converted in results:
             if isinstance(converted, BadImage):
-                raise UsageError(
-                    f"{converted}; remove the file, or leave out such files with --set recipe.bad_images=skip "
-                    "--set recipe.cache=on, since the cache stores what is left out"
+                raise refusal(
+                    converted, results, f"{SKIP} --set recipe.cache=on, since the cache stores what is left out"
                 )
             counts[converted] += 1
             advance(1)
@@ -245,9 +252,12 @@ def _decode_all(tree: ImageTree, part: Path, shorter_side: int, skip: bool) -> N
         open(part / "pixels.bin", "ab", buffering=BUFFER) as pixels,
         open(part / "index.bin", "ab") as index,
         progress(f"decoding {len(every):,} images of {tree.root}", len(every)) as advance,
+        ExitStack() as stack,
     ):
         done, offset = _resume(part, pixels, index)
         advance(done)
+        work = partial(_decoded, shorter_side=shorter_side)
+        decoded = stack.enter_context(closing(_in_threads(work, tree.root, every, done)))
         records = np.zeros(CHUNK, dtype=RECORD)
         filled = 0
 
@@ -260,14 +270,12 @@ def _decode_all(tree: ImageTree, part: Path, shorter_side: int, skip: bool) -> N
             advance(filled)
             filled = 0
 
-        decoded = _in_threads(lambda path: _decoded(path, shorter_side), tree.root, every, done)
-        for number, image in enumerate(decoded, start=done):
-            split, label = int(number >= len(tree.train)), every[number].label
+        results = zip(every[done:], decoded, strict=True)
+        for number, (file, image) in enumerate(results, start=done):
+            split, label = int(number >= len(tree.train)), file.label
             if isinstance(image, BadImage):
                 if not skip:
-                    raise UsageError(
-                        f"{image}; remove the file, or leave out such files with --set recipe.bad_images=skip"
-                    )
+                    raise refusal(image, results, SKIP)
                 records[filled] = (offset, 0, 0, label, 0, split, True, 0)
             else:
                 (content, converted), crc = image
@@ -294,7 +302,9 @@ def _resume(part: Path, pixels: IO[bytes], index: IO[bytes]) -> tuple[int, int]:
     return count, end
 
 
-def _in_threads(work: Callable[[Path], Result], root: Path, every: Sequence[TreeFile], first: int) -> Iterator[Result]:
+def _in_threads(
+    work: Callable[[Path], Result], root: Path, every: Sequence[TreeFile], first: int
+) -> Generator[Result, None, None]:
     """Call a function for files in their order from the file with number `first`, for several groups at once.
 
     Yields:
