@@ -123,10 +123,14 @@ def test_what_a_plugins_code_raises_is_one_line_that_names_its_own(suite, folder
 
 
 def test_a_polite_kill_ends_as_an_interruption(folder):
-    (folder / "slow.py").write_text(TOY + "import time\nToyTask.prepare = lambda *arguments: time.sleep(60)\n")
+    slow = "import pathlib, time\ndef prepare(*arguments):\n    pathlib.Path('begun').touch()\n    time.sleep(60)\n"
+    (folder / "slow.py").write_text(f"{TOY}{slow}ToyTask.prepare = prepare\n")
     command = [sys.executable, str(ROOT / "run_suite.py"), *GOOD[2:], "--plugin", "slow.py"]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    time.sleep(6)
+    for _ in range(600):  # the imports of a busy machine take long
+        if (folder / "begun").exists():
+            break
+        time.sleep(0.1)
     running.terminate()
     _, errors = running.communicate(timeout=30)
     assert running.returncode == 130
