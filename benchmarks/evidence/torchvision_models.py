@@ -87,7 +87,7 @@ def examine(name: str, compares: bool = True) -> Row:
         sum(space.size for space in free),
         sum(space.size for space in produced),
         tuple(Counter(map(_kind, spaces.not_followed)).most_common(MOST_REASONS)) or tuple(reasons.most_common(1)),
-        *(_differences(model, spaces, shape, weights <= TOO_LARGE_FOR_STEPS) if free and compares else ()),
+        *(differences(model, spaces, shape, weights <= TOO_LARGE_FOR_STEPS) if free and compares else ()),
     )
 
 
@@ -105,7 +105,7 @@ def _kind(reason: str) -> str:
     return re.sub(r"(_\d+)+", "", named[-1] if named else found[1])
 
 
-def _differences(
+def differences(
     model: nn.Module, spaces: IndexSpaces, shape: tuple[int, int, int], with_steps: bool
 ) -> tuple[float, float | None]:
     """Mask every third free channel, cut it, and return the differences of outputs and of the next step."""

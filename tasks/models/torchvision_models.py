@@ -14,6 +14,7 @@ from torch import nn
 
 from suite.registry import added_parameters, register, register_collection, register_family
 from tasks.models.imagenet_resnet import blur_strided
+from tasks.models.transformers.separate_attention import separate_attention as separate
 from tasks.models.widths import check_channels
 
 _AUXILIARY = ("googlenet", "inception_v3")  # their auxiliary classifiers return several outputs in training
@@ -23,6 +24,9 @@ _BLURRED = ("regnet_x_400mf", "resnet18", "resnet50")  # SDGP's code trains them
 _DROP_PATH_LINE = """
         drop_path: Probability with which a training image skips the last residual branch; those of
             other branches are in torchvision's proportions; `none` for torchvision's."""
+_SEPARATE_LINE = """
+        separate_attention: Whether queries, keys, values and outputs of attention have linear layers of
+            their own, which methods can prune, and whose heads can be removed."""
 _BLUR_LINE = """
         blur: Whether the input of each strided convolution that does not read the image is blurred, as
             in SDGP's code."""
@@ -135,12 +139,23 @@ def classifier(name: str) -> Callable[..., nn.Module]:
             blur_strided(network)
         return network
 
+    @added_parameters(separate_attention=False)
+    def build_with_separate_attention(
+        *, separate_attention: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
+    ) -> nn.Module:
+        network = _network(name, num_classes, input_shape)
+        if separate_attention:
+            separate(network)
+        return network
+
     found: Callable[..., nn.Module] = build
     line = ""
     if name.startswith(_STOCHASTIC_DEPTH):
         found, line = build_with_drop_path, _DROP_PATH_LINE
     elif name in _BLURRED:
         found, line = build_with_blur, _BLUR_LINE
+    elif name.startswith("vit_"):
+        found, line = build_with_separate_attention, _SEPARATE_LINE
     found.__name__ = found.__qualname__ = name
     found.__doc__ = f"""torchvision's `{name}` with new weights, which torchvision's builder initialises.
 

@@ -15,7 +15,7 @@ from small_training import CLASSES, RECIPE, Checkpoints, small_trainer
 from torch import nn
 
 from methods.prunetrain import PruneTrain
-from tasks.models.vision_transformer import EncoderBlock
+from tasks.models.transformers.vision_transformer import EncoderBlock
 
 ROOT = Path(__file__).parents[2]
 WIDTH, HEADS = 12, 3

@@ -23,7 +23,7 @@ from suite.method import ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
 from suite.network.channels.trial_cut import freeze_what_fails
-from tasks.models.vision_transformer import EncoderBlock, HeadProducts
+from tasks.models.transformers.vision_transformer import EncoderBlock, HeadProducts
 
 SHAPE = (3, 16, 16)
 WIDTH, HEADS = 12, 3

@@ -8,7 +8,7 @@ from torchvision.ops import StochasticDepth
 from suite.choices import ModelChoice, build_model
 from suite.errors import UsageError
 from suite.method import Method, ReconfigPlan
-from tasks.models.vision_transformer import EncoderBlock, MixerBlock, VisionTransformer
+from tasks.models.transformers.vision_transformer import EncoderBlock, MixerBlock, VisionTransformer
 
 SHAPE = (3, 8, 8)
 

@@ -1,0 +1,1 @@
+"""Vision transformers, and what gives them layers that methods can plan."""
