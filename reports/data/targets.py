@@ -151,7 +151,7 @@ def _row(
     counting = [trial for trial in trials if trial.done or trial.text("status") == "diverged"]
     by_seed: dict[int, list[_Seed]] = {}
     for trial in counting:
-        part = budget / whole if name == BASELINE and whole else None
+        part = None if name != BASELINE else budget / whole if whole else math.nan
         by_seed.setdefault(seed_of(trial), []).append(_seed(trial, target, timed, part))
     # A seed that was run twice counts once, with the trial that took longer.
     seeds = [max(several, key=lambda one: -1.0 if one.epoch is None else one.epoch) for several in by_seed.values()]
@@ -184,7 +184,8 @@ def _seed(trial: Trial, target: float, timed: MethodTime | None, part_of_dense: 
         trial: A trial that is done or diverged.
         target: Accuracy as a fraction.
         timed: Times of its method from the time pass; for dense training, those of any method.
-        part_of_dense: For dense training, its epochs over those of the whole training; `None` for a method.
+        part_of_dense: For dense training, its epochs over those of the whole training, NaN if these are not known;
+            `None` for a method.
     """
     none = _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED)
     if not trial.done:
@@ -226,8 +227,10 @@ def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None)
         timed: Times of any method, which have those of dense steps by the size of their images.
 
     Returns:
-        The share; `None` if images of several sizes were used, whose steps were not timed.
+        The share; `None` if `part` is NaN, or images of several sizes were used whose steps were not timed.
     """
+    if math.isnan(part):
+        return None
     recipe = trial.spec.get("recipe") or {}
     if timed is None and len(recipe.get("train_sizes") or ()) > 1:
         return None

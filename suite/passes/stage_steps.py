@@ -87,11 +87,15 @@ def dense_trainer(spec: TrialSpec, trials: Path, splits: Any, image_size: int | 
         trials: Folder of the trials.
         splits: The images.
         image_size: One of the recipe's `train_sizes`; `None` if it has none.
+
+    Raises:
+        UsageError: Dense training has no epoch with this size.
     """
     trainer = build_trainer(spec, trials, splits)
-    trainer.ctx.epochs_done = next(
-        epoch for epoch, size in enumerate(sizes_by_epoch(trainer.recipe)) if size == image_size
-    )
+    sizes = sizes_by_epoch(trainer.recipe)
+    if image_size not in sizes:
+        raise UsageError(f"dense training has no epoch with training images of {image_size} pixels")
+    trainer.ctx.epochs_done = sizes.index(image_size)
     return trainer
 
 

@@ -67,8 +67,10 @@ def data_facts(splits: Splits, classes: int) -> dict[str, int]:
     found = {"classes": classes, "train_images": splits.train.num_samples}
     if splits.test is not None:
         found["test_images"] = splits.test.num_samples
-        if isinstance(splits.test, LabelledBatches):
-            found["largest_test_class"] = int(splits.test.labels.bincount().max())
+        labels: Any = splits.test.labels if isinstance(splits.test, LabelledBatches) else None
+        whole = isinstance(labels, torch.Tensor) and labels.ndim == 1 and not labels.is_floating_point()
+        if whole and labels.numel() and labels.min() >= 0:
+            found["largest_test_class"] = int(labels.bincount().max())
     return found
 
 

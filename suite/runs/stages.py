@@ -47,7 +47,7 @@ class Cost:
             ValueError: The record does not have it.
         """
         flops, batch_size = record.get("step_flops"), record.get("batch_size")
-        if not isinstance(flops, Mapping) or not isinstance(batch_size, int):
+        if not isinstance(flops, Mapping) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"epoch {record.get('epoch')} has no step_flops or batch_size in epochs.jsonl")
         overhead = record.get("step_overhead")
         values: list[Any] = [flops.get(name) for name in _FLOPS]

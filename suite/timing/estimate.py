@@ -49,9 +49,9 @@ def run_ratio(stages: Sequence[StagePairs], dense_steps: Mapping[int | None, int
     """Add up the time of all steps of a trial and of its reconfigurations, relative to dense training.
 
     A stage counts its steps times the median ratio of its pairs times the share of a dense step, with images of its
-    size, in all of dense training. With one size, this share is the same for all steps. With several, it is that of the
-    median dense steps of all stages with images of the size. These were not measured next to each other, so that a
-    drift of the machine between two stages changes the shares a little, but not the ratios. The interval is the
+    size, in all of dense training. With one size, this share is the same for all steps. With several, it is computed
+    from the median dense step over all stages with images of each size. These were not measured next to each other, so
+    that a drift of the machine between two stages changes the shares a little, but not the ratios. The interval is the
     percentile bootstrap over the pairs within each stage.
 
     Args:
@@ -61,34 +61,38 @@ def run_ratio(stages: Sequence[StagePairs], dense_steps: Mapping[int | None, int
         reconfigure_s: Recorded seconds of all reconfigurations.
 
     Raises:
-        UsageError: No stage has images of a size of dense training.
+        UsageError: No stage has images of a size of dense training, or dense has none of the size of a stage.
     """
-    for size in dense_steps:
-        if all(stage.image_size != size for stage in stages):
-            raise UsageError(f"no stage of its trial has training images of {size} pixels, of which dense has some")
+    measured = {stage.image_size for stage in stages}
+    if missing := set(dense_steps) - measured:
+        raise UsageError(
+            f"no stage of its trial has training images of {missing.pop()} pixels, of which dense has some"
+        )
+    if missing := measured - set(dense_steps):
+        raise UsageError(f"a stage has training images of {missing.pop()} pixels, of which dense has none")
 
-    # Resample the pairs of each stage.
+    # Draw the ratio of each stage, and its dense steps: as measured in the first row, and resampled in the others.
     random = np.random.default_rng(0)
-    drawn = [random.integers(0, len(stage.times), (RESAMPLES, len(stage.times))) for stage in stages]
+    ratios, dense = [], []
+    for stage in stages:
+        count = len(stage.times)
+        places = np.concatenate([np.arange(count)[None], random.integers(0, count, (RESAMPLES, count))])
+        ratios.append(np.median((stage.times[:, 0] / stage.times[:, 1])[places], axis=1))
+        dense.append(stage.times[:, 1][places] if len(dense_steps) > 1 else stage.times[None, :, 1])
 
-    # Find the seconds of dense training, and of one step of it for each size: as measured, and resampled.
-    found, resampled = {}, {}
+    # Find the seconds of one dense step for each size, and of dense training.
+    seconds = {}
     for size in dense_steps:
-        own = [(stage.times[:, 1], places) for stage, places in zip(stages, drawn, strict=True)
-               if stage.image_size == size]  # fmt: skip
-        found[size] = float(np.median(np.concatenate([times for times, _ in own])))
-        resampled[size] = np.median(np.concatenate([times[places] for times, places in own], axis=1), axis=1)
-    dense_s = sum(count * found[size] for size, count in dense_steps.items())
-    dense_resampled = sum(count * resampled[size] for size, count in dense_steps.items())
+        own = [steps for stage, steps in zip(stages, dense, strict=True) if stage.image_size == size]
+        seconds[size] = np.median(np.concatenate(own, axis=1), axis=1)
+    dense_s = np.sum([count * seconds[size] for size, count in dense_steps.items()], axis=0)
 
     # Add up the stages.
-    reconfiguration = reconfigure_s / dense_s
-    total, totals = reconfiguration, np.full(RESAMPLES, reconfiguration)
-    for stage, places in zip(stages, drawn, strict=True):
-        ratios = stage.times[:, 0] / stage.times[:, 1]
-        total += stage.steps * found[stage.image_size] / dense_s * float(np.median(ratios))
-        totals += stage.steps * resampled[stage.image_size] / dense_resampled * np.median(ratios[places], axis=1)
-    low, high = np.quantile(totals, (0.025, 0.975))
-    mean = dense_s / sum(dense_steps.values())
-    relative = {size: seconds / mean for size, seconds in found.items()}
-    return RunRatio(total, float(low), float(high), reconfiguration, relative)
+    reconfiguration = reconfigure_s / float(dense_s[0])
+    totals = np.full(RESAMPLES + 1, reconfiguration)
+    for stage, ratio in zip(stages, ratios, strict=True):
+        totals += stage.steps * seconds[stage.image_size] / dense_s * ratio
+    low, high = np.quantile(totals[1:], (0.025, 0.975))
+    mean = float(dense_s[0]) / sum(dense_steps.values())
+    relative = {size: float(times[0]) / mean for size, times in seconds.items()}
+    return RunRatio(float(totals[0]), float(low), float(high), reconfiguration, relative)

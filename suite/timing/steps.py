@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def measure(
     Returns:
         `times` and `twice`: seconds of the method or the second dense trainer, and of dense, by pair; `image_size`:
         side of the training images of this stage; `dense_steps`: steps of dense training, as pairs of such a size and
-        a number, in order; `provenance`; or only `error`: why the stage cannot be measured.
+        a number of successive steps, in order; `provenance`; or only `error`: why the stage cannot be measured.
     """
     try:
         own, other = TrialSpec.from_json(spec), TrialSpec.from_json(dense)
@@ -80,9 +80,11 @@ def measure(
 
 
 def _dense_steps(recipe: Recipe, splits: Splits) -> list[tuple[int | None, int]]:
-    """Return the steps of dense training for each size of training images, in order."""
-    epochs = Counter(sizes_by_epoch(recipe))
-    return [(size, count * splits.training(size).steps_per_epoch(recipe.batch_size)) for size, count in epochs.items()]
+    """Return the successive steps of dense training with each size of training images, in order."""
+    return [
+        (size, len(list(epochs)) * splits.training(size).steps_per_epoch(recipe.batch_size))
+        for size, epochs in groupby(sizes_by_epoch(recipe))
+    ]
 
 
 def _times(first: Steps, second: Steps, pairs: int) -> list[list[float]]:

@@ -7,6 +7,7 @@ of dense run in turn, so that both are slowed alike, and the ratio of each pair 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,17 +91,20 @@ def _summary(candidate: Candidate, found: list[dict[str, Any]], threads: int) ->
         for stage, result in zip(candidate.stages, found, strict=True)
     ]
     first = found[0]
-    dense_steps: dict[int | None, int] = dict(first["dense_steps"])
+    successive: list[tuple[int | None, int]] = first["dense_steps"]
+    dense_steps: Counter[int | None] = Counter()
+    for size, count in successive:
+        dense_steps[size] += count
     total = run_ratio(measured, dense_steps, candidate.reconfigure_s)
     return MethodTime(
         **{name: getattr(total, name) for name in ("ratio", "low", "high", "reconfiguration")},
         trial=candidate.trial,
         pairs=sum(len(stage.times) for stage in measured),
-        stages=tuple(_stage_time(stage, pairs) for stage, pairs in zip(candidate.stages, measured, strict=True)),
+        stages=tuple(_stage_time(*one, len(dense_steps) > 1) for one in zip(candidate.stages, measured, strict=True)),
         dense_steps=sum(dense_steps.values()),
         dense_sizes=tuple(
             DenseSize(image_size=size, steps=count, step=total.dense_step[size])
-            for size, count in dense_steps.items()
+            for size, count in successive
             if size is not None and len(dense_steps) > 1
         ),
         dense_twice=Interval(**_interval(np.array(first["twice"], dtype=float))),
@@ -110,12 +114,12 @@ def _summary(candidate: Candidate, found: list[dict[str, Any]], threads: int) ->
     )
 
 
-def _stage_time(stage: Stage, measured: StagePairs) -> StageTime:
+def _stage_time(stage: Stage, measured: StagePairs, several: bool) -> StageTime:
     return StageTime(
         epoch=stage.epoch,
         steps=stage.steps,
         pairs=len(measured.times),
-        image_size=measured.image_size,
+        image_size=measured.image_size if several else None,
         **_interval(measured.times),
     )
 

@@ -163,7 +163,13 @@ def _content(path: str | Path) -> NDArray[np.uint8]:
         BadImage: As `_regular`, or the file became shorter.
         OSError: The file cannot be read.
     """
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # the open of a pipe returns, too
+    try:
+        file = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        )  # a pipe is opened without waiting
+    except OSError:
+        _regular(path)  # sockets cannot be opened
+        raise
     try:
         size = _checked_file(path, os.fstat(file)).st_size
         content = np.empty(size, dtype=np.uint8)

@@ -85,6 +85,7 @@ def test_a_size_of_images_keeps_a_stage_and_its_own_steps():
         {"steps": "5"},
         {"steps": 0},
         {"batch_size": None},
+        {"batch_size": 0},
         {"step_overhead": float("nan")},
     ],
 )

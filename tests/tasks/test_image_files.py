@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import re
 import shutil
+import socket
 import struct
 import tarfile
 import zlib
@@ -31,7 +33,8 @@ from tasks.imagenette import Imagenette
 from tasks.images.crops import CropBatches, draw_boxes
 from tasks.images.decoding import decode
 from tasks.images.normalization import Normalization
-from tasks.images.stored import DamagedCache, MemoryImages, StoredImages
+from tasks.images.stored import RECORD, DamagedCache, MemoryImages, StoredImages, end_of_pixels
+from tasks.sources.cache import cache_folder
 from tasks.sources.extraction import LOCK
 from tasks.sources.image_cache import FileImages, store
 from tasks.sources.image_tree import read_tree
@@ -185,6 +188,38 @@ def test_a_folder_that_does_not_exist_is_missing_data(tmp_path):
         prepare(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_a_socket_is_refused(tmp_path, monkeypatch, suffix):
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path / "train" / "cat")  # the name of a socket has at most 108 bytes
+    with socket.socket(socket.AF_UNIX) as own:
+        own.bind(f"socket.{suffix}")
+    with pytest.raises(UsageError, match=rf"socket\.{suffix}: is not a regular file"):
+        prepare(tmp_path)
+
+
+def test_every_record_that_is_written_has_its_pixels(tmp_path, monkeypatch):
+    """A process that is killed keeps what was written until then."""
+    write(tmp_path, count=6)
+    monkeypatch.setattr(image_cache, "CHUNK", 2)
+    seen = []
+
+    @contextlib.contextmanager
+    def watched(text, total):
+        def advance(count):
+            for index in cache_folder(tmp_path).rglob("index.bin"):
+                records = np.fromfile(index, dtype=RECORD)
+                assert end_of_pixels(records) <= index.with_name("pixels.bin").stat().st_size
+                seen.append(len(records))
+
+        yield advance
+
+    monkeypatch.setattr(image_cache, "progress", watched)
+    prepare(tmp_path)
+    assert seen[-1] > 4
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 def test_a_pipe_is_refused(tmp_path, suffix):
     write(tmp_path)

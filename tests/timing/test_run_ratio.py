@@ -91,3 +91,26 @@ def test_intervals_contain_the_noise_of_dense_steps_of_several_sizes():
 def test_a_size_that_was_not_measured_is_named():
     with pytest.raises(UsageError, match="no stage of its trial has training images of 160 pixels"):
         run_ratio_of([StagePairs(pairs([1.0] * 5), 20, 96)], {96: 20, 160: 20}, 0.0)
+    stages = [StagePairs(pairs([1.0] * 5), 20, size) for size in (96, 128)]
+    with pytest.raises(UsageError, match="a stage has training images of 128 pixels, of which dense has none"):
+        run_ratio_of(stages, {96: 20}, 0.0)
+
+
+def test_the_noise_of_dense_steps_widens_the_interval_of_several_sizes():
+    """The method's steps take exactly 1.0 and 0.5 of dense's, so that only the weights of the sizes are uncertain."""
+    random, widths = np.random.default_rng(4), []
+    for noise in (0.02, 0.2):
+        stages = []
+        for size, dense, ratio in ((96, 1.0, 1.0), (160, 4.0, 0.5)):
+            steps = dense * random.normal(1.0, noise, 30)
+            stages.append(StagePairs(np.stack([ratio * steps, steps], axis=1), 20, size))
+        found = run_ratio_of(stages, {96: 20, 160: 20}, 0.0)
+        assert found.low < found.ratio < found.high
+        widths.append(found.high - found.low)
+    assert widths[1] > 3 * widths[0]
+
+
+def test_dense_noise_cancels_where_all_steps_have_one_size():
+    steps = np.random.default_rng(5).normal(1.0, 0.2, 30)
+    found = run_ratio_of([StagePairs(np.stack([0.5 * steps, steps], axis=1), 20)], {None: 20}, 0.0)
+    assert (found.low, found.high) == pytest.approx((0.5, 0.5))

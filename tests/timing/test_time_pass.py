@@ -164,6 +164,24 @@ def test_dense_steps_have_images_of_the_size_of_the_stage(tmp_path, seconds_are_
     assert time.dense_share(1.0) == pytest.approx(1.0)
 
 
+def test_sizes_that_repeat_stay_in_their_order(tmp_path, seconds_are_flops, measured):
+    growing = {"train_images": 64, "test_images": 32, "batch_size": 32, "epochs": 3}
+    growing |= {"train_sizes": (16, 32, 16), "size_milestones": (0.3, 0.6)}
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", task="imagenette", **growing))
+    time = measured(tmp_path)
+    assert [(one.image_size, one.steps) for one in time.dense_sizes] == [(16, 2), (32, 2), (16, 2)]
+    small, large, _ = (one.step for one in time.dense_sizes)
+    assert time.dense_share(2 / 3) == pytest.approx((small + large) / (2 * small + large))
+    assert time.ratio == pytest.approx(1.0)  # the masked products execute all FLOPs
+
+
+def test_a_trial_of_one_other_size_names_no_sizes(tmp_path, measured):
+    """Entries of earlier versions have none, and can be merged with new ones."""
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4]", task="imagenette", epochs=1, train_sizes=(16,), train_images=64))
+    time = measured(tmp_path)
+    assert (time.dense_sizes, [stage.image_size for stage in time.stages]) == ((), [None])
+
+
 def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
     """The records then do not describe the steps that would be timed."""
 

@@ -27,7 +27,7 @@ class StageTime(Interval):
         epoch: First epoch of the stage, counted from 1.
         steps: Steps of the trial that the stage stands for.
         pairs: Pairs of steps that were measured.
-        image_size: Side of the training images in pixels; `None` for that of an evaluation.
+        image_size: Side of the training images in pixels, if they have several sizes; otherwise `None`.
     """
 
     epoch: Annotated[int, Ge(1)]
@@ -37,7 +37,7 @@ class StageTime(Interval):
 
 
 class DenseSize(Strict):
-    """Dense steps with training images of one of several sizes.
+    """Successive dense steps with training images of one of several sizes.
 
     Attributes:
         image_size: Side of the images in pixels.
@@ -58,7 +58,8 @@ class MethodTime(Interval):
         pairs: Pairs of steps that were measured, in all stages.
         stages: The stages, in order.
         dense_steps: Steps of dense training with this recipe.
-        dense_sizes: The same steps by the size of their images, in order; empty if all have one size.
+        dense_sizes: The same steps in order, successive ones with images of one size together; empty if all images
+            have one size.
         reconfiguration: Part of `ratio` that is the recorded time of reconfigurations.
         dense_twice: Steps of a second dense trainer relative to dense steps.
         load: Largest number of cores that other programs used when a measurement began.
