@@ -119,7 +119,7 @@ def _group(
         verdict=smoke_verdict()
         if is_smoke
         else verdict(rows, curve, device, epochs(group), declared, claiming, profiled, out_option(records.folder)),
-        caution=chance_caution(rows),
+        caution="" if is_smoke else chance_caution(rows),
         headlines=headlines(rows, setting),
         remarks=(
             *shared_devices(everything),

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports.content.model import Headline
-from reports.data.disturbed_times import DISTURBED
+from reports.data.disturbed_times import DISTURBED, is_disturbed_pass
 from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.method_rows import MethodRow
 from reports.formatting import duration_interval, interval, percent, ratio
@@ -100,7 +100,7 @@ def _accuracy(row: MethodRow) -> str:
 
 
 def _time(row: MethodRow) -> str:
-    if row.timed is not None:  # no load on the machine has part in it, unlike in the times of trials
+    if row.timed is not None:  # load on the machine has less part in it than in the times of trials
         low, high, twice = row.timed.low, row.timed.high, row.timed.dense_twice
         word = "not distinguishable from dense"
         if high < min(1.0, twice.low):
@@ -109,7 +109,8 @@ def _time(row: MethodRow) -> str:
             word = "longer"
         elif high < 1 or low > 1:
             word += f", which timed against itself gave {twice.ratio:.3f} [{twice.low:.3f}, {twice.high:.3f}]"
-        return f"training time {row.timed.ratio:.3f} [{low:.3f}, {high:.3f}] × dense by the time pass, {word}"
+        measured = f"training time {row.timed.ratio:.3f} [{low:.3f}, {high:.3f}] × dense by the time pass, {word}"
+        return measured + _warning(is_disturbed_pass(row.timed))
     times = row.time_ratio
     if isinstance(times, Missing):
         return f"{_absolute_time(row)}, not compared with dense ({times.reason})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from reports.data.disturbed_times import is_disturbed_pass
 from reports.data.groups import seed_of
 from reports.data.method_rows import MethodRow
 from reports.data.records import Records, Trial
@@ -163,10 +164,18 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
         for name, one in timed
     ]
     seeds = "; ".join(dict.fromkeys(one.trial for _, one in timed))
-    return [
+    marked = [name for name, one in timed if is_disturbed_pass(one)]
+    remarks = [
         f"Time pass: training time × dense, from alternating steps on {threads}: {', '.join(pieces)}. Timed were the "
         f"networks of one trial each: {seeds}. The verdict uses these ratios."
     ]
+    if marked:
+        load = max(one.load for _, one in timed)
+        remarks.append(
+            f"The time pass was disturbed: other programs used up to {load:.1f} cores when a measurement of "
+            f"{', '.join(marked)} began. These times are marked and give no verdict; run it again on a quiet machine."
+        )
+    return remarks
 
 
 def _ratio(found: Interval) -> str:

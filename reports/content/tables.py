@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, quantity_cell
-from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
+from reports.data.disturbed_times import DISTURBED_NOTE, is_disturbed_pass, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
 from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, by_seed, not_measured
 from reports.data.records import Trial
@@ -91,7 +91,8 @@ def _accuracy_cell(row: MethodRow) -> Cell:
 def _time_cell(row: MethodRow, source: str) -> Cell:
     timed = row.timed
     if timed is not None:
-        return Cell(f"{timed.ratio:.3f} [{timed.low:.3f}, {timed.high:.3f}]{source}", value=timed.ratio)
+        text = f"{timed.ratio:.3f} [{timed.low:.3f}, {timed.high:.3f}]{source}"
+        return Cell(mark_disturbed(text, is_disturbed_pass(timed)), value=timed.ratio)
     if row.is_baseline:
         return _cell(row.time_ratio, row.seeds, formatting.ratio)
     disturbed = ", disturbed" if row.ratio_is_disturbed else ""
@@ -134,7 +135,8 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
     """Return accuracy, training time, and the realised and theoretical savings."""
     disturbed = any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows)
     warning = f" {DISTURBED_NOTE}" if disturbed else ""
-    ratio_warning = "" if all_timed(rows) else warning
+    disturbed_pass = any(is_disturbed_pass(row.timed) for row in rows)
+    ratio_warning = f" {DISTURBED_NOTE}" if disturbed_pass else "" if all_timed(rows) else warning
     several = any(row.seeds > 1 for row in rows)
     realised = "1 − training time × dense." if several else f"1 − training time × dense. {_ONE_SEED}"
     columns = (
@@ -185,7 +187,8 @@ def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
 
 def _ratio_cell(row: MethodRow) -> Cell:
     if row.timed is not None:
-        return Cell(f"{row.timed.ratio:.3f} [{row.timed.low:.3f}, {row.timed.high:.3f}]", _TIMED, row.timed.ratio)
+        text = f"{row.timed.ratio:.3f} [{row.timed.low:.3f}, {row.timed.high:.3f}]"
+        return Cell(mark_disturbed(text, is_disturbed_pass(row.timed)), _TIMED, row.timed.ratio)
     return _cell(
         row.time_ratio, row.seeds, lambda value: mark_disturbed(formatting.ratio(value), row.ratio_is_disturbed)
     )

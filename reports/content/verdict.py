@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from reports.content.model import Headline, Verdict
 from reports.content.why.causes import causes
 from reports.data.budget import BudgetCurve
+from reports.data.disturbed_times import is_disturbed_pass
 from reports.data.estimates import Estimate, Missing, Quantity, mean_of
 from reports.data.method_rows import MethodRow
 from reports.data.significance import MOST_SEEDS
@@ -240,7 +241,8 @@ def _why(row: MethodRow) -> list[str]:
         f"{_saved(executed)} were skipped",
     ]
     if row.timed is not None:
-        pieces.append(f"training takes {row.timed.ratio:.3f} × the time of dense (time pass)")
+        disturbed = ", disturbed" if is_disturbed_pass(row.timed) else ""
+        pieces.append(f"training takes {row.timed.ratio:.3f} × the time of dense (time pass{disturbed})")
     elif isinstance(row.time_ratio, Estimate):
         disturbed = " (disturbed)" if row.ratio_is_disturbed else ""
         pieces.append(f"training took {ratio(row.time_ratio)} × the time of dense{disturbed}")

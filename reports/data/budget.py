@@ -1,7 +1,8 @@
 """Dense training for fewer epochs: the accuracy that dense training reaches for a share of the cost.
 
 A step of dense training costs the same in every epoch, so dense training for 6 of 7 epochs takes 6/7 of the time and of
-the FLOPs. This share is exact; the measured times of these trials are not used.
+the FLOPs. This share is exact; the measured times of these trials are not used. With growing images it is exact up to
+the epochs in which the size changes, since these are shares of all epochs, rounded to whole ones.
 """
 
 from __future__ import annotations

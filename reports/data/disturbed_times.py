@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from reports.data.records import Trial
 from reports.data.trial_files import clean, finite
+from suite.runs.folder.times import MethodTime
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
 _UNSTEADY = 1.5
@@ -25,6 +26,11 @@ DISTURBED_NOTE = "Disturbed: something other than the method affected this time 
 def is_disturbed(trial: Trial) -> bool:
     """Return whether the records show that a trial's times were disturbed. They cannot prove the opposite."""
     return trial.done and (_spread(trial) > _UNSTEADY or _busy_share(trial) >= _BUSY or _shared_with(trial) > 0)
+
+
+def is_disturbed_pass(timed: MethodTime | None) -> bool:
+    """Return whether other programs ran when a time pass began to measure a method; false if there was no pass."""
+    return timed is not None and timed.load >= _BUSY * timed.threads
 
 
 def mark_disturbed(text: str, disturbed: bool) -> str:

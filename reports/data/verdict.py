@@ -26,6 +26,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from reports.data.budget import BudgetCurve
+from reports.data.disturbed_times import is_disturbed_pass
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
 from reports.data.method_rows import MethodRow, by_seed
 from reports.data.significance import holm, p_value, seeds_needed
@@ -172,6 +173,8 @@ def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cos
         return without(share.reason)
     if cost == "time" and row.ratio_is_disturbed and row.timed is None:
         return without("the training times are disturbed")
+    if cost == "time" and is_disturbed_pass(row.timed):
+        return without("the time pass was disturbed by other programs")
     if not common:
         return without("no seed in common with dense")
     reached = {seed: accuracy for seed in common if (accuracy := curve.at(seed, share.mean)) is not None}

@@ -31,11 +31,12 @@ FEWEST_STEPS = 200
 """Trainings of fewer steps are named: the shortest `quick` recipe of this project, that of `digits`, has 220."""
 
 
-def rehearse(trials: Iterable[TrialSpec]) -> None:
+def rehearse(trials: Iterable[TrialSpec], name_short: bool = True) -> None:
     """Set up each combination of method, model and task once, for any seed. Nothing is written or trained.
 
     Args:
         trials: Trials that were never started.
+        name_short: Whether trainings of few steps are named.
 
     Raises:
         UsageError: A combination cannot be trained; the message names the method, the model and the task.
@@ -66,7 +67,7 @@ def rehearse(trials: Iterable[TrialSpec]) -> None:
         longest[data] = max(longest.get(data, trial), trial, key=lambda trial: trial.make_recipe().epochs)
         _begin(trial, inputs, copy.deepcopy(network[1]), images[data].num_samples)
     for data, trial in longest.items():
-        if trial.preset != SMOKE and (note := few_steps(trial, images[data])):
+        if name_short and trial.preset != SMOKE and (note := few_steps(trial, images[data])):
             log.warning("%s", note)
 
 
@@ -83,8 +84,8 @@ def few_steps(trial: TrialSpec, train: Batches) -> str:
         return ""
     return (
         f"{trial.task}: {train.num_samples:,} training images in batches of {recipe.batch_size} make {each} "
-        f"{'step' if each == 1 else 'steps'} per epoch and {each * recipe.epochs} in a trial, too few for most "
-        "networks to learn; use a smaller --batch-size or more --epochs"
+        f"{'step' if each == 1 else 'steps'} per epoch and {each * recipe.epochs} in a trial, which may be too "
+        "few to learn; use a smaller --batch-size or more --epochs"
     )
 
 

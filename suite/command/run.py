@@ -108,7 +108,7 @@ def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:
     store = Store(folder)
     store.check()
     if new := [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]:
-        rehearse(new)
+        rehearse(new, name_short=not any(store.trial_folders()))
 
 
 def provenance_of(suite: SuiteSpec) -> dict[str, Any]:

@@ -116,14 +116,14 @@ def _probe_all(
     def run(group: list[TrialSpec]) -> None:
         nonlocal began, most
         shared: Mapping[str, Any] | None = None
-        for trial in sorted(group, key=lambda trial: -trial.make_recipe().epochs):
+        for place, trial in enumerate(sorted(group, key=lambda trial: -trial.make_recipe().epochs), start=1):
             if shared is None or not shared.get("steady"):
                 began += 1
                 number = f"{began} of {'' if most == len(by_cost) else 'at most '}{most}"
                 show(f"probe {number}: {trial.label}, {trial.model} on {trial.task}, {trial.dtype}")
                 shared = probe(trial, folder)
                 if shared.get("steady"):
-                    most -= len(group) - 1
+                    most -= len(group) - place
             results[setting(trial)] = shared
 
     with ThreadPoolExecutor(jobs) as pool:

@@ -10,6 +10,7 @@ from toy_suite import assert_one_line, forget_plugins, listing
 import kernels
 from suite.command import cli
 from suite.command.rehearsal import rehearse
+from suite.command.run import rehearse_new
 from suite.errors import UsageError
 from suite.method import Method
 from suite.runs.building import load_splits
@@ -229,9 +230,22 @@ def test_trainings_of_few_steps_are_named_once(caplog):
     both = (("dense,sdgp", few), ("dense", shorter))
     rehearse([one for names, fields in both for one in planned(methods=names, preset="quick", overrides=fields)])
     assert caplog.messages == [
-        "digits: 1,400 training images in batches of 64 make 21 steps per epoch and 189 in a trial, too few for most "
-        "networks to learn; use a smaller --batch-size or more --epochs"
+        "digits: 1,400 training images in batches of 64 make 21 steps per epoch and 189 in a trial, which may be too "
+        "few to learn; use a smaller --batch-size or more --epochs"
     ]
+
+
+def test_a_short_training_that_is_added_to_a_folder_is_not_named(tmp_path, caplog):
+    """A report asks for dense trainings of fewer epochs."""
+    trials = planned(methods="dense", preset="quick", overrides={"epochs": 1})
+    rehearse_new(trials, tmp_path / "new")
+    assert len(caplog.messages) == 1
+    caplog.clear()
+    (tmp_path / "old" / "trials" / "dense-longer").mkdir(parents=True)
+    (tmp_path / "old" / "trials" / "dense-longer" / "trial.json").write_text("{}")
+    (tmp_path / "old" / "suite.json").write_text("{}")
+    rehearse_new(trials, tmp_path / "old")
+    assert caplog.messages == []
 
 
 def test_the_recipes_of_the_project_and_smoke_tests_have_enough_steps(caplog):

@@ -531,14 +531,14 @@ def test_a_margin_that_cannot_be_read_is_the_default() -> None:
         assert margins(suite) == (0.005,)
 
 
-def write_time_pass(suite: Any, label: str, ratio: float) -> None:
+def write_time_pass(suite: Any, label: str, ratio: float, load: float = 0.1) -> None:
     """Write a time pass that measured one method of the suite's only group."""
     (group,) = group_trials([trial for trial in read(suite.folder).trials if trial.number("epochs") == 5])[0]
     interval = {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
     stage = {**interval, "epoch": 1, "steps": 750, "pairs": 30}
     entry = {
         **interval, "trial": "x", "pairs": 30, "stages": [stage], "dense_steps": 750, "reconfiguration": 0.0,
-        "dense_twice": {"ratio": 1.0, "low": 0.99, "high": 1.01}, "load": 0.1, "threads": 2, "provenance": {},
+        "dense_twice": {"ratio": 1.0, "low": 0.99, "high": 1.01}, "load": load, "threads": 2, "provenance": {},
     }  # fmt: skip
     content = {"version": 1, "groups": [{"key": dict(group.key), "methods": {label: entry}}]}
     (suite.folder / "time.json").write_text(json.dumps(content))
@@ -564,6 +564,34 @@ def test_the_verdict_uses_the_time_pass(suite: Any) -> None:
     assert "timed dense against itself, its intervals were within [0.990, 1.010]" in group.verdict.certainty
     results = next(table for table in group.tables if table.name.endswith("-results"))
     assert [cell.text for cell in results.rows[1][5:7]] == ["0.900 [0.890, 0.910]", "10.0 [9.0, 11.0]"]
+
+
+def test_a_time_pass_that_was_disturbed_is_marked_and_gives_no_verdict(suite: Any) -> None:
+    """As with `time --busy`; half of the cores are the limit."""
+    add_dense(suite, 5, 0.0)
+    add_dense(suite, 4, 1.0)
+    add_method(suite, "quick", (-0.6, -0.58, -0.62), time=1.0, executed=1.0)
+    suite.write()
+    write_time_pass(suite, "quick", 0.9, load=0.9)
+    group = group_of(suite)
+    assert "at 0.90 × dense)" in group.verdict.lines[0].text
+    assert not any("The time pass was disturbed" in remark for remark in group.remarks)
+
+    write_time_pass(suite, "quick", 0.9, load=1.0)
+    group = group_of(suite)
+    line = group.verdict.lines[0].text
+    assert "no verdict at the same measured training time (the time pass was disturbed by other programs)" in line
+    assert "training takes 0.900 × the time of dense (time pass, disturbed)" in line
+    assert "at the same executed FLOPs" in line
+    (headline,) = (one.text for one in group.headlines if one.name.startswith("quick"))
+    assert "by the time pass, shorter (disturbed: do not rely on it)" in headline
+    assert [
+        text for text in group.remarks if text.startswith("The time pass was disturbed: other programs used up to 1.0")
+    ]
+    results = next(table for table in group.tables if table.name.endswith("-results"))
+    assert results.rows[1][5].text == "0.900 [0.890, 0.910] (disturbed)"
+    assert group.summary.rows[1][2].text == "0.900 [0.890, 0.910] (disturbed)"
+    assert "Times are compared only if they were measured on a quiet machine." in group.verdict.advice
 
 
 @pytest.mark.parametrize(("ratio", "words"), [

@@ -126,7 +126,7 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
 
 
 def check_data_root(options: RunOptions, preset: str) -> None:
-    """Check that the folder of a task whose data is the user's own was typed, or is in the default data root.
+    """Check that the folder of a task whose data is the user's own was named, or is in the default data root.
 
     Args:
         options: Options of the command.
@@ -135,7 +135,7 @@ def check_data_root(options: RunOptions, preset: str) -> None:
     Raises:
         UsageError: The default data root, which holds data sets of other tasks, would be taken for the user's folder.
     """
-    if options.data_root_typed:
+    if options.data_root_typed or os.environ.get("PDT_DATA"):
         return
     for name in (request.name for request in read_names(options.task, "task", "--task")):
         if registry.get("task", name)().needs_data_root(preset) and not (options.data_root / name).is_dir():
