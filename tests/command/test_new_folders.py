@@ -290,6 +290,17 @@ def test_dense_steps_of_several_sizes_are_combined() -> None:
     assert (found.image_size, found.steps, found.step) == (96, 30, pytest.approx(0.65))
 
 
+def test_the_size_of_the_images_of_a_stage_is_kept_and_compared() -> None:
+    def sized(ratio: float, size: int) -> Any:
+        (stage, *others) = only(measured(ratio)).stages
+        return measured(ratio, stages=(stage.model_copy(update={"image_size": size}), *others))
+
+    found = only(combine_times([(Path("a"), sized(1.0, 96)), (Path("b"), sized(1.1, 96))])[0])
+    assert found.stages[0].image_size == 96
+    with pytest.raises(UsageError, match="was measured with other stages"):
+        combine_times([(Path("a"), sized(1.0, 96)), (Path("b"), sized(1.1, 160))])
+
+
 @pytest.mark.parametrize(
     ("fields", "what"),
     [

@@ -13,7 +13,7 @@ from trials_here import run_here
 from suite.command import cli
 from suite.runs.engines.local import LocalEngine
 
-EACH = {"train": {"cat": 5, "dog": 3}, "val": {"cat": 3, "dog": 2}}
+EACH = {"train": {"cat": 5, "dog": 3}, "val": {"cat": 2, "dog": 3}}
 
 
 def test_few_steps_and_an_accuracy_of_chance_are_named(

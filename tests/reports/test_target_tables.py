@@ -144,6 +144,8 @@ def test_epochs_with_larger_images_take_more_of_the_time() -> None:
     # Without the time pass, it is not known how much longer the larger images take.
     growing = dataclasses.replace(trial("dense", 0), spec={"recipe": {"train_sizes": [96, 160]}})
     assert rows_of(group(growing, trial("a", 0)), 0.7)["dense"].share is None
+    smaller = dataclasses.replace(trial("dense", 0), spec={"recipe": {"train_sizes": [96]}})
+    assert rows_of(group(smaller, trial("a", 0)), 0.7)["dense"].share == pytest.approx(3 / 4)
 
 
 def test_without_a_curve_the_columns_of_the_table_are_used_for_their_own_target() -> None:
