@@ -185,7 +185,7 @@ def _content(path: str | Path) -> NDArray[np.uint8]:
 
 
 def _regular(path: str | Path) -> str | Path:
-    """Refuse pipes and devices, from which a read may never return, and files that are too large."""
+    """Refuse pipes and devices, from which a read may never return, and files that are empty or too large."""
     _checked_file(path, Path(path).stat())
     return path
 
@@ -193,6 +193,8 @@ def _regular(path: str | Path) -> str | Path:
 def _checked_file(path: str | Path, found: os.stat_result) -> os.stat_result:
     if not stat.S_ISREG(found.st_mode):
         raise BadImage(f"{shown(path)}: is not a regular file")
+    if not found.st_size:
+        raise BadImage(f"{shown(path)}: is empty")
     if found.st_size > MAX_BYTES:
         raise BadImage(f"{shown(path)}: is larger than {MAX_BYTES:,} bytes, the limit for an image")
     return found

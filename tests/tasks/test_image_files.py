@@ -124,6 +124,7 @@ def test_a_file_that_is_not_an_image_is_named(tmp_path, name, cache):
     with pytest.raises(UsageError, match=name) as caught:
         TASK.load(prepare(tmp_path, cache=cache), replace(QUICK, cache=cache), 0, CPU)
     assert "\n" not in str(caught.value)
+    assert ("is empty" in str(caught.value)) == (not BAD_FILES[name])
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.6, 0.95])
