@@ -192,7 +192,9 @@ def test_a_method_that_reconfigures_tries_a_cut_before_it_is_set_up(caplog):
     hooks = apply(model, PruneTrain(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
     assert hooks.ctx.spaces["b"].frozen_because == CHANGES_OUTPUTS
     assert not hooks.ctx.spaces["a"].frozen
-    assert f"no channel of 'b' can be removed: {CHANGES_OUTPUTS}" in [record.getMessage() for record in caplog.records]
+    assert f"prunetrain: no channel of 'b' can be removed: {CHANGES_OUTPUTS}" in [
+        record.getMessage() for record in caplog.records
+    ]
 
 
 def frozen_lines(method, caplog, between=None):
@@ -236,9 +238,9 @@ def test_many_reasons_are_counted_and_the_most_frequent_come_first(caplog):
     warn_of_frozen_channels(spaces, Removes())
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == (
-        "channels can be removed from the outputs of 2 layers; 11 other sets of channels, each shared by the layers "
-        "that write and read them, have to stay: 'x' is old (4 times, with other names too); 'a' is new (3 times, with "
-        "this name); odd; b; c; and 2 more reasons"
+        "Removes: channels can be removed from the outputs of 2 layers; 11 other sets of channels, each shared by the "
+        "layers that write and read them, have to stay, some for several reasons: 'x' is old (4 times, with other "
+        "names too); 'a' is new (3 times, with this name); odd; b; c; and 2 more reasons"
     )
 
 

@@ -84,8 +84,8 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
 def warn_of_frozen_channels(spaces: IndexSpaces, method: Method) -> None:
     """Warn of index spaces whose channels cannot be removed, other than the model's input and outputs.
 
-    Each has a line of its own, unless there are many, as in a transformer. A method that removes no channels needs no
-    warning.
+    Each has a line of its own, unless there are many, as in a transformer. A line begins with the name of the method. A
+    method that removes no channels needs no warning.
 
     Args:
         spaces: Index spaces of the model.
@@ -93,18 +93,21 @@ def warn_of_frozen_channels(spaces: IndexSpaces, method: Method) -> None:
     """
     if not removes_channels(method):
         return
+    name = method.registered_name or type(method).__name__
     ends = {spaces.model_input, *spaces.model_outputs}
-    frozen = [space for name, space in spaces.items() if space.frozen and name not in ends]
+    frozen = [space for space in spaces.values() if space.frozen and space.name not in ends]
     if len(frozen) > MOST_WARNINGS:
         layers = {layer for space in spaces.values() if not space.frozen for layer in space.producers}
-        named = _counted([space.frozen_because for space in frozen])
+        reasons = [space.frozen_because for space in frozen]
+        several = ", some for several reasons" if any("; " in reason for reason in reasons) else ""
         log.warning(
-            "channels can be removed from the outputs of %d layers; %d other sets of channels, each shared by the "
-            "layers that write and read them, have to stay: %s", len(layers), len(frozen), "; ".join(named),
+            "%s: channels can be removed from the outputs of %d layers; %d other sets of channels, each shared by the "
+            "layers that write and read them, have to stay%s: %s",
+            name, len(layers), len(frozen), several, "; ".join(_counted(reasons)),
         )  # fmt: skip
         return
     for space in frozen:
-        log.warning("no channel of '%s' can be removed: %s", space.name, space.frozen_because)
+        log.warning("%s: no channel of '%s' can be removed: %s", name, space.name, space.frozen_because)
 
 
 def removes_channels(method: Method) -> bool:
