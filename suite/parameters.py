@@ -6,7 +6,7 @@ A parameter is declared once, as an annotated class attribute or a keyword of a 
 
 `declared` reads such declarations. Typed text (`convert`), values given in Python (`check`), error messages (`allowed`)
 and descriptions (`type_name`) all follow from them. Bounds are those of the package `annotated-types` (`Ge`, `Gt`,
-`Le`, `Lt`, `Interval`) or of `pydantic.Field`; pydantic checks them.
+`Le`, `Lt`, `Interval`) or of `pydantic.Field`; pydantic checks them. A text next to them is added to error messages.
 """
 
 from __future__ import annotations
@@ -191,6 +191,8 @@ def _convert(text: str, annotation: Any) -> Any:
     if origin is tuple:
         inside = text[1:-1] if text[:1] in OPENING and text[-1:] in CLOSING else text
         parts = split(inside) if inside.strip() else []
+        if len(parts) > 1 and not parts[-1]:
+            parts.pop()  # a comma at the end, which Python needs in a tuple of one value
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             arguments = (arguments[0],) * len(parts)
         if len(parts) != len(arguments):
@@ -249,7 +251,12 @@ def _bounds_in_words(bounds: Iterable[Any]) -> str:
 
 
 def allowed(annotation: Any) -> str:
-    """Describe the allowed values of an annotated type: `a number above 0 or none`."""
+    """Describe the allowed values of an annotated type: `a number above 0 or none`, with the words next to the type."""
+    words = [item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, str)]
+    return ", ".join([_allowed(annotation), *words])
+
+
+def _allowed(annotation: Any) -> str:
     annotation, bounds = _type_and_bounds(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:

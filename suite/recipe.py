@@ -23,6 +23,8 @@ this value, so that the ids of earlier trials stay the same."""
 EPOCH_PERCENTAGES: Final = (40, 55, 70, 85)
 """Epochs of the dense trials with a smaller budget, in percent of the recipe's: a part of `--controls`."""
 
+_SharesOfEpochs = Annotated[tuple[Annotated[float, Interval(gt=0, le=1)], ...], "as a share of the epochs"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
@@ -133,7 +135,7 @@ class Recipe:
     lr_start: Annotated[float, Ge(0)] = 0.0
     lr_end: Annotated[float, Ge(0)] = 0.0
     peak_at: Annotated[float, Interval(ge=0, le=1)] = 0.0
-    milestones: tuple[Annotated[float, Interval(gt=0, le=1)], ...] = ()
+    milestones: _SharesOfEpochs = ()
     step_factor: Annotated[float, Gt(0)] = 0.1
     momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
     nesterov: bool = False
@@ -160,7 +162,7 @@ class Recipe:
     drop_last: bool = True
     image_size: Annotated[int, Interval(ge=8, le=4096)] | None = None
     train_sizes: tuple[Annotated[int, Interval(ge=8, le=4096)], ...] = ()
-    size_milestones: tuple[Annotated[float, Interval(gt=0, le=1)], ...] = ()
+    size_milestones: _SharesOfEpochs = ()
     eval_resize: Annotated[int, Interval(ge=8, le=4096)] | None = None
     crop_area: Annotated[float, Interval(gt=0, le=1)] = 0.08
     cache: Literal["on", "off"] = "on"

@@ -37,6 +37,11 @@ NAMES = [
     (["--device", "gpu"], "--device 'gpu'"),
     (["--dtype", "float61"], "did you mean 'float16'"),
     (["--set", "recipe.execution=graph"], "allowed: eager, compile, cuda_graph"),
+    (
+        ["--set", "recipe.size_milestones=(5,)"],
+        "recipe.size_milestones is '(5,)'; allowed: a list in parentheses, like (0.5,0.75), each above 0 and at most "
+        "1, as a share of the epochs",
+    ),
     (["--only", "mising"], "did you mean 'missing'"),
     (["--jobs", "0"], "--jobs '0'"),
     (["--engine", "rays"], "did you mean 'ray'"),

@@ -65,6 +65,8 @@ def one(text, thing=Toy):
         ("toy[milestones=(0.5,0.75),n=1]", {"n": 1, "milestones": (0.5, 0.75)}),
         ("toy[milestones=[0.5,0.75]]", {"milestones": (0.5, 0.75)}),
         ("toy[milestones=0.5]", {"milestones": (0.5,)}),
+        ("toy[milestones=(0.5,)]", {"milestones": (0.5,)}),
+        ("toy[milestones=[0.5, 0.75, ],n=1]", {"n": 1, "milestones": (0.5, 0.75)}),
         ("toy[milestones=()]", {"milestones": ()}),
         ("toy[shape=(3,4)]", {"shape": (3, 4)}),
         ("toy[of=sdgp[n=2,m=4]]", {"of": "sdgp[n=2,m=4]"}),
@@ -124,6 +126,8 @@ def test_declaration_order_and_grid():
         ("toy[clip=no]", "allowed: a number or none"),
         ("toy[shape=(1,2,3)]", "allowed: a list in parentheses"),
         ("toy[milestones=(a,b)]", "allowed: a list in parentheses"),
+        ("toy[milestones=(,)]", "allowed: a list in parentheses"),
+        ("toy[milestones=(0.5,,)]", "allowed: a list in parentheses"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(text, expected):
