@@ -110,6 +110,7 @@ def _group(
     tradeoffs, missing_tradeoffs = tradeoff_figures(rows, slug, curve)
     curves, missing_curves = curve_figures(rows, slug)
     is_smoke = group.key["preset"] == SMOKE
+    caution = "" if is_smoke else chance_caution(rows)
     return Group(
         title=title,
         question="Results of the smoke test" if is_smoke else "Which method should I use?",
@@ -118,8 +119,10 @@ def _group(
         data_note=_data_note(group),
         verdict=smoke_verdict()
         if is_smoke
-        else verdict(rows, curve, device, epochs(group), declared, claiming, profiled, out_option(records.folder)),
-        caution="" if is_smoke else chance_caution(rows),
+        else verdict(
+            rows, curve, device, epochs(group), declared, claiming, profiled, out_option(records.folder), not caution
+        ),
+        caution=caution,
         headlines=headlines(rows, setting),
         remarks=(
             *shared_devices(everything),

@@ -87,7 +87,7 @@ class Verdict:
 
     Attributes:
         answers: The answer about all methods at the same time, and then at the same FLOPs; a sentence each.
-        advice: What would give a verdict where there is none; may be empty.
+        advice: What would give a verdict where there is none, with commands between backticks; may be empty.
         lines: One line per method: its outcome, and why.
         certainty: What the tests and intervals cover; empty where nothing was tested.
         changes: What else could change the answer; empty where nothing was tested.
@@ -98,6 +98,11 @@ class Verdict:
     lines: tuple[Headline, ...]
     certainty: str = ""
     changes: str = ""
+
+    @property
+    def reopens(self) -> str:
+        """What would change the answer: the advice and the changes."""
+        return " ".join(filter(None, (self.advice, self.changes)))
 
     @property
     def sentence(self) -> str:

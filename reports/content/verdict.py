@@ -23,6 +23,10 @@ from suite.runs.folder.profiles import MethodProfile
 _MOST_REASONS = 2
 _SAME_SHARE = 0.005  # costs relative to dense that differ by less count as equal
 _LONGEST_NAMES = 40  # characters of the names in a clause of the sentence; more methods are counted instead
+_LONGER = (
+    "First train longer (`--epochs`) or with smaller batches (`--batch-size`), until dense training is better than a "
+    "guess; before that, more seeds say nothing about the methods."
+)
 _AT = {"time": "at the same measured training time", "flops": "at the same executed FLOPs"}
 
 
@@ -35,6 +39,7 @@ def verdict(
     groups: int = 1,
     profiles: Mapping[str, MethodProfile] | None = None,
     out: str = "--out DIR",
+    learned: bool = True,
 ) -> Verdict | None:
     """Return the verdict about the methods of a group; `None` if there is none to compare with dense.
 
@@ -47,6 +52,7 @@ def verdict(
         groups: Number of groups on the page that make claims.
         profiles: Where the time of a step goes, by method, for those that have a profile.
         out: The option with which a command continues in the folder of the report.
+        learned: Whether dense training has learned the task; if not, the only advice is to train longer.
     """
     methods = [row for row in rows if not is_dense(row)]
     if not methods:
@@ -66,17 +72,17 @@ def verdict(
     answers = f"{where}, {_sentence(found, 'time', margin)}.", f"A{_sentence(found, 'flops', margin)[1:]}."
     return Verdict(
         answers,
-        " ".join([*_advice(found, methods, epochs, out), *_changed(margins)]),
+        " ".join([*(_advice(found, methods, epochs, out) if learned else [_LONGER]), *_changed(margins)]),
         tuple(lines),
         " ".join(_certainty(found, methods, groups)),
-        " ".join(_changes(found)),
+        " ".join(_changes(found) if learned else []),
     )
 
 
 def smoke_verdict() -> Verdict:
     """Return the text in place of the verdict in the report of a smoke test."""
     answer = "A smoke test shows that everything runs; its numbers do not show which method to use."
-    return Verdict((answer, ""), "The same command with --preset quick --seeds 3 --controls gives a verdict.", ())
+    return Verdict((answer, ""), "The same command with `--preset quick --seeds 3 --controls` can give a verdict.", ())
 
 
 def _points(margin: float) -> str:
@@ -120,7 +126,10 @@ def _sentence(found: Sequence[Finding], cost: Cost, margin: str) -> str:
 
 
 def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: float, out: str) -> list[str]:
-    """Return what would give a verdict where there is none, or would decide; its commands have the option `out`."""
+    """Return what would give a verdict where there is none, or would decide.
+
+    Its commands are between backticks, and have the option `out` or its folder.
+    """
     options, advice = [], []
     tried = {row.label: len({trial.number("seed") for trial in row.trials}) for row in methods}
     # A seed that failed will fail again, so that another one has to take its place. Few seeds may have another reason.
@@ -133,13 +142,18 @@ def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: floa
     least = min(control_epochs(int(epochs)), default=1)
     if any(count >= least for count in shorter) or any(one.reason == "dense was not run" for one in found):
         options.append("--controls")
-    gives = "gives a verdict" if all(one.outcome == "none" for one in found) else "gives the missing verdicts"
+    gives = f"can give {'a verdict' if all(one.outcome == 'none' for one in found) else 'the missing verdicts'}"
+    pass_of_time = f"`time {out.removeprefix('--out ')}`"
+    disturbed = any("disturbed" in one.reason for one in found)
     if options:
-        advice.append(f"The same command with {' '.join([*options, out])} {gives}.")
+        then = f", and then the time pass, {pass_of_time}," if disturbed else ""
+        advice.append(f"The same command with `{' '.join([*options, out])}`{then} {gives}.")
+    elif disturbed:
+        advice.append(f"The time pass, {pass_of_time}, {gives}.")
     if shorter and min(shorter) < least:
-        command = f"--methods dense --epochs {min(shorter)} {out}"
+        command = f"`--methods dense --epochs {min(shorter)} {out}`"
         advice.append(
-            f"So does {command} for the smallest cost." if options else f"The same command with {command} {gives}."
+            f"So can {command} for the smallest cost." if options else f"The same command with {command} {gives}."
         )
     if any(share > 1 for share in untrained):
         advice.append("A method that costs more than dense cannot be shown to pay here.")
@@ -147,7 +161,7 @@ def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: floa
     if undecided:
         where = "undecided methods" if "time" in undecided else "methods that are undecided at equal FLOPs"
         advice.append(f"More seeds, as many as the table says and chosen in advance, may decide the {where}.")
-    if any("disturbed" in one.reason for one in found):
+    if disturbed:
         advice.append("Times are compared only if they were measured on a quiet machine.")
     return advice
 

@@ -19,7 +19,10 @@ class Markdown(str):
 
 def escape(text: str) -> str:
     """Escape text, so that Markdown shows it unchanged on one line, without markup or HTML."""
-    line = " ".join(text.split())
+    return _escape(" ".join(text.split()))
+
+
+def _escape(line: str) -> str:
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(r"\\\1", line)
 
@@ -27,6 +30,12 @@ def escape(text: str) -> str:
 def code(text: str) -> Markdown:
     """Return text as a code span."""
     return Markdown(_code(text))
+
+
+def spans(text: str) -> Markdown:
+    """Return text with a code span for each part between backticks."""
+    parts = " ".join(text.split()).split("`")
+    return Markdown("".join(_code(part) if place % 2 else _escape(part) for place, part in enumerate(parts)))
 
 
 def _code(text: str) -> str:
@@ -85,7 +94,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"code": code, "table": table, "fenced": fenced}
+    environment.filters |= {"code": code, "spans": spans, "table": table, "fenced": fenced}
     return environment
 
 

@@ -43,6 +43,17 @@ def test_dense_at_chance_is_said_in_both_reports(suite: Any) -> None:
         assert text.index("has not learned the task") < text.index("2 trials, 2 done")
 
 
+def test_the_first_advice_is_to_train_longer(suite: Any) -> None:
+    assert caution(suite, (38.9,), BALANCED)
+    report = build(read(suite.folder))
+    (verdict,) = (group.verdict for group in report.groups)
+    assert verdict is not None
+    assert verdict.reopens.startswith("First train longer (`--epochs`) or with smaller batches (`--batch-size`), until")
+    assert "--seeds" not in verdict.reopens
+    assert "First train longer (`--epochs`) or with" in markdown.render(report)
+    assert "First train longer (<code>--epochs</code>) or with" in html.render(report)
+
+
 @pytest.mark.parametrize(("correct", "at_chance"), [(9, True), (10, True), (11, False), (18, False), (0, True)])
 def test_the_bound_is_that_of_the_binomial_distribution(suite: Any, correct: int, at_chance: bool) -> None:
     p_value = scipy.stats.binomtest(correct, 18, 1 / 3, alternative="greater").pvalue

@@ -23,6 +23,7 @@ from plotly.offline import get_plotlyjs
 from reports import write_report
 from reports.figures import interactive
 from reports.render.html import embedded
+from reports.render.markdown import spans
 
 
 def test_the_table_agrees_with_results_csv(full_folder: Path, page: Page) -> None:
@@ -202,6 +203,16 @@ def test_a_smoke_test_gives_no_advice(suite: Any, without_figures: None) -> None
     assert "### Results of the smoke test" in text
     assert text.splitlines()[2].startswith("**A smoke test shows that everything runs; its numbers do not show")
     assert "### Verdict" not in text
+
+
+def test_the_options_of_an_advice_are_code_with_their_values(suite: Any, without_figures: None) -> None:
+    for method in ("dense", "sdgp"):
+        suite.add(method, 0, accuracy=80.0, time=9.0)
+    page, text = (path.read_text(encoding="utf-8") for path in write_report(suite.write())[:2])
+    options = f"--seeds 3 --out {suite.folder}"
+    assert f"The same command with <code>{options}</code> can give a verdict.</p>" in page
+    assert f"answer? The same command with `{options}` can give a verdict.\n" in text
+    assert spans("a_b `c_d`, `e`.") == "a\\_b `c_d`, `e`."
 
 
 def test_notes_of_the_table_tell_that_there_is_one_seed(suite: Any, without_figures: None) -> None:

@@ -201,7 +201,7 @@ def test_without_the_budget_or_seeds_there_is_no_verdict_but_a_command(suite: An
     add_method(suite, "quick", (-0.3, -0.28, -0.32), time=0.8)
     verdict = group_of(suite).verdict
     assert "at the same measured training time, there is no verdict (dense was not trained for 0.80" in verdict.sentence
-    assert verdict.advice == f"The same command with --controls {out(suite)} gives the missing verdicts."
+    assert verdict.advice == f"The same command with `--controls {out(suite)}` can give the missing verdicts."
 
 
 def test_disturbed_times_have_no_verdict_but_flops_have(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,10 @@ def test_disturbed_times_have_no_verdict_but_flops_have(suite: Any, monkeypatch:
     assert line.text.startswith("has no verdict at the same measured training time (the training times are disturbed)")
     assert "does not pay at the same executed FLOPs" in line.text
     assert "minus 10 % were skipped; training took 0.50 × the time of dense (disturbed);" in line.text
-    assert verdict.advice == "Times are compared only if they were measured on a quiet machine."
+    assert verdict.advice == (
+        f"The time pass, `time {suite.folder}`, can give the missing verdicts. "
+        "Times are compared only if they were measured on a quiet machine."
+    )
 
 
 @pytest.mark.parametrize(("gain", "others", "outcome"), [
@@ -273,7 +276,7 @@ def test_two_seeds_give_no_verdict(suite: Any) -> None:
     add_method(suite, "quick", (3.0, 3.1), time=1.0)
     verdict = group_of(suite).verdict
     assert "there is no verdict (2 of at least 3 seeds)" in verdict.sentence
-    assert verdict.advice == f"The same command with --seeds 3 {out(suite)} gives a verdict."
+    assert verdict.advice == f"The same command with `--seeds 3 {out(suite)}` can give a verdict."
 
 
 @pytest.mark.parametrize(("share", "shown"), [(0.9952, "0.995"), (0.99996, "0.99996"), (0.8, "0.80")])
@@ -315,15 +318,17 @@ def test_too_few_seeds_are_a_reason_next_to_others(suite: Any, monkeypatch: pyte
     add_dense(suite, 5, 0.0, seeds=1)
     add_method(suite, "quick", (-0.3,), time=0.8, executed=0.8)
     verdict = group_of(suite).verdict
-    assert verdict.advice == f"The same command with --seeds 3 --controls {out(suite)} gives a verdict."
+    assert verdict.advice == f"The same command with `--seeds 3 --controls {out(suite)}` can give a verdict."
     monkeypatch.setattr("reports.data.method_rows.is_disturbed", lambda trial: True)
-    assert group_of(suite).verdict.advice.startswith("The same command with --seeds 3 --controls ")
+    assert group_of(suite).verdict.advice.startswith(
+        f"The same command with `--seeds 3 --controls {out(suite)}`, and then the time pass, `time {suite.folder}`, "
+    )
 
 
 def test_too_few_seeds_are_a_reason_where_dense_was_not_run(suite: Any) -> None:
     add_method(suite, "quick", (-0.3, 0.1))
     advice = group_of(suite).verdict.advice
-    assert advice == f"The same command with --seeds 3 --controls {out(suite)} gives a verdict."
+    assert advice == f"The same command with `--seeds 3 --controls {out(suite)}` can give a verdict."
 
 
 def test_the_folder_of_a_command_is_quoted_without_the_home_folder(
@@ -332,7 +337,7 @@ def test_the_folder_of_a_command_is_quoted_without_the_home_folder(
     monkeypatch.setenv("HOME", str(tmp_path))
     suite = suites("my runs")
     add_method(suite, "quick", (0.0, 0.1, 0.2))
-    assert "with --controls --out ~/'my runs' gives" in group_of(suite).verdict.advice
+    assert "with `--controls --out ~/'my runs'` can give" in group_of(suite).verdict.advice
 
 
 def test_the_commands_of_a_report_name_the_place_that_its_folder_will_have(suite: Any) -> None:
@@ -419,19 +424,19 @@ def test_failed_trials_are_named_and_need_another_seed(suite: Any) -> None:
     suite.add("fragile", 2, accuracy=None, time=None, status="diverged")
     verdict = group_of(suite).verdict
     assert "1 diverged of 3 trials, which are not included" in verdict.lines[0].text
-    assert verdict.advice == f"The same command with --seeds 4 {out(suite)} gives a verdict."
+    assert verdict.advice == f"The same command with `--seeds 4 {out(suite)}` can give a verdict."
 
 
 def test_less_than_controls_train_has_a_command_of_its_own(suite: Any) -> None:
     add_dense(suite, 5, 0.0)
     add_method(suite, "tiny", (0.0, 0.1, 0.2), time=0.3)
     assert group_of(suite).verdict.advice == (
-        f"The same command with --methods dense --epochs 1 {out(suite)} gives the missing verdicts."
+        f"The same command with `--methods dense --epochs 1 {out(suite)}` can give the missing verdicts."
     )
     add_method(suite, "small", (0.0, 0.1, 0.2), time=0.7)
     assert group_of(suite).verdict.advice == (
-        f"The same command with --controls {out(suite)} gives the missing verdicts. "
-        f"So does --methods dense --epochs 1 {out(suite)} for the smallest cost."
+        f"The same command with `--controls {out(suite)}` can give the missing verdicts. "
+        f"So can `--methods dense --epochs 1 {out(suite)}` for the smallest cost."
     )
 
 
@@ -439,7 +444,7 @@ def test_without_dense_controls_give_a_verdict_and_without_a_finished_one_nothin
     add_method(suite, "quick", (0.0, 0.1, 0.2))
     verdict = group_of(suite).verdict
     assert verdict.sentence.count("there is no verdict (dense was not run)") == 2
-    assert verdict.advice == f"The same command with --controls {out(suite)} gives a verdict."
+    assert verdict.advice == f"The same command with `--controls {out(suite)}` can give a verdict."
     suite.add("dense", 0, accuracy=None, time=None, status="error")
     verdict = group_of(suite).verdict
     assert verdict.sentence.count("there is no verdict (no dense trial is done)") == 2
