@@ -143,7 +143,7 @@ def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: floa
     if any(count >= least for count in shorter) or any(one.reason == "dense was not run" for one in found):
         options.append("--controls")
     gives = f"can give {'a verdict' if all(one.outcome == 'none' for one in found) else 'the missing verdicts'}"
-    pass_of_time = f"`time {out.removeprefix('--out ')}`"
+    pass_of_time = f"`python run_suite.py time {out.removeprefix('--out ')}`"
     disturbed = any("disturbed" in one.reason for one in found)
     if options:
         then = f", and then the time pass, {pass_of_time}," if disturbed else ""

@@ -214,7 +214,7 @@ def test_disturbed_times_have_no_verdict_but_flops_have(suite: Any, monkeypatch:
     assert "does not pay at the same executed FLOPs" in line.text
     assert "minus 10 % were skipped; training took 0.50 × the time of dense (disturbed);" in line.text
     assert verdict.advice == (
-        f"The time pass, `time {suite.folder}`, can give the missing verdicts. "
+        f"The time pass, `python run_suite.py time {suite.folder}`, can give the missing verdicts. "
         "Times are compared only if they were measured on a quiet machine."
     )
 
@@ -321,7 +321,8 @@ def test_too_few_seeds_are_a_reason_next_to_others(suite: Any, monkeypatch: pyte
     assert verdict.advice == f"The same command with `--seeds 3 --controls {out(suite)}` can give a verdict."
     monkeypatch.setattr("reports.data.method_rows.is_disturbed", lambda trial: True)
     assert group_of(suite).verdict.advice.startswith(
-        f"The same command with `--seeds 3 --controls {out(suite)}`, and then the time pass, `time {suite.folder}`, "
+        f"The same command with `--seeds 3 --controls {out(suite)}`, and then the time pass, "
+        f"`python run_suite.py time {suite.folder}`, "
     )
 
 
