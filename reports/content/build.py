@@ -143,7 +143,7 @@ def _group(
         missing_figures=(*missing_tradeoffs, *missing_curves),
         summary=summary_table(rows, () if is_smoke else findings(rows, curve, declared[-1], claiming), slug, title),
         sections=(
-            *target_sections(group, rows, targets, declared[-1], slug, default=not is_smoke),
+            *target_sections(group, rows, targets, declared[-1], slug, default=not is_smoke, learned=not caution),
             *why_sections(rows, profiled, slug),
         ),
     )

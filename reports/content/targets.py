@@ -24,6 +24,11 @@ _EXPLANATION = (
     "learning rate falls until the last epoch, so that a shorter training reaches a target earlier; and a method may "
     "not have pruned yet when it reaches one."
 )
+_TITLE = "Cost until a target accuracy"
+_NOT_LEARNED = (
+    "There is no target, because dense training has not learned the task: any method would reach one that follows from "
+    "its accuracy by guessing."
+)
 _RATIO = "Ratio of the medians, without an interval."
 
 
@@ -41,7 +46,14 @@ class TargetRequest:
 
 
 def target_sections(
-    group: TrialGroup, rows: Sequence[MethodRow], request: TargetRequest, margin: float, slug: str, *, default: bool
+    group: TrialGroup,
+    rows: Sequence[MethodRow],
+    request: TargetRequest,
+    margin: float,
+    slug: str,
+    *,
+    default: bool,
+    learned: bool = True,
 ) -> tuple[Section, ...]:
     """Return a section with a table for each target; none if there is no target, or no epochs are known.
 
@@ -52,14 +64,18 @@ def target_sections(
         margin: The declared margin, as a fraction.
         slug: Prefix of the tables' names.
         default: Whether there is a target without a declaration.
+        learned: Whether dense training has learned the task; if not, one sentence takes the place of a target without a
+            declaration.
     """
     tables = []
     targets, origin = targets_of(request.suite, request.asked, rows, margin, default)
+    if not learned and targets != targets_of(request.suite, request.asked, rows, margin, False)[0]:
+        return (Section(_TITLE, "targets", (_NOT_LEARNED,)),)
     for number, target in enumerate(targets, 1):
         found = target_rows(group, rows, target)
         if found:
             tables.append(_table(found, target, origin, f"{slug}-target-{number}"))
-    return (Section("Cost until a target accuracy", "targets", (_EXPLANATION,), tuple(tables)),) if tables else ()
+    return (Section(_TITLE, "targets", (_EXPLANATION,), tuple(tables)),) if tables else ()
 
 
 def _table(rows: Sequence[TargetRow], target: float, origin: str, name: str) -> Table:

@@ -54,6 +54,17 @@ def test_the_first_advice_is_to_train_longer(suite: Any) -> None:
     assert "First train longer (<code>--epochs</code>) or with" in html.render(report)
 
 
+def test_a_target_that_dense_reaches_by_guessing_is_not_shown_unless_it_was_asked_for(suite: Any) -> None:
+    assert caution(suite, (38.9,), BALANCED)
+    (group,) = build(read(suite.folder)).groups
+    (section,) = (one for one in group.sections if one.anchor == "targets")
+    assert section.tables == ()
+    assert section.lines[0].startswith("There is no target, because dense training has not learned the task")
+    (group,) = build(read(suite.folder), (), (0.9,)).groups
+    (section,) = (one for one in group.sections if one.anchor == "targets")
+    assert [table.caption.split(" (")[0] for table in section.tables] == ["Until the test accuracy reaches 90 %"]
+
+
 @pytest.mark.parametrize(("correct", "at_chance"), [(9, True), (10, True), (11, False), (18, False), (0, True)])
 def test_the_bound_is_that_of_the_binomial_distribution(suite: Any, correct: int, at_chance: bool) -> None:
     p_value = scipy.stats.binomtest(correct, 18, 1 / 3, alternative="greater").pvalue
