@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,8 @@ from suite import registry
 from suite.files import canonical_json
 from suite.runs.spec import TrialSpec
 
+BOUNDED = ("train_s", "communication_s", "flops_executed", "memory_bytes")
+"""Numbers that are upper bounds if the probe does not shrink the network and training may."""
 INFERENCE_BATCHES = 6
 """Evaluation batches that a trial runs after its training to measure the inference speed."""
 
@@ -23,18 +25,24 @@ class Prediction:
         steps: Training steps of all epochs.
         train_s: Seconds of training, as `train_time_s` of a trial counts them: steps with the input pipeline and the
             hooks, and the changes of the network. Measured by the probe for a step, times the number of steps.
-            Communication between ranks is not contained.
+            Communication between ranks is not contained. Modelled for images of a size without measured
+            steps: the time of a step is multiplied by the quotient of the dense network's FLOPs at the two sizes.
         eval_s: Seconds of all evaluations. Measured for a batch, times the number of batches.
         other_s: Seconds of everything else that the trial's process does: its start, the check of the products,
             compilation, and checkpoints without the disk. Measured.
-        flops_dense: FLOPs of training the dense network. Counted.
-        flops_executed: FLOPs that the backends multiply in training. Counted in the probe's steps, times the steps.
+        flops_dense: FLOPs of training the dense network. Counted, in every epoch for the size of its images.
+        flops_executed: FLOPs that the backends multiply in training. Counted in the probe's steps, times the steps; for
+            images of another size multiplied as the time is.
         memory_bytes: Largest memory of a training step. Counted on the CPU, measured on CUDA, in the probe's steps.
+            Larger images, which the probe did not reach, need more.
         payload: Elements of the gradients and number of steps, for each stage. Counted.
-        is_bound: Whether the method may shrink the network, which the probe does not: times, FLOPs and memory are then
+        is_bound: Whether the method may shrink the network, which the probe does not: the numbers in `bounds` are then
             upper bounds.
-        probed_epochs: Epochs that the probe ran; the steps of later epochs are assumed to cost what the last ones did.
+        probed_epochs: Epochs that the probe ran; the steps of later epochs are assumed to cost what the last ones did,
+            but for the size of their images.
         notes: Assumptions that concern this trial, one line each.
+        unbounded: Names of the numbers in `BOUNDED` that are no upper bounds even then: times that other programs
+            disturbed, numbers that are modelled for another size of images, and the memory of smaller images.
     """
 
     epochs: int
@@ -49,6 +57,12 @@ class Prediction:
     is_bound: bool
     probed_epochs: int
     notes: tuple[str, ...] = field(default=())
+    unbounded: tuple[str, ...] = field(default=())
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """Names of the numbers that are upper bounds; the others are expected values."""
+        return tuple(name for name in BOUNDED if self.is_bound and name not in self.unbounded)
 
     @property
     def wall_s(self) -> float:
@@ -59,8 +73,8 @@ class Prediction:
 def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
     """Return the prediction for a trial from the probe of its setting (`suite.prediction.probe.probe`).
 
-    The steps of an epoch cost what those of the last stage before it cost in the probe. A smaller last batch counts as
-    its share of a step.
+    The steps of an epoch cost what those of the last stage before it cost in the probe, scaled to the size of the
+    epoch's images (`_size_factors`). A smaller last batch counts as its share of a step.
 
     Args:
         trial: The trial. If the probe says that the method is steady, its number of epochs may be another.
@@ -70,13 +84,20 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
     epochs = recipe.epochs if probe["steady"] else probe["epochs"] + probe["epochs_left"]
     stages = probe["stages"]
     ends = [stage["epoch"] - 1 for stage in stages[1:]] + [epochs]
-    train_s, steps, dense, executed, payload = 0.0, 0, 0.0, 0.0, []
+    train_s, steps, dense, executed, payload, scaled, unbounded = 0.0, 0, 0.0, 0.0, [], 0, []
     for stage, last in zip(stages, ends, strict=True):
         count = last - stage["epoch"] + 1
+        factors = _size_factors(probe["dense_per_image"], stage["epoch"], last)
+        weight, other = sum(factors), sum(factor != 1.0 for factor in factors)
+        if other:
+            scaled += other
+            unbounded.append("train_s")
+            # Where a share of the FLOPs is left out, the share may depend on the size.
+            unbounded += ["flops_executed"] * (stage["flops"]["executed"] < stage["flops"]["dense"])
         whole = stage["total_steps"] if recipe.drop_last else probe["images"] / stage["batch_size"]
-        train_s += count * (whole * stage["step_s"] + probe["epoch_start_s"])
-        dense += count * whole * stage["flops"]["dense"]
-        executed += count * whole * stage["flops"]["executed"]
+        train_s += weight * whole * stage["step_s"] + count * probe["epoch_start_s"]
+        dense += weight * whole * stage["flops"]["dense"]
+        executed += weight * whole * stage["flops"]["executed"]
         steps += count * stage["total_steps"]
         payload.append((stage["params"], count * stage["total_steps"]))
     train_s += probe["reconfigure_s"] * epochs / probe["epochs"]
@@ -84,6 +105,7 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
     compile_s = probe["compile_s"] if recipe.execution != "eager" else 0.0  # results of autotuning are stored
     batch_s = recipe.eval_batch_size * probe["evaluation"][0]["per_image"]
     other_s = probe["start_s"] + probe["check_s"] + compile_s + epochs * probe["save_s"] + INFERENCE_BATCHES * batch_s
+    unbounded += ["memory_bytes"] * _lacks_largest(probe, epochs)
     shrinks = bool(registry.get("method", trial.method).shrinks_network)
     return Prediction(
         epochs=epochs,
@@ -97,16 +119,49 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
         payload=tuple(payload),
         is_bound=shrinks,
         probed_epochs=epochs if probe["steady"] else probe["epochs"],
-        notes=_notes(trial, probe, epochs, shrinks),
+        notes=_notes(trial, probe, epochs, shrinks, scaled),
+        unbounded=tuple(dict.fromkeys(unbounded)),
     )
 
 
-def _notes(trial: TrialSpec, probe: Mapping[str, Any], epochs: int, shrinks: bool) -> tuple[str, ...]:
+def _per_image(dense: Sequence[float], epoch: int) -> float:
+    """Return the dense network's FLOPs for an image of an epoch, counted from 1; later ones are as the last known."""
+    return dense[min(epoch, len(dense)) - 1]
+
+
+def _size_factors(dense: Sequence[float], first: int, last: int) -> list[float]:
+    """Return what a step of each epoch of a stage costs, in steps of its first epoch, whose images may be smaller.
+
+    Args:
+        dense: FLOPs of training the dense network with an image of each epoch.
+        first: First epoch of the stage, counted from 1, in which its steps were measured.
+        last: Its last epoch.
+    """
+    return [_per_image(dense, epoch) / _per_image(dense, first) for epoch in range(first, last + 1)]
+
+
+def _lacks_largest(probe: Mapping[str, Any], epochs: int) -> bool:
+    """Return whether no whole batch of the largest images was run, so that the memory is that of smaller ones."""
+    dense = probe["dense_per_image"]
+    measured = max(_per_image(dense, stage["epoch"]) for stage in probe["stages"])
+    return measured < max(_per_image(dense, epoch) for epoch in range(1, epochs + 1))
+
+
+def _notes(trial: TrialSpec, probe: Mapping[str, Any], epochs: int, shrinks: bool, scaled: int) -> tuple[str, ...]:
     notes = []
     if shrinks:
-        notes.append("the network keeps its size, so that time, FLOPs and memory are upper bounds")
+        notes.append("the network keeps its size in the probe, so that numbers with 'at most' are upper bounds")
     if not probe["steady"] and probe["epochs"] < epochs:
         notes.append(f"the probe reached epoch {probe['epochs']} of {epochs}; later steps count as its last ones")
+    if scaled:
+        notes.append(
+            f"modelled: in {scaled} of {epochs} epochs the images have another size than in the steps that were "
+            "measured for them; times and FLOPs executed are multiplied by the quotient of the dense network's FLOPs"
+        )
+    if _lacks_largest(probe, epochs):
+        notes.append(
+            "the memory is that of the largest images of which the probe ran whole batches; larger ones follow"
+        )
     if trial.processes > 1:
         notes.append(
             f"{trial.processes} ranks, of which the probe runs one, alone, on its part of a batch; the start of the "

@@ -143,10 +143,12 @@ def _predicted(one: Forecast, probed: TrialSpec, results: Mapping[str, Mapping[s
     prediction = predict(probed, result)
     if competition(result.get("busy_cores", 0.0), result["threads"]):
         note = f"disturbed times: other programs kept {result['busy_cores']:.1f} cores busy as the probe began"
-        prediction = dataclasses.replace(prediction, notes=(*prediction.notes, note))
+        prediction = dataclasses.replace(
+            prediction, notes=(*prediction.notes, note), unbounded=(*prediction.unbounded, "train_s")
+        )
     if probed is not one.trial:
         missing = ", ".join(one.trial.depends_on.values())
-        note = f"predicted as dense training, an upper bound: it depends on {missing}, which is not done"
+        note = f"predicted as dense training, which costs at least as much: it depends on {missing}, which is not done"
         prediction = dataclasses.replace(prediction, is_bound=True, notes=(*prediction.notes, note))
     return dataclasses.replace(one, prediction=prediction)
 

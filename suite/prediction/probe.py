@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import torch
 
+from suite.cost.flops import PRODUCTS
 from suite.errors import UsageError
 from suite.method import Method, ReconfigPlan
 from suite.prediction.batches import ProbeBatches
@@ -82,8 +83,8 @@ def probe(spec: dict[str, Any], trials: str, steps: int, seconds: float, device:
         Only `error` if the trial cannot be built or trained. Otherwise `start_s`, seconds from the start of the process
         to the first epoch; `check_s`, `compile_s`, `reconfigure_s` and `save_s` (of one checkpoint, without the disk);
         `epoch_start_s`; `evaluation`, a list of `images` and seconds `per_image` by split; `epochs`, those that were
-        run, and `epochs_left`; `steady`; `stages` (`_as_data`); `peak_memory_bytes`; `params`; `images` of an epoch;
-        and `threads`.
+        run, and `epochs_left`; `steady`; `stages` (`_as_data`); `dense_per_image`, FLOPs of training the dense network
+        with an image of each epoch, run or not; `peak_memory_bytes`; `params`; `images` of an epoch; and `threads`.
     """
     try:
         trial = TrialSpec.from_json(spec)
@@ -138,6 +139,7 @@ class Probe:
         self.start_s = time.time() - psutil.Process().create_time()
         self.began = time.perf_counter()
         self.stages: list[_Stage] = []
+        self.image_sizes: list[int | None] = []
         self.evaluation: list[dict[str, float]] = []
         self.epoch_starts: list[float] = []
         self.epochs = self.epochs_left = 0
@@ -165,6 +167,7 @@ class Probe:
             "epochs_left": self.epochs_left,
             "steady": self.steady,
             "stages": [_as_data(stage, self.trial.processes) for stage in self.stages],
+            "dense_per_image": self._dense_per_image(),
             "peak_memory_bytes": progress.peak_memory_bytes,
             "params": self.trainer.dense_params,
             "images": self.train[None].num_samples,
@@ -200,7 +203,8 @@ class Probe:
     def _after_epoch(self, record: dict[str, Any]) -> None:
         """Keep what the epoch has shown, and decide what the next one runs."""
         self.epochs, self.epochs_left = self.epochs + 1, record["epochs_left"]
-        batches = self.train[self.trainer.ledger.image_size]
+        self.image_sizes.append(self.trainer.ledger.image_size)
+        batches = self.train[self.image_sizes[-1]]
         later = statistics.median(batches.fetching[1:]) if len(batches.fetching) > 1 else 0.0
         if later:
             self.epoch_starts.append(max(0.0, batches.fetching[0] - later))
@@ -253,6 +257,22 @@ class Probe:
         for batches in self.train.values():
             wanted = batches.wanted
             batches.wanted = lambda seconds, wanted=wanted: len(seconds) < count and wanted(seconds)  # type: ignore[misc]
+
+    def _dense_per_image(self) -> list[float]:
+        """Return the dense network's FLOPs of training with an image of each epoch: those that were run, then the rest.
+
+        The sizes of the rest follow from the recipe; their epochs count from the last restart of the schedule.
+        """
+        trainer = self.trainer
+        done = self.epochs - trainer.progress.first_epoch
+        rest = [
+            trainer.recipe.train_size_at((done + epoch) / trainer.recipe.epochs) for epoch in range(self.epochs_left)
+        ]
+        by_size = {
+            size: float(sum(layer.flops(product) for layer in layers.values() for product in PRODUCTS))
+            for size, layers in {None: trainer.ledger.dense, **trainer.sizes.dense}.items()
+        }
+        return [by_size[size] for size in (*self.image_sizes, *rest)]
 
     def _save_once(self, state: Callable[[], dict[str, Any]]) -> None:
         if not self.save_s:

@@ -8,15 +8,16 @@ from typing import Any
 from rich.table import Table
 
 from suite.prediction.cluster import Cluster, Communication
+from suite.prediction.estimate import Prediction
 from suite.prediction.forecast import Forecast
 from suite.runs.progress.text import duration
 
 KINDS = {
-    "train_s": "measured for some steps, times the number of steps",
+    "train_s": "measured for some steps, times the number of steps; modelled for other sizes of images",
     "eval_s": "measured for a batch, times the number of batches in all evaluations",
     "other_s": "measured: start of the process, checks, compilation, checkpoints without the disk",
     "flops_dense": "counted",
-    "flops_executed": "counted in the probed steps, times the number of steps",
+    "flops_executed": "counted in the probed steps, times the number of steps; modelled for other sizes of images",
     "memory_bytes": "counted on the CPU, measured on CUDA, in the probed steps",
     "communication_s": "modelled: ring all-reduce of all gradients, without overlap with the backward",
     "total_s": "modelled: trials start in order, each as soon as its devices are free",
@@ -45,7 +46,7 @@ def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Tabl
 
 
 def _sent(sent: Communication, one: Forecast) -> str:
-    most = "at most " if one.prediction and one.prediction.is_bound else ""
+    most = _most(one.prediction, "communication_s") if one.prediction else ""
     seconds = f"{sent.seconds:.2g} s" if sent.seconds < 1 else duration(sent.seconds)
     return f"{most}{seconds}, {_bytes(sent.sent_bytes)}"
 
@@ -67,17 +68,20 @@ def _cells(one: Forecast) -> list[str]:
             "" if memory is None else _bytes(memory),
         ]
     known = one.prediction
-    most = "at most " if known.is_bound else ""
     return [
         str(known.epochs),
         str(known.steps),
-        f"{most}{duration(known.train_s)}",
+        f"{_most(known, 'train_s')}{duration(known.train_s)}",
         duration(known.eval_s),
         duration(known.other_s),
         f"{known.flops_dense:.3g}",
-        f"{most}{known.flops_executed:.3g}",
-        f"{most}{_bytes(known.memory_bytes)}",
+        f"{_most(known, 'flops_executed')}{known.flops_executed:.3g}",
+        f"{_most(known, 'memory_bytes')}{_bytes(known.memory_bytes)}",
     ]
+
+
+def _most(prediction: Prediction, name: str) -> str:
+    return "at most " if name in prediction.bounds else ""
 
 
 def notes(forecasts: Iterable[Forecast]) -> list[str]:
@@ -149,6 +153,7 @@ def _entry(one: Forecast) -> dict[str, Any]:
         predicted = {
             **{name: getattr(known, name) for name in ("epochs", "steps", *names, "probed_epochs")},
             "wall_s": one.wall_s,
+            "bounds": list(known.bounds),
             "notes": list(known.notes),
             "communication_s": sent.seconds if sent else None,
             "allreduce_bytes": sent.payload_bytes if sent else None,

@@ -33,6 +33,7 @@ RESULT = {
     "params": 10,
     "images": 256,
     "threads": 1,
+    "dense_per_image": [1.0],
     "stages": [
         {"epoch": 1, "step_s": 2.0, "timed_steps": 2, "batch_size": 64, "images": 64, "total_steps": 4, "params": 10}
         | {"flops": {"dense": 100.0, "executed": 50.0}}
