@@ -210,6 +210,10 @@ class Recipe:
         passed = sum(progress >= milestone for milestone in self.size_milestones)
         return self.train_sizes[passed] if self.train_sizes else None
 
+    def train_sizes_by_epoch(self) -> list[int | None]:
+        """Return the side of training images in each epoch of one schedule; `None` for `image_size`."""
+        return [self.train_size_at(epoch / self.epochs) for epoch in range(self.epochs)]
+
     def evaluations(self, epochs: int) -> int:
         """Return the number of evaluations in a training that ends after so many epochs, the last one included."""
         return -(-epochs // self.eval_every)

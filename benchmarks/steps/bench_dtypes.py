@@ -2,13 +2,15 @@
 
     python -m benchmarks.steps.bench_dtypes [--pairs 8] [--networks NAME ...] [--json FILE]
 
-Steps of both types alternate, on random images. The last network, MobileNet, has convolutions of a single channel, for
-which the other answer can be right on a CPU.
+Steps of both types alternate: those of the suite's trainer with the recipe of preset `quick` of CIFAR-10, on random
+images. The last network, MobileNet, has convolutions of a single channel, for which the other answer can be right on a
+CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -16,15 +18,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
+from benchmarks.steps.training_steps import Setting, device_clock, random_splits, trainer_steps
 from benchmarks.trial_environment import restart_in_trial_environment
-from suite.choices import build_model
+from suite import registry
 from suite.cost.interleaved import interleaved_ratio
 from suite.runs.provenance import collect
 from suite.runs.spec import resolve_device
 
-CLASSES = 10
+STEPS = 2  # of one measurement
 
 
 class Case(NamedTuple):
@@ -66,36 +68,21 @@ def main() -> None:
     found = {}
     for case in CASES:
         if case.model in chosen.networks:
-            float32, bfloat16 = (step_of(case, dtype, device) for dtype in (torch.float32, torch.bfloat16))
-            ratio = interleaved_ratio(float32, bfloat16, chosen.pairs)
-            found[case.model] = {**case._asdict(), **vars(ratio)}
-            times = f"{1e3 * ratio.first_s:8.1f} / {1e3 * ratio.second_s:8.1f} ms"
+            float32, bfloat16 = (steps_of_case(case, dtype, device) for dtype in (torch.float32, torch.bfloat16))
+            ratio = interleaved_ratio(float32, bfloat16, chosen.pairs, now=device_clock(device))
+            found[case.model] = {**case._asdict(), "steps": STEPS, **vars(ratio)}
+            times = f"{1e3 * ratio.first_s / STEPS:8.1f} / {1e3 * ratio.second_s / STEPS:8.1f} ms"
             print(f"{case.model:31} {case.side:3} px, batch {case.batch:3}  {ratio}   {times}", flush=True)
     if chosen.json:
         chosen.json.write_text(json.dumps({"results": found, "provenance": collect(device)}, indent=1) + "\n")
 
 
-def step_of(case: Case, dtype: torch.dtype, device: torch.device) -> Callable[[], None]:
-    """Return a function that takes one training step of a new network with SGD, in a type of autocast."""
-    torch.manual_seed(0)
+def steps_of_case(case: Case, dtype: torch.dtype, device: torch.device) -> Callable[[], None]:
+    """Return a function that takes the steps of one measurement in a trainer of dense training."""
+    recipe = dataclasses.replace(registry.get("task", "cifar10")().recipe("quick"), batch_size=case.batch)
     shape = (3, case.side, case.side)
-    model = build_model(case.model, shape, CLASSES).to(device)
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.SGD(model.parameters(), 0.001, momentum=0.9)
-    images = torch.randn(case.batch, *shape, device=device).to(memory_format=torch.channels_last)
-    labels = torch.arange(case.batch, device=device) % CLASSES
-
-    def step() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    step()  # kernels are chosen in the first step
-    return step
+    splits = random_splits(recipe, STEPS, device, shape)
+    return trainer_steps(Setting(case.model, recipe, "quick", device, dtype, STEPS, splits, shape))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +34,7 @@ from suite.runs.folder.times import MethodTime
 
 COLUMNS = ("flops_to_target", *COSTS)
 NOT_REACHED = math.inf
+_Share = Callable[[Trial, int], float | None]
 
 
 @dataclass(frozen=True)
@@ -129,11 +131,10 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
         found.append(_row(row.label, 0, row.colour, whole, row.trials, target, timed, whole))
     dense = next((place for place, row in enumerate(rows) if row.is_baseline), None)
     if dense is not None:
-        shorter = [
-            _row(BASELINE, epochs, rows[dense].colour, epochs, one.trials, target, any_timed, whole)
-            for one in group.budgets
-            for epochs in (int(epochs_of(one)),)
-        ]
+        colour, shorter = rows[dense].colour, []
+        for one in group.budgets:
+            epochs = int(epochs_of(one))
+            shorter.append(_row(BASELINE, epochs, colour, epochs, one.trials, target, any_timed, whole))
         found[dense + 1 : dense + 1] = reversed(shorter)
     return [row for row in found if row.seeds > row.unknown]
 
@@ -150,9 +151,13 @@ def _row(
 ) -> TargetRow:
     counting = [trial for trial in trials if trial.done or trial.text("status") == "diverged"]
     by_seed: dict[int, list[_Seed]] = {}
+    share_at: _Share | None = None
+    if name == BASELINE:
+        share_at = partial(dense_share, part=budget / whole, timed=timed) if whole else None
+    elif timed is not None:
+        share_at = partial(time_share, timed=timed)
     for trial in counting:
-        part = None if name != BASELINE else budget / whole if whole else math.nan
-        by_seed.setdefault(seed_of(trial), []).append(_seed(trial, target, timed, part))
+        by_seed.setdefault(seed_of(trial), []).append(_seed(trial, target, share_at))
     # A seed that was run twice counts once, with the trial that took longer.
     seeds = [max(several, key=lambda one: -1.0 if one.epoch is None else one.epoch) for several in by_seed.values()]
     known = [one for one in seeds if one.costs]
@@ -177,15 +182,14 @@ def _was_reached(seed: _Seed) -> bool:
     return any(value is not None and value < NOT_REACHED for value in values)
 
 
-def _seed(trial: Trial, target: float, timed: MethodTime | None, part_of_dense: float | None) -> _Seed:
+def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed:
     """Return what a trial took.
 
     Args:
         trial: A trial that is done or diverged.
         target: Accuracy as a fraction.
-        timed: Times of its method from the time pass; for dense training, those of any method.
-        part_of_dense: For dense training, its epochs over those of the whole training, NaN if these are not known;
-            `None` for a method.
+        share_at: Returns its time until the end of an epoch in units of dense's whole training; `None` if that is not
+            known.
     """
     none = _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED)
     if not trial.done:
@@ -196,11 +200,7 @@ def _seed(trial: Trial, target: float, timed: MethodTime | None, part_of_dense: 
     if record is None:
         return none
     epoch = finite(record.get("epoch"))
-    share = None
-    if epoch is not None and part_of_dense is not None:
-        share = dense_share(trial, int(epoch), part_of_dense, timed)
-    elif epoch is not None and timed is not None:
-        share = time_share(trial, int(epoch), timed)
+    share = share_at(trial, int(epoch)) if epoch is not None and share_at is not None else None
     costs = {column: cost_until(record, column) for column in COLUMNS}
     fell = first_reached(trial.epochs[-1:], target) is None
     return _Seed(epoch, costs, share, fell)
@@ -227,10 +227,8 @@ def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None)
         timed: Times of any method, which have those of dense steps by the size of their images.
 
     Returns:
-        The share; `None` if `part` is NaN, or images of several sizes were used whose steps were not timed.
+        The share; `None` if images of several sizes were used, whose steps were not timed.
     """
-    if math.isnan(part):
-        return None
     recipe = trial.spec.get("recipe") or {}
     if timed is None and len(recipe.get("train_sizes") or ()) > 1:
         return None

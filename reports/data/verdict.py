@@ -142,16 +142,15 @@ def _not_trained(share: Quantity) -> str:
 
 
 def _same(row: MethodRow, share: Estimate, cost: Cost) -> bool:
-    """Return whether a cost has an interval that reaches dense's, and differs by at most `SAME_COST`.
+    """Return whether a cost below dense's has an interval that reaches it, and differs by at most `SAME_COST`.
 
     To differ from dense, the interval of the time pass has to be outside that of dense timed against itself, too.
     Without an interval, as for counted FLOPs that are equal for all seeds, any difference is one.
     """
-    low, high, least, most = share.low, share.high, 1.0, 1.0
+    high, least = share.high, 1.0
     if cost == "time" and row.timed is not None:
-        low, high, twice = row.timed.low, row.timed.high, row.timed.dense_twice
-        least, most = min(1.0, twice.low), max(1.0, twice.high)
-    return low <= most and high >= least and abs(share.mean - 1) <= SAME_COST
+        high, least = row.timed.high, min(1.0, row.timed.dense_twice.low)
+    return high >= least and share.mean >= 1 - SAME_COST
 
 
 def _gain(row: MethodRow, dense: MethodRow | None, curve: BudgetCurve, cost: Cost) -> Finding:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from suite.errors import UsageError
 from suite.network import model_files
-from suite.recipe import Recipe
 from suite.runs.building import build_trainer
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import Cost, stage_file
@@ -34,8 +33,7 @@ class Steps:
     def __init__(self, trainer: Trainer) -> None:
         trainer.set_image_size()
         size = trainer.ledger.image_size
-        self.trainer = trainer
-        self._batches = trainer.splits.training(size)
+        self.trainer, self._batches = trainer, trainer.splits.training(size)
         self._left = 0
         self._running: Iterator[tuple[Tensor, Tensor]] = iter(())
         self.num_samples = self._batches.num_samples
@@ -92,16 +90,11 @@ def dense_trainer(spec: TrialSpec, trials: Path, splits: Any, image_size: int | 
         UsageError: Dense training has no epoch with this size.
     """
     trainer = build_trainer(spec, trials, splits)
-    sizes = sizes_by_epoch(trainer.recipe)
+    sizes = trainer.recipe.train_sizes_by_epoch()
     if image_size not in sizes:
         raise UsageError(f"dense training has no epoch with training images of {image_size} pixels")
     trainer.ctx.epochs_done = sizes.index(image_size)
     return trainer
-
-
-def sizes_by_epoch(recipe: Recipe) -> list[int | None]:
-    """Return the side of training images in each epoch of dense training; `None` for that of an evaluation."""
-    return [recipe.train_size_at(epoch / recipe.epochs) for epoch in range(recipe.epochs)]
 
 
 def trainer_of_stage(spec: TrialSpec, trials: Path, splits: Any, epoch: int) -> Trainer:

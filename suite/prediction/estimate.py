@@ -41,7 +41,7 @@ class Prediction:
         probed_epochs: Epochs that the probe ran; the steps of later epochs are assumed to cost what the last ones did,
             but for the size of their images.
         notes: Assumptions that concern this trial, one line each.
-        unbounded: Names of the numbers in `BOUNDED` that are no upper bounds even then: times that other programs
+        unbounded: Names of the numbers in `BOUNDED` that may be exceeded even then: times that other programs
             disturbed, numbers that are modelled for another size of images, and the memory of smaller images.
     """
 
@@ -57,7 +57,7 @@ class Prediction:
     is_bound: bool
     probed_epochs: int
     notes: tuple[str, ...] = field(default=())
-    unbounded: tuple[str, ...] = field(default=())
+    unbounded: frozenset[str] = frozenset()
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -84,16 +84,17 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
     epochs = recipe.epochs if probe["steady"] else probe["epochs"] + probe["epochs_left"]
     stages = probe["stages"]
     ends = [stage["epoch"] - 1 for stage in stages[1:]] + [epochs]
-    train_s, steps, dense, executed, payload, scaled, unbounded = 0.0, 0, 0.0, 0.0, [], 0, []
+    train_s, steps, dense, executed, payload, scaled = 0.0, 0, 0.0, 0.0, [], 0
+    unbounded: set[str] = set()
     for stage, last in zip(stages, ends, strict=True):
         count = last - stage["epoch"] + 1
         factors = _size_factors(probe["dense_per_image"], stage["epoch"], last)
         weight, other = sum(factors), sum(factor != 1.0 for factor in factors)
         if other:
             scaled += other
-            unbounded.append("train_s")
-            # Where a share of the FLOPs is left out, the share may depend on the size.
-            unbounded += ["flops_executed"] * (stage["flops"]["executed"] < stage["flops"]["dense"])
+            unbounded.add("train_s")
+            if stage["flops"]["executed"] < stage["flops"]["dense"]:  # by a share that may depend on the size
+                unbounded.add("flops_executed")
         whole = stage["total_steps"] if recipe.drop_last else probe["images"] / stage["batch_size"]
         train_s += weight * whole * stage["step_s"] + count * probe["epoch_start_s"]
         dense += weight * whole * stage["flops"]["dense"]
@@ -105,7 +106,8 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
     compile_s = probe["compile_s"] if recipe.execution != "eager" else 0.0  # results of autotuning are stored
     batch_s = recipe.eval_batch_size * probe["evaluation"][0]["per_image"]
     other_s = probe["start_s"] + probe["check_s"] + compile_s + epochs * probe["save_s"] + INFERENCE_BATCHES * batch_s
-    unbounded += ["memory_bytes"] * _lacks_largest(probe, epochs)
+    if _lacks_largest(probe, epochs):
+        unbounded.add("memory_bytes")
     shrinks = bool(registry.get("method", trial.method).shrinks_network)
     return Prediction(
         epochs=epochs,
@@ -120,7 +122,7 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
         is_bound=shrinks,
         probed_epochs=epochs if probe["steady"] else probe["epochs"],
         notes=_notes(trial, probe, epochs, shrinks, scaled),
-        unbounded=tuple(dict.fromkeys(unbounded)),
+        unbounded=frozenset(unbounded),
     )
 
 

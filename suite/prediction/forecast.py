@@ -144,7 +144,7 @@ def _predicted(one: Forecast, probed: TrialSpec, results: Mapping[str, Mapping[s
     if competition(result.get("busy_cores", 0.0), result["threads"]):
         note = f"disturbed times: other programs kept {result['busy_cores']:.1f} cores busy as the probe began"
         prediction = dataclasses.replace(
-            prediction, notes=(*prediction.notes, note), unbounded=(*prediction.unbounded, "train_s")
+            prediction, notes=(*prediction.notes, note), unbounded=prediction.unbounded | {"train_s"}
         )
     if probed is not one.trial:
         missing = ", ".join(one.trial.depends_on.values())

@@ -264,10 +264,7 @@ class Probe:
         The sizes of the rest follow from the recipe; their epochs count from the last restart of the schedule.
         """
         trainer = self.trainer
-        done = self.epochs - trainer.progress.first_epoch
-        rest = [
-            trainer.recipe.train_size_at((done + epoch) / trainer.recipe.epochs) for epoch in range(self.epochs_left)
-        ]
+        rest = trainer.recipe.train_sizes_by_epoch()[self.epochs - trainer.progress.first_epoch :]
         by_size = {
             size: float(sum(layer.flops(product) for layer in layers.values() for product in PRODUCTS))
             for size, layers in {None: trainer.ledger.dense, **trainer.sizes.dense}.items()

@@ -9,7 +9,7 @@ from typing import Any
 
 from suite.cost.interleaved import interleaved_times
 from suite.errors import UsageError
-from suite.passes.stage_steps import Steps, dense_trainer, other_cost, sizes_by_epoch, trainer_of_stage, warm_up
+from suite.passes.stage_steps import Steps, dense_trainer, other_cost, trainer_of_stage, warm_up
 from suite.recipe import Recipe
 from suite.runs.building import device_of, load_splits
 from suite.runs.provenance import collect
@@ -83,7 +83,7 @@ def _dense_steps(recipe: Recipe, splits: Splits) -> list[tuple[int | None, int]]
     """Return the successive steps of dense training with each size of training images, in order."""
     return [
         (size, len(list(epochs)) * splits.training(size).steps_per_epoch(recipe.batch_size))
-        for size, epochs in groupby(sizes_by_epoch(recipe))
+        for size, epochs in groupby(recipe.train_sizes_by_epoch())
     ]
 
 

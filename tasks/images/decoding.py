@@ -17,6 +17,7 @@ from tasks.images.jpeg import decode_jpeg, jpeg_frame
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_BYTES = 1 << 28  # of a file
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opens a pipe without waiting for its other end
 MAX_PIXELS = 1 << 27  # of an image: 11,585 x 11,585
 MAX_RATIO = 200  # of the sides of an image: an evaluation resizes the shorter side to a fixed length
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
@@ -157,16 +158,14 @@ def _conversion(image: Any) -> str:
 
 
 def _content(path: str | Path) -> NDArray[np.uint8]:
-    """Return the bytes of a regular file, (N,) uint8. This takes a third of the time of `np.fromfile` for small files.
+    """Return the bytes of a regular file, (N,) uint8, in fewer calls of the system than `np.fromfile` needs.
 
     Raises:
         BadImage: As `_regular`, or the file became shorter.
         OSError: The file cannot be read.
     """
     try:
-        file = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        )  # a pipe is opened without waiting
+        file = os.open(path, _READ)
     except OSError:
         _regular(path)  # sockets cannot be opened
         raise

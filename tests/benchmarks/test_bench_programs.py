@@ -179,7 +179,7 @@ def test_types_are_compared_on_the_networks_that_are_named(tmp_path):
     assert done.returncode == 0, done.stderr
     (found,) = json.loads((tmp_path / "found.json").read_text())["results"].values()
     assert (found["side"], found["batch"]) == (32, 64)
-    assert found["least"] == pytest.approx(found["first_s"] / found["second_s"], rel=0.7)
+    assert 0 < found["low"] <= found["median"] <= found["high"]
     done = run(*program, "--networks", "resnet")
     assert done.returncode == 2
     assert done.stderr.endswith("choose from " + ", ".join(case.model for case in bench_dtypes.CASES) + "\n")

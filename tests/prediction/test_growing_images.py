@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
+import image_trials
 import pytest
-from PIL import Image
 from small_trials import train
 
-from suite.choices import MethodChoice
 from suite.method import Method, ReconfigPlan
 from suite.prediction import forecast as module
 from suite.prediction.estimate import predict
@@ -17,7 +15,6 @@ from suite.prediction.probe import Probe
 from suite.prediction.render import table
 from suite.registry import register
 from suite.runs.spec import TrialSpec
-from tasks.imagefolder import ImageFolderTask
 
 GROWING = {"train_sizes": (16, 32), "size_milestones": (0.5,)}
 
@@ -30,34 +27,10 @@ class RestartsOnce(Method):
         return ReconfigPlan(restart=True) if ctx.epochs_done == 2 else None
 
 
-def write_images(folder: Path) -> None:
-    random = np.random.RandomState(0)
-    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
-        (folder / place).mkdir(parents=True)
-        for number in range(12):
-            Image.fromarray(random.randint(0, 256, (40, 40, 3)).astype(np.uint8)).save(folder / place / f"{number}.png")
-
-
 def spec(folder: Path, method: str, **changes) -> TrialSpec:
     if not folder.is_dir():
-        write_images(folder)
-    task = ImageFolderTask()
-    fields = {"epochs": 4, "batch_size": 4, "image_size": 32, **GROWING, **changes}
-    recipe = type(task.recipe("quick"))(**task.recipe("quick").fields() | fields)
-    choice = MethodChoice.read(method)
-    return TrialSpec(
-        method=choice.name,
-        variant=choice.variant,
-        parameters=choice.parameters("imagefolder", "quick"),
-        task="imagefolder",
-        model="resnet32",
-        preset="quick",
-        recipe=recipe.fields(),
-        seed=1,
-        device="cpu",
-        dtype="float32",
-        data_copy=vars(task.prepare(folder, "quick", recipe)),
-    )
+        image_trials.write_images(folder, count=12)
+    return image_trials.spec(folder, method, "resnet32", **{"epochs": 4, **GROWING, **changes})
 
 
 def probed(trial: TrialSpec, folder: Path, monkeypatch, epochs: int):

@@ -5,48 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from image_trials import spec, write_images
 from small_trials import train
 
-from suite.choices import MethodChoice
 from suite.network import model_files
-from suite.runs.spec import TrialSpec
 from suite.runs.trial import Trial
-from tasks.imagefolder import ImageFolderTask
 
 EPOCHS = 3
-
-
-def write_images(folder: Path) -> None:
-    random = np.random.RandomState(0)
-    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
-        (folder / place).mkdir(parents=True)
-        for number in range(6):
-            noise = random.randint(0, 256, (40, 48, 3)).astype(np.uint8)
-            Image.fromarray(noise).save(folder / place / f"{number}.{'png' if number % 2 else 'jpg'}")
-
-
-def spec(folder: Path, cache: str) -> TrialSpec:
-    task = ImageFolderTask()
-    changes = {"epochs": EPOCHS, "batch_size": 4, "image_size": 32, "cache": cache}
-    recipe = type(task.recipe("quick"))(**task.recipe("quick").fields() | changes)
-    choice = MethodChoice.read("dense")
-    return TrialSpec(
-        method=choice.name,
-        variant=choice.variant,
-        parameters=choice.parameters("imagefolder", "quick"),
-        task="imagefolder",
-        model="mlp[width=8,depth=1]",
-        preset="quick",
-        recipe=recipe.fields(),
-        seed=1,
-        device="cpu",
-        dtype="float32",
-        data_copy=vars(task.prepare(folder, "quick", recipe)),
-    )
 
 
 @pytest.mark.parametrize("cache", ["on", "off"])
@@ -54,7 +21,7 @@ def test_a_resumed_trial_has_the_weights_of_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
 ) -> None:
     write_images(tmp_path / "pets")
-    trial = spec(tmp_path / "pets", cache)
+    trial = spec(tmp_path / "pets", epochs=EPOCHS, cache=cache)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     epochs = train(whole, trial)
 
