@@ -15,6 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from suite.cost.data_parallel.communication import Kind, Traffic, size_of
 from suite.errors import UsageError
 
+if dist.is_available():
+    # The default arguments in this module are the process group that exists when it is imported. torch._dynamo imports
+    # it, and would keep the group, and gloo's threads, until the process ends, where they can abort it.
+    import torch.distributed.nn
+
 
 @dataclass(frozen=True)
 class Ranks:

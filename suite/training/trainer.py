@@ -40,8 +40,7 @@ class Trainer:
         method: The method, with its parameters.
         recipe: The recipe.
         splits: The data, on `device`.
-        input_shape: (C, H, W) of one image.
-        num_classes: Number of classes of the task.
+        input_shape, num_classes: (C, H, W) of one image of the task; number of its classes.
         seed: Seed of the trial.
         device: Device of the training.
         dtype: `torch.float32`; or `torch.bfloat16` or `torch.float16` for autocast, the latter with a loss scale.
@@ -157,6 +156,7 @@ class Trainer:
             with self.clock.span("io"):
                 self.parallel.gather_random_states()
                 self.on_checkpoint(self.state_dict)
+        self.parallel.unwrap()
 
     def train_epoch(self) -> Record:
         """Run every step of one epoch, and return the first part of its record."""

@@ -1,11 +1,14 @@
 """Commands that were started together: who answers, who is waited for, and what is said when one has ended."""
 
 import json
+import os
+import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +20,7 @@ from suite.runs import trial as trials
 from suite.runs.building import device_of
 from suite.runs.folder.records import write_record
 from suite.runs.ranks import allocation as allocations
-from suite.runs.ranks import heartbeats, processes
+from suite.runs.ranks import failures, heartbeats, processes
 from suite.runs.ranks.allocation import Allocation, follow, lead
 from suite.runs.ranks.failures import Failure
 from suite.runs.ranks.heartbeats import beat
@@ -232,3 +235,38 @@ def test_who_has_left_has_no_connections(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     processes.leave_ranks()
     assert not dist.is_initialized()
+
+
+ENDING = """
+from pathlib import Path
+from suite.runs import trial
+
+assert trial.main() == 0
+print("threads:", *(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system does not list the threads of a process")
+def test_no_thread_of_gloo_is_left_when_a_rank_ends(tmp_path):
+    trial = replace(spec("prunetrain"), processes=2)
+    folder = tmp_path / trial.trial_id
+    folder.mkdir()
+    write_record(folder, trial, "running")
+    common = {**os.environ, "PDT_RENDEZVOUS": f"file://{tmp_path / 'rendezvous'}", failures.FOLDER: str(tmp_path)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDING, str(folder)],
+            env={**common, "PDT_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        printed, _ = rank.communicate(timeout=120)
+        assert rank.returncode == 0, printed
+        threads = printed.rpartition("threads:")[2]
+        assert "python" in threads
+        assert "gloo" not in threads

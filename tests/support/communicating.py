@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gloo_threads import leave
 from torch.nn.parallel import DistributedDataParallel
 
 from methods.clicktrain import ClickTrain
@@ -32,7 +33,7 @@ def start(rank, folder):
     found["clicktrain, unpacked"] = training(METHODS["clicktrain"](), rank, packs=False)
     found["one step"] = both_ways(rank)
     torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 def begin(method, rank):

@@ -4,6 +4,7 @@ import dataclasses
 
 import torch
 import torch.distributed as dist
+from gloo_threads import leave
 from small_training import CLASSES, RECIPE, Checkpoints, small_trainer
 from torch import nn
 
@@ -101,7 +102,7 @@ def start(rank, folder):
         "refused": refused(small),
     }
     torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 def normalised_net():
@@ -119,6 +120,7 @@ def normalised():
     trainer.ctx.batch_size = 35
     trainer.train_epoch()
     trainer.parallel.check_states()
+    trainer.parallel.unwrap()
     return [model[1].running_mean for model in (trainer.model, *trainer.hooks.averages)]
 
 
@@ -149,7 +151,14 @@ def refused(recipe):
         (OtherWeight(), {}, 64),
     ):
         try:
-            small_trainer(method, dataclasses.replace(recipe, **changed), plain_net(), train_images=images).fit()
+            trainer = small_trainer(method, dataclasses.replace(recipe, **changed), plain_net(), train_images=images)
         except UsageError as error:
             messages.append(str(error))
+            continue
+        try:
+            trainer.fit()
+        except UsageError as error:
+            messages.append(str(error))
+        finally:
+            trainer.parallel.unwrap()
     return messages

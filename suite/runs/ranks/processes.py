@@ -125,7 +125,8 @@ def join_ranks(spec: TrialSpec) -> None:
 def leave_ranks() -> None:
     """Wait until all ranks of the trial have come to its end, and close the connections with them.
 
-    A rank whose process ends with open connections may be aborted by a thread that still uses them.
+    A rank whose process ends with open connections may be aborted by a thread that still uses them. These threads end
+    here only if no wrapped model is left, which owns the process group.
     """
     import torch.distributed as dist
 

@@ -65,8 +65,7 @@ class DataParallel:
         """Wrap the model, whose parameters are new or have new shapes. The earlier wrapper is discarded."""
         if self.ranks.size == 1:
             return
-        self._wrapped = None
-        gc.collect()  # the wrapper is part of a cycle, and its hooks would remain on the parameters
+        self.unwrap()
         device = self._hooks.ctx.device
         self._wrapped = DistributedDataParallel(
             self._model,
@@ -76,6 +75,12 @@ class DataParallel:
             **_OWN_BUFFERS,
         )
         reduce_gradients(self._wrapped, self._hooks)
+
+    def unwrap(self) -> None:
+        """Release the wrapper, which owns the process group: gloo's threads run until the last owner is gone."""
+        if self._wrapped is not None:
+            self._wrapped = None
+            gc.collect()  # the wrapper is part of a cycle, and its hooks would remain on the parameters
 
     def begin(self, seed: int, batches: Batches, recipe: Recipe) -> None:
         """Prepare the first step.
