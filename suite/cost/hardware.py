@@ -26,7 +26,7 @@ _INSTRUCTIONS = re.compile(
     r"|asimd\w*|neon|sve\w*|sme(?!p)\w*|bf16|i8mm|fphp|fp)"  # Arm
 )
 # As the kernel spells them on x86 and on Arm. AVX512_BF16, which multiplies bfloat16 with vectors, only counts on AMD's
-# processors: training steps in bfloat16 take 0.55 to 0.73 of the time in float32 there (results/cpu-zen5-2cores/
+# processors: training steps in bfloat16 take 0.54 to 0.65 of the time in float32 there (results/cpu-zen5-2cores/
 # bench_dtypes.txt; results/cpu-zen4-2cores has both types of bench_pruned), but 1.5 to 1.7 of it on Intel's
 # (results/cpu-emr-2cores/bench_sdgp.txt and bench_sdgp_large.txt).
 _BFLOAT16_FLAGS = {"amx_bf16", "bf16"}
