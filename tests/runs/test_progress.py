@@ -58,6 +58,23 @@ def test_the_remaining_evaluations_are_counted():
     assert left(4, 9, 6.0) == "1 min 2 s left"
 
 
+def test_larger_images_take_longer_by_their_pixels():
+    growing = spec("dense", epochs=6, train_sizes=(32, 64), size_milestones=(0.5,))
+
+    def left(epoch, seconds, before=None, epochs=6):
+        record = {"epoch": epoch, "epochs_left": epochs - epoch, "train_time_s": seconds, "eval_time_s": 0.0}
+        earlier = {"epoch": before[0], "train_time_s": before[1]} if before else None
+        return epoch_line(growing, record, earlier).rpartition("about ")[2]
+
+    # Three epochs of 1 s, then three of 4 s.
+    assert left(1, 1.0) == "14 s left"
+    assert left(3, 3.0, (2, 2.0)) == "12 s left"
+    assert left(4, 7.0, (3, 3.0)) == left(4, 7.0) == "8.0 s left"
+    # The schedule began again after the fourth epoch.
+    assert left(4, 7.0, (3, 3.0), epochs=10) == left(4, 7.0, epochs=10) == "15 s left"
+    assert left(5, 8.0, (4, 7.0), epochs=10) == left(5, 8.0, (3, 3.0), epochs=10) == "14 s left"
+
+
 def test_lines_and_bars(capsys):
 
     from rich.console import Console

@@ -92,6 +92,24 @@ def test_failed_trials_say_nothing(clock):
     assert sweep.remaining() == 0
 
 
+def test_larger_images_take_longer_by_their_pixels(clock):
+    first, second = trials("dense", "dense", train_sizes=(32, 64), size_milestones=(0.5,))
+    sweep = Sweep([first, second], clock)
+    sweep.started(first)
+    clock.seconds += 20
+    sweep.position(first, Position(2, EPOCHS, 0.2))
+    # Five epochs of 10 s, then five of 40 s.
+    assert sweep.remaining() == pytest.approx(230 + 250)
+    clock.seconds += 70
+    sweep.position(first, Position(6, EPOCHS, 0.6))
+    assert sweep.remaining() == pytest.approx(160 + 250)
+    sweep.ended(first, "done", 250.0)
+    sweep.started(second)
+    clock.seconds += 60
+    sweep.position(second, Position(6, EPOCHS, 0.65, resumed_after=5))
+    assert sweep.remaining() == pytest.approx(140)
+
+
 def test_a_resumed_trial_is_extrapolated_from_what_this_attempt_did(clock):
     first, second = trials("dense", "dense")
     sweep = Sweep([first, second], clock)

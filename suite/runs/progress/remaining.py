@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from suite.runs.progress.files import Position
+from suite.runs.progress.work import share_of_work
 from suite.runs.spec import TrialSpec
 
 SMALLEST_SHARE = 0.02
@@ -18,7 +19,8 @@ SMALLEST_SHARE = 0.02
 class _Running:
     began: float
     fraction: float = 0.0
-    resumed: float = 0.0  # fraction that an earlier attempt had done
+    work: float = 0.0  # share of the trial's work that is done
+    resumed: float = 0.0  # share of the work that an earlier attempt had done
 
 
 class Sweep:
@@ -26,8 +28,8 @@ class Sweep:
 
     A waiting trial is expected to take as long as the mean of those with its method, task, model and epochs; if none is
     known, its epochs take as long as those of trials with its task and model, or of all trials. Known are trials that
-    are done, and running ones, extrapolated from the share that is done. As many trials are assumed to run at the same
-    time as have done so before.
+    are done, and running ones, extrapolated from the share that is done, in pixels (`share_of_work`). As many trials
+    are assumed to run at the same time as have done so before.
 
     Args:
         trials: The trials that will run.
@@ -53,9 +55,10 @@ class Sweep:
 
     def position(self, trial: TrialSpec, position: Position) -> None:
         """Note how far a running trial is."""
-        running = self._running[trial.trial_id][1]
+        running, recipe = self._running[trial.trial_id][1], trial.make_recipe()
         running.fraction = position.fraction
-        running.resumed = position.resumed_after / position.epochs if position.epochs else 0.0
+        running.work = share_of_work(recipe, position.fraction)
+        running.resumed = share_of_work(recipe, position.resumed_after / position.epochs) if position.epochs else 0.0
 
     def ended(self, trial: TrialSpec, status: str, seconds: float) -> None:
         """Note that a trial has ended; one with another status than `done` says nothing about the others."""
@@ -75,7 +78,7 @@ class Sweep:
         now = self._now()
         known = list(self._done)
         for trial, running in self._running.values():
-            share = running.fraction - running.resumed
+            share = running.work - running.resumed
             if share >= SMALLEST_SHARE:
                 known.append((trial, (now - running.began) / share))
         if not self._running and not self._waiting:
@@ -85,9 +88,9 @@ class Sweep:
         expected = _Expected(known)
         left = [expected.of(trial) for trial in self._waiting.values()]
         for trial, running in self._running.values():
-            share = running.fraction - running.resumed
+            share = running.work - running.resumed
             if share >= SMALLEST_SHARE:
-                left.append((now - running.began) / share * (1 - running.fraction))
+                left.append((now - running.began) / share * (1 - running.work))
             else:
                 left.append(max(0.0, expected.of(trial) * (1 - running.resumed) - (now - running.began)))
         return max([sum(left) / self._most_at_once, *left])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from suite.recipe import Recipe
+from suite.runs.progress.work import work
 from suite.runs.spec import TrialSpec
 
 
@@ -52,6 +53,7 @@ def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | Non
 
     Training and evaluation count, compilation does not. The training of an epoch is assumed to take as long as since
     `before`, because the network may have become smaller; without `before`, as long as the mean of all epochs so far.
+    Epochs with images of another size are assumed to take as much longer as they have more pixels (`work`).
     The evaluations that remain (`recipe.evaluations`) are assumed to take as long as the mean of those so far; before
     the first one, their time is not known and left out.
     """
@@ -70,7 +72,11 @@ def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | Non
     evaluated = epoch // recipe.eval_every
     to_evaluate = recipe.evaluations(epoch + left) - evaluated
     evaluation = evaluating / evaluated if evaluated else 0.0
-    return (seconds - already) / (epoch - first) * left + evaluation * to_evaluate
+    # A method may have begun the schedule again; the epochs before that belong to an earlier schedule.
+    began = max(0, epoch + left - recipe.epochs)
+    done = work(recipe, epoch - began)
+    since = done - work(recipe, first - began) if first >= began else done + work(recipe, began) - work(recipe, first)
+    return (seconds - already) / since * (work(recipe, epoch - began + left) - done) + evaluation * to_evaluate
 
 
 def ended_line(trial: TrialSpec, record: dict[str, Any], seconds: float) -> str:
