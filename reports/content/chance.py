@@ -18,7 +18,8 @@ def chance_caution(rows: Sequence[MethodRow]) -> str:
 
     A guess is right for each test image with a probability of 1/classes, or with the share of the largest class if that
     is known. The number of its correct answers is binomial. The mean over the seeds of dense counts as one evaluation,
-    since all seeds share their test images. Nothing is said where the record of a trial has no number of test images.
+    since all seeds share their test images. Nothing is said where the record of a trial has no such numbers, or numbers
+    that contradict each other.
 
     Args:
         rows: Rows of one group.
@@ -29,13 +30,13 @@ def chance_caution(rows: Sequence[MethodRow]) -> str:
         return ""
     accuracy = fmean(one.number("test_accuracy") or 0.0 for one in trials)
     classes, images, largest = _facts(trials[0])
-    if classes < 2 or images < 1:
+    if classes < 2 or images < 1 or largest > images:
         return ""
     from scipy.special import bdtrc  # takes half a second to import
 
     guess, of_class = max((1 / classes, f"one of {classes} classes"), (largest / images, "always the largest class"))
     correct = round(accuracy * images)
-    if correct > 0 and float(bdtrc(correct - 1, images, min(guess, 1.0))) <= LEVEL:
+    if float(bdtrc(correct - 1, images, guess)) <= LEVEL:
         return ""
     seeds = "" if len(trials) == 1 else f", the mean of {len(trials)} seeds"
     return (

@@ -106,6 +106,14 @@ def test_trials_of_both_folders_and_their_provenance(two: tuple[Path, Path], tmp
     assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
 
 
+def test_the_report_names_the_new_folder_and_not_the_temporary_one(two: tuple[Path, Path], tmp_path: Path) -> None:
+    put(two[0], spec(0, method="sdgp"), 0.7)
+    assert merge(*two, out=tmp_path / "out") == 0
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert f"--out {tmp_path / 'out'}" in text
+    assert ".merge" not in text
+
+
 def test_models_are_linked_and_what_is_appended_to_is_copied(two: tuple[Path, Path], tmp_path: Path) -> None:
     a, b = two
     assert merge(a, b, out=tmp_path / "out") == 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from toy_suite import assert_one_line, forget_plugins, listing
 
 import kernels
 from suite.command import cli
-from suite.command.rehearsal import rehearse
+from suite.command.rehearsal import few_steps, rehearse
 from suite.command.run import rehearse_new
 from suite.errors import UsageError
 from suite.method import Method
@@ -233,6 +234,16 @@ def test_trainings_of_few_steps_are_named_once(caplog):
         "digits: 1,400 training images in batches of 64 make 21 steps per epoch and 189 in a trial, which may be too "
         "few to learn; use a smaller --batch-size or more --epochs"
     ]
+
+
+@pytest.mark.parametrize(("each", "epochs", "named"), [
+    (20, 10, ""), (199, 1, "199 steps per epoch and 199 in a trial"), (1, 199, "1 step per epoch and 199 in a trial"),
+])  # fmt: skip
+def test_fewer_than_200_steps_are_few(each, epochs, named):
+    trial = planned(methods="dense", overrides={"epochs": epochs})[0]
+    note = few_steps(trial, SimpleNamespace(num_samples=1000, steps_per_epoch=lambda batch_size: each))
+    assert bool(note) == bool(named)
+    assert named in note
 
 
 def test_a_short_training_that_is_added_to_a_folder_is_not_named(tmp_path, caplog):

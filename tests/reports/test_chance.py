@@ -81,12 +81,18 @@ def test_the_largest_class_is_a_guess_too(suite: Any) -> None:
     assert "(always the largest class: 71.0 %)" in said
 
 
+def test_two_classes_are_guessed_too(suite: Any) -> None:
+    assert "(one of 2 classes: 50.0 %)" in caution(suite, (52.0,), {"classes": 2, "test_images": 100})
+
+
 def test_the_mean_over_the_seeds_counts(suite: Any) -> None:
     assert "38.9 %, the mean of 3 seeds, cannot" in caution(suite, (33.3, 38.9, 44.5), BALANCED)
 
 
 @pytest.mark.parametrize("data", [None, [], {}, {"classes": 3}, {"classes": True, "test_images": "many"},
-                                  {"classes": 3, "test_images": -5}])  # fmt: skip
+                                  {"classes": 3, "test_images": -5}, {"classes": 3, "test_images": 0},
+                                  {"classes": 1, "test_images": 18},
+                                  {"classes": 3, "test_images": 18, "largest_test_class": 19}])  # fmt: skip
 def test_nothing_is_said_without_the_number_of_test_images(suite: Any, data: Any) -> None:
     assert caution(suite, (33.3,), data) == ""
 

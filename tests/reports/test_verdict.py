@@ -281,9 +281,11 @@ def test_two_seeds_give_no_verdict(suite: Any) -> None:
 
 @pytest.mark.parametrize(("share", "shown"), [(0.9952, "0.995"), (0.99996, "0.99996"), (0.8, "0.80")])
 def test_a_cost_below_that_of_dense_is_not_rounded_to_it(suite: Any, share: float, shown: str) -> None:
-    """Without an interval, as for counted FLOPs, a small difference is one."""
+    """Without an interval, as for counted FLOPs, a small difference is one, also if the times cannot be told apart."""
     add_dense(suite, 5, 0.0)
     add_method(suite, "quick", (-0.3, -0.28, -0.32), time=1.0, executed=share)
+    suite.write()
+    write_time_pass(suite, "quick", 1.0)
     text = group_of(suite).verdict.lines[0].text
     assert f"has no verdict at the same executed FLOPs (dense was not trained for {shown} × its cost)" in text
 
@@ -301,14 +303,21 @@ def test_a_time_that_cannot_be_told_from_that_of_dense_is_the_same(
     assert text.startswith(f"{'does not pay' if same else 'has no verdict'} at the same measured training time")
 
 
-@pytest.mark.parametrize(("ratio", "same"), [(0.985, True), (0.979, False)])
+@pytest.mark.parametrize(("ratio", "half", "twice", "same"), [
+    (0.985, 0.01, (0.99, 1.01), True),
+    (0.979, 0.01, (0.99, 1.01), False),  # differs by more than 2 %
+    (0.980, 0.01, (0.99, 1.01), True),
+    (0.985, 0.01, (0.996, 1.004), False),  # below the interval of dense against itself
+    (0.995, 0.006, (1.002, 1.004), True),  # its interval reaches 1
+    (0.995, 0.004, (1.002, 1.004), False),
+])  # fmt: skip
 def test_a_time_of_the_time_pass_that_dense_timed_against_itself_reaches_is_the_same(
-    suite: Any, ratio: float, same: bool
+    suite: Any, ratio: float, half: float, twice: tuple[float, float], same: bool
 ) -> None:
     add_dense(suite, 5, 0.0)
     add_method(suite, "quick", (-1.0, -1.01, -1.02), time=0.5)
     suite.write()
-    write_time_pass(suite, "quick", ratio)
+    write_time_pass(suite, "quick", ratio, half=half, twice=twice)
     text = group_of(suite).verdict.lines[0].text
     assert text.startswith("does not pay" if same else "has no verdict")
 
@@ -537,14 +546,21 @@ def test_a_margin_that_cannot_be_read_is_the_default() -> None:
         assert margins(suite) == (0.005,)
 
 
-def write_time_pass(suite: Any, label: str, ratio: float, load: float = 0.1) -> None:
-    """Write a time pass that measured one method of the suite's only group."""
+def write_time_pass(
+    suite: Any,
+    label: str,
+    ratio: float,
+    load: float = 0.1,
+    half: float = 0.01,
+    twice: tuple[float, float] = (0.99, 1.01),
+) -> None:
+    """Write a time pass that measured one method of the suite's only group, and dense against itself."""
     (group,) = group_trials([trial for trial in read(suite.folder).trials if trial.number("epochs") == 5])[0]
-    interval = {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
+    interval = {"ratio": ratio, "low": ratio - half, "high": ratio + half}
     stage = {**interval, "epoch": 1, "steps": 750, "pairs": 30}
     entry = {
         **interval, "trial": "x", "pairs": 30, "stages": [stage], "dense_steps": 750, "reconfiguration": 0.0,
-        "dense_twice": {"ratio": 1.0, "low": 0.99, "high": 1.01}, "load": load, "threads": 2, "provenance": {},
+        "dense_twice": {"ratio": 1.0, "low": twice[0], "high": twice[1]}, "load": load, "threads": 2, "provenance": {},
     }  # fmt: skip
     content = {"version": 1, "groups": [{"key": dict(group.key), "methods": {label: entry}}]}
     (suite.folder / "time.json").write_text(json.dumps(content))
