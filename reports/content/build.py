@@ -185,6 +185,7 @@ def _subtitle(group: TrialGroup, device: str) -> str:
             parts.append(f"{' or '.join(texts)} {one if texts == ['1'] else several}")
         elif texts:
             parts.append(f"{one if len(texts) == 1 else several} {' or '.join(texts)}")
+    parts += _image_sizes(group)
     hardware = [f"hardware id {group.key['hardware_id'] or 'not recorded'}"]
     if group.key["threads"]:
         hardware.append(f"threads {group.key['threads']}")
@@ -198,6 +199,15 @@ def _subtitle(group: TrialGroup, device: str) -> str:
         parts.append(f"recipe of {' or '.join(sorted(sources))}")
     text = ", ".join(parts)
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _image_sizes(group: TrialGroup) -> list[str]:
+    """Return the sides of images that the recipe of a group names; empty if they are those of the task."""
+    recipe = json.loads(group.key["recipe"] or "{}")
+    growing = recipe.get("train_sizes")
+    named = (("images", [recipe.get("image_size")]), ("training images", growing if isinstance(growing, list) else []))
+    sizes = [(what, [f"{side}x{side}" for side in sides if isinstance(side, int)]) for what, sides in named]
+    return [f"{what} of {' then '.join(texts)} pixels" for what, texts in sizes if texts]
 
 
 def _data_note(group: TrialGroup) -> str:

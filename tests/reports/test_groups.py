@@ -48,6 +48,19 @@ def test_times_of_other_threads_or_another_torch_are_never_mixed(suite: Any, nam
     assert "threads 2), torch 2.15," in first.subtitle
 
 
+@pytest.mark.parametrize(("recipe", "shown"), [
+    ({"image_size": 96}, "batch size 128, images of 96x96 pixels, device cpu"),
+    ({"image_size": 224, "train_sizes": [160, 192]},
+     "images of 224x224 pixels, training images of 160x160 then 192x192 pixels, device cpu"),
+    ({"image_size": None, "train_sizes": []}, "batch size 128, device cpu"),
+    ({"image_size": "large", "train_sizes": 160}, "batch size 128, device cpu"),
+])  # fmt: skip
+def test_the_sizes_of_images_are_said_where_the_recipe_names_them(suite: Any, recipe: Any, shown: str) -> None:
+    suite.add("dense", 0, accuracy=70.0, time=1.0, recipe=recipe)
+    (group,) = build(read(suite.write())).groups
+    assert shown in group.subtitle
+
+
 def test_tables_from_before_threads_and_torch_were_columns_group_as_they_did(suite: Any) -> None:
     suite.add_all()
     folder = suite.write()
