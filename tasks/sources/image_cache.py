@@ -46,9 +46,8 @@ SKIP = "--set recipe.bad_images=skip"
 
 CHUNK = 256  # images that are lost at most when a decoding is interrupted
 GROUP = 16  # images that a thread decodes before it hands them over, which bounds the memory of a decoding
-BUFFER = (
-    1 << 20
-)  # bytes of pixels that are written at once; a write for each image would hand over Python's lock more often
+# Bytes of pixels that are written at once. A write for each image would hand over Python's lock more often.
+BUFFER = 1 << 20
 PROBED = 64  # images whose size is read to estimate the size of the cache
 
 

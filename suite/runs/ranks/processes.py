@@ -126,7 +126,7 @@ def leave_ranks() -> None:
     """Wait until all ranks of the trial have come to its end, and close the connections with them.
 
     A rank whose process ends with open connections may be aborted by a thread that still uses them. These threads end
-    here only if no wrapped model is left, which owns the process group.
+    here only if the wrapped model, which owns the process group, has been released.
     """
     import torch.distributed as dist
 
