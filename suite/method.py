@@ -120,7 +120,8 @@ class Context:
         task_loss: Loss of the step without the regularization term: mean over micro-batches and ranks, detached. In
             `regularization` it belongs to the running step. `None` before the first step of a process.
         all_reduce: Function that returns the sum of a tensor over all ranks, which must all call it in the same order.
-        from_first_rank: Function that returns rank 0's value on all ranks; for decisions by measured times.
+        from_first_rank: Function that returns rank 0's value, plain data and tensors, on all ranks; for decisions by
+            measured times.
         memory_estimate: Function that returns the bytes of a training step after a `ReconfigPlan`, measured on a copy
             of the model: parameters, gradients, optimizer state, and what a batch keeps for backward.
         inference_flops: Function that returns the FLOPs of one image's inference after a `ReconfigPlan`.

@@ -60,7 +60,7 @@ class LayerChoices:
         if self.chosen is not None:
             return
         self.chosen = {}
-        found: dict[Hashable, Choice] = {}
+        found: dict[Hashable, dict[str, Any]] = {}
         for name in names:
             allowed = candidates(name)
             if self.wanted != AUTO:
@@ -71,9 +71,9 @@ class LayerChoices:
                 continue
             if (asked := key(name)) not in found:
                 with ctx.untimed():
-                    found[asked] = ctx.from_first_rank(measure(name, allowed) if ctx.rank == 0 else None)
-            self.choices[name] = found[asked].to_json()
-            self.chosen[name] = found[asked].name
+                    found[asked] = ctx.from_first_rank(measure(name, allowed).to_json() if ctx.rank == 0 else None)
+            self.choices[name] = found[asked]
+            self.chosen[name] = found[asked]["chosen"]
 
     def record(self, ctx: Context) -> dict[str, Any]:
         """Return the backend by layer and, in the first epoch, what was measured for the choice."""

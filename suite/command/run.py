@@ -44,13 +44,20 @@ def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = Non
     if (allocation := Allocation.of_environment()) is None:
         return _run(read_run_options(arguments), functions)
     if allocation.rank:
-        return follow(allocation)
+        return follow(allocation, lambda: _planned_by_rank(arguments, allocation))
     return lead(allocation, lambda: _run(_of_allocation(read_run_options(arguments), allocation), functions))
 
 
 def _run(options: RunOptions, functions: Mapping[str, Callback] | None) -> int:
     suite, trials, folder, provenance = forked(lambda: prepare(options))
     return run_trials(options, suite, trials, folder, provenance=provenance, functions=functions)
+
+
+def _planned_by_rank(arguments: Sequence[str], allocation: Allocation) -> tuple[Path, list[TrialSpec]]:
+    """Return the output folder and the trials of a command line, as the command of rank 0 plans them."""
+    options = _of_allocation(read_run_options(arguments), allocation)
+    _, trials, folder = _planned(options)
+    return folder, trials
 
 
 def _of_allocation(options: RunOptions, allocation: Allocation) -> RunOptions:
@@ -82,6 +89,13 @@ def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
     Raises:
         UsageError: The user can correct the command, a file or a plugin. Nothing has been written.
     """
+    suite, trials, folder = _planned(options, trained_here)
+    rehearse_new(trials, folder)
+    return suite, trials, folder, provenance_of(suite)
+
+
+def _planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path]:
+    """Return the suite, the trials and the output folder of a command, as `prepare` does."""
     from suite.runs.planning import plan
 
     suite = resolve(options, trained_here)
@@ -91,9 +105,7 @@ def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
             f"--data-root {options.data_root}: is not read, since preset {suite.preset} uses generated images for "
             f"{suite.tasks}; for a short training on the images of this folder use --preset quick --epochs 1"
         )
-    folder = options.out or default_folder(trials)
-    rehearse_new(trials, folder)
-    return suite, trials, folder, provenance_of(suite)
+    return suite, trials, options.out or default_folder(trials)
 
 
 def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:

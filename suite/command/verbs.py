@@ -111,7 +111,7 @@ def time(arguments: Sequence[str]) -> int:
     from suite.timing import time_pass
 
     with files.errors_of(folder):
-        complete = time_pass.run(folder, typed.methods or "", pairs, threads, typed.busy)
+        complete = time_pass.run(folder, typed.methods or "", pairs, threads, typed.busy, plugins=typed.plugin)
     report([typed.folder])
     return 0 if complete else 1
 
@@ -148,16 +148,28 @@ def profile(arguments: Sequence[str]) -> int:
     from suite.profiling import profile_pass
 
     with files.errors_of(folder):
-        complete = profile_pass.run(folder, typed.methods or "", rounds, threads, typed.all_stages, typed.busy)
+        complete = profile_pass.run(
+            folder, typed.methods or "", rounds, threads, typed.all_stages, typed.busy, plugins=typed.plugin
+        )
     report([typed.folder])
     return 0 if complete else 1
 
 
 def _read_pass(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the options of a pass, with those that all passes have."""
+    """Parse the options of a pass, with those that all passes have, and load the plugins."""
     parser.add_argument("--threads", metavar="N", help="threads of torch (default: those of the trials)")
     parser.add_argument("--busy", action="store_true", help="measure even if other programs use the machine")
-    return parser.read(arguments)
+    parser.add_argument(
+        "--plugin",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="Python file that defines a method, task or model of the folder; those that its records name are not run",
+    )
+    namespace = parser.read(arguments)
+    for path in namespace.plugin:
+        registry.load_plugin(path)
+    return namespace
 
 
 def _suite_folder(text: str, verb: str) -> Path:

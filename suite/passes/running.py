@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ def run_pass(
     line: Callable[[str, Entry], str],
     show: Callable[[str], None],
     with_dense: bool = False,
+    plugins: Sequence[str] = (),
 ) -> bool:
     """Measure the methods of a suite's folder, and add their entries to a file.
 
@@ -47,6 +49,7 @@ def run_pass(
         line: Returns what to print for a method and its entry.
         show: Function that prints a line.
         with_dense: Whether dense training may be one of the methods (`find_candidates`).
+        plugins: Plugin files that the user has typed and this process has loaded.
 
     Returns:
         Whether every method could be measured.
@@ -67,6 +70,7 @@ def run_pass(
             try:
                 if candidate.spec is None:
                     raise UsageError(candidate.reason)
+                candidate = dataclasses.replace(candidate, spec=candidate.spec.of_record(plugins))
                 entry = entry_of(candidate, threads or candidate.threads or available_cores())
             except UsageError as error:
                 show(f"{where}{candidate.label}: not measured: {error}")

@@ -30,6 +30,7 @@ def run(
     busy: bool = False,
     measure: Measure | None = None,
     show: Callable[[str], None] = print,
+    plugins: Sequence[str] = (),
 ) -> bool:
     """Profile the methods of a suite's folder, dense training included, and add them to `profile.json`.
 
@@ -42,6 +43,7 @@ def run(
         busy: Whether to measure although other programs use the machine.
         measure: Function that measures one stage with a number of threads; by default in a new process.
         show: Function that prints a line.
+        plugins: Plugin files that the user has typed and this process has loaded.
 
     Returns:
         Whether every method could be measured.
@@ -53,7 +55,7 @@ def run(
     def entry_of(candidate: Candidate, threads: int) -> MethodProfile:
         return _profile_of(candidate, folder, rounds, threads, all_stages, measure or in_subprocess(FUNCTION))
 
-    return run_pass("profile", PROFILES, folder, methods, threads, busy, entry_of, _line, show, with_dense=True)
+    return run_pass("profile", PROFILES, folder, methods, threads, busy, entry_of, _line, show, True, plugins)
 
 
 def chosen_stages(stages: Sequence[Stage], all_stages: bool) -> list[tuple[Stage, float]]:

@@ -75,6 +75,34 @@ def check_defining_files(planned: Mapping[str, Mapping[str, Any]], **things: str
             )
 
 
+def check_recorded_files(recorded: Mapping[str, Mapping[str, Any]], **things: str) -> None:
+    """Check that what a record names is defined here, by files of the same content.
+
+    A record may come from anyone, so that the files that it names are never loaded: the user types them.
+
+    Args:
+        recorded: `defined_by` of the record's specification.
+        things: Names by kind.
+
+    Raises:
+        UsageError: A plugin was not loaded, or has another content.
+    """
+    here = defining_files(**things)
+    for kind, name in things.items():
+        before, now = ({kind: files[kind]} if kind in files else {} for files in (recorded, here))
+        if digests(before) == digests(now):
+            continue
+        file = recorded.get(kind, {}).get("path", "a file of this project")
+        if registry.find(kind, name) is None:
+            raise UsageError(
+                f"the {kind} '{name}' is defined by the plugin {file}, and plugins that a record names are not run: "
+                f"type --plugin {file}"
+            )
+        raise UsageError(
+            f"the {kind} '{name}' is not the one of the trial, which was defined by {file} with another content"
+        )
+
+
 def _file_of(kind: str, name: str) -> Path | None:
     """Return the file that registers a method, task or model; `None` if this process registered it without a file."""
     entry = registry.find(kind, name)

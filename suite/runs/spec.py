@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from suite.cost.hardware import has_bfloat16_cpu
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
 from suite.recipe import Recipe
-from suite.runs.plugin_files import check_defining_files, digests
+from suite.runs.plugin_files import check_defining_files, check_recorded_files, digests
 
 PRESETS = ("smoke", "quick", "paper")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -116,6 +116,15 @@ class TrialSpec:
         for name, digest in self.files.items():
             if checksum(Path(self.parameters[name]), name) != digest:
                 raise UsageError(f"{name}: {self.parameters[name]} has changed since this trial was planned")
+
+    def of_record(self, plugins: Sequence[str]) -> TrialSpec:
+        """Return the specification of a record for another run of it, with the plugins that the user has typed.
+
+        Raises:
+            UsageError: One that the trial needs was not typed, or has another content.
+        """
+        check_recorded_files(self.defined_by, method=self.method, task=self.task, model=self.model.partition("[")[0])
+        return dataclasses.replace(self, plugins=tuple(plugins))
 
     def make_recipe(self) -> Recipe:
         """Return the recipe as an object."""

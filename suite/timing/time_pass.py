@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def run(
     busy: bool = False,
     measure: Measure | None = None,
     show: Callable[[str], None] = print,
+    plugins: Sequence[str] = (),
 ) -> bool:
     """Measure the methods of a suite's folder, and add their times to `time.json`.
 
@@ -44,6 +45,7 @@ def run(
         busy: Whether to measure although other programs use the machine.
         measure: Function that measures one stage with a number of threads; by default in a new process.
         show: Function that prints a line.
+        plugins: Plugin files that the user has typed and this process has loaded.
 
     Returns:
         Whether every method could be measured.
@@ -55,7 +57,7 @@ def run(
     def entry_of(candidate: Candidate, threads: int) -> MethodTime:
         return _time_of(candidate, folder, pairs, threads, measure or in_subprocess(FUNCTION))
 
-    return run_pass("time", TIMES, folder, methods, threads, busy, entry_of, _line, show)
+    return run_pass("time", TIMES, folder, methods, threads, busy, entry_of, _line, show, plugins=plugins)
 
 
 def _time_of(candidate: Candidate, folder: Path, pairs: int | None, threads: int, measure: Measure) -> MethodTime:

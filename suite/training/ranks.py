@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import weakref
 from dataclasses import dataclass, field
@@ -73,23 +74,32 @@ class Ranks:
             tensor.copy_(sent)
 
     def from_first(self, value: Any) -> Any:
-        """Return rank 0's value, which can be pickled, on all ranks."""
+        """Return rank 0's value, which consists of plain data and tensors, on all ranks."""
         if self.size == 1:
             return value
-        values = [value]
-        self.traffic.add("bookkeeping", "broadcast", 8 + len(pickle.dumps(value)))
-        dist.broadcast_object_list(values, 0)
-        return values[0]
+        content = _bytes_of(value)
+        length = torch.tensor([content.numel()], device=content.device)
+        dist.broadcast(length, 0)
+        if self.rank:
+            content = content.new_empty(int(length))
+        dist.broadcast(content, 0)
+        self.traffic.add("bookkeeping", "broadcast", size_of([length, content]))
+        return _value_of(content)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, which can be pickled, in the order of the ranks."""
+        """Return the values of all ranks, which consist of plain data and tensors, in the order of the ranks."""
         if self.size == 1:
             return [value]
-        # torch gathers the sizes first, as int64, and then the pickled values.
-        self.traffic.add("bookkeeping", "all_gather", 8 + len(pickle.dumps(value)))
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+        content = _bytes_of(value)
+        length = torch.tensor([content.numel()], device=content.device)
+        lengths = [torch.empty_like(length) for _ in range(self.size)]
+        dist.all_gather(lengths, length)
+        padded = content.new_zeros(int(max(lengths)))
+        padded[: content.numel()] = content
+        contents = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(contents, padded)
+        self.traffic.add("bookkeeping", "all_gather", size_of([length, padded]))
+        return [_value_of(found[: int(size)]) for found, size in zip(contents, lengths, strict=True)]
 
     def agree_on_tensors(self, digests: dict[str, str]) -> None:
         """Check that all ranks have the same tensors.
@@ -114,7 +124,7 @@ class Ranks:
 
         Args:
             what: Name of the value, as the subject of the error message.
-            value: A value that can be pickled and compared.
+            value: Plain data, which can be compared.
 
         Raises:
             UsageError: on every rank, if one has a different value.
@@ -125,6 +135,26 @@ class Ranks:
                 raise UsageError(
                     f"{what} must be the same on all ranks: rank 0 has {values[0]}, rank {rank} has {other}"
                 )
+
+
+def _bytes_of(value: Any) -> Tensor:
+    """Return a value as bytes, on the device whose tensors the ranks exchange."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    on_gpu = "nccl" in dist.get_backend()
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).to("cuda" if on_gpu else "cpu")
+
+
+def _value_of(content: Tensor) -> Any:
+    """Return the value of bytes of `_bytes_of`. Unlike torch's own exchange of objects, this never runs code in them.
+
+    Raises:
+        UsageError: The value has objects of other classes.
+    """
+    try:
+        return torch.load(io.BytesIO(content.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UsageError("the ranks exchange plain data and tensors only, not objects of other classes") from error
 
 
 class WrapperGuard:

@@ -25,6 +25,7 @@ from suite.runs.ranks import failures, heartbeats, processes
 from suite.runs.ranks.allocation import Allocation, follow, lead
 from suite.runs.ranks.failures import Failure
 from suite.runs.ranks.heartbeats import beat
+from suite.runs.ranks.messages import RankEnd, Start, receive, send
 from suite.runs.ranks.remote import RemoteRank
 
 
@@ -60,6 +61,10 @@ class Scripted:
 def of_agent(store, rank, identity="restart 0 of 2 commands"):
     """Return an allocation whose store is already there."""
     return Allocation(rank, 2, rank, "127.0.0.1", store.port, "torchrun", identity, has_store=True)
+
+
+def nothing_planned():
+    return Path("nowhere"), []
 
 
 def in_step(monkeypatch, rank, step, port=None):
@@ -135,7 +140,7 @@ def test_a_follower_ends_with_one_line_when_the_store_is_lost(caplog):
     held = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
     follower, status = replace(of_agent(held[0], 1), has_store=False, source="Slurm"), []
     held[0].set("pdt/identity", follower.identity)
-    running = threading.Thread(target=lambda: status.append(follow(follower)))
+    running = threading.Thread(target=lambda: status.append(follow(follower, nothing_planned)))
     running.start()
     while not held[0].check([f"pdt/{follower.identity}/alive/1"]):
         time.sleep(0.01)
@@ -147,13 +152,15 @@ def test_a_follower_ends_with_one_line_when_the_store_is_lost(caplog):
 
 def test_a_follower_leaves_out_trials_for_which_rank_0_does_not_wait_any_more(store, monkeypatch):
     started = []
-    monkeypatch.setattr(allocations, "_run_rank", lambda allocation, store, number: started.append(number))
+    monkeypatch.setattr(
+        allocations, "_run_rank", lambda allocation, store, number, plan: started.append(number) or RankEnd(0)
+    )
     leader = of_agent(store, 0).store()
-    leader.set("trials/1", json.dumps({"folder": "a", "rendezvous": ""}))
+    send(leader, "trials/1", Start("a", "1"))
     leader.set("trials/1/stop", "")
-    leader.set("trials/2", json.dumps({"folder": "b", "rendezvous": ""}))
-    leader.set("trials/3", json.dumps({"folder": "c", "rendezvous": ""}))
-    follower = threading.Thread(target=follow, args=(of_agent(store, 1),))
+    send(leader, "trials/2", Start("b", "2"))
+    send(leader, "trials/3", Start("c", "3"))
+    follower = threading.Thread(target=follow, args=(of_agent(store, 1), nothing_planned))
     follower.start()
     while not started:
         time.sleep(0.01)
@@ -171,16 +178,20 @@ def test_a_follower_ends_its_rank_when_rank_0_does_not_wait_for_the_trial_any_mo
     class Endless(Scripted):
         def __init__(self, *_, **__):
             super().__init__()
-            leader.set(said, "{}")
+            leader.set(said, "0")
 
         def kill(self):
             killed.set()
 
     monkeypatch.setattr(allocations, "LocalRank", Endless)
     leader = of_agent(store, 0).store()
-    (tmp_path / "trial.json").touch()
-    leader.set("trials/1", json.dumps({"folder": str(tmp_path), "rendezvous": ""}))
-    asked = threading.Thread(target=allocations._run_rank, args=(of_agent(store, 1), leader, 1), daemon=True)
+    trial = spec("dense")
+    folder = tmp_path / "trials" / trial.trial_id
+    folder.mkdir(parents=True)
+    write_record(folder, trial, "running")
+    send(leader, "trials/1", Start(trial.trial_id, "1"))
+    arguments = of_agent(store, 1), leader, 1, lambda: (tmp_path, [trial])
+    asked = threading.Thread(target=allocations._run_rank, args=arguments, daemon=True)
     asked.start()
     asked.join(10)
     assert killed.is_set()

@@ -52,7 +52,7 @@ def call_in_subprocess(
     asked = {"arguments": {**arguments, "device": device}, "plugins": plugins}
     variables = environment(1) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     done = subprocess.run(
-        [sys.executable, "-m", "suite.runs.engines.subprocess_call", function],
+        [sys.executable, "-P", "-m", "suite.runs.engines.subprocess_call", function],
         input=json.dumps(asked),
         capture_output=True,
         text=True,

@@ -2,30 +2,37 @@
 
 The command of rank 0 plans, runs the trials one after the other, and reports. The commands of the other ranks follow
 it: for each trial they start their rank, in the same output folder, until rank 0 says that it has finished. They find
-each other through a `TCPStore` of torch, in which each also shows that it still answers (`heartbeats`).
+each other through a `TCPStore` of torch, in which each also shows that it still answers (`heartbeats`). What they run
+follows from their own command lines, not from the store, which is not protected (`messages`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from suite import files
 from suite.errors import UsageError
 from suite.runs.engines.lifeline import PARENT
+from suite.runs.folder.records import read_record
 from suite.runs.ranks.failures import Failure
 from suite.runs.ranks.heartbeats import Pulse, beat, has_joined
+from suite.runs.ranks.messages import ExitStatus, RankEnd, Start, receive, send
 from suite.runs.ranks.processes import RANK, LocalRank
+from suite.runs.spec import TrialSpec
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +44,8 @@ ANNOUNCE_AFTER = timedelta(seconds=15)
 FIRST_CONTACT = timedelta(minutes=10)
 SLURM_PORT = 29400
 TRIALS = "trials"
+MEETING = ".ranks-"
+"""Beginning of the name of a file in a trial's folder, through which its ranks on one machine find each other."""
 _END, _LEFT, _IDENTITY = "end", "left", "pdt/identity"
 
 
@@ -51,6 +60,7 @@ class Allocation:
         source: What started the commands.
         identity: Names what was started, in words; other commands that reach the same store have another identity.
         has_store: Whether the store runs already, in a process of `torchrun`.
+        one_machine: Whether all of them run on one machine.
     """
 
     rank: int
@@ -61,6 +71,7 @@ class Allocation:
     source: str
     identity: str
     has_store: bool
+    one_machine: bool = False
 
     @classmethod
     def of_environment(cls) -> Self | None:
@@ -85,21 +96,25 @@ class Allocation:
                     source="torchrun",
                     identity=f"restart {restart} of {variables['WORLD_SIZE']} commands",
                     has_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+                    one_machine=variables.get("LOCAL_WORLD_SIZE") == variables["WORLD_SIZE"],
                 )
             # A batch script has SLURM_NTASKS too, but only `srun` sets the number of tasks of a step.
             if int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
                 size, job, step = (int(variables[f"SLURM_{one}"]) for one in ("STEP_NUM_TASKS", "JOB_ID", "STEP_ID"))
                 # The steps of a job, and jobs with neighbouring numbers, may run on the same host.
                 port = SLURM_PORT + (31 * job + step) % 1000
+                one_machine = variables.get("SLURM_STEP_NUM_NODES") == "1"
+                here = "127.0.0.1" if one_machine else variables.get("MASTER_ADDR")
                 return cls(
                     rank=int(variables["SLURM_PROCID"]),
                     size=size,
                     local_rank=int(variables["SLURM_LOCALID"]),
-                    address=variables.get("MASTER_ADDR") or _first_host(variables["SLURM_STEP_NODELIST"]),
+                    address=here or _first_host(variables["SLURM_STEP_NODELIST"]),
                     port=int(variables.get("MASTER_PORT") or port),
                     source="Slurm",
                     identity=f"job {job}, step {step} of {size} commands",
                     has_store=False,
+                    one_machine=one_machine,
                 )
         except (KeyError, ValueError) as error:
             raise UsageError(f"the environment of torchrun or Slurm is incomplete: {error}") from error
@@ -109,6 +124,17 @@ class Allocation:
     def holder(self) -> str:
         """What runs the store, in words."""
         return "torchrun" if self.has_store else "the command of rank 0"
+
+    def rendezvous(self, folder: Path, meeting: str) -> str:
+        """Return the URL at which the ranks of a trial find each other.
+
+        On one machine this is a file in the folder of the trial, which only its owner can write to.
+
+        Args:
+            folder: Folder of the trial.
+            meeting: As in `messages.Start`.
+        """
+        return f"file://{folder / MEETING}{meeting}" if self.one_machine else f"tcp://{self.address}:{meeting}"
 
     def store(self) -> Any:
         """Return a connection to the store; rank 0's command starts it under Slurm.
@@ -131,7 +157,7 @@ class Allocation:
                         f"at {where} is the store of {found}, and this command belongs to {self.identity}; give each "
                         "step a MASTER_PORT of its own"
                     )
-        except RuntimeError as error:  # all errors of the store are
+        except (RuntimeError, OSError) as error:  # all errors of the store are, and the port may be taken
             raise UsageError(f"the store of {self.source} at {where} cannot be reached: {error}") from error
         return dist.PrefixStore(f"pdt/{self.identity}", store)
 
@@ -142,6 +168,13 @@ class Allocation:
         def connect(timeout: timedelta) -> Any:
             return dist.TCPStore(self.address, self.port, is_master=holds, timeout=timeout, wait_for_workers=False)
 
+        if holds and self.one_machine:
+            # By itself, torch listens on all interfaces.
+            listener = socket.create_server((self.address, self.port))
+            return dist.TCPStore(
+                self.address, self.port, is_master=True, timeout=FIRST_CONTACT, wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )  # fmt: skip
         if holds:
             return connect(FIRST_CONTACT)
         try:
@@ -184,7 +217,7 @@ def lead(allocation: Allocation, command: Callable[[], int]) -> int:
         status = 2
         raise
     finally:
-        store.set(_END, str(status))
+        send(store, _END, status)
         # Rank 0's process may hold the store, so that it must end last.
         pulses = {rank: Pulse(store, rank) for rank in range(1, allocation.size) if has_joined(store, rank)}
         while any(not store.check([f"{_LEFT}/{rank}"]) and not one.is_silent() for rank, one in pulses.items()):
@@ -209,17 +242,26 @@ def _wait_for_commands(allocation: Allocation, store: Any) -> None:
         time.sleep(POLL_INTERVAL)
 
 
-def follow(allocation: Allocation) -> int:
+def follow(allocation: Allocation, plan: Callable[[], tuple[Path, Sequence[TrialSpec]]]) -> int:
     """Start this rank of each trial of rank 0's command, until that command ends.
+
+    Args:
+        allocation: The place of this command.
+        plan: Returns the output folder and the trials that follow from this command's own line. It is called when rank
+            0 starts its first trial, which has then found no error in the line.
 
     Returns:
         The exit status of rank 0's command; 1 if that command, and the store with it, has ended without one.
+
+    Raises:
+        UsageError: The store has a message that no command of the suite has written.
     """
+    plan = functools.cache(plan)
     dist = _quiet_distributed()
     store = allocation.store()
     try:
         try:
-            return _follow(allocation, store)
+            return _follow(allocation, store, plan)
         finally:
             store.set(f"{_LEFT}/{allocation.rank}", "")
     except dist.DistError:
@@ -240,16 +282,20 @@ def _quiet_distributed() -> Any:
     return dist
 
 
-def _follow(allocation: Allocation, store: Any) -> int:
+def _follow(allocation: Allocation, store: Any, plan: Callable[[], tuple[Path, Sequence[TrialSpec]]]) -> int:
     number = 1
     while True:
         beat(store, allocation.rank)
         if store.check([f"{TRIALS}/{number}"]):
             if not _is_over(store, number):
-                _run_rank(allocation, store, number)
+                try:
+                    end = _run_rank(allocation, store, number, plan)
+                except UsageError as error:
+                    end = RankEnd(1, Failure(allocation.rank, "error", str(error)))
+                send(store, f"{TRIALS}/{number}/{allocation.rank}", end)
             number += 1
         elif store.check([_END]):
-            return int(store.get(_END))
+            return receive(store, _END, ExitStatus)
         else:
             time.sleep(POLL_INTERVAL)
 
@@ -264,30 +310,31 @@ def _is_over(store: Any, number: int) -> bool:
 
 
 def in_allocation() -> bool:
-    """Return whether this process belongs to rank 0's command of an allocation."""
-    return VARIABLE in os.environ
+    """Return whether this process belongs to a command of an allocation."""
+    return VARIABLE in os.environ or Allocation.of_environment() is not None
 
 
-def _run_rank(allocation: Allocation, store: Any, number: int) -> None:
-    """Run this rank of a trial, and tell rank 0 how it ended."""
+def _run_rank(
+    allocation: Allocation, store: Any, number: int, plan: Callable[[], tuple[Path, Sequence[TrialSpec]]]
+) -> RankEnd:
+    """Run this rank of a trial, and return how it ended.
+
+    Raises:
+        UsageError: This command has not planned that trial, or does not see its folder.
+    """
     from suite.runs.engines.local import environment
 
-    asked = json.loads(store.get(f"{TRIALS}/{number}"))
-    answer = f"{TRIALS}/{number}/{allocation.rank}"
-    folder = Path(asked["folder"])
-    if not (folder / "trial.json").is_file():
-        message = f"{folder} is not visible here; --out must be a folder that all machines share"
-        failure = Failure(allocation.rank, "error", message)
-        store.set(answer, json.dumps({"status": 1, "failure": asdict(failure)}))
-        return
+    start = receive(store, f"{TRIALS}/{number}", Start)
+    out, trials = plan()
+    folder = _checked_folder(out, trials, start.trial)
     reports = Path(tempfile.mkdtemp(prefix="pdt-rank-"))
     try:
-        with open(folder / "log.txt", "ab") as log_file:
+        with os.fdopen(files.open_descriptor(folder / "log.txt", os.O_WRONLY | os.O_APPEND), "ab") as log_file:
             rank = LocalRank(
                 allocation.rank,
                 allocation.local_rank,
                 folder,
-                asked["rendezvous"],
+                allocation.rendezvous(folder, start.meeting),
                 reports,
                 # As an engine starts a trial, so that the rank ends with this process (`lifeline`).
                 stdin=subprocess.PIPE,
@@ -302,11 +349,32 @@ def _run_rank(allocation: Allocation, store: Any, number: int) -> None:
                 time.sleep(POLL_INTERVAL)
         finally:
             rank.kill()
-        failure_of_rank = rank.failure()
-        state = {"status": status or 0, "failure": asdict(failure_of_rank) if failure_of_rank else None}
-        store.set(answer, json.dumps(state))
+        return RankEnd(status or 0, rank.failure())
     finally:
         shutil.rmtree(reports, ignore_errors=True)
+
+
+def _checked_folder(out: Path, trials: Sequence[TrialSpec], trial_id: str) -> Path:
+    """Return the folder of a trial of this command, whose record must have the specification that this command planned.
+
+    Raises:
+        UsageError: There is no such trial or folder.
+    """
+    planned = next((trial for trial in trials if trial.trial_id == trial_id), None)
+    if planned is None:
+        raise UsageError(
+            f"rank 0 starts the trial {trial_id!r}, which the command of this rank has not planned; all ranks need the "
+            "same command line and the same kind of machine"
+        )
+    folder = out / "trials" / trial_id
+    for path in (folder.parent, folder):
+        files.refuse_link(path)
+    record = read_record(folder)
+    if record is None:
+        raise UsageError(f"{folder} is not visible here; --out must be a folder that all machines share")
+    if record.get("spec") != json.loads(json.dumps(planned.to_json())):
+        raise UsageError(f"{folder}: trial.json is not that of the trial that the command of this rank has planned")
+    return folder
 
 
 def _first_host(nodes: str) -> str:

@@ -8,11 +8,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from suite import files
 
 FOLDER = "PDT_RANK_FAILURES"
 """Environment variable of a rank: the folder for the file that says how it failed."""
+
+
+FailedStatus = Literal["diverged", "oom", "error"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Failure:
     """
 
     rank: int
-    status: str
+    status: FailedStatus
     message: str
     lost_others: bool = False
 
@@ -36,7 +40,7 @@ class Failure:
         return self.message if named else f"rank {self.rank}: {self.message}"
 
 
-def failure_of(rank: int, status: str, message: str, error: Exception) -> Failure:
+def failure_of(rank: int, status: FailedStatus, message: str, error: Exception) -> Failure:
     """Return the failure of a rank that an exception has ended."""
     return Failure(rank, status, message, _lost_others(error))
 

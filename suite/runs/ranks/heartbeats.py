@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from suite.runs.ranks.messages import receive, send
+
 SILENCE_SECONDS = 30.0  # after which a command that has stopped counting is taken for dead
 
 
@@ -30,7 +32,7 @@ class Pulse:
         self._store, self._rank = store, rank
         self._count, self._changed = self._read(), time.monotonic()
         silent = f"silent/{rank}"
-        if store.check([silent]) and int(store.get(silent)) == self._count:
+        if store.check([silent]) and receive(store, silent, int) == self._count:
             self._changed = float("-inf")  # an earlier trial has waited for it already
 
     def is_silent(self) -> bool:
@@ -40,7 +42,7 @@ class Pulse:
             self._count, self._changed = count, time.monotonic()
         if time.monotonic() - self._changed < SILENCE_SECONDS:
             return False
-        self._store.set(f"silent/{self._rank}", str(count))
+        send(self._store, f"silent/{self._rank}", count)
         return True
 
     def _read(self) -> int:

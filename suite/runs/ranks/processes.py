@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -105,7 +106,11 @@ def cuda_device(index: int | None = None) -> torch.device:
 
 
 def join_ranks(spec: TrialSpec) -> None:
-    """Connect this rank with the other ranks of its trial; it is the rank of the environment."""
+    """Connect this rank with the other ranks of its trial; it is the rank of the environment.
+
+    Ranks that find each other through a file are on one machine, and need no interface but the loopback one: whoever
+    reaches a port of gloo or NCCL could take the place of a rank.
+    """
     import torch
     import torch.distributed as dist
 
@@ -113,13 +118,27 @@ def join_ranks(spec: TrialSpec) -> None:
     assert rank is not None
     if spec.device == "cuda":
         torch.cuda.set_device(cuda_device())
+    place = os.environ[RENDEZVOUS]
+    found: dict[str, Any] = {"init_method": place}
+    if place.startswith("file://"):
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if loopback := _loopback():
+                os.environ.setdefault(variable, loopback)
+        # As a path: torch would read the name of a folder such as `a#b` as a URL.
+        found = {"store": dist.FileStore(place.removeprefix("file://"), spec.processes)}
+        found["store"].set_timeout(WAIT_FOR_OTHERS)
     dist.init_process_group(
         "nccl" if spec.device == "cuda" else "gloo",
-        init_method=os.environ[RENDEZVOUS],
+        **found,
         rank=rank,
         world_size=spec.processes,
         timeout=WAIT_FOR_OTHERS,
     )
+
+
+def _loopback() -> str:
+    """Return the name of the loopback interface; empty if this machine has none."""
+    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
 
 
 def leave_ranks() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from suite.runs.ranks.allocation import TRIALS, VARIABLE, Allocation
 from suite.runs.ranks.failures import Failure
 from suite.runs.ranks.heartbeats import Pulse
+from suite.runs.ranks.messages import RankEnd, Start, receive, send
 from suite.runs.ranks.processes import RankProcess
 
 
@@ -25,11 +26,15 @@ class RemoteRanks:
 
     def __init__(self, allocation: Allocation, folder: Path) -> None:
         store = allocation.store()
-        with socket.socket() as free:
-            free.bind(("", 0))
-            self.rendezvous = f"tcp://{allocation.address}:{free.getsockname()[1]}"
+        if allocation.one_machine:
+            meeting = secrets.token_hex(16)
+        else:
+            with socket.socket() as free:
+                free.bind(("", 0))
+                meeting = str(free.getsockname()[1])
+        self.rendezvous = allocation.rendezvous(folder, meeting)
         number = store.add("count", 1)
-        store.set(f"{TRIALS}/{number}", json.dumps({"folder": str(folder), "rendezvous": self.rendezvous}))
+        send(store, f"{TRIALS}/{number}", Start(folder.name, meeting))
         self.ranks: dict[int, RankProcess] = {
             rank: RemoteRank(store, number, rank) for rank in range(1, allocation.size)
         }
@@ -49,25 +54,24 @@ class RemoteRank:
     def __init__(self, store: Any, number: int, rank: int) -> None:
         self._store, self._trial, self._rank = store, f"{TRIALS}/{number}", rank
         self._pulse = Pulse(store, rank)
-        self._ended: dict[str, Any] | None = None
+        self._ended: RankEnd | None = None
 
     def poll(self) -> int | None:
         if self._ended is None:
             key = f"{self._trial}/{self._rank}"
             if self._store.check([key]):
-                self._ended = json.loads(self._store.get(key))
+                self._ended = receive(self._store, key, RankEnd)
             elif self._pulse.is_silent():
                 lost = Failure(self._rank, "error", f"rank {self._rank}: its command does not answer")
-                self._ended = {"status": 1, "failure": asdict(lost)}
-        return None if self._ended is None else int(self._ended["status"])
+                self._ended = RankEnd(1, lost)
+        return None if self._ended is None else self._ended.status
 
     def kill(self) -> None:
         # Also if the rank counts as failed: its command may only have been suspended.
         self._store.set(f"{self._trial}/stop", "")
 
     def failure(self) -> Failure | None:
-        reported = (self._ended or {}).get("failure")
-        return Failure(**reported) if reported else None
+        return None if self._ended is None else self._ended.failure
 
 
 def remote_ranks(folder: Path) -> RemoteRanks | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from suite.runs.folder.records import RUNNING, damage, read_record, write_record
 from suite.runs.ranks import failures
+from suite.runs.ranks.allocation import MEETING
 from suite.runs.ranks.failures import Failure
 from suite.runs.ranks.processes import POLL_INTERVAL, LocalRank, RankProcess, wait_for
 from suite.runs.ranks.remote import remote_ranks
@@ -32,6 +33,7 @@ def run_ranks(spec: TrialSpec, folder: Path) -> int:
     Returns:
         0 if the trial is done; otherwise 1, and `trial.json` says why.
     """
+    _remove_meetings(folder)  # of a command that was killed
     reports = Path(tempfile.mkdtemp(prefix="pdt-ranks-"))
     try:
         others = remote_ranks(folder)
@@ -47,6 +49,13 @@ def run_ranks(spec: TrialSpec, folder: Path) -> int:
                 one.kill()
     finally:
         shutil.rmtree(reports, ignore_errors=True)
+        _remove_meetings(folder)
+
+
+def _remove_meetings(folder: Path) -> None:
+    """Remove the files through which ranks of a trial have found each other."""
+    for path in folder.glob(f"{MEETING}*"):
+        path.unlink(missing_ok=True)
 
 
 def _end(spec: TrialSpec, folder: Path, ranks: Mapping[int, RankProcess], cause: Failure) -> int:
