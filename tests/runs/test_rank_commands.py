@@ -1,6 +1,5 @@
 """Commands that were started together: who answers, who is waited for, and what is said when one has ended."""
 
-import json
 import os
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from suite.runs.ranks import failures, heartbeats, processes
 from suite.runs.ranks.allocation import Allocation, follow, lead
 from suite.runs.ranks.failures import Failure
 from suite.runs.ranks.heartbeats import beat
-from suite.runs.ranks.messages import RankEnd, Start, receive, send
+from suite.runs.ranks.messages import RankEnd, Start, send
 from suite.runs.ranks.remote import RemoteRank
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,7 +123,7 @@ def test_ray_that_is_not_installed_is_said(monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else real(name))
     with pytest.raises(UsageError, match=r"ray is not installed; install it with pip install .*\[ray\]"):
-        connect("auto")
+        connect("auto", ExitStack())
 
 
 def test_an_address_without_a_cluster_is_said_at_once():
@@ -130,7 +131,7 @@ def test_an_address_without_a_cluster_is_said_at_once():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(UsageError, match=f"--ray-address 127.0.0.1:{port}: no Ray cluster answers there"):
-        connect(f"127.0.0.1:{port}")
+        connect(f"127.0.0.1:{port}", ExitStack())
 
 
 def test_variables_of_libraries_are_passed_on(monkeypatch):

@@ -27,11 +27,18 @@ from suite.registry import register
 from suite.runs.engines.lifeline import die_with
 from suite.runs.engines.local import environment
 from suite.runs.engines.outcomes import end_unstarted, next_ready, not_done, record_end, show, status_of
-from suite.runs.engines.ray_worker import Ended, Job, read_content, run_job, write_content
+from suite.runs.engines.ray_worker import (
+    Ended,
+    Job,
+    read_content,
+    run_job,
+    temporary_folder,
+    write_content,
+)
 from suite.runs.folder.records import RUNNING
 from suite.runs.progress.files import EpochReader
 from suite.runs.progress.listeners import ProgressListener
-from suite.runs.provenance import FLAG_PREFIXES
+from suite.runs.provenance import FLAG_PREFIXES, ROOT
 from suite.runs.spec import TrialSpec
 
 log = logging.getLogger(__name__)
@@ -68,7 +75,8 @@ class RayEngine:
 
     def __init__(self, jobs: int = 1, timeout: float | None = None, address: str = "auto") -> None:
         self.jobs, self.timeout = jobs, timeout
-        self._ray, self._started = connect(address)
+        self._closing = contextlib.ExitStack()
+        self._ray = connect(address, self._closing)
 
     def run(self, trials: Sequence[tuple[TrialSpec, Path]], progress: ProgressListener) -> None:
         """Run trials until each has ended and has its status in `trial.json`. A failed trial does not stop the others.
@@ -91,8 +99,7 @@ class RayEngine:
                     record_end(task.trial, task.folder, "error", "interrupted; the same command continues it")
             if token is not None:
                 token.unlink(missing_ok=True)
-            if self._started:
-                self._ray.shutdown()
+            self._closing.close()
 
     def _run(
         self, waiting: deque[tuple[TrialSpec, Path]], running: list[_Task], token: Path, progress: ProgressListener
@@ -187,8 +194,12 @@ class RayEngine:
         return f"{'its Ray worker died twice' if isinstance(error, died) else 'its Ray task failed'}: {lines[0]}"[:300]
 
 
-def connect(address: str) -> tuple[Any, bool]:
-    """Connect with a cluster, and return the module `ray`, and whether this call has connected it.
+def connect(address: str, closing: contextlib.ExitStack) -> Any:
+    """Connect with a cluster, and return the module `ray`.
+
+    Args:
+        address: As in `RayEngine`.
+        closing: Is given what has to be done at the end.
 
     Raises:
         UsageError: Ray is not installed, or there is no such cluster.
@@ -196,23 +207,34 @@ def connect(address: str) -> tuple[Any, bool]:
     if importlib.util.find_spec("ray") is None:
         raise UsageError("--engine ray: the package ray is not installed; install it with pip install -e '.[ray]'")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if address == "local":
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        # The address of a cluster that never leaves the machine is the loopback one, on which alone its servers then
+        # listen. Ray has this on Windows and macOS only, unless this variable says otherwise; it is read at the import.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    _keep_password_private(create=address == "local")
     import ray
 
     if ray.is_initialized():
-        return ray, False
+        return ray
     options: dict[str, Any] = {"address": address}
     if address == "local":
         options |= {
             "num_cpus": available_cores(),
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
+            # In its default place, everyone could write to its files and sockets.
+            "_temp_dir": str(closing.enter_context(temporary_folder())),
         }
     elif address != "auto":
         _check_reachable(address)
     variables = {"PYTHONPATH": environment(1)["PYTHONPATH"]} if "PYTHONPATH" in environment(1) else {}
     try:
-        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": variables})
+        # Ray's workers import from the folder in which it is started, before all others.
+        with contextlib.chdir(ROOT):
+            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": variables})
     except (ConnectionError, RuntimeError, ValueError) as error:
+        closing.close()
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if address == "auto" and isinstance(error, ConnectionError):
             reason = "no Ray cluster is running"  # Ray's text names options of its own
@@ -220,7 +242,32 @@ def connect(address: str) -> tuple[Any, bool]:
             f"--ray-address {address}: {reason.rstrip('.')}; start a cluster with 'ray start --head', or type "
             "--ray-address local"
         ) from error
-    return ray, True
+    closing.callback(ray.shutdown)
+    return ray
+
+
+def _keep_password_private(create: bool) -> None:
+    """Let only the user read the file with the password of Ray's clusters, which Ray itself makes readable for all.
+
+    Args:
+        create: Whether to make the file if there is none.
+
+    Raises:
+        UsageError: The file cannot be made.
+    """
+    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    try:
+        if path.exists():
+            path.chmod(0o600)
+        elif create:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(32))
+    except OSError as error:
+        raise UsageError(f"--engine ray: the file of its password cannot be kept private: {in_words(error)}") from error
 
 
 def _check_reachable(address: str) -> None:

@@ -1,0 +1,166 @@
+"""Strangers on a shared machine: what they send, plant or write to a store is never run."""
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from small_trials import spec
+from toy_suite import ROOT
+
+import suite
+
+PLUGIN = """
+from methods.dense import Dense
+from suite.registry import register
+
+@register("method", "sent")
+class Sent(Dense):
+    '''Dense under another name.'''
+"""
+
+
+SMALL = ("--task", "digits", "--preset", "smoke", "--dtype", "float32", "--model", "resnet9[width=0.0625]")
+
+
+@pytest.fixture
+def ran(tmp_path):
+    """A file that code of a stranger writes, and its code."""
+    place = tmp_path / "ran"
+    return place, f"import sys; open({str(place)!r}, 'a').write(' '.join(sys.argv) + chr(10))\n"
+
+
+def command(*words, cwd, home=None, **more):
+    """Run a command in a folder, and return how it ended."""
+    variables = {**os.environ, "HOME": str(home or cwd), **more}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "run_suite.py"), *map(str, words)],
+        cwd=cwd, env=variables, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_folder_that_somebody_sends_runs_no_plugin(tmp_path, ran):
+    place, code = ran
+    plugin, sent, other, here = (tmp_path / name for name in ("plugin.py", "sent", "other", "here"))
+    here.mkdir()
+    plugin.write_text(PLUGIN)
+    for methods, out in (("sent", sent), ("dense", other)):
+        words = ("--methods", methods, "--plugin", plugin, *SMALL, "--epochs", "1", "--out", out)
+        assert command(*words, cwd=here).returncode == 0
+    plugin.write_text(code + PLUGIN)
+
+    for words in (
+        ("report", sent), ("compare", sent, other), ("merge", sent, other, "-o", here / "merged"),
+        ("export", sent, here / "exported"), ("time", sent, "--busy", "--pairs", "10"), ("profile", sent, "--busy"),
+    ):  # fmt: skip
+        answer = command(*words, cwd=here)
+        assert answer.returncode == (1 if words[0] in ("time", "profile") else 0), answer.stderr
+        if words[0] in ("time", "profile"):
+            assert f"plugins that a record names are not run: type --plugin {plugin}" in answer.stdout
+    suite.load_results(sent)
+    assert not place.exists()
+
+    # The user runs what he types, if it is what the trial ran.
+    answer = command("time", sent, "--busy", "--pairs", "10", "--plugin", plugin, cwd=here)
+    assert "the method 'sent' is not the one of the trial" in answer.stdout
+    plugin.write_text(PLUGIN)
+    answer = command("time", sent, "--busy", "--pairs", "10", "--plugin", plugin, cwd=here)
+    assert answer.returncode == 0, answer.stdout
+    assert "sent: " in answer.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_the_working_folder_is_not_imported(tmp_path, ran, engine):
+    if engine == "ray":
+        pytest.importorskip("ray", reason="needs the extra [ray]")
+    place, code = ran
+    for name in ("json", "torch", "numpy", "suite", "methods"):
+        (tmp_path / f"{name}.py").write_text(code)
+    address = ("--ray-address", "local") if engine == "ray" else ()
+    out = tmp_path / "out"
+    trials = ("--methods", "dense,sdgp", *SMALL, "--epochs", "1", "--out", out, "--engine", engine, *address)
+    assert command(*trials, cwd=tmp_path).returncode == 0
+    if engine == "local":
+        for words in (
+            ("time", out, "--busy", "--pairs", "10"), ("profile", out, "--busy", "--rounds", "6"), ("check", "dense"),
+            ("plan", *SMALL, "--methods", "dense"),
+        ):  # fmt: skip
+            answer = command(*words, cwd=tmp_path)
+            assert answer.returncode == 0, answer.stderr + answer.stdout
+    else:
+        token = tmp_path / ".ray" / "auth_token"
+        assert token.stat().st_mode & 0o077 == 0
+    assert not place.exists(), place.read_text()
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_who_writes_to_the_store_of_torchrun_runs_nothing(tmp_path, ran):
+    place, code = ran
+    evil = tmp_path / "evil"
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(code + PLUGIN)
+    trial = dataclasses.replace(spec("dense", epochs=1), plugins=(str(plugin),), processes=2)
+    folder = evil / "trials" / trial.trial_id
+    folder.mkdir(parents=True)
+    (folder / "trial.json").write_text(json.dumps({"spec": trial.to_json(), "status": "running"}))
+    before = sorted(evil.rglob("*"))
+    port, out = free_port(), tmp_path / "out"
+    words = ("--methods", "dense,sdgp", "--task", "digits", "--preset", "smoke", "--epochs", "1", "--dtype", "float32")
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)),
+            *(str(ROOT / "run_suite.py"), *words, "--out", str(out)),
+        ],
+        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    said = []
+    reader = threading.Thread(target=lambda: said.append(process.stdout.read()))
+    reader.start()
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=1))
+            break
+        except (dist.DistError, RuntimeError):
+            assert time.monotonic() < deadline
+    store = dist.PrefixStore("pdt/restart 0 of 2 commands", store)
+    # A folder of his, as a message used to name it, and as one names it now; then a trial that was not planned.
+    messages = (
+        {"folder": str(folder), "rendezvous": "file:///tmp/x"},
+        {"trial": f"../../evil/trials/{trial.trial_id}", "meeting": "1"},
+        {"trial": str(folder), "meeting": "1"},
+        {"trial": trial.trial_id, "meeting": "1"},
+    )
+    store.add("count", len(messages))
+    for number, message in enumerate(messages, 1):
+        store.set(f"trials/{number}", json.dumps(message))
+        while not store.check([f"trials/{number}/1"]):
+            assert process.poll() is None, said
+            time.sleep(0.05)
+        answer = json.loads(store.get(f"trials/{number}/1"))
+        assert answer["status"] == 1
+        words = ("has not planned", "no command of this suite has written")
+        assert any(word in answer["failure"]["message"] for word in words)
+    assert process.wait(timeout=200) == 0, said
+    reader.join()
+    assert not place.exists()
+    assert sorted(evil.rglob("*")) == before
+    records = [json.loads(path.read_text()) for path in out.glob("trials/*/trial.json")]
+    assert [record["status"] for record in records] == ["done", "done"]
+    assert not list(out.rglob(".ranks-*"))
