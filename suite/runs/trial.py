@@ -16,10 +16,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from suite.runs.engines.lifeline import watch_parent
 from suite.runs.engines.places import place_of_environment, take_place
+
+if TYPE_CHECKING:
+    from suite.runs.ranks.failures import FailedStatus
 
 log = logging.getLogger("pdt.trial")
 
@@ -52,9 +55,10 @@ def main() -> int:
     except Exception as error:  # every failure becomes a status; log.txt has the traceback
         with contextlib.suppress(OSError):  # the log is on the disk that may be full
             traceback.print_exc()
-        status, message = _failure(error)
+        failed, message = _failure(error)
+        status = failed
         if rank is not None:
-            failure = failures.failure_of(rank, status, message, error)
+            failure = failures.failure_of(rank, failed, message, error)
     if rank:  # rank 0 writes all files of the trial
         if failure:
             failures.report(failure)
@@ -327,7 +331,7 @@ def comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _failure(error: Exception) -> tuple[str, str]:
+def _failure(error: Exception) -> tuple[FailedStatus, str]:
     """Return the status and the one-line message for an exception that ended a trial."""
     import torch
 
