@@ -119,7 +119,7 @@ def test_who_writes_to_the_store_of_torchrun_runs_nothing(tmp_path, ran):
     folder.mkdir(parents=True)
     (folder / "trial.json").write_text(json.dumps({"spec": trial.to_json(), "status": "running"}))
     before = sorted(evil.rglob("*"))
-    port, out = free_port(), tmp_path / "out"
+    port, out = free_port(), tmp_path / "out #1"  # not the end of a URL
     words = ("--methods", "dense,sdgp", "--task", "digits", "--preset", "smoke", "--epochs", "1", "--dtype", "float32")
     process = subprocess.Popen(
         [

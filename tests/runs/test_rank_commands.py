@@ -1,6 +1,7 @@
 """Commands that were started together: who answers, who is waited for, and what is said when one has ended."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import gloo_threads
+import psutil
 import pytest
 import torch.distributed as dist
 from small_trials import spec
@@ -24,7 +26,7 @@ from suite.runs.ranks import failures, heartbeats, processes
 from suite.runs.ranks.allocation import Allocation, follow, lead
 from suite.runs.ranks.failures import Failure
 from suite.runs.ranks.heartbeats import beat
-from suite.runs.ranks.messages import RankEnd, Start, send
+from suite.runs.ranks.messages import RankEnd, Start, receive, send
 from suite.runs.ranks.remote import RemoteRank
 
 
@@ -167,6 +169,62 @@ def test_a_follower_leaves_out_trials_for_which_rank_0_does_not_wait_any_more(st
     follower.join(10)
     assert started == [3]
     assert leader.check(["left/1"])
+
+
+def test_a_rank_trains_only_what_its_own_command_has_planned(tmp_path):
+    trial = spec("dense")
+    folder = tmp_path / "trials" / trial.trial_id
+
+    def refused(match, name=trial.trial_id):
+        with pytest.raises(UsageError, match=match):
+            allocations._checked_folder(tmp_path, [trial], name)
+
+    refused("is not visible here; --out must be a folder that all machines share")
+    folder.mkdir(parents=True)
+    write_record(folder, trial, "running")
+    assert allocations._checked_folder(tmp_path, [trial], trial.trial_id) == folder
+    for name in ("../trials/" + trial.trial_id, str(folder), "dense-digits-resnet9-s1-00000000", ""):
+        refused("has not planned; all ranks need the same command line", name)
+    write_record(folder, replace(trial, plugins=("/tmp/mine.py",)), "running")
+    refused("trial.json is not that of the trial that the command of this rank has planned")
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    refused("is a symbolic link")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"0", b"{}", b"\xff", b'{"trial": 3, "meeting": "1"}', b'{"trial": "a", "meeting": "/tmp/store"}']
+)
+def test_a_message_that_no_command_has_written_is_one_line(store, content):
+    store.set("trials/1", content)
+    with pytest.raises(UsageError, match="trials/1, which no command of this suite has written"):
+        receive(store, "trials/1", Start)
+    store.set("trials/1/1", b'{"status": 0, "failure": {"rank": 1, "status": "done", "message": ""}}')
+    with pytest.raises(UsageError, match="no command"):
+        RemoteRank(store, 1, 1).poll()
+
+
+def test_what_a_rank_has_sent_is_what_rank_0_receives(store):
+    for sent in (RankEnd(0), RankEnd(-9, Failure(1, "oom", "not enough memory", lost_others=True)), Start("a", "1f")):
+        send(store, "key", sent)
+        assert receive(store, "key", type(sent)) == sent
+
+
+def test_the_store_of_a_step_on_one_machine_listens_on_the_loopback_interface(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    leader = in_step(monkeypatch, 0, step=0, port=port)
+    held = leader.store()
+    in_step(monkeypatch, 1, step=0, port=port).store().set("a", "1")
+    assert held.get("a") == b"1"
+    listening = [one for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"]
+    assert {one.laddr.ip for one in listening if one.laddr.port == port} == {"127.0.0.1"}
+    with pytest.raises(UsageError, match=f"the store of Slurm at 127.0.0.1:{port} cannot be reached"):
+        leader.store()
+    assert leader.rendezvous(Path("/a#b"), "1f") == "file:///a#b/.ranks-1f"
+    assert replace(leader, one_machine=False).rendezvous(Path("/a"), "29500") == "tcp://127.0.0.1:29500"
 
 
 @pytest.mark.parametrize("said", ["trials/1/stop", "trials/2", "end"])
