@@ -59,7 +59,7 @@ def check_folder(folder: Path) -> None:
     """
     folder = folder.expanduser().resolve()  # the folder that is used, if the path leads through symbolic links
     try:
-        status = os.stat(folder)
+        status = folder.stat()
     except OSError:
         return
     why = _strangers(status)

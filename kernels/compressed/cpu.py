@@ -105,4 +105,3 @@ def _layer(grad: Gradient, weight: Tensor, size: tuple[int, ...], geometry: Geom
         size, out_size, groups, window = (1, 1), [1, 1], 1, (1, 1, 1, 1, 0, 0, 1, 1)
     channels = (weight.shape[1] * groups, len(weight), groups)
     return np.array([rows, *size, *out_size, *channels, *window, grad.n, grad.m, kept], np.int64)
-

@@ -87,11 +87,12 @@ class Case:
             for axis in (0, 1):
                 reach = self.geometry.dilation[axis] * (self.kernel[axis] - 1) + 1
                 outer.append((size[axis] + 2 * self.geometry.padding[axis] - reach) // self.geometry.stride[axis] + 1)
-        places = [
-            first + torch.rand(*outer, min(self.m, self.outputs - first), generator=generator).argsort(-1)[..., : self.n]
-            for first in range(0, self.outputs, self.m)
-        ]
-        channels = torch.cat([one.sort(-1).values for one in places], -1).to(torch.int16)
+        groups = []
+        for first in range(0, self.outputs, self.m):
+            shape = (*outer, min(self.m, self.outputs - first))
+            order = torch.rand(shape, generator=generator, dtype=torch.float32).argsort(-1)
+            groups.append(first + order[..., : self.n].sort(-1).values)
+        channels = torch.cat(groups, -1).to(torch.int16)
         values = torch.randint(-3, 4, channels.shape, generator=generator).float()
         activation = integers(self.images, self.inputs, *(size if self.kernel else ()))
         weight = integers(self.outputs, self.inputs // self.geometry.groups, *kernel)
@@ -116,13 +117,17 @@ def cases() -> Iterator[Case]:
 
 def of_products(products: Products) -> str:
     """Compare the kernels with their definition; return the first case that differs, empty if none does."""
-    for case in cases():
-        grad, activation, weight = case.operands()
-        data = reference.data_gradient(grad, weight, case.size, case.geometry)
-        weights = reference.weight_gradient(grad, activation, weight, case.geometry)
-        for one in (products.with_threads(1), products.with_threads(THREADS)):
-            if not torch.equal(one.data_gradient(grad, weight, case.size, case.geometry), data):
-                return f"the data gradient of {case}"
-            if not torch.equal(one.weight_gradient(grad, activation, weight, case.geometry), weights):
-                return f"the weight gradient of {case}"
+    return next(filter(None, (differs(products, case) for case in cases())), "")
+
+
+def differs(products: Products, case: Case) -> str:
+    """Return which product of a case differs from its definition, empty if none does."""
+    grad, activation, weight = case.operands()
+    data = reference.data_gradient(grad, weight, case.size, case.geometry)
+    weights = reference.weight_gradient(grad, activation, weight, case.geometry)
+    for one in (products.with_threads(1), products.with_threads(THREADS)):
+        if not torch.equal(one.data_gradient(grad, weight, case.size, case.geometry), data):
+            return f"the data gradient of {case}"
+        if not torch.equal(one.weight_gradient(grad, activation, weight, case.geometry), weights):
+            return f"the weight gradient of {case}"
     return ""

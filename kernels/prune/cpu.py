@@ -121,9 +121,7 @@ def load_compress() -> Compression | None:
     """Build and load the kernel that compresses, once per process; None, logged once, if it is not available."""
     if not load().available:
         return None
-    return open_optional(
-        "compress_nm", "compression in one pass with the pruning", Compression, proof.of_compression
-    )
+    return open_optional("compress_nm", "compression in one pass with the pruning", Compression, proof.of_compression)
 
 
 def compress(grad: Tensor, values: Tensor, channels: Tensor, rule: PruneRule, seed: int) -> None:

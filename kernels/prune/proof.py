@@ -24,8 +24,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Relative error of a rescaled value, by the order in which fp32 sums are added, and one unit in the last place.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 WHOLE, OTHER = (2, 4, 8, 16, 32), (3, 7, 13, 31)  # groups of the fast kernels; of the kernels for any group
-SMALL, WORDS, ROWS = (2, 96, 3, 5), (3, 64, 4, 5), (30, 128)  # WORDS and ROWS have whole 64-bit words of keep bits
-MANY = (4, 96, 8, 8)  # several blocks of work, for several threads
+Shape = tuple[int, ...]
+SMALL: Shape = (2, 96, 3, 5)
+WORDS: Shape = (3, 64, 4, 5)
+ROWS: Shape = (30, 128)  # as WORDS, it has whole 64-bit words of keep bits
+MANY: Shape = (4, 96, 8, 8)  # several blocks of work, for several threads
 STREAMED_BYTES = 16 << 20  # `streaming_bytes` of prune_nm.cpp
 THREADS = 3
 SEED = 2**63 + 2**33 + 7
@@ -48,7 +51,7 @@ class Compression(Protocol):
 class Case(NamedTuple):
     """A gradient of this shape and dtype, and the rule that prunes it."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: torch.dtype
     rule: PruneRule
 
@@ -63,7 +66,7 @@ class Case(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)
-def _gradient(shape: tuple[int, ...], dtype: torch.dtype, *, special: bool) -> Tensor:
+def _gradient(shape: Shape, dtype: torch.dtype, *, special: bool) -> Tensor:
     """Return a gradient. The magnitudes of its first half differ within every group, many of the others are equal."""
     generator = torch.Generator().manual_seed(len(shape))
     pixels, channels = shape[0] * math.prod(shape[2:]), shape[1]
@@ -101,17 +104,18 @@ def cases() -> Iterator[Case]:
 def of_pruning(kernel: Pruning) -> str:
     """Compare a kernel that prunes with its definition; return the first case that differs, empty if none does."""
     for case in cases():
-        if not _prunes(kernel, case):
+        if not prunes(kernel, case):
             return f"prune_nm, {case}"
-    return next((f"prune_nm past the caches, {case}" for case in _streamed() if not _streams(kernel, case)), "")
+    return next((f"prune_nm past the caches, {case}" for case in _streamed() if not streams(kernel, case)), "")
 
 
 def of_compression(kernel: Compression) -> str:
     """Compare a kernel that compresses with its definition; return the first case that differs, empty if none does."""
-    return next((f"compress_nm, {case}" for case in cases() if not _compresses(kernel, case)), "")
+    return next((f"compress_nm, {case}" for case in cases() if not compresses(kernel, case)), "")
 
 
-def _prunes(kernel: Pruning, case: Case) -> bool:
+def prunes(kernel: Pruning, case: Case) -> bool:
+    """Return whether a kernel prunes as defined, with one thread and several, into a result and in place."""
     grad = case.gradient()
     expected = reference.prune_nm(grad, case.rule, SEED)
     pruned, in_place = torch.full_like(grad, torch.nan), grad.clone()
@@ -120,7 +124,8 @@ def _prunes(kernel: Pruning, case: Case) -> bool:
     return _agree(pruned, expected, case) and _equal(in_place, pruned)
 
 
-def _compresses(kernel: Compression, case: Case) -> bool:
+def compresses(kernel: Compression, case: Case) -> bool:
+    """Return whether a kernel compresses as defined, with one thread and several."""
     grad = case.gradient()
     expected, places = reference.compress_nm(grad, case.rule, SEED)
     results = []
@@ -136,11 +141,11 @@ def _compresses(kernel: Compression, case: Case) -> bool:
 def _streamed() -> Iterator[Case]:
     """Yield cases with whole groups, which alone are written past the caches."""
     for dtype in DTYPES:
-        for m, mode in ((4, "magnitude"), (32, "magnitude"), (8, "random"), (8, "unbiased")):
-            yield Case(SMALL, dtype, PruneRule(m // 2, m, mode))
+        for rule in (PruneRule(2, 4), PruneRule(16, 32), PruneRule(4, 8, "random"), PruneRule(4, 8, "unbiased")):
+            yield Case(SMALL, dtype, rule)
 
 
-def _streams(kernel: Pruning, case: Case) -> bool:
+def streams(kernel: Pruning, case: Case) -> bool:
     """Compare a result that is written past the caches with the one that replaces its gradient, which is not."""
     part = case.gradient()
     rows = part.movedim(1, -1).reshape(-1, part.shape[1])

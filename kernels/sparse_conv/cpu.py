@@ -84,7 +84,8 @@ def to_blocks(plain: Tensor, window: Window, kernels: Kernels | None = None) -> 
     images, channels = plain.shape[:2]
     if plain.stride(3) != 1 and (channels == 1 or plain.stride(1) != 1):  # neither columns nor channels are adjacent
         plain = plain.clone(memory_format=torch.contiguous_format)
-    data = torch.empty(-(-images // lanes), channels, window.padded_rows, window.padded_columns, lanes, dtype=torch.float32)
+    shape = (-(-images // lanes), channels, window.padded_rows, window.padded_columns, lanes)
+    data = torch.empty(shape, dtype=torch.float32)
     _convert(loaded, plain, data, window, to_blocks=True)
     return Blocked(data, images, channels, window)
 

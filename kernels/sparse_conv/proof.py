@@ -42,9 +42,7 @@ class Convolution(Protocol):
 class Kernels(Protocol):
     """The compiled kernels."""
 
-    def convolution(
-        self, kept: Tensor, stride: Pair, padding: Pair, dilation: Pair, threads: int
-    ) -> Convolution: ...
+    def convolution(self, kept: Tensor, stride: Pair, padding: Pair, dilation: Pair, threads: int) -> Convolution: ...
 
 
 @dataclass(frozen=True)
@@ -111,19 +109,22 @@ def cases() -> Iterator[Case]:
 
 def of_convolutions(kernels: Kernels) -> str:
     """Compare the kernels with their definition; return the first case that differs, empty if none does."""
-    for case in cases():
-        kept, activation, weight, grad = case.operands()
-        expected = reference.products(kept, activation, weight, grad, *case.geometry)
-        for threads in (1, THREADS):
-            convolution = kernels.convolution(kept, *case.geometry, threads)
-            blocks = convolution.blocks_of_grad(grad, activation)
-            found = (
-                convolution.forward(activation, weight),
-                convolution.dgrad(blocks, weight, activation),
-                convolution.wgrad(blocks, activation, weight),
-            )
-            names = ("output", "data gradient", "weight gradient")
-            for name, one, definition in zip(names, found, expected, strict=True):
-                if not torch.equal(one, definition):
-                    return f"the {name} of {case}"
+    return next(filter(None, (differs(kernels, case) for case in cases())), "")
+
+
+def differs(kernels: Kernels, case: Case) -> str:
+    """Return which product of a case differs from its definition, empty if none does."""
+    kept, activation, weight, grad = case.operands()
+    expected = reference.products(kept, activation, weight, grad, *case.geometry)
+    for threads in (1, THREADS):
+        convolution = kernels.convolution(kept, *case.geometry, threads)
+        blocks = convolution.blocks_of_grad(grad, activation)
+        found = (
+            convolution.forward(activation, weight),
+            convolution.dgrad(blocks, weight, activation),
+            convolution.wgrad(blocks, activation, weight),
+        )
+        for name, one, definition in zip(("output", "data gradient", "weight gradient"), found, expected, strict=True):
+            if not torch.equal(one, definition):
+                return f"the {name} of {case}"
     return ""
