@@ -68,6 +68,24 @@ def check_folder(folder: Path) -> None:
         raise RefusedError(f"the cache {folder} is not used: {why}; {close}set PDT_CACHE to a folder of your own")
 
 
+def keep_code_of_torch_compile() -> None:
+    """Let `torch.compile` of this process and its children keep compiled code in this cache.
+
+    torch's own choice is a name among the temporary files that everybody can guess, where whoever makes it first may
+    leave code for others. $TORCHINDUCTOR_CACHE_DIR, if it is set, stays.
+
+    Raises:
+        RefusedError: See `check_folder`.
+        OSError: The folder cannot be created.
+    """
+    if not os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        own = folder() / "inductor"
+        make_folder(own)
+        for one in (own.parent, own):
+            check_folder(one)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own.resolve())
+
+
 def _strangers(status: os.stat_result) -> str:
     """Return who else could have written a file or folder; empty if nobody but its user and root could.
 

@@ -75,9 +75,7 @@ class RemoteLibrary:
         rows, columns, _, in_block, _, _, *out = _integers(a[0], 10, 8)
         blocks, channels = a[3:5]
         squares, others = _integers(a[5], channels + 1, 8)[-1], _integers(a[7], channels + 1, 8)[-1]
-        extent = sum(
-            (count - 1) * step for count, step in zip((blocks, channels, rows, columns), out, strict=True)
-        )
+        extent = sum((count - 1) * step for count, step in zip((blocks, channels, rows, columns), out, strict=True))
         starts = 8 * (channels + 1)
         return {
             **{0: 80, 1: blocks * in_block * self._lane_bytes, 2: (extent + 1) * self._lane_bytes, 5: starts},

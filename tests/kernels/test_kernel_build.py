@@ -346,6 +346,24 @@ def test_without_users_and_modes_the_cache_is_used(stored, monkeypatch):
     assert cache_module.find(stored) == {}
 
 
+def test_torch_compile_keeps_its_code_where_nobody_else_can_write(tmp_path, monkeypatch):
+    monkeypatch.setenv("PDT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    cache_module.keep_code_of_torch_compile()
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert folder == tmp_path / "cache" / "inductor"
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (folder, folder.parent)] == [0o700, 0o700]
+    for opened in (folder, folder.parent):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+        opened.chmod(0o777)
+        with pytest.raises(cache_module.RefusedError, match=rf"the cache {opened} is not used: others can write to it"):
+            cache_module.keep_code_of_torch_compile()
+        opened.chmod(0o700)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/chosen")
+    cache_module.keep_code_of_torch_compile()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/chosen"
+
+
 PLANTED = """
 #include <fstream>
 #include <cstdlib>
