@@ -84,7 +84,8 @@ def build_trainer(spec: TrialSpec, trials: Path, splits: Splits, **callbacks: An
         callbacks: Arguments of `Trainer` whose names begin with `on_`.
 
     Raises:
-        UsageError: A trial that this one depends on is not done or damaged, or `torch.compile` has no folder for its code.
+        UsageError: A trial that this one depends on is not done or damaged, or the folder for code of
+            `torch.compile` cannot be used.
     """
     from kernels import cache
 

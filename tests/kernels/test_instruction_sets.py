@@ -12,11 +12,15 @@ import platform
 
 import filelock
 import pytest
+import torch
 from instruction_sets import KERNELS, compiled, differences, mutated_sources
 
 import kernels
 from kernels import cache
+from kernels.compressed import cpu as compressed
 from kernels.cpu import build, library
+from kernels.prune import cpu as prune
+from kernels.sparse_conv import cpu as sparse_conv
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the instruction sets are those of x86-64"),
@@ -103,3 +107,28 @@ def test_one_wrong_lane_is_found_by_the_proof_and_plain_torch_takes_its_place(na
     monkeypatch.undo()
     monkeypatch.setenv("PDT_CPU_ARCH", "x86-64-v3")
     assert library.open_optional(name, "these kernels", bind, proof) is not None
+
+
+@pytest.mark.usefixtures("compiled_compression")
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_proof_does_not_depend_on_the_state_of_the_process_and_leaves_it(name):
+    """Subnormal numbers are flushed to zero, and torch has another default number format."""
+    found = {
+        "prune_nm": prune.load().kernel,
+        "compress_nm": prune.load_compress(),
+        "compressed_gradients": compressed.library(),
+        "sparse_conv": sparse_conv.library(),
+    }
+    before = torch.get_rng_state(), torch.get_num_threads(), torch.is_grad_enabled()
+    torch.set_default_dtype(torch.bfloat16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.set_flush_denormal(True)
+        assert KERNELS[name][1](found[name]) == ""
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_flush_denormal(False)
+        torch.use_deterministic_algorithms(False)
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (torch.get_num_threads(), torch.is_grad_enabled()) == before[1:]

@@ -34,6 +34,12 @@ print(kernels.backend_report())
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
 
 
+@pytest.fixture(autouse=True)
+def native(monkeypatch):
+    """These tests are of the build for this processor, also where the others run kernels of another instruction set."""
+    monkeypatch.delenv("PDT_CPU_ARCH", raising=False)
+
+
 @pytest.fixture(scope="module")
 def single_threaded_library(tmp_path_factory) -> Path:
     """A library compiled without OpenMP and without optimization, which takes seconds instead of half a minute."""
@@ -195,7 +201,6 @@ def copied_library(single_threaded_library, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", script)
     monkeypatch.setenv("PDT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("PDT_CPU_KERNEL", raising=False)
-    monkeypatch.delenv("PDT_CPU_ARCH", raising=False)
     return tmp_path / "cache"
 
 
