@@ -424,12 +424,11 @@ def test_a_chosen_instruction_set_is_never_replaced(copied_library, tmp_path, mo
         assert f"-march={chosen}" in built.flags
         paths.add(built.library)
     assert len(paths) == 5
-    (tmp_path / "compiler").write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && exec c++ --version\necho "error: $*" >&2\nexit 1'
-    )
+    script = tmp_path / "compiler"
+    script.write_text(script.read_text().replace("[ $# -gt 1 ]", 'case "$*" in *-march=*) exit 1;; esac; [ $# -gt 1 ]'))
     for path in paths:
         path.unlink()
-    with pytest.raises(BuildError, match=r"error: .*-march=x86-64-v4"):
+    with pytest.raises(BuildError, match="failed: exit status 1"):
         build.build("prune_nm")
     assert (tmp_path / "runs").read_text() == 5 * "run\n"
 
