@@ -57,7 +57,9 @@ def test_kernels_agree_with_their_definition(architecture, bits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("architecture", [*build.ARCHITECTURES, "native"])
+@pytest.mark.parametrize(
+    "architecture", ["x86-64", "x86-64-v3", "x86-64-v4", "native"]
+)  # the sources have no path of v2
 def test_optimized_kernels_agree_with_their_definition(architecture, name):
     if architecture != "native":
         needs(architecture)
