@@ -2,6 +2,9 @@
 
 Each file has a note, NAME.json, with its size and SHA-256, so that a truncated or altered file is never loaded. The
 loader maps a library into memory, and reading past the end of a truncated file kills the process with SIGBUS.
+
+Whoever can write a library can run code as its user. A folder that is not the user's, or that others can write, is
+therefore refused, and so is such a file in it.
 """
 
 from __future__ import annotations
@@ -9,12 +12,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import secrets
+import shlex
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+log = logging.getLogger("pdt.kernels")
 
 _TEMPORARY = ".building-"
 # Temporary files older than this are considered abandoned. A compiler is stopped after minutes.
@@ -27,15 +35,86 @@ def folder() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "pdt-kernels"
 
 
+class RefusedError(Exception):
+    """The folder may contain what somebody else wrote; the message is one line that says what to type."""
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, which nobody else can enter.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that somebody else owns or can write; one that does not exist yet is none.
+
+    Afterwards nobody else can exchange its files, so that a file may be checked first and opened by its name later.
+
+    Raises:
+        RefusedError: The folder may contain what somebody else wrote.
+    """
+    folder = folder.expanduser().resolve()  # the folder that is used, if the path leads through symbolic links
+    try:
+        status = folder.stat()
+    except OSError:
+        return
+    why = _strangers(status)
+    if why:
+        close = f"type chmod -R go-w {shlex.quote(str(folder))}, or " if why.startswith("others") else ""
+        raise RefusedError(f"the cache {folder} is not used: {why}; {close}set PDT_CACHE to a folder of your own")
+
+
+def keep_code_of_torch_compile() -> None:
+    """Let `torch.compile` of this process and its children keep compiled code in this cache.
+
+    torch's own choice is a name among the temporary files that everybody can guess, where whoever makes it first may
+    leave code for others. $TORCHINDUCTOR_CACHE_DIR, if it is set, stays.
+
+    Raises:
+        RefusedError: See `check_folder`.
+        OSError: The folder cannot be created.
+    """
+    if not os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        own = folder() / "inductor"
+        make_folder(own)
+        for one in (own.parent, own):
+            check_folder(one)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own.resolve())
+
+
+def _strangers(status: os.stat_result) -> str:
+    """Return who else could have written a file or folder; empty if nobody but its user and root could.
+
+    An access control list that lets others write shows among the bits of the group. Windows has neither owners of this
+    kind nor these bits, and keeps a user's folders from others by itself.
+    """
+    if not hasattr(os, "geteuid"):
+        return ""
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"it belongs to the user {status.st_uid}, and you are {os.geteuid()}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
 def find(path: Path) -> dict[str, str] | None:
     """Check a compiled file against its note.
 
     Returns:
-        The facts that were stored with the file, or None if the file or its note is missing or they do not match.
+        The facts that were stored with the file, or None if the file or its note is missing, they do not match, or
+        somebody else could have written one of them.
+
+    Raises:
+        RefusedError: See `check_folder`.
     """
+    check_folder(path.parent)
     try:
-        note = json.loads(_note(path).read_bytes())
-        content = path.read_bytes()
+        note = json.loads(_read(_note(path)))
+        content = _read(path)
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(note, dict) or note.get("bytes") != len(content) or note.get("sha256") != _checksum(content):
@@ -52,8 +131,10 @@ def building(path: Path) -> Iterator[Path]:
 
     Raises:
         OSError: The folder cannot be created or written.
+        RefusedError: See `check_folder`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
+    check_folder(path.parent)
     _remove_abandoned(path.parent)
     temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}{path.suffix}")
     temporary.touch(exist_ok=False)  # a folder without write permission is detected before a compiler runs
@@ -73,15 +154,20 @@ def store(built: Path, path: Path, **facts: str) -> None:
         OSError: The file or its note cannot be written.
     """
     content = built.read_bytes()
-    note = {"bytes": len(content), "sha256": _checksum(content), "facts": facts}
+    _close(built)
     _sync(built)
     built.replace(path)
-    with building(_note(path)) as temporary:
-        temporary.write_text(json.dumps(note), encoding="utf-8")
-        _sync(temporary)
-        temporary.replace(_note(path))
-    with contextlib.suppress(OSError):  # some file systems cannot sync a folder, and the files are in place already
-        _sync(path.parent)
+    _write_note(path, {"bytes": len(content), "sha256": _checksum(content), "facts": facts})
+
+
+def add_facts(path: Path, **facts: str) -> None:
+    """Store further facts with a file.
+
+    Raises:
+        OSError: The note cannot be written.
+    """
+    note = json.loads(_note(path).read_bytes())
+    _write_note(path, {**note, "facts": {**note["facts"], **facts}})
 
 
 def forget(path: Path) -> None:
@@ -99,6 +185,31 @@ def _remove_abandoned(folder: Path) -> None:
         with contextlib.suppress(OSError):  # another process may remove it, or own it
             if time.time() - temporary.stat().st_mtime > ABANDONED_AFTER_S:
                 temporary.unlink()
+
+
+def _write_note(path: Path, note: dict[str, object]) -> None:
+    with building(_note(path)) as temporary:
+        temporary.write_text(json.dumps(note), encoding="utf-8")
+        _close(temporary)
+        _sync(temporary)
+        temporary.replace(_note(path))
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder, and the files are in place already
+        _sync(path.parent)
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file that nobody else could have written; of the file that is open, not of its name."""
+    with path.open("rb") as file:
+        why = _strangers(os.fstat(file.fileno()))
+        if why:
+            log.warning("the cached kernel %s is not used, and compiled again: %s", path, why)
+            raise PermissionError(why)
+        return file.read()
+
+
+def _close(path: Path) -> None:
+    """Let nobody else write a new file, which the user's umask may allow."""
+    path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _note(path: Path) -> Path:

@@ -25,8 +25,14 @@ SOURCES = Path(__file__).resolve().parent / "sources"
 INCLUDE_FOLDERS = (SOURCES.parents[1] / "include", SOURCES)
 COMPILERS = ("c++", "g++", "clang++")
 BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
-# Tried in this order, since a compiler may lack OpenMP (Apple's clang) or -march=native.
-OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
+# The instruction sets for which $PDT_CPU_ARCH may compile the kernels, each with the features that it adds to the one
+# before, in the names of /proc/cpuinfo.
+ARCHITECTURES = {
+    "x86-64": {"sse2"},
+    "x86-64-v2": {"cx16", "popcnt", "sse4_1", "sse4_2", "ssse3"},
+    "x86-64-v3": {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
+    "x86-64-v4": {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"},
+}
 TIME_LIMIT_S = 300.0
 VERSION_LIMIT_S = 60.0
 
@@ -59,21 +65,49 @@ def build(name: str) -> Build:
         name: Name of the source in `kernels/cpu/sources`, without its suffix.
 
     Raises:
-        BuildError: No compiler was found, the compilation failed or took too long, or the cache cannot be written.
+        BuildError: No compiler was found, the compilation failed or took too long, the cache is refused or cannot be
+            written, or $PDT_CPU_ARCH names an instruction set that is unknown or not this processor's.
     """
+    optional_flags = _optional_flags()
     compiler = find_compiler()
     version = _compiler_version(compiler)
     candidates = [
         Build(_library_path(name, compiler, version, flags), f"{Path(compiler[0]).name}: {version}", flags)
-        for flags in (BASE_FLAGS + optional for optional in OPTIONAL_FLAGS)
+        for flags in (BASE_FLAGS + optional for optional in optional_flags)
     ]
     first_error = ""
     for candidate in candidates:
-        error = "" if cache.find(candidate.library) is not None else _compile(name, compiler, candidate)
+        try:
+            error = "" if cache.find(candidate.library) is not None else _compile(name, compiler, candidate)
+        except cache.RefusedError as refused:
+            raise BuildError(str(refused)) from refused
         if not error:
             return dataclasses.replace(candidate, refused=first_error)
         first_error = first_error or error
     raise BuildError(f"{shlex.join(compiler)} failed: {first_error}")
+
+
+def missing_features(architecture: str) -> list[str]:
+    """Return what this processor lacks of an instruction set of `ARCHITECTURES`."""
+    names = [*ARCHITECTURES]
+    needed = set().union(*(ARCHITECTURES[name] for name in names[: names.index(architecture) + 1]))
+    return sorted(needed - set(" ".join(_processor()).split()))
+
+
+def _optional_flags() -> tuple[tuple[str, ...], ...]:
+    """Return the flags to try, in this order, since a compiler may lack OpenMP (Apple's clang) or -march=native.
+
+    An instruction set that $PDT_CPU_ARCH names is never replaced by another one.
+    """
+    chosen = os.environ.get("PDT_CPU_ARCH", "native")
+    if chosen == "native":
+        return ("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ()
+    if chosen not in ARCHITECTURES:
+        raise BuildError(f"$PDT_CPU_ARCH is {chosen!r}, and may be native, {', '.join(ARCHITECTURES)}")
+    missing = missing_features(chosen)
+    if missing:
+        raise BuildError(f"$PDT_CPU_ARCH is {chosen}, and this processor has no {', '.join(missing)}")
+    return (f"-march={chosen}", "-fopenmp"), (f"-march={chosen}",)
 
 
 def find_compiler() -> list[str]:

@@ -4,26 +4,64 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import logging
 import os
+import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
 
 from kernels import cache
 from kernels.cpu.build import Build, BuildError, build
 
 log = logging.getLogger("pdt.kernels")
 
+Kernels = TypeVar("Kernels")
 
-def open_library(name: str) -> tuple[ctypes.CDLL, Build]:
-    """Compile a source if necessary, and open the library.
 
-    A library that does not open (after a change of the C library or of the OpenMP runtime) is compiled once more.
+def open_library(
+    name: str, bind: Callable[[ctypes.CDLL], Kernels], proof: Callable[[Kernels], str]
+) -> tuple[Kernels, Build]:
+    """Compile a source if necessary, open the library, and compare its kernels with their definition before first use.
+
+    That they agree is stored with the library, whose name contains a hash of the processor, the compiler and the
+    source; it is compared again after a change of the proof's file, and at every start if it cannot be stored.
 
     Args:
         name: Name of the source in `kernels/cpu/sources`, without its suffix.
+        bind: Gives the functions of the library their types.
+        proof: Compares the kernels with their definition, and returns the first case that differs, empty if none does.
+            It runs in a thread of its own, so that it neither sees nor changes the state of the caller's (the mode of
+            autograd, dispatch modes such as that of fake tensors), and its OpenMP threads end with it.
+
+    Returns:
+        The kernels, as `bind` returns them, and their library.
 
     Raises:
-        BuildError: The library cannot be compiled or opened on this machine.
+        BuildError: The library cannot be compiled or opened on this machine, or a kernel differs from its definition.
+    """
+    library, built = _open(name)
+    kernels = bind(library)
+    made = sys.modules[proof.__module__].__file__
+    assert made is not None
+    version = hashlib.sha256(Path(made).read_bytes()).hexdigest()
+    if (cache.find(built.library) or {}).get("agrees") == version:
+        return kernels, built
+    with ThreadPoolExecutor(1) as thread:
+        different = thread.submit(proof, kernels).result()
+    if different:
+        raise BuildError(f"the compiled library {built.library} differs from its definition: {different}")
+    with contextlib.suppress(OSError):  # a folder of root's, which others may share: the next process compares again
+        cache.add_facts(built.library, agrees=version)
+    return kernels, built
+
+
+def _open(name: str) -> tuple[ctypes.CDLL, Build]:
+    """Compile a source if necessary, and open the library.
+
+    A library that does not open (after a change of the C library or of the OpenMP runtime) is compiled once more.
     """
     built = build(name)
     try:
@@ -40,22 +78,25 @@ def open_library(name: str) -> tuple[ctypes.CDLL, Build]:
             raise BuildError(f"the compiled library cannot be loaded: {error}") from error
 
 
-def open_optional(name: str, what: str) -> ctypes.CDLL | None:
+def open_optional(
+    name: str, what: str, bind: Callable[[ctypes.CDLL], Kernels], proof: Callable[[Kernels], str]
+) -> Kernels | None:
     """Open a library whose kernels can be done without, and log which one or why not.
 
     Args:
-        name: As in `open_library`.
+        name, bind, proof: As in `open_library`.
         what: The kernels of the library, for the log.
 
     Returns:
-        None if the library cannot be compiled or opened, and with `PDT_CPU_KERNEL=0`, which logs nothing.
+        The kernels; None if the library cannot be compiled or opened or differs from its definition, and with
+        `PDT_CPU_KERNEL=0`, which logs nothing.
     """
     if os.environ.get("PDT_CPU_KERNEL") == "0":
         return None
     try:
-        loaded, built = open_library(name)
+        loaded, built = open_library(name, bind, proof)
     except BuildError as error:
-        log.warning("%s: no compiled kernels, because %s", what, error)
+        log.warning("%s: plain torch instead of compiled kernels, because %s", what, error)
         return None
     log.info("%s: compiled (%s; %s)", what, built.compiler, built.library)
     return loaded
@@ -67,7 +108,7 @@ def compile_together(*names: str) -> None:
     A source that cannot be compiled is left to `open_library`, which reports why. `PDT_CPU_KERNEL=0` compiles nothing.
 
     Args:
-        names: As in `open_library`.
+        names: Names of sources, as in `open_library`.
     """
     if os.environ.get("PDT_CPU_KERNEL") == "0":
         return

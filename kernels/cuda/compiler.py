@@ -50,14 +50,17 @@ def cubin(nvrtc: Any, file: str, kernel: str, target: str) -> Cubin:
         target: Architecture, as returned by `architecture`.
 
     Raises:
-        CompileError: The kernel does not compile, or the cache cannot be written.
+        CompileError: The kernel does not compile, or the cache is refused or cannot be written.
     """
     digest = hashlib.sha256()
     for part in (source(file), kernel, target, *OPTIONS, *map(str, nvrtc.getVersion())):
         digest.update(part.encode() + b"\0")
     name = kernel.partition("<")[0].removeprefix("pdt::")
     path = cache.folder() / f"{name}-{target}-{digest.hexdigest()[:20]}.cubin"
-    found = cache.find(path)
+    try:
+        found = cache.find(path)
+    except cache.RefusedError as error:
+        raise CompileError(str(error)) from error
     if found is None or "function" not in found:
         content, functions = compile_cubin(nvrtc, file, (kernel,), target)
         found = {"function": functions[kernel]}

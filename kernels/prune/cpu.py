@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.cpu.build import BuildError
 from kernels.cpu.library import open_library, open_optional
+from kernels.prune import proof
 from kernels.prune.rule import MODES, SCOPES, PruneRule
 
 log = logging.getLogger("pdt.kernels")
@@ -30,15 +31,50 @@ _PROBLEM = [ctypes.c_int64] * 3 + [ctypes.c_int] * 5 + [ctypes.c_uint64, ctypes.
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """The compiled library, or the reason why plain torch is used."""
+class Pruning:
+    """The compiled kernel that prunes."""
 
-    library: ctypes.CDLL | None
+    library: ctypes.CDLL
+
+    def __post_init__(self) -> None:
+        self.library.pdt_prune_nm.restype = ctypes.c_int
+        self.library.pdt_prune_nm.argtypes = [*[ctypes.c_void_p] * 2, *_PROBLEM]
+
+    def prune(self, grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, threads: int) -> None:
+        """Prune `grad` into `pruned`; see `kernels.prune.cpu.prune`."""
+        problem = _problem(grad, rule, seed, threads)
+        _check(self.library.pdt_prune_nm(grad.data_ptr(), pruned.data_ptr(), *problem), "prune_nm", grad, rule)
+
+
+@dataclass(frozen=True)
+class Compression:
+    """The compiled kernel that prunes and compresses."""
+
+    library: ctypes.CDLL
+
+    def __post_init__(self) -> None:
+        self.library.pdt_compress_nm.restype = ctypes.c_int
+        self.library.pdt_compress_nm.argtypes = [*[ctypes.c_void_p] * 3, *_PROBLEM]
+
+    def compress(
+        self, grad: Tensor, values: Tensor, channels: Tensor, rule: PruneRule, seed: int, threads: int
+    ) -> None:
+        """Compress `grad` into `values` and `channels`; see `kernels.prune.cpu.compress`."""
+        pointers = grad.data_ptr(), values.data_ptr(), channels.data_ptr()
+        problem = _problem(grad, rule, seed, threads)
+        _check(self.library.pdt_compress_nm(*pointers, *problem), "compress_nm", grad, rule)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The compiled kernel, or the reason why plain torch is used."""
+
+    kernel: Pruning | None
     description: str
 
     @property
     def available(self) -> bool:
-        return self.library is not None
+        return self.kernel is not None
 
 
 @functools.cache
@@ -47,11 +83,10 @@ def load() -> Loaded:
     if os.environ.get("PDT_CPU_KERNEL") == "0":
         return _absent("it is turned off by PDT_CPU_KERNEL=0")
     try:
-        library, built = open_library("prune_nm")
+        kernel, built = open_library("prune_nm", Pruning, proof.of_pruning)
     except BuildError as error:
         return _absent(str(error))
-    library.pdt_prune_nm.restype = ctypes.c_int
-    library.pdt_prune_nm.argtypes = [*[ctypes.c_void_p] * 2, *_PROBLEM]
+    library = kernel.library
     threads = "OpenMP" if library.pdt_has_openmp() else "one thread: the compiler has no OpenMP"
     description = (
         f"prune_nm: compiled CPU kernel ({built.compiler}; {library.pdt_vector_bits()}-bit vectors; {threads}; "
@@ -61,7 +96,7 @@ def load() -> Loaded:
     if built.refused:
         flags = " ".join(built.flags)
         log.warning("prune_nm: compiled with only %s, which is slower, because %s", flags, built.refused)
-    return Loaded(library, description)
+    return Loaded(kernel, description)
 
 
 def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int) -> None:
@@ -76,23 +111,17 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int) -> None:
     Raises:
         MemoryError: The sums for the rescaling cannot be allocated.
     """
-    library = load().library
-    assert library is not None, "prune() was called without a compiled kernel"
-    _check(
-        library.pdt_prune_nm(grad.data_ptr(), pruned.data_ptr(), *_problem(grad, rule, seed)), "prune_nm", grad, rule
-    )
+    kernel = load().kernel
+    assert kernel is not None, "prune() was called without a compiled kernel"
+    kernel.prune(grad, pruned, rule, seed, torch.get_num_threads())
 
 
 @functools.cache
-def load_compress() -> ctypes.CDLL | None:
+def load_compress() -> Compression | None:
     """Build and load the kernel that compresses, once per process; None, logged once, if it is not available."""
     if not load().available:
         return None
-    library = open_optional("compress_nm", "compression in one pass with the pruning")
-    if library is not None:
-        library.pdt_compress_nm.restype = ctypes.c_int
-        library.pdt_compress_nm.argtypes = [*[ctypes.c_void_p] * 3, *_PROBLEM]
-    return library
+    return open_optional("compress_nm", "compression in one pass with the pruning", Compression, proof.of_compression)
 
 
 def compress(grad: Tensor, values: Tensor, channels: Tensor, rule: PruneRule, seed: int) -> None:
@@ -108,20 +137,19 @@ def compress(grad: Tensor, values: Tensor, channels: Tensor, rule: PruneRule, se
     Raises:
         MemoryError: The memory for sums and masks cannot be allocated.
     """
-    library = load_compress()
-    assert library is not None, "compress() was called without a compiled kernel"
-    pointers = grad.data_ptr(), values.data_ptr(), channels.data_ptr()
-    _check(library.pdt_compress_nm(*pointers, *_problem(grad, rule, seed)), "compress_nm", grad, rule)
+    kernel = load_compress()
+    assert kernel is not None, "compress() was called without a compiled kernel"
+    kernel.compress(grad, values, channels, rule, seed, torch.get_num_threads())
 
 
-def _problem(grad: Tensor, rule: PruneRule, seed: int) -> tuple[int, ...]:
+def _problem(grad: Tensor, rule: PruneRule, seed: int, threads: int) -> tuple[int, ...]:
     """Return the arguments of both C functions after their pointers."""
     matrix = grad.dim() == 2
     samples, channels = grad.shape[:2]
     pixels = 1 if matrix else grad.shape[2] * grad.shape[3]
     scope = ROW_SCOPE if matrix and rule.rescale == "sample_channel" else SCOPES.index(rule.rescale)
     return (samples, pixels, channels, rule.n, rule.m, DTYPES[grad.dtype],
-            MODES.index(rule.mode), scope, seed, torch.get_num_threads())  # fmt: skip
+            MODES.index(rule.mode), scope, seed, threads)  # fmt: skip
 
 
 def _check(status: int, name: str, grad: Tensor, rule: PruneRule) -> None:

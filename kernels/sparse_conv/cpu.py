@@ -17,22 +17,48 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu.library import open_optional
+from kernels.sparse_conv import proof
 from kernels.sparse_conv.neighbours import neighbours
 from kernels.sparse_conv.taps import ConvolutionTaps, Integers, Pair, Taps, Window, without_border
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
-@functools.cache
-def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels, built at first use, or None if they are unavailable, which is logged once."""
-    loaded = open_optional("sparse_conv", "sparse convolution")
-    if loaded is not None:
+@dataclass(frozen=True)
+class Kernels:
+    """The compiled kernels, run by `threads` threads, or by as many as torch uses."""
+
+    library: ctypes.CDLL
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
         pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        loaded.pdt_blocks.argtypes = [pointer, pointer, pointer, small, small, small]
-        loaded.pdt_sum_taps.argtypes = [pointer, pointer, pointer, number, number, *[pointer] * 5, small]
-        loaded.pdt_sum_products.argtypes = [pointer] * 4 + [number] * 3 + [pointer, pointer, small]
-    return loaded
+        self.library.pdt_blocks.argtypes = [pointer, pointer, pointer, small, small, small]
+        self.library.pdt_sum_taps.argtypes = [pointer, pointer, pointer, number, number, *[pointer] * 5, small]
+        self.library.pdt_sum_products.argtypes = [pointer] * 4 + [number] * 3 + [pointer, pointer, small]
+
+    def count(self) -> int:
+        """Return the number of threads."""
+        return self.threads or torch.get_num_threads()
+
+    def convolution(
+        self, kept: Tensor, stride: Pair, padding: Pair, dilation: Pair, threads: int
+    ) -> CpuSparseConvolution:
+        """Return a convolution whose products run on this number of threads."""
+        return CpuSparseConvolution(kept, stride, padding, dilation, Kernels(self.library, threads))
+
+
+@functools.cache
+def library() -> Kernels | None:
+    """Return the compiled kernels, built at first use, or None if they are unavailable, which is logged once."""
+    return open_optional("sparse_conv", "sparse convolution", Kernels, proof.of_convolutions)
+
+
+def _loaded(kernels: Kernels | None) -> Kernels:
+    """Return the given kernels, or those of this process."""
+    found = kernels or library()
+    assert found is not None, "sparse convolution was called without compiled kernels"
+    return found
 
 
 class Blocked(NamedTuple):
@@ -44,46 +70,44 @@ class Blocked(NamedTuple):
     window: Window
 
 
-def to_blocks(plain: Tensor, window: Window) -> Blocked:
+def to_blocks(plain: Tensor, window: Window, kernels: Kernels | None = None) -> Blocked:
     """Convert an activation (N, C, H, W) with any strides, fp32, bf16 or fp16, into blocks.
 
     Raises:
         TypeError: The activation has another dtype.
     """
-    loaded = library()
-    assert loaded is not None
+    loaded = _loaded(kernels)
     if plain.dtype not in FORMATS:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in FORMATS)
         raise TypeError(f"sparse convolution supports {known}, not {str(plain.dtype).removeprefix('torch.')}")
-    lanes = loaded.pdt_block_images()
+    lanes = loaded.library.pdt_block_images()
     images, channels = plain.shape[:2]
     if plain.stride(3) != 1 and (channels == 1 or plain.stride(1) != 1):  # neither columns nor channels are adjacent
         plain = plain.clone(memory_format=torch.contiguous_format)
-    data = torch.empty(-(-images // lanes), channels, window.padded_rows, window.padded_columns, lanes)
+    shape = (-(-images // lanes), channels, window.padded_rows, window.padded_columns, lanes)
+    data = torch.empty(shape, dtype=torch.float32)
     _convert(loaded, plain, data, window, to_blocks=True)
     return Blocked(data, images, channels, window)
 
 
-def from_blocks(blocked: Blocked, like: Tensor) -> Tensor:
+def from_blocks(blocked: Blocked, like: Tensor, kernels: Kernels | None = None) -> Tensor:
     """Convert blocks without a border back to (N, C, H, W) with the dtype and memory format of `like`."""
-    loaded = library()
-    assert loaded is not None
     window = blocked.window
     layout = torch.channels_last if like.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
     shape = (blocked.images, blocked.channels, window.rows, window.columns)
     plain = torch.empty(shape, dtype=like.dtype, memory_format=layout)
-    _convert(loaded, plain, blocked.data, window, to_blocks=False)
+    _convert(_loaded(kernels), plain, blocked.data, window, to_blocks=False)
     return plain
 
 
-def _convert(loaded: ctypes.CDLL, plain: Tensor, data: Tensor, window: Window, *, to_blocks: bool) -> None:
+def _convert(loaded: Kernels, plain: Tensor, data: Tensor, window: Window, *, to_blocks: bool) -> None:
     images, channels, rows, columns = plain.shape
     stride = list(plain.stride())
     if channels == 1:
         stride[1] = rows * columns  # the stride of a single channel is arbitrary; its columns are adjacent
     numbers = np.array([images, channels, rows, columns, *stride, *window[2:]], np.int64)
-    loaded.pdt_blocks(
-        numbers.ctypes.data, plain.data_ptr(), data.data_ptr(), FORMATS[plain.dtype], to_blocks, torch.get_num_threads()
+    loaded.library.pdt_blocks(
+        numbers.ctypes.data, plain.data_ptr(), data.data_ptr(), FORMATS[plain.dtype], to_blocks, loaded.count()
     )
 
 
@@ -129,12 +153,16 @@ class CpuSparseConvolution:
     Args:
         kept: (K, C, R, S) bool, True for every weight that is not masked.
         stride, padding, dilation: Of the convolution, each (rows, columns).
+        kernels: The compiled kernels; those of this process if None.
 
     Attributes:
         density: Share of the weights that are not masked.
     """
 
-    def __init__(self, kept: Tensor, stride: Pair, padding: Pair, dilation: Pair = (1, 1)) -> None:
+    def __init__(
+        self, kept: Tensor, stride: Pair, padding: Pair, dilation: Pair = (1, 1), kernels: Kernels | None = None
+    ) -> None:
+        self._kernels = kernels
         self._index = ConvolutionTaps(kept.cpu().numpy(), stride, padding, dilation)
         self.shape, self.density = self._index.shape, self._index.density
         self.stride, self.padding, self.dilation = stride, padding, dilation
@@ -161,17 +189,17 @@ class CpuSparseConvolution:
     def forward(self, activation: Tensor, weight: Tensor) -> Tensor:
         """Return the output, (N, K, P, Q), of an activation (N, C, H, W)."""
         self._index.check_channels(activation.shape[1])
-        blocked = to_blocks(activation, self._index.input_window(_size(activation)))
+        blocked = to_blocks(activation, self._index.input_window(_size(activation)), self._kernels)
         window = without_border(self._index.output_size(_size(activation)))
         out = Blocked(_empty_blocks(blocked, self.shape[0], window), blocked.images, self.shape[0], window)
         grid = self._grid(blocked.window, window)
         lists = self._forward_lists(blocked.window)
-        _sum_taps(grid, blocked.data, out.data, 0, lists, self._listed_values(weight, lists))
-        return from_blocks(out, activation)
+        _sum_taps(_loaded(self._kernels), grid, blocked.data, out.data, 0, lists, self._listed_values(weight, lists))
+        return from_blocks(out, activation, self._kernels)
 
     def blocks_of_grad(self, grad: Tensor, activation: Tensor) -> Blocked:
         """Return the output gradient in the layout that `dgrad` and `wgrad` read."""
-        return to_blocks(grad, self._index.grad_window(_size(activation), _size(grad)))
+        return to_blocks(grad, self._index.grad_window(_size(activation), _size(grad)), self._kernels)
 
     def dgrad(self, grad: Blocked, weight: Tensor, activation: Tensor) -> Tensor:
         """Return the data gradient, with the shape and memory format of `activation`, whose values are not read."""
@@ -189,23 +217,22 @@ class CpuSparseConvolution:
                 np.int64,
             )
             values = self._listed_values(weight, lists)
-            _sum_taps(grid, grad.data, out.data, row * size[1] + column, lists, values)
-        return from_blocks(out, activation)
+            _sum_taps(_loaded(self._kernels), grid, grad.data, out.data, row * size[1] + column, lists, values)
+        return from_blocks(out, activation, self._kernels)
 
     def wgrad(self, grad: Blocked, activation: Tensor, weight: Tensor) -> Tensor:
         """Return the weight gradient, zero where masked, with the shape, dtype and memory format of `weight`."""
-        loaded = library()
-        assert loaded is not None
-        blocked = to_blocks(activation, self._index.input_window(_size(activation)))
+        loaded = _loaded(self._kernels)
+        blocked = to_blocks(activation, self._index.input_window(_size(activation)), self._kernels)
         taps_per_kernel, count = self._taps_per_kernel, len(self._index.position)
         offset = self._offsets(blocked.window)
         grid = self._grid(blocked.window, grad.window)
         plane = (self._index.position[::taps_per_kernel, 0] * grad.window.plane).astype(np.int32)
-        gradients = torch.empty(count)
+        gradients = torch.empty(count, dtype=torch.float32)
         begin = (grad.window.top * grad.window.padded_columns + grad.window.left) * grad.data.shape[-1]
-        status = loaded.pdt_sum_products(
+        status = loaded.library.pdt_sum_products(
             grid.ctypes.data, blocked.data.data_ptr(), grad.data.data_ptr() + 4 * begin, gradients.data_ptr(),
-            len(grad.data), len(plane), taps_per_kernel, plane.ctypes.data, offset.ctypes.data, torch.get_num_threads(),
+            len(grad.data), len(plane), taps_per_kernel, plane.ctypes.data, offset.ctypes.data, loaded.count(),
         )  # fmt: skip
         if status:
             raise MemoryError(f"no memory for the weight gradient of a convolution with {count} weights")
@@ -272,14 +299,14 @@ def _flat(weight: Tensor) -> Tensor:
 
 def _empty_blocks(like: Blocked, channels: int, window: Window) -> Tensor:
     blocks, *_, lanes = like.data.shape
-    return torch.empty(blocks, channels, window.padded_rows, window.padded_columns, lanes)
+    return torch.empty(blocks, channels, window.padded_rows, window.padded_columns, lanes, dtype=torch.float32)
 
 
-def _sum_taps(grid: NDArray[np.int64], read: Tensor, out: Tensor, begin: int, lists: _Lists, values: Tensor) -> None:
-    loaded = library()
-    assert loaded is not None
-    loaded.pdt_sum_taps(
+def _sum_taps(
+    loaded: Kernels, grid: NDArray[np.int64], read: Tensor, out: Tensor, begin: int, lists: _Lists, values: Tensor
+) -> None:
+    loaded.library.pdt_sum_taps(
         grid.ctypes.data, read.data_ptr(), out.data_ptr() + 4 * begin * out.shape[-1], len(out),
         len(lists.tap_starts) - 1, lists.square_starts.ctypes.data, lists.square_offset.ctypes.data,
-        lists.tap_starts.ctypes.data, lists.tap_offset.ctypes.data, values.data_ptr(), torch.get_num_threads(),
+        lists.tap_starts.ctypes.data, lists.tap_offset.ctypes.data, values.data_ptr(), loaded.count(),
     )  # fmt: skip

@@ -118,12 +118,16 @@ def choose(
     Raises:
         UsageError: if the folder of choices cannot be written.
     """
+    from kernels.cache import make_folder
+
     asked = {"question": question, "candidates": [*candidates], "machine": machine(hardware_id)}
     key = json.loads(canonical_json(asked))
     path = choices_folder() / f"{hashlib.sha256(canonical_json(key).encode()).hexdigest()[:24]}.json"
     if (found := _read(path, key)) is not None:
         return found
     try:
+        if not os.environ.get("PDT_CHOICES"):
+            make_folder(path.parent.parent)  # kernels are not loaded from a folder that others may write
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent):
             if (found := _read(path, key)) is not None:  # another process may have measured it in the meantime

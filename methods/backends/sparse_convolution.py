@@ -34,7 +34,7 @@ def kernels_version(device: torch.device) -> str:
         if path.suffix in (".py", ".cpp", ".h", ".cu", ".cuh"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     if device.type == "cpu" and (compiled := library()) is not None:
-        digest.update(Path(compiled._name).name.encode())  # named after its compiler and flags
+        digest.update(Path(compiled.library._name).name.encode())  # named after its compiler and flags
     return digest.hexdigest()[:16]
 
 

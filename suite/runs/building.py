@@ -84,8 +84,17 @@ def build_trainer(spec: TrialSpec, trials: Path, splits: Splits, **callbacks: An
         callbacks: Arguments of `Trainer` whose names begin with `on_`.
 
     Raises:
-        UsageError: A trial that this one depends on is not done or damaged.
+        UsageError: A trial that this one depends on is not done or damaged, or the folder for code of
+            `torch.compile` cannot be used.
     """
+    from kernels import cache
+
+    recipe = spec.make_recipe()
+    if recipe.execution == "compile":
+        try:
+            cache.keep_code_of_torch_compile()
+        except (cache.RefusedError, OSError) as error:
+            raise UsageError(f"recipe.execution=compile: {error}") from error
     device, inputs = device_of(spec), inputs_of(spec)
     torch.manual_seed(spec.seed)  # the same weights for every method of a seed
     model = build_model(spec.model, *inputs)
@@ -93,7 +102,7 @@ def build_trainer(spec: TrialSpec, trials: Path, splits: Splits, **callbacks: An
     return Trainer(
         model,
         build_method(spec.method, spec.parameters, spec.label),
-        spec.make_recipe(),
+        recipe,
         splits,
         input_shape=inputs.shape,
         num_classes=inputs.classes,

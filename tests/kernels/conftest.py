@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import kernels
+from kernels import cache
 from kernels.cpu.build import BuildError, find_compiler
 from kernels.prune import cpu
 
@@ -25,7 +26,7 @@ def compiled() -> None:
 
     Test processes that run in parallel compile it once.
     """
-    kernels.cache_folder().mkdir(parents=True, exist_ok=True)
+    cache.make_folder(kernels.cache_folder())
     with filelock.FileLock(kernels.cache_folder() / "tests.lock"):
         backend = kernels.backend_of(torch.zeros(1, 2))
     if backend == "cpu":

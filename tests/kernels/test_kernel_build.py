@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import platform
 import shutil
 import signal
 import stat
@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels import cache as cache_module
 from kernels.cpu import build, library
@@ -31,6 +32,12 @@ print(kernels.backend_report())
 """
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch):
+    """These tests are of the build for this processor, also where the others run kernels of another instruction set."""
+    monkeypatch.delenv("PDT_CPU_ARCH", raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +174,265 @@ def test_what_is_stored_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypa
     assert cache_module.find(tmp_path / "k.so") == {"function": "f"}
 
 
+class Kernels:
+    """Stand-in for bound kernels."""
+
+    def __init__(self, library):
+        self.library = library
+
+
+def agrees(kernels):
+    return ""
+
+
+def differs(kernels):
+    return "magnitude 1:32 of bfloat16 (2, 96, 3, 5)"
+
+
+@pytest.fixture
+def copied_library(single_threaded_library, tmp_path, monkeypatch):
+    """Let a compilation be a copy of a library; the cache is `tmp_path / "cache"`."""
+    script = compiler_script(
+        tmp_path,
+        f"[ $# -gt 1 ] && {{ for to; do :; done; echo run >> {tmp_path}/runs;\n"
+        f'exec cp {single_threaded_library} "$to"; }}\n'
+        'exec $real "$@"',
+    )
+    monkeypatch.setenv("CXX", script)
+    monkeypatch.setenv("PDT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("PDT_CPU_KERNEL", raising=False)
+    return tmp_path / "cache"
+
+
+@needs_compiler
+def test_a_library_is_compared_with_its_definition_once(copied_library, monkeypatch, caplog):
+    calls = []
+
+    def proof(kernels):
+        calls.append((threading.current_thread(), torch.is_grad_enabled()))
+        return ""
+
+    with torch.no_grad():
+        library.open_library("prune_nm", Kernels, proof)
+    ((thread, grad_enabled),) = calls
+    assert thread is not threading.current_thread()  # it does not see the modes of the caller
+    assert grad_enabled
+    library.open_library("prune_nm", Kernels, proof)
+    assert len(calls) == 1
+    # A proof of another file is another proof, and so is one of a library that was stored again.
+    monkeypatch.setattr(proof, "__module__", "kernels.prune.proof")
+    library.open_library("prune_nm", Kernels, proof)
+    library.open_library("prune_nm", Kernels, proof)
+    assert len(calls) == 2
+    (path,) = copied_library.glob("*.so")
+    cache_module.store(write(copied_library / "same", path.read_bytes()), path)
+    library.open_library("prune_nm", Kernels, proof)
+    assert len(calls) == 3
+
+
+@needs_compiler
+def test_a_library_that_differs_is_not_used_and_is_named_with_the_case(copied_library, caplog):
+    for _ in range(2):  # it is compared again by every process, and never taken as compared
+        with caplog.at_level(logging.WARNING, "pdt.kernels"):
+            assert library.open_optional("prune_nm", "these kernels", Kernels, differs) is None
+    (path,) = copied_library.glob("*.so")
+    assert caplog.messages == 2 * [
+        f"these kernels: plain torch instead of compiled kernels, because the compiled library {path} differs from its "
+        "definition: magnitude 1:32 of bfloat16 (2, 96, 3, 5)"
+    ]
+
+
+@needs_compiler
+def test_the_slow_path_takes_the_place_of_a_kernel_that_differs(start_python, copied_library):
+    code = f"from kernels.prune import proof\nproof.prunes = lambda kernel, case: case.rule.m != 32\n{PRUNE}"
+    line = slow_path_line(start_python(code))
+    assert "differs from its definition: prune_nm, magnitude 1:32 of float32 (2, 96, 3, 5)" in line
+
+
+@needs_compiler
+def test_a_library_in_a_folder_that_cannot_be_written_is_compared_by_every_process(copied_library, monkeypatch):
+    calls = []
+    monkeypatch.setattr(cache_module, "add_facts", raises(PermissionError))
+
+    def proof(kernels):
+        calls.append(kernels)
+        return ""
+
+    for _ in range(2):
+        library.open_library("prune_nm", Kernels, proof)
+    assert len(calls) == 2
+
+
+def raises(error):
+    def call(*arguments, **names):
+        raise error
+
+    return call
+
+
+def test_the_cache_is_made_for_its_user_alone(tmp_path):
+    before = os.umask(0o002)
+    try:
+        with cache_module.building(tmp_path / "new" / "cache" / "k.so") as built:
+            built.write_bytes(b"kernel")
+            cache_module.store(built, tmp_path / "new" / "cache" / "k.so")
+        cache_module.add_facts(tmp_path / "new" / "cache" / "k.so", agrees="yes")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").rglob("*")}
+    assert modes.pop("cache") == stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    assert sorted(modes) == ["k.so", "k.so.json"]
+    assert not any(mode & 0o022 for mode in modes.values())
+    assert cache_module.find(tmp_path / "new" / "cache" / "k.so") == {"agrees": "yes"}
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A file in a cache that its user made long ago, with mode 0755."""
+    (tmp_path / "cache").mkdir(mode=0o755)
+    path = tmp_path / "cache" / "k.so"
+    with cache_module.building(path) as built:
+        built.write_bytes(b"kernel")
+        cache_module.store(built, path)
+    assert cache_module.find(path) == {}
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_a_cache_that_others_can_write_is_refused_in_one_line(stored, mode, through_a_link):
+    folder = stored.parent
+    folder.chmod(mode)
+    if through_a_link:
+        (folder.parent / "link").symlink_to(folder)
+        stored = folder.parent / "link" / stored.name
+    expected = (
+        f"the cache {folder} is not used: others can write to it (mode {mode:04o}); type chmod -R go-w {folder}, or "
+        "set PDT_CACHE to a folder of your own"
+    )
+    for use in (cache_module.find, lambda path: cache_module.building(path).__enter__()):
+        with pytest.raises(cache_module.RefusedError) as refused:
+            use(stored)
+        assert str(refused.value) == expected
+    subprocess.run(["chmod", "-R", "go-w", folder], check=True)
+    assert cache_module.find(stored) == {}
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no users with numbers")
+def test_a_cache_of_somebody_else_is_refused_in_one_line(stored, monkeypatch):
+    owner = stored.parent.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    if owner == 0:  # root's files are trusted: the administrator may provide a cache
+        assert cache_module.find(stored) == {}
+        os.chown(stored.parent, 1234, -1)
+        owner = 1234
+    with pytest.raises(cache_module.RefusedError) as refused:
+        cache_module.find(stored)
+    assert str(refused.value) == (
+        f"the cache {stored.parent} is not used: it belongs to the user {owner}, and you are 4321; set PDT_CACHE to a "
+        "folder of your own"
+    )
+
+
+@pytest.mark.parametrize("suffix", ["", ".json"])
+def test_a_file_that_others_can_write_is_not_taken(stored, suffix, caplog):
+    path = stored.with_name(f"{stored.name}{suffix}")
+    path.chmod(0o666)
+    with caplog.at_level(logging.WARNING, "pdt.kernels"):
+        assert cache_module.find(stored) is None
+    assert caplog.messages == [
+        f"the cached kernel {path} is not used, and compiled again: others can write to it (mode 0666)"
+    ]
+
+
+def test_without_users_and_modes_the_cache_is_used(stored, monkeypatch):
+    stored.parent.chmod(0o777)
+    monkeypatch.delattr(os, "geteuid")
+    assert cache_module.find(stored) == {}
+
+
+def test_torch_compile_keeps_its_code_where_nobody_else_can_write(tmp_path, monkeypatch):
+    monkeypatch.setenv("PDT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    cache_module.keep_code_of_torch_compile()
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert folder == tmp_path / "cache" / "inductor"
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (folder, folder.parent)] == [0o700, 0o700]
+    for opened in (folder, folder.parent):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+        opened.chmod(0o777)
+        with pytest.raises(cache_module.RefusedError, match=rf"the cache {opened} is not used: others can write to it"):
+            cache_module.keep_code_of_torch_compile()
+        opened.chmod(0o700)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/chosen")
+    cache_module.keep_code_of_torch_compile()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/chosen"
+
+
+PLANTED = """
+#include <fstream>
+#include <cstdlib>
+struct Runs { Runs() { std::ofstream(std::getenv("PLANTED")) << "ran"; } } runs;
+"""
+
+
+@needs_compiler
+def test_a_library_planted_in_a_cache_that_others_can_write_does_not_run(start_python, copied_library, tmp_path):
+    environment = {"PLANTED": str(tmp_path / "ran"), "PDT_CPU_KERNEL": None}
+    start_python(PRUNE, **environment).communicate(timeout=120)
+    (path,) = copied_library.glob("*.so")
+    facts = cache_module.find(path)
+    planted = tmp_path / "planted.so"
+    (tmp_path / "planted.cpp").write_text(PLANTED)
+    subprocess.run(
+        [shutil.which("g++") or "c++", "-shared", "-fPIC", tmp_path / "planted.cpp", "-o", planted], check=True
+    )
+    cache_module.store(planted, path, **facts)
+    copied_library.chmod(0o777)
+    line = slow_path_line(start_python(PRUNE, **environment))
+    assert f"because the cache {copied_library} is not used: others can write to it (mode 0777)" in line
+    assert not (tmp_path / "ran").exists()
+    # The library would have run in a folder that nobody else can write.
+    copied_library.chmod(0o755)
+    start_python(PRUNE, **environment).communicate(timeout=120)
+    assert (tmp_path / "ran").read_text() == "ran"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ("haswell", "$PDT_CPU_ARCH is 'haswell', and may be native, x86-64, x86-64-v2, x86-64-v3, x86-64-v4"),
+        ("x86-64-v3", "$PDT_CPU_ARCH is x86-64-v3, and this processor has no avx2, fma"),
+    ],
+)
+def test_an_instruction_set_that_is_unknown_or_missing_is_named(chosen, message, monkeypatch):
+    monkeypatch.setenv("PDT_CPU_ARCH", chosen)
+    features = set().union(*build.ARCHITECTURES.values()) - {"avx2", "fma"}
+    monkeypatch.setattr(build, "_processor", lambda: iter(["a processor", " ".join(features)]))
+    with pytest.raises(BuildError) as refused:
+        build.build("prune_nm")
+    assert str(refused.value) == message
+
+
+def test_a_chosen_instruction_set_is_never_replaced(copied_library, tmp_path, monkeypatch):
+    everything = " ".join(set().union(*build.ARCHITECTURES.values()))
+    monkeypatch.setattr(build, "_processor", lambda: iter([everything]))
+    paths = {build.build("prune_nm").library}
+    for chosen in build.ARCHITECTURES:
+        monkeypatch.setenv("PDT_CPU_ARCH", chosen)
+        built = build.build("prune_nm")
+        assert f"-march={chosen}" in built.flags
+        paths.add(built.library)
+    assert len(paths) == 5
+    script = tmp_path / "compiler"
+    script.write_text(script.read_text().replace("[ $# -gt 1 ]", 'case "$*" in *-march=*) exit 1;; esac; [ $# -gt 1 ]'))
+    for path in paths:
+        path.unlink()
+    with pytest.raises(BuildError, match="failed: exit status 1"):
+        build.build("prune_nm")
+    assert (tmp_path / "runs").read_text() == 5 * "run\n"
+
+
 def write(path, content):
     path.write_bytes(content)
     return path
@@ -271,54 +537,6 @@ def test_a_compiler_may_have_arguments(start_python, single_threaded_library, tm
     )
     assert output.splitlines()[0] == "cpu", errors
     assert "cannot be parsed" in slow_path_line(start_python(PRUNE, CXX='"', PDT_CACHE=str(cache), PDT_CPU_KERNEL=None))
-
-
-AGREES = """
-import torch, kernels
-from kernels.prune import cpu, reference
-for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    grad = (torch.randn(3, 96, 7, 5, generator=torch.Generator().manual_seed(1)) * 8).round().to(dtype)
-    for m in (2, 4, 8, 16, 32, 7):
-        for mode in ("magnitude", "random"):
-            rule = kernels.PruneRule(m // 2, m, mode)
-            pruned = kernels.prune_nm(grad, rule, seed=5)
-            assert torch.equal(pruned, reference.prune_nm(grad, rule, seed=5)), (dtype, m, mode)
-            compressed = zip(kernels.compress_nm(grad, rule, seed=5), reference.compress_nm(grad, rule, seed=5))
-            assert all(torch.equal(*pair) for pair in compressed), (dtype, m, mode)
-        for rescale in ("group", "sample_channel", "channel"):
-            rule = kernels.PruneRule(m // 2, m, rescale=rescale)
-            expected = reference.prune_nm(grad, rule)
-            tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
-            rescaled = kernels.prune_nm(grad, rule)
-            torch.testing.assert_close(rescaled, expected, rtol=tolerance, atol=0)
-            values, channels = kernels.compress_nm(grad, rule)
-            kept = rescaled.movedim(1, -1).gather(-1, channels.long()).float()
-            assert torch.equal(values, kept), (dtype, m, rescale)
-assert cpu.load_compress() is not None
-print(kernels.backend_of(grad), kernels.backend_report())
-"""
-
-
-def widest_vectors() -> int:
-    """Return the bits of the widest vectors that this processor has and the kernel uses."""
-    flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].partition("\n")[0].split()
-    return 512 if {"avx512f", "avx512bw"} <= set(flags) else 256 if "avx2" in flags else 128
-
-
-@needs_compiler
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
-@pytest.mark.slow
-@pytest.mark.parametrize(("flag", "bits"), [("-mno-avx", 128), ("-mno-avx512f", 256)])
-def test_narrower_vectors_agree_with_the_oracle(start_python, tmp_path, flag, bits):
-    """The widest vectors of the machine are those of all other tests."""
-    script = compiler_script(tmp_path, f'exec $real {flag} "$@"')
-    process = start_python(AGREES, CXX=script, PDT_CACHE=str(tmp_path / "cache"), PDT_CPU_KERNEL=None)
-    output, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
-    assert output.startswith("cpu ")
-    # A branch that does not compile would be replaced by a narrower one, which gives the same values.
-    assert f"{min(bits, widest_vectors())}-bit vectors" in output
-    assert "which is slower" not in errors
 
 
 def test_several_sources_are_compiled_at_the_same_time(tmp_path, monkeypatch):

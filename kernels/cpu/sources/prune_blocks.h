@@ -177,7 +177,9 @@ struct Tile {
             for (int i = 0; i < Count / 2; ++i) {
                 Vec even[Found], odd[Found];
                 UNROLL
-                for (int k = 0; k < Found; ++k) split_pairs<Count == M>(largest[2 * i][k], largest[2 * i + 1][k], even[k], odd[k]);
+                for (int k = 0; k < Found; ++k)
+                    split_pairs<Count == M || (Count == 2 && group_is_vectors)>(largest[2 * i][k], largest[2 * i + 1][k],
+                                                                               even[k], odd[k]);
                 const Vec smaller = even[0] < odd[0] ? even[0] : odd[0];
                 largest[i][0] = even[0] < odd[0] ? odd[0] : even[0];
                 if constexpr (N == 2 && Found == 1) largest[i][1] = smaller;
@@ -189,13 +191,17 @@ struct Tile {
             find_largest<N, Count / 2, more>(largest);
         }
     }
+    // Whether a group has several vectors.
+    static constexpr bool group_is_vectors = M > lanes<Bits>;
     // Separates neighbours. Neighbours of 16 bits are in one word of 32 bits, where shifts are faster than permutations;
     // afterwards the words of the first vector are in the lower halves and those of the second one in the upper halves.
-    template <bool First>
+    // They belong to different groups, unless a group has several vectors: then both halves of a word belong to one group
+    // until the last step separates them.
+    template <bool Halves>
     static HOST_DEVICE void split_pairs(Vec a, Vec b, Vec& even, Vec& odd) {
         using Words = Vector<uint32_t>;
         using Sequence = std::make_index_sequence<lanes<uint32_t>>;
-        if constexpr (First && sizeof(Bits) == 2) {
+        if constexpr (Halves && sizeof(Bits) == 2) {
             even = (Vec)(((Words)a & 0xffffu) | ((Words)b << 16));
             odd = (Vec)(((Words)a >> 16) | ((Words)b & 0xffff0000u));
         } else {
@@ -210,11 +216,13 @@ struct Tile {
     }
     template <bool Larger, std::size_t Part, std::size_t... I>
     static HOST_DEVICE MaskWord<Bits> reaching_part(const Bits* from, Vec threshold, std::index_sequence<I...>) {
-        constexpr int groups = lanes<Bits> / M;  // of a vector; 0 if a group has several
         constexpr auto place = [](int element) {
             const int group = (static_cast<int>(Part) * lanes<Bits> + element) / M;
-            if (sizeof(Bits) == 4 || groups == 0) return group;
-            return 2 * (static_cast<int>(Part) / 2 * groups + element / M) + static_cast<int>(Part) % 2;
+            if (sizeof(Bits) == 4) return group;
+            // The last step of `find_largest` has put the second half of the groups into the upper halves of words.
+            if (group_is_vectors) return 2 * (group % (lanes<Bits> / 2)) + group / (lanes<Bits> / 2);
+            // The first step has put the groups of every second vector there.
+            return 2 * (static_cast<int>(Part) / 2 * (lanes<Bits> / M) + element / M) + static_cast<int>(Part) % 2;
         };
         const Vec bar = __builtin_shufflevector(threshold, threshold, place(I)...);
         const Vec key = key_of(load<Bits>(from + Part * lanes<Bits>));
