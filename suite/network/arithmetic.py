@@ -25,11 +25,12 @@ from torch.utils.flop_counter import flop_registry
 # as elementwise, and views, are left out.
 FREE = {
     # Copies and changes of shape.
-    "_pin_memory", "_reshape_copy", "_stack", "_to_copy", "_to_dense", "_unsafe_view", "as_strided_scatter",
-    "block_diag", "cat", "channel_shuffle", "col2im", "complex", "constant_pad", "diag_embed", "diagonal_scatter",
-    "flip", "im2col", "lift", "pixel_shuffle", "pixel_unshuffle", "polar", "record_stream", "reflection_pad", "repeat",
-    "repeat_interleave", "replication_pad", "resize", "resize_as", "roll", "rot90", "select_scatter", "set", "stack",
-    "tril", "triu", "unsafe_split", "unsafe_split_with_sizes",
+    "_coalesce", "_pin_memory", "_reshape_copy", "_stack", "_to_copy", "_to_dense", "_to_sparse", "_to_sparse_bsc",
+    "_to_sparse_bsr", "_to_sparse_csc", "_to_sparse_csr", "_unsafe_view", "as_strided_scatter", "block_diag", "cat",
+    "channel_shuffle", "col2im", "complex", "constant_pad", "diag_embed", "diagonal_scatter", "flip", "im2col", "lift",
+    "pixel_shuffle", "pixel_unshuffle", "polar", "record_stream", "reflection_pad", "repeat", "repeat_interleave",
+    "replication_pad", "resize", "resize_as", "roll", "rot90", "select_scatter", "set", "stack", "tril", "triu",
+    "unsafe_split", "unsafe_split_with_sizes",
     # Tensors that are like another one, and random numbers.
     "_fused_dropout", "bernoulli", "cauchy", "empty_like", "exponential", "fill", "full_like", "geometric",
     "log_normal", "multinomial", "native_dropout", "new_empty", "new_empty_strided", "new_full", "new_ones",
@@ -99,11 +100,11 @@ class Attention:
 
 
 def name_of(func: Any) -> str:
-    """Return the name of an operation, with its library unless that is torch's own."""
+    """Return the name of an operation: for torch's own without library, and as if it did not work in place."""
     if isinstance(func, HigherOrderOperator):
         return func.name()
     library, _, name = func._schema.name.rpartition("::")
-    return name if library == "aten" else f"{library}::{name}"
+    return name.removesuffix("_") if library == "aten" else f"{library}::{name}"
 
 
 def has_formula(func: Any) -> bool:
@@ -114,7 +115,7 @@ def has_formula(func: Any) -> bool:
 def multiply_adds(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
     """Return how often an operation multiplies and adds in its products; `None` if that is unknown."""
     tensors = [one for one in tree_leaves((args, dict(kwargs))) if isinstance(one, Tensor)]
-    if all(one.layout is torch.strided for one in tensors):  # the formulas are those of dense tensors
+    if all(is_dense(one) for one in tensors):  # the formulas are those of dense tensors
         name = name_of(func)
         if is_attention(name):
             fused = attention_of(func, args, kwargs)
@@ -172,6 +173,11 @@ def _of_sequences(tensors: tuple[Tensor, ...], ends: tuple[Tensor, Tensor], long
     return Attention(query, key, value, sum(math.prod(pair) for pair in zip(*lengths, strict=True)), tensors)
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor has all its elements in memory, at strides: it is neither sparse nor nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 def is_attention(name: str) -> bool:
     """Return whether an operation of this name is a fused scaled dot-product attention, forward or backward."""
     return name.startswith((*_TOKENS_FIRST, *_HEADS_FIRST))
@@ -182,7 +188,7 @@ def _formula(func: Any) -> Callable[..., int] | None:
     """Return torch's formula of an operation, also if it works in place."""
     if isinstance(func, HigherOrderOperator):
         return flop_registry.get(func)
-    return flop_registry.get(func.overloadpacket) or flop_registry.get(_packet(name_of(func).removesuffix("_")))
+    return flop_registry.get(func.overloadpacket) or flop_registry.get(_packet(name_of(func)))
 
 
 @cache
@@ -192,8 +198,8 @@ def _is_free(func: Any) -> bool:
         return True
     if func.namespace != "aten":
         return False
-    # Lists of tensors, gradients, working in place and the number of dimensions change nothing about products.
-    plain = name_of(func).removeprefix("_foreach_").removesuffix("_").removesuffix("_backward")
+    # Lists of tensors, gradients and the number of dimensions change nothing about products.
+    plain = name_of(func).removeprefix("_foreach_").removesuffix("_backward")
     plain = re.sub(r"(?<=[a-z])[123]d$|_nd$", "", plain)
     packet = _packet(plain)
     overloads = () if packet is None else packet.overloads()

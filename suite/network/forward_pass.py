@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from suite.errors import UsageError
-from suite.network.arithmetic import attention_of, has_formula, multiply_adds, name_of
+from suite.network.arithmetic import attention_of, has_formula, is_dense, multiply_adds, name_of
 from suite.network.planned_layer import PlannedLayer
 
 LAYERS = (nn.Conv2d, nn.Linear)
@@ -62,8 +63,8 @@ class Product:
         macs: Multiply-adds of the whole batch; `None` if there is no formula.
         attention: Whether it is one of the two products of scaled dot-product attention (queries by keys, weights by
             values), or both in one operation.
-        operands: The tensors that it reads. The last two of `mm`, `addmm`, `bmm` and `baddbmm` are the factors; those
-            of fused attention are queries, keys and values, (N, H, T, D).
+        operands: The dense tensors that it reads. The last two of `mm`, `addmm`, `bmm` and `baddbmm` are the factors.
+            Those of fused attention are queries, keys and values, (N, H, T, D).
         layer: Name of the convolution or linear layer in whose forward it ran; empty outside of them.
     """
 
@@ -132,7 +133,7 @@ class ForwardPass:
     def record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """Record one operation of torch's dispatcher."""
         leaves = tree_leaves((args, kwargs))
-        tensors = [value for value in leaves if isinstance(value, Tensor) and value.layout is torch.strided]
+        tensors = [value for value in leaves if isinstance(value, Tensor) and is_dense(value)]
         inside = [name for name in self._running if name in self._layers]
         if not getattr(func, "is_view", False):  # a view reads no values; whatever reads the view is recorded
             for tensor in tensors:
@@ -151,15 +152,14 @@ class ForwardPass:
             operands = tuple(self._operand(*one) for one in zip(fused.tensors, shapes, strict=True))
         else:
             inputs = {key: value for key, value in kwargs.items() if not key.startswith("out")}
-            read = [value for value in tree_leaves((args, inputs)) if isinstance(value, Tensor)]
+            read = [value for value in tree_leaves((args, inputs)) if isinstance(value, Tensor) and is_dense(value)]
             operands = tuple(self._operand(tensor, tensor.shape) for tensor in read)
         attends = self._in_attention or (self._in_multi_head and name in _BATCHED)
         attention = macs is not None and (attends or fused is not None)
         self.products.append(Product(name, self._module, macs, attention, operands, layer))
 
     def _operand(self, tensor: Tensor, shape: tuple[int, ...]) -> Operand:
-        dense = tensor.layout is torch.strided
-        return Operand(tuple(shape), tensor.requires_grad, self._parameters.get(_storage(tensor), "") if dense else "")
+        return Operand(tuple(shape), tensor.requires_grad, self._parameters.get(_storage(tensor), ""))
 
     @property
     def _module(self) -> str:
@@ -181,7 +181,7 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # In inference mode, operations arrive here whole that otherwise arrive as the ones they consist of.
-        if not isinstance(func, HigherOrderOperator) and not has_formula(func):
+        if torch.is_inference_mode_enabled() and not isinstance(func, HigherOrderOperator) and not has_formula(func):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
@@ -261,10 +261,16 @@ def run_blank(
         on_layer: As for `hooked_layers`.
     """
     watch = ForwardPass(model)
-    with hooked_layers(model, on_layer), probing(model), torch.enable_grad(), watch.watching():
+    with hooked_layers(model, on_layer), probing(model), _uncompiled(), torch.enable_grad(), watch.watching():
         model.train(training)
         model(blank_images(model, input_shape, images))
     return watch
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Return a context in which compiled parts of a model run one operation after the other, as the others do."""
+    # Importing the compiler takes seconds; without it, nothing is compiled.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def blank_images(model: nn.Module, input_shape: tuple[int, int, int], images: int) -> Tensor:
