@@ -109,21 +109,19 @@ def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[st
 def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
     """Count a model's layers as `count_layers` does, and name the operations that may multiply and have no row.
 
-    The blank image runs in evaluation mode. If a layer does not run then, blank images also run through a copy in
-    training mode.
+    The blank image runs in evaluation mode, and blank images also run through a copy in training mode, where a model may
+    compute more.
     """
     costs, products = _run(model, input_shape, 1)
-    layers = {name for name, module in model.named_modules() if isinstance(module, LAYERS)}
-    if not layers <= costs.keys():
-        # Batch normalisation needs at least two values per channel.
-        in_training, more = _run(copy.deepcopy(model), input_shape, 2, training=True)
-        known = {(product.op, product.module) for product in products}
-        products += [product for product in more if (product.op, product.module) not in known]
-        # A module may attend with a fused operation in one mode and with matrix products in the other.
-        attending = {_module_of(cost) for cost in costs.values() if cost.kind == "attention"}
-        for name, cost in in_training.items():
-            if name not in costs and not (cost.kind == "attention" and _module_of(cost) in attending):
-                costs[name] = replace(cost, training_only=True)
+    # Batch normalisation needs at least two values per channel.
+    in_training, more = _run(copy.deepcopy(model), input_shape, 2, training=True)
+    known = {(product.op, product.module) for product in products}
+    products += [product for product in more if (product.op, product.module) not in known]
+    # A module may attend with a fused operation in one mode and with matrix products in the other.
+    attending = {_module_of(cost) for cost in costs.values() if cost.kind == "attention"}
+    for name, cost in in_training.items():
+        if name not in costs and not (cost.kind == "attention" and _module_of(cost) in attending):
+            costs[name] = replace(cost, training_only=True)
     macs: dict[tuple[str, str], float | None] = {}
     for product in products:
         if not _has_row(product):
