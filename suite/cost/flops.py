@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from suite.network.forward_pass import LAYERS, Product, run_blank
+from suite.network.forward_pass import Product, run_blank
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
@@ -109,8 +109,8 @@ def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[st
 def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
     """Count a model's layers as `count_layers` does, and name the operations that may multiply and have no row.
 
-    The blank image runs in evaluation mode, and blank images also run through a copy in training mode, where a model may
-    compute more.
+    The blank image runs in evaluation mode, and blank images also run through a copy in training mode, where a model
+    may compute more.
     """
     costs, products = _run(model, input_shape, 1)
     # Batch normalisation needs at least two values per channel.

@@ -59,7 +59,7 @@ FREE = {
     # Pooling and resampling.
     "_adaptive_avg_pool", "_grid_sampler_2d_cpu_fallback", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa",
     "_upsample_lanczos2d_aa", "_upsample_nearest_exact", "adaptive_avg_pool", "adaptive_max_pool", "avg_pool",
-    "cudnn_grid_sampler", "fractional_max_pool", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d",
+    "cudnn_grid_sampler", "fractional_max_pool", "grid_sampler_2d", "grid_sampler_3d",
     "max_pool2d_with_indices", "max_pool3d_with_indices", "max_unpool", "mkldnn_adaptive_avg_pool", "mkldnn_max_pool",
     "upsample_bicubic", "upsample_bilinear", "upsample_linear", "upsample_nearest", "upsample_trilinear",
     # Losses.
