@@ -34,8 +34,6 @@ LayerShapes = dict[str, tuple[torch.Size, torch.Size]]
 """Shapes of input and output of each convolution and linear layer, by name, in the order in which they run."""
 OnLayer = Callable[[str, nn.Module, Tensor, Tensor], None]
 """Receives name, layer, input and output."""
-# The products of multi-head attention besides its projections.
-_BATCHED = ("bmm", "baddbmm")
 
 
 @dataclass(frozen=True)
@@ -132,34 +130,30 @@ class ForwardPass:
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """Record one operation of torch's dispatcher."""
-        leaves = tree_leaves((args, kwargs))
+        leaves = tree_leaves((args, {key: value for key, value in kwargs.items() if not key.startswith("out")}))
         tensors = [value for value in leaves if isinstance(value, Tensor) and is_dense(value)]
         inside = [name for name in self._running if name in self._layers]
+        layer = inside[-1] if inside else ""
         if not getattr(func, "is_view", False):  # a view reads no values; whatever reads the view is recorded
             for tensor in tensors:
                 for owner in self._owners.get(_storage(tensor), ()):
                     if owner not in inside:
-                        self.readers[owner].add(inside[-1] if inside else self._module)
-        layer = inside[-1] if inside else ""
-        if layer and isinstance(self._model.get_submodule(layer), PlannedLayer):
-            return  # whose products follow a plan
+                        self.readers[owner].add(layer or self._module)
+        planned = bool(layer) and isinstance(self._model.get_submodule(layer), PlannedLayer)
         name, macs = name_of(func), multiply_adds(func, args, kwargs, out)
-        if macs == 0:
+        if planned or macs == 0:
             return
         fused = None if name.endswith("_backward") else attention_of(func, args, kwargs)
+        shapes = [tuple(tensor.shape) for tensor in tensors]
         if fused is not None:
-            shapes = (fused.query, fused.key, fused.value)
-            operands = tuple(self._operand(*one) for one in zip(fused.tensors, shapes, strict=True))
-        else:
-            inputs = {key: value for key, value in kwargs.items() if not key.startswith("out")}
-            read = [value for value in tree_leaves((args, inputs)) if isinstance(value, Tensor) and is_dense(value)]
-            operands = tuple(self._operand(tensor, tensor.shape) for tensor in read)
-        attends = self._in_attention or (self._in_multi_head and name in _BATCHED)
-        attention = macs is not None and (attends or fused is not None)
-        self.products.append(Product(name, self._module, macs, attention, operands, layer))
-
-    def _operand(self, tensor: Tensor, shape: tuple[int, ...]) -> Operand:
-        return Operand(tuple(shape), tensor.requires_grad, self._parameters.get(_storage(tensor), ""))
+            tensors, shapes = list(fused.tensors), [fused.query, fused.key, fused.value]
+        operands = tuple(
+            Operand(shape, tensor.requires_grad, self._parameters.get(_storage(tensor), ""))
+            for tensor, shape in zip(tensors, shapes, strict=True)
+        )
+        # Multi-head attention multiplies in batches, and its projections do not.
+        attends = fused is not None or self._in_attention or (self._in_multi_head and name in ("bmm", "baddbmm"))
+        self.products.append(Product(name, self._module, macs, attends and macs is not None, operands, layer))
 
     @property
     def _module(self) -> str:
