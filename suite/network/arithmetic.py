@@ -95,8 +95,7 @@ class Attention:
     @property
     def macs(self) -> int:
         """Multiply-adds of queries by keys and of weights by values."""
-        heads = self.query[-3] if len(self.query) > 2 else 1
-        return heads * self.pairs * (self.query[-1] + self.value[-1])
+        return self.query[-3] * self.pairs * (self.query[-1] + self.value[-1])
 
 
 def name_of(func: Any) -> str:
