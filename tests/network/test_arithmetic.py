@@ -17,7 +17,7 @@ from suite import registry
 from suite.choices import build_model
 from suite.command import cli
 from suite.cost.flops import PRODUCTS, count
-from suite.network.arithmetic import FREE, attention_of, has_formula, multiply_adds, name_of
+from suite.network.arithmetic import FREE, attention_of, has_formula, is_dense, multiply_adds, name_of
 
 SHAPE = (3, 8, 8)
 TOKENS, WIDTH = 4, 16
@@ -204,11 +204,12 @@ def test_sequences_of_several_lengths_attend_within_themselves(name, known):
     assert attention_of(func, tuple(arguments), {}).query == (2, 4, 3, 8)
 
 
-def test_pages_of_keys_have_an_unknown_number():
+def test_keys_may_lie_as_the_queries_do_or_in_pages_of_an_unknown_number():
     func = torch.ops.torch_attn._varlen_attn.default
-    names = [one.name for one in func._schema.arguments]
-    arguments = dict(zip(names, given(func, TOKENS_FIRST), strict=True)) | {"block_table": meta(2, 4)}
-    assert multiply_adds(func, (), arguments, meta(1)) is None
+    arguments = {name: meta(7, 2, 8) for name in ("query", "key", "value")}
+    arguments |= {"cu_seq_q": torch.tensor([0, 3, 7]), "cu_seq_k": None, "max_q": 4, "max_k": 4}
+    assert multiply_adds(func, (), arguments, meta(1)) == 2 * (3 * 3 + 4 * 4) * (8 + 8)
+    assert multiply_adds(func, (), arguments | {"block_table": meta(2, 4)}, meta(1)) is None
 
 
 def transformer_flops(tokens, width, hidden, blocks, patches, classes):
@@ -267,6 +268,27 @@ def test_no_operation_that_multiplies_is_taken_for_free():
     assert {"mv", "dot", "_int_mm", "_grouped_mm", "_cdist_forward", "mkldnn_rnn_layer", "_trilinear"} < names
 
 
+@pytest.mark.parametrize("name", ["native_layer_norm_backward", "nll_loss_nd", "_foreach_norm", "squeeze_", "fill_"])
+def test_gradients_and_other_forms_of_free_operations_are_free(name):
+    packet = getattr(torch.ops.aten, name)
+    func = getattr(packet, packet.overloads()[0])
+    assert multiply_adds(func, (meta(2, 2),), {}, meta(2, 2)) == 0
+
+
+def test_operations_of_higher_order_are_unknown_but_for_attention():
+    tensor = meta(2, 2)
+    assert multiply_adds(torch.ops.higher_order.cond, (True, None, None, (tensor,)), {}, tensor) is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_sparse_and_nested_tensors_are_not_dense():
+    parts = [torch.zeros(2, 3), torch.zeros(1, 3)]
+    assert is_dense(parts[0].T)
+    assert not is_dense(parts[0].to_sparse())
+    assert not is_dense(torch.nested.nested_tensor(parts))
+    assert not is_dense(torch.nested.nested_tensor(parts, layout=torch.jagged))
+
+
 def test_every_name_that_is_taken_for_free_exists():
     names = {re.sub(r"(?<=[a-z])[123]d$|_nd$", "", name_of(func).removesuffix("_backward")) for func in operations()}
     # Of later versions than 2.11.
@@ -293,6 +315,7 @@ def test_ordinary_modules_without_products_are_not_named(part):
             found = self.part(self.first(images)).flatten(1)
             values, places = found.topk(2)
             found = found.scatter_add(1, places, values).clamp_(0, 1).cumsum(1)
+            found = torch.stack(torch._foreach_mul(list(found), 2.0)).unsqueeze_(0).squeeze_(0)
             found = F.normalize(found) + torch.rand_like(found) + found.roll(1, 1).std(1, keepdim=True)
             return self.last(torch.where(found > found.median(), found, found.sort(1)[0]))
 
