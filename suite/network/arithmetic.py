@@ -207,8 +207,7 @@ def _is_free(func: Any) -> bool:
 
 def _is_tagged(func: Any) -> bool:
     """Return whether torch describes an operation as elementwise or as a change of shape."""
-    shape = {torch.Tag.inplace_view, torch.Tag.view_copy}
-    return func.is_view or not {torch.Tag.pointwise, *shape}.isdisjoint(func.tags)
+    return func.is_view or not {torch.Tag.pointwise, torch.Tag.view_copy}.isdisjoint(func.tags)
 
 
 def _packet(name: str) -> Any:
