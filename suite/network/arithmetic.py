@@ -106,11 +106,6 @@ def name_of(func: Any) -> str:
     return name.removesuffix("_") if library == "aten" else f"{library}::{name}"
 
 
-def has_formula(func: Any) -> bool:
-    """Return whether the multiply-adds of an operation can follow from its shapes."""
-    return is_attention(name_of(func)) or _formula(func) is not None
-
-
 def multiply_adds(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
     """Return how often an operation multiplies and adds in its products; `None` if that is unknown."""
     tensors = [one for one in tree_leaves((args, dict(kwargs))) if isinstance(one, Tensor)]

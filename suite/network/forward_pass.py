@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from suite.errors import UsageError
-from suite.network.arithmetic import attention_of, has_formula, is_dense, multiply_adds, name_of
+from suite.network.arithmetic import attention_of, is_dense, multiply_adds, name_of
 from suite.network.planned_layer import PlannedLayer
 
 LAYERS = (nn.Conv2d, nn.Linear)
@@ -175,7 +175,7 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # In inference mode, operations arrive here whole that otherwise arrive as the ones they consist of.
-        if torch.is_inference_mode_enabled() and not isinstance(func, HigherOrderOperator) and not has_formula(func):
+        if torch.is_inference_mode_enabled() and not isinstance(func, HigherOrderOperator):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
