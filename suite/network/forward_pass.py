@@ -153,7 +153,7 @@ class ForwardPass:
         )
         # Multi-head attention multiplies in batches, and its projections do not.
         attends = fused is not None or self._in_attention or (self._in_multi_head and name in ("bmm", "baddbmm"))
-        self.products.append(Product(name, self._module, macs, attends and macs is not None, operands, layer))
+        self.products.append(Product(name, self._module, macs, attends, operands, layer))
 
     @property
     def _module(self) -> str:

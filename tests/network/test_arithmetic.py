@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -19,6 +21,9 @@ from suite.choices import build_model
 from suite.command import cli
 from suite.cost.flops import PRODUCTS, count
 from suite.network.arithmetic import FREE, attention_of, is_attention, is_dense, multiply_adds, name_of
+from suite.network.forward_pass import ForwardPass, _uncompiled
+from suite.ops import convert
+from suite.plan import OpPlan
 
 SHAPE = (3, 8, 8)
 TOKENS, WIDTH = 4, 16
@@ -172,6 +177,15 @@ def test_each_fused_attention_of_torch_is_counted_by_its_shapes(func):
     assert multiply_adds(func, arguments, {}, meta(1)) == times * MACS
     found = attention_of(func, arguments, {})
     assert (found.query, found.key, found.value) == tuple(HEADS_FIRST.values())
+
+
+def test_the_operands_of_fused_attention_have_heads_before_tokens():
+    watch = ForwardPass(Model(attend))
+    func = torch.ops.aten._flash_attention_forward.default
+    watch.record(func, given(func, TOKENS_FIRST), {}, meta(1))
+    (product,) = watch.products
+    assert (product.attention, product.macs) == (True, MACS)
+    assert [operand.shape for operand in product.operands] == list(HEADS_FIRST.values())
 
 
 def test_there_are_fused_attentions():
@@ -343,7 +357,14 @@ def into(model, tokens):
     return out
 
 
+def gradient(model, tokens):
+    tokens = tokens.detach().requires_grad_()
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return torch.autograd.grad(attend(model, tokens).sum(), tokens)[0]
+
+
 UNKNOWN = "(multiply-adds unknown)"
+BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
 
 
 @pytest.mark.parametrize(
@@ -351,6 +372,7 @@ UNKNOWN = "(multiply-adds unknown)"
     [
         (lambda model, tokens: gram(tokens), None, ["arithmetic_tests::gram in the model's own forward " + UNKNOWN]),
         (into, None, ["arithmetic_tests::gram_into in the model's own forward " + UNKNOWN]),
+        (gradient, None, [f"{BACKWARD} in the model's own forward (1,024 multiply-adds per image)"]),
         (
             lambda model, tokens: tokens @ torch.linalg.inv(torch.eye(WIDTH) + tokens.mean()),
             None,
@@ -372,11 +394,19 @@ UNKNOWN = "(multiply-adds unknown)"
             [f"{op} in 'part.parametrizations.weight.0' {UNKNOWN}" for op in ("mv", "vdot")],
         ),
     ],
-    ids=["custom", "custom in place", "inverse", "sparse", "subclass of a layer", "parametrization"],
+    ids=["custom", "custom in place", "gradient", "inverse", "sparse", "subclass of a layer", "parametrization"],
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_what_multiplies_without_a_row_is_named(between, part, expected):
     assert list(count(Model(between, part), SHAPE).not_counted) == expected
+
+
+def test_what_the_plan_of_a_layer_multiplies_is_not_the_networks():
+    model = Model(lambda model, tokens: model.part(tokens), nn.Linear(WIDTH, WIDTH))
+    convert(model)["part"].op_plan = OpPlan(weight_forward=lambda weight, site: gram(weight))
+    counts = count(model, SHAPE)
+    assert counts.layers["part"].macs == TOKENS * WIDTH * WIDTH
+    assert counts.not_counted == ()
 
 
 def test_products_in_place_and_into_a_tensor_have_rows():
@@ -400,6 +430,14 @@ def test_a_compiled_part_is_counted_as_if_it_were_not_compiled():
     compiled = count(Model(between, torch.compile(part, backend="eager")), SHAPE)
     assert [row.macs for row in compiled.layers.values()] == [row.macs for row in plain.layers.values()]
     assert compiled.not_counted == ()
+
+
+def test_flex_attention_is_not_compiled_either_and_the_compiler_is_not_imported_for_other_models(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "set_stance", lambda stance: stance)
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    assert _uncompiled() == "force_eager"
+    monkeypatch.delitem(sys.modules, "torch.nn.attention.flex_attention")
+    assert isinstance(_uncompiled(), nullcontext)
 
 
 def test_what_multiplies_only_in_training_is_counted_for_training():
