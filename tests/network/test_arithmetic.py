@@ -442,11 +442,13 @@ def test_flex_attention_is_not_compiled_either_and_the_compiler_is_not_imported_
 
 def test_what_multiplies_only_in_training_is_counted_for_training():
     def between(model, tokens):
-        return tokens @ tokens.mT @ gram(tokens) if model.training else tokens
+        if not model.training:
+            return tokens
+        return tokens @ tokens.mT @ gram(tokens) + model.part(tokens.unsqueeze(1)).mean()
 
-    counts = count(Model(between), SHAPE)
-    row = counts.layers[":matmul"]
-    assert (row.training_only, row.macs) == (True, 2 * TOKENS * TOKENS * WIDTH)
+    counts = count(Model(between, nn.Conv2d(1, 2, 3, padding=1)), SHAPE)
+    macs = {name: row.macs for name, row in counts.layers.items() if row.training_only}
+    assert macs == {":matmul": 2 * TOKENS * TOKENS * WIDTH, "part": TOKENS * WIDTH * 2 * 3 * 3}
     assert counts.not_counted == ("arithmetic_tests::gram in the model's own forward " + UNKNOWN,)
 
 
