@@ -27,7 +27,8 @@ MEANING = (
     "Counted: exact, from shapes and masks. One multiply-add is 2 FLOPs. Counted are two-dimensional convolutions with "
     "their padding, linear layers, the two products of scaled dot-product attention, and other matrix products. The "
     "first layer has no data gradient. The arithmetic of a method itself is overhead and not part of the training "
-    "FLOPs. Other operations of a network that multiply are not counted; they are named here if there are any.",
+    "FLOPs. Other operations of a network that multiply, or may do so, are not counted; they are named here if there "
+    "are any.",
     "FLOPs are counted in four ways: dense (the original network), current (the present shapes), effective (current "
     "times density: the cost on hardware that skips) and executed (what the kernels computed; if a method chooses "
     "backends by their speed, other load on the machine can affect this count).",

@@ -8,21 +8,21 @@ products outside of these layers have rows of their own:
     MODULE:matmul       all other matrix products of a module: both factors are activations or constants
 
 The gradient of a parameter is a weight gradient, and that of any other factor a data gradient. A factor that needs no
-gradient (the input of the first layer) has none. Other operations that multiply are not counted but named
-(`Counts.not_counted`).
+gradient (the input of the first layer) has none. Other operations that multiply are not counted but named, and so are
+those of which it is not known whether they do (`Counts.not_counted`).
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from suite.network.forward_pass import LAYERS, Product, run_blank
+from suite.network.forward_pass import Product, run_blank
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
@@ -88,7 +88,8 @@ class Counts:
 
     Attributes:
         layers: Layers by name, in the order in which they run.
-        not_counted: Operations that multiply and are in no layer's count, as text: operation, module, multiply-adds.
+        not_counted: Operations that multiply, or may do so, and are in no layer's count, as text: operation, module,
+            multiply-adds.
     """
 
     layers: dict[str, LayerCost]
@@ -106,26 +107,24 @@ def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[st
 
 
 def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
-    """Count a model's layers as `count_layers` does, and name the operations that multiply and have no row.
+    """Count a model's layers as `count_layers` does, and name the operations that may multiply and have no row.
 
-    The blank image runs in evaluation mode. If a layer does not run then, blank images also run through a copy in
-    training mode.
+    The blank image runs in evaluation mode, and blank images also run through a copy in training mode, where a model
+    may compute more.
     """
     costs, products = _run(model, input_shape, 1)
-    layers = {name for name, module in model.named_modules() if isinstance(module, LAYERS)}
-    if not layers <= costs.keys():
-        # Batch normalisation needs at least two values per channel.
-        in_training, more = _run(copy.deepcopy(model), input_shape, 2, training=True)
-        known = {(product.op, product.module) for product in products}
-        products += [product for product in more if (product.op, product.module) not in known]
-        # A module may attend with a fused operation in one mode and with matrix products in the other.
-        attending = {_module_of(cost) for cost in costs.values() if cost.kind == "attention"}
-        for name, cost in in_training.items():
-            if name not in costs and not (cost.kind == "attention" and _module_of(cost) in attending):
-                costs[name] = replace(cost, training_only=True)
+    # Batch normalisation needs at least two values per channel.
+    in_training, more = _run(copy.deepcopy(model), input_shape, 2, training=True)
+    known = {(product.op, product.module) for product in products}
+    products += [product for product in more if (product.op, product.module) not in known]
+    # A module may attend with a fused operation in one mode and with matrix products in the other.
+    attending = {_module_of(cost) for cost in costs.values() if cost.kind == "attention"}
+    for name, cost in in_training.items():
+        if name not in costs and not (cost.kind == "attention" and _module_of(cost) in attending):
+            costs[name] = replace(cost, training_only=True)
     macs: dict[tuple[str, str], float | None] = {}
     for product in products:
-        if not product.attention and product.op not in MATRIX_PRODUCTS:
+        if not _has_row(product):
             key, before = (product.op, product.module), macs.get((product.op, product.module), 0)
             macs[key] = None if product.macs is None or before is None else before + product.macs
     return Counts(costs, tuple(_in_words(*key, number) for key, number in macs.items()))
@@ -146,14 +145,14 @@ def _run(
         if isinstance(layer, nn.Conv2d):
             kernel, read, size = layer.kernel_size, given.shape[-2:], output.shape[-2:]
             # The output of a gated layer has more channels than the layer computes.
-            places = output.shape[0] * size[0] * size[1] // images
-            macs = layer.out_channels * places * (layer.in_channels // layer.groups) * kernel[0] * kernel[1]
+            places = output.shape[0] * size[0] * size[1]
+            macs = layer.out_channels * places * (layer.in_channels // layer.groups) * kernel[0] * kernel[1] // images
             costs[name] = LayerCost(
                 name, "conv", layer.in_channels, layer.out_channels, (kernel[0], kernel[1]), (read[0], read[1]),
                 (size[0], size[1]), previous + macs, has_dgrad, params, elements,
             )  # fmt: skip
         elif isinstance(layer, nn.Linear):
-            macs = output.numel() // output.shape[-1] // images * layer.out_features * layer.in_features
+            macs = output.numel() // output.shape[-1] * layer.out_features * layer.in_features // images
             costs[name] = LayerCost(
                 name, "linear", layer.in_features, layer.out_features, (1, 1), (1, 1), (1, 1),
                 previous + macs, has_dgrad, params, elements,
@@ -163,11 +162,29 @@ def _run(
     products = [replace(one, macs=one.macs // images) if one.macs else one for one in found]
     parameters = dict(model.named_parameters())
     for product in products:
+        if not _has_row(product):
+            continue
         if product.attention:
             _add_attention(costs, product, images)
-        elif product.op in MATRIX_PRODUCTS:
+        else:
             _add_matrix_product(costs, product, images, parameters)
-    return costs, products
+    return costs, [one for one in products if not one.layer or one.macs is None] + _further(products, costs)
+
+
+def _has_row(product: Product) -> bool:
+    """Return whether a product is counted in a row of its own or of its module, and not in that of a layer."""
+    counted = product.attention or product.op in MATRIX_PRODUCTS
+    return counted and product.macs is not None and not product.layer
+
+
+def _further(products: Sequence[Product], costs: Mapping[str, LayerCost]) -> list[Product]:
+    """Return what layers multiply beyond their rows, since a subclass of a layer may do more in its forward."""
+    inside: dict[str, int] = {}
+    for product in products:
+        if product.layer and product.macs is not None:
+            inside[product.layer] = inside.get(product.layer, 0) + product.macs
+    more = {name: macs - costs[name].macs for name, macs in inside.items() if name in costs}
+    return [Product("further products", name, macs, False, (), name) for name, macs in more.items() if macs > 0]
 
 
 def _add_attention(costs: dict[str, LayerCost], product: Product, images: int) -> None:
@@ -182,8 +199,7 @@ def _add_attention(costs: dict[str, LayerCost], product: Product, images: int) -
             known, macs=known.macs + (product.macs or 0), has_dgrad=known.has_dgrad or product.has_grad
         )
         return
-    fused = product.op.startswith("_scaled_dot_product")
-    keys = others[-2] if fused else others[-1]
+    keys = others[-1] if product.op in MATRIX_PRODUCTS else others[-2]
     width = heads * queries[-1]
     costs[name] = LayerCost(
         name, "attention", width, width, (1, 1), (keys, 1), (queries[-2], 1),

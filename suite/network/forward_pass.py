@@ -1,29 +1,32 @@
 """Running a model to learn about it: which layers are called, what else reads their weights, and what else multiplies.
 
 Modules are watched with hooks and operations with torch's dispatcher, so that everything in a model's own `forward` is
-seen. The multiply-adds of an operation come from `torch.utils.flop_counter`, whose count is independent of the
-ledger's (`suite.cost.flops`).
+seen. The multiply-adds of an operation come from `suite.network.arithmetic`, whose count is independent of the ledger's
+(`suite.cost.flops`).
 """
 
 from __future__ import annotations
 
 import copy
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from suite.errors import UsageError
+from suite.network.arithmetic import attention_of, is_dense, multiply_adds, name_of
+from suite.network.planned_layer import PlannedLayer
 
 LAYERS = (nn.Conv2d, nn.Linear)
 """Classes whose products the ledger counts by their shapes."""
@@ -31,14 +34,6 @@ LayerShapes = dict[str, tuple[torch.Size, torch.Size]]
 """Shapes of input and output of each convolution and linear layer, by name, in the order in which they run."""
 OnLayer = Callable[[str, nn.Module, Tensor, Tensor], None]
 """Receives name, layer, input and output."""
-# Operations that multiply and that torch's counter does not know.
-_UNCOUNTED = {
-    "_cdist_forward", "_cudnn_rnn", "_euclidean_dist", "_fft_c2c", "_fft_c2r", "_fft_r2c", "_trilinear", "addbmm",
-    "addmv", "addr", "dot", "miopen_rnn", "mkldnn_rnn_layer", "mv", "vdot",
-}  # fmt: skip
-_TORCHS_OWN = ("aten", "prim", "prims")
-# The products of multi-head attention besides its projections.
-_BATCHED = ("bmm", "baddbmm")
 
 
 @dataclass(frozen=True)
@@ -58,15 +53,17 @@ class Operand:
 
 @dataclass(frozen=True)
 class Product:
-    """An operation that multiplies, outside of every convolution and linear layer.
+    """An operation that multiplies, or of which that is unknown, outside of the layers that methods plan.
 
     Attributes:
-        op: Name of the operation in torch's dispatcher.
+        op: Name of the operation in torch's dispatcher, with its library unless that is torch's own.
         module: Name of the innermost module whose forward was running; empty for the model itself.
-        macs: Multiply-adds of the whole batch; `None` if torch has no formula.
+        macs: Multiply-adds of the whole batch; `None` if there is no formula.
         attention: Whether it is one of the two products of scaled dot-product attention (queries by keys, weights by
             values), or both in one operation.
-        operands: The tensors that it reads. The last two of `mm`, `addmm`, `bmm` and `baddbmm` are the factors.
+        operands: The dense tensors that it reads. The last two of `mm`, `addmm`, `bmm` and `baddbmm` are the factors.
+            Those of fused attention are queries, keys and values, (N, H, T, D).
+        layer: Name of the convolution or linear layer in whose forward it ran; empty outside of them.
     """
 
     op: str
@@ -74,6 +71,7 @@ class Product:
     macs: int | None
     attention: bool
     operands: tuple[Operand, ...]
+    layer: str = ""
 
     @property
     def has_grad(self) -> bool:
@@ -90,7 +88,7 @@ class ForwardPass:
         called: Names of the modules whose forward was called.
         readers: For each convolution and linear layer whose weight was read outside of its own forward, the names of
             the modules that were running.
-        products: The operations that multiplied outside of every convolution and linear layer, in order.
+        products: The operations that multiplied outside of planned layers, in order, and those that may have.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -132,27 +130,30 @@ class ForwardPass:
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """Record one operation of torch's dispatcher."""
-        leaves = tree_leaves((args, kwargs))
-        tensors = [value for value in leaves if isinstance(value, Tensor) and value.layout is torch.strided]
+        leaves = tree_leaves((args, {key: value for key, value in kwargs.items() if not key.startswith("out")}))
+        tensors = [value for value in leaves if isinstance(value, Tensor) and is_dense(value)]
         inside = [name for name in self._running if name in self._layers]
-        if not func.is_view:  # a view reads no values; whatever reads the view is recorded
+        layer = inside[-1] if inside else ""
+        if not getattr(func, "is_view", False):  # a view reads no values; whatever reads the view is recorded
             for tensor in tensors:
                 for owner in self._owners.get(_storage(tensor), ()):
                     if owner not in inside:
-                        self.readers[owner].add(inside[-1] if inside else self._module)
-        if inside:
+                        self.readers[owner].add(layer or self._module)
+        planned = bool(layer) and isinstance(self._model.get_submodule(layer), PlannedLayer)
+        name, macs = name_of(func), multiply_adds(func, args, kwargs, out)
+        if planned or macs == 0:
             return
-        name = func._schema.name.partition("::")[2]
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is None and name not in _UNCOUNTED and func.namespace in _TORCHS_OWN:
-            return
-        macs = None if formula is None else int(formula(*args, **kwargs, out_val=out)) // 2
-        attention = formula is not None and (self._in_attention or (self._in_multi_head and _of_attention(name)))
+        fused = None if name.endswith("_backward") else attention_of(func, args, kwargs)
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        if fused is not None:
+            tensors, shapes = list(fused.tensors), [fused.query, fused.key, fused.value]
         operands = tuple(
-            Operand(tuple(tensor.shape), tensor.requires_grad, self._parameters.get(_storage(tensor), ""))
-            for tensor in tensors
+            Operand(shape, tensor.requires_grad, self._parameters.get(_storage(tensor), ""))
+            for tensor, shape in zip(tensors, shapes, strict=True)
         )
-        self.products.append(Product(name, self._module, macs, attention, operands))
+        # Multi-head attention multiplies in batches, and its projections do not.
+        attends = fused is not None or self._in_attention or (self._in_multi_head and name in ("bmm", "baddbmm"))
+        self.products.append(Product(name, self._module, macs, attends, operands, layer))
 
     @property
     def _module(self) -> str:
@@ -160,6 +161,8 @@ class ForwardPass:
 
 
 class _Operations(TorchDispatchMode):
+    supports_higher_order_operators = True
+
     def __init__(self, watch: ForwardPass) -> None:
         super().__init__()
         self._watch = watch
@@ -170,8 +173,15 @@ class _Operations(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self._watch.record(func, args, kwargs or {}, out)
+        kwargs = kwargs or {}
+        # In inference mode, operations arrive here whole that otherwise arrive as the ones they consist of.
+        if torch.is_inference_mode_enabled() and not isinstance(func, HigherOrderOperator):
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **kwargs)
+        self._watch.record(func, args, kwargs, out)
         return out
 
 
@@ -190,10 +200,6 @@ class _Attention(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         finally:
             watch._in_attention, watch._in_multi_head = before
-
-
-def _of_attention(name: str) -> bool:
-    return name in _BATCHED or name.startswith("_scaled_dot_product")
 
 
 def _storage(tensor: Tensor) -> int:
@@ -249,10 +255,17 @@ def run_blank(
         on_layer: As for `hooked_layers`.
     """
     watch = ForwardPass(model)
-    with hooked_layers(model, on_layer), probing(model), torch.enable_grad(), watch.watching():
+    with hooked_layers(model, on_layer), probing(model), _uncompiled(), torch.enable_grad(), watch.watching():
         model.train(training)
         model(blank_images(model, input_shape, images))
     return watch
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Return a context in which compiled parts of a model run one operation after the other, as the others do."""
+    # Importing the compiler takes seconds. Flex attention imports it when it is called.
+    compiles = {"torch._dynamo", "torch.nn.attention.flex_attention"} & sys.modules.keys()
+    return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
 
 
 def blank_images(model: nn.Module, input_shape: tuple[int, int, int], images: int) -> Tensor:

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended sequential and progressive, all with Huffman coding
+# Baseline and extended sequential, with Huffman coding. An incomplete progressive image is smoothed, which torchvision
+# 0.26 does otherwise than Pillow.
+_FRAMES = (0xC0, 0xC1)
 _SCAN = 0xDA
 _OTHER_SEGMENTS = (0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0))  # tables, comments and data of applications
 
@@ -30,8 +32,8 @@ def jpeg_frame(content: memoryview) -> JpegFrame | None:
     """Return the size of a JPEG image of 8 bits and one or three components (grey or colour).
 
     Returns:
-        The size; `None` for any other content: other formats, CMYK, lossless JPEG, and heads in which anything is
-        unusual.
+        The size; `None` for any other content: other formats, CMYK, progressive and lossless JPEG, and heads in which
+        anything is unusual.
     """
     if bytes(content[:2]) != b"\xff\xd8":
         return None
