@@ -246,13 +246,16 @@ def run_trials(
             log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
         forget = {trial.trial_id for trial, _ in chosen} if options.only == "all" else set()
         if forget:
-            write_results(store, none_runs=True, forget=forget)  # the trials were deleted, and so are their rows
+            with store.writing():  # the trials were deleted, and so are their rows
+                write_results(store, none_runs=True, forget=forget)
         try:
             with listener_for(console, [trial for trial, _ in chosen]) as progress:
                 engine.run(chosen, CallingListener(progress, folder / "trials", functions) if functions else progress)
         finally:
-            rows = write_results(store, none_runs=True)
-        written = [*(write_report(folder)[:1] if tested else ()), *more()]
+            with store.writing():
+                rows = write_results(store, none_runs=True)
+        with store.writing():
+            written = [*(write_report(folder)[:1] if tested else ()), *more()]
         disturbed = {trial.name for trial in read(folder).trials if is_disturbed(trial)} if tested else set()
 
     names = {trial.trial_id for trial in trials}

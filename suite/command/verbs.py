@@ -72,18 +72,33 @@ def report(arguments: Sequence[str]) -> int:
     if not trials and not any((folder / name).is_file() for name in ("suite.json", "results.csv")):
         raise UsageError(f"report {folder}: not the folder of a suite: no suite.json, results.csv or trials")
 
-    from reports import write_report
-    from suite.runs.folder.results import read_table, write_results
+    from suite.runs.folder.results import read_table
 
     if not trials and not read_table(folder):
         raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
     with files.errors_of(folder):
-        write_results(Store(folder), targets=targets)
-        written = write_report(folder, targets, namespace.latex)
+        written = _update(folder, targets, namespace.latex)
     print(f"report: {written[0]}")
     if namespace.latex:
         print(f"tables: {folder / 'report.tex'}")
     return 0
+
+
+def _update(folder: Path, targets: Sequence[float], latex: bool) -> list[Path]:
+    """Write the table of results and the report, and return the paths of `reports.write_report`."""
+    from reports import write_report
+    from suite.runs.folder.results import write_results
+    from suite.runs.folder.store import Store
+
+    store = Store(folder)
+    while True:
+        with store.writing():
+            before = store.fingerprint()
+            write_results(store, targets=targets)
+            written = write_report(folder, targets, latex)
+        # A command that gave up waiting for this one has left its trials to it. One that still runs writes at its end.
+        if store.is_locked() or store.fingerprint() == before:
+            return written
 
 
 def time(arguments: Sequence[str]) -> int:

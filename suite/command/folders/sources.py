@@ -19,6 +19,7 @@ from suite.runs.folder.results import read_table, rows
 from suite.runs.folder.store import Store
 
 LARGEST = 64 * 2**20  # bytes of suite.json
+IN_USE = "in use by another command; try again when it has ended"
 FILES = ("epochs.jsonl", "layers.csv")
 _NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")  # of a folder
 _NOT_COMPARED = ("sha256",)  # it covers the path of the data set, which may be in another home folder
@@ -93,11 +94,13 @@ class Source:
         folder: The suite's folder.
         suite: Content of its `suite.json`.
         trials: Its trials by id.
+        fingerprint: `Store.fingerprint` before anything was read.
     """
 
     folder: Path
     suite: Mapping[str, Any]
     trials: Mapping[str, Trial]
+    fingerprint: tuple[Any, ...]
 
     @classmethod
     def read(cls, folder: Path) -> Source:
@@ -110,7 +113,8 @@ class Source:
         if not path.is_file():
             raise UsageError(f"merge {folder}: not the folder of a suite: it has no suite.json")
         if store.is_locked():
-            raise UsageError(f"merge {folder}: in use by another command; try again when it has ended")
+            raise UsageError(f"merge {folder}: {IN_USE}")
+        fingerprint = store.fingerprint()
         try:
             suite = json.loads(files.read_bytes(path, "merge", LARGEST), parse_constant=_refuse_constant)
             commands = suite["commands"]
@@ -126,7 +130,16 @@ class Source:
         trials = {name: _trial(folder, name, row) for name, row in table.items()}
         if not trials:
             raise UsageError(f"merge {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
-        return cls(folder, suite, trials)
+        return cls(folder, suite, trials, fingerprint)
+
+    def check_unchanged(self) -> None:
+        """Check that what was read, and copied since, is still what the folder holds.
+
+        Raises:
+            UsageError: A command has changed the folder meanwhile.
+        """
+        if Store(self.folder).fingerprint() != self.fingerprint:
+            raise UsageError(f"merge {self.folder}: {IN_USE}")
 
 
 def _refuse_constant(text: str) -> NoReturn:
