@@ -28,10 +28,10 @@ from reports.data.disturbed_times import competing_programs, resumed, shared_dev
 from reports.data.groups import Look, TrialGroup, group_trials, label, looks, with_times
 from reports.data.method_rows import method_rows, repeated_seeds
 from reports.data.records import Records, Trial
-from reports.data.trial_files import clean
 from reports.data.verdict import findings, margins
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
+from suite.files import clean
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch"}

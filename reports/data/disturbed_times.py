@@ -8,7 +8,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from reports.data.records import Trial
-from reports.data.trial_files import clean, finite
+from reports.data.trial_files import finite
+from suite.files import clean
 from suite.runs.folder.times import MethodTime
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.

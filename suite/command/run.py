@@ -214,7 +214,7 @@ def run_trials(
     from reports.data.disturbed_times import is_disturbed
     from reports.data.records import read
     from suite.cost.hardware import available_cores, competition
-    from suite.files import without_home
+    from suite.files import clean, without_home
     from suite.runs.folder.results import read_table, write_results
     from suite.runs.folder.store import Store
     from suite.runs.provenance import command_line
@@ -226,7 +226,7 @@ def run_trials(
     with files.errors_of(folder), store.lock():
         read_table(folder)  # a damaged table must be reported before hours of trials, not after
         provenance = provenance or provenance_of(suite)
-        store.add_command(suite, without_home(command_line()), provenance)
+        store.add_command(suite, clean(without_home(command_line())), provenance)
         chosen = store.choose(trials, options.only)
         for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
             log.info("%s: %s", task, note)

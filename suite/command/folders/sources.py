@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from suite import files
 from suite.errors import UsageError, in_words
@@ -21,7 +21,7 @@ from suite.runs.folder.store import Store
 LARGEST = 64 * 2**20  # bytes of suite.json
 IN_USE = "in use by another command; try again when it has ended"
 FILES = ("epochs.jsonl", "layers.csv")
-_NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")  # of a folder
+_NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f]{1,255}")  # of a folder
 _NOT_COMPARED = ("sha256",)  # it covers the path of the data set, which may be in another home folder
 
 
@@ -116,7 +116,8 @@ class Source:
             raise UsageError(f"merge {folder}: {IN_USE}")
         fingerprint = store.fingerprint()
         try:
-            suite = json.loads(files.read_bytes(path, "merge", LARGEST), parse_constant=_refuse_constant)
+            suite = files.read_json(files.read_bytes(path, "merge", LARGEST))
+            json.dumps(suite, allow_nan=False)
             commands = suite["commands"]
             if not isinstance(commands, list) or not all(isinstance(command, dict) for command in commands):
                 raise ValueError("its commands are not a list of objects")
@@ -140,10 +141,6 @@ class Source:
         """
         if Store(self.folder).fingerprint() != self.fingerprint:
             raise UsageError(f"merge {self.folder}: {IN_USE}")
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
 
 
 def _trial(source: Path, name: str, row: Mapping[str, Any]) -> Trial:

@@ -73,10 +73,13 @@ def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", 
 def without_home(content: bytes) -> bytes:
     """Return the content of a `trial.json` whose path of the data set begins with `~` if it is in the home folder.
 
-    Content that is not a record, or that names no such path, is returned unchanged.
+    Content that is not a record, or that names no such path, is returned unchanged. The checksum of a record that was
+    changed stays wrong.
     """
     try:
-        record = json.loads(content)
+        written = json.loads(content)
+        whole = "sha256" in written and _is_whole(written)
+        record = files.clean_data(written)
         copy = record["spec"]["data_copy"]
         path = files.without_home(copy["path"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -84,8 +87,9 @@ def without_home(content: bytes) -> bytes:
     if path == copy["path"]:
         return content
     copy["path"] = path
-    plain = {name: value for name, value in record.items() if name != "sha256"}
-    return (json.dumps({**plain, "sha256": _digest(plain)}, indent=2, ensure_ascii=False) + "\n").encode()
+    if whole:
+        record["sha256"] = _digest({name: value for name, value in record.items() if name != "sha256"})
+    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
@@ -101,13 +105,12 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     try:
         if path.stat().st_size > LARGEST_RECORD:
             raise ValueError(f"it is larger than {LARGEST_RECORD} bytes")
-        record = json.loads(packed.read(path))
-        _check(record, folder.name)
+        record = _checked(json.loads(packed.read(path)), folder.name)
     except OSError as error:
         return _damaged(error.strerror or "it cannot be read")
     except (ValueError, RecursionError) as error:
         return _damaged(str(error))
-    return dict(record)
+    return record
 
 
 def damage(folder: Path, record: Mapping[str, Any]) -> str:
@@ -160,11 +163,11 @@ def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
     return f"model.pt {reason}" if reason else ""
 
 
-def _check(record: Any, name: str) -> None:
-    """Check the content of a record.
+def _checked(record: Any, name: str) -> dict[str, Any]:
+    """Check the content of a record, and return it with clean text.
 
     Args:
-        record: Parsed JSON.
+        record: JSON as it was written, which the checksum is about.
         name: Name of the trial's folder.
 
     Raises:
@@ -175,8 +178,9 @@ def _check(record: Any, name: str) -> None:
     if ours := _OURS & set(record):
         if not {"trial_id", "sha256"} <= ours:
             raise ValueError(f"it has no {min({'trial_id', 'sha256'} - ours)}")
-        if record["sha256"] != _digest({key: value for key, value in record.items() if key != "sha256"}):
+        if not _is_whole(record):
             raise ValueError("it was changed: its checksum does not match")
+    record = files.clean_data(record)
     spec = record.get("spec")
     if not isinstance(spec, dict) or "hash" not in spec:
         raise ValueError("it has no spec with a hash")
@@ -201,6 +205,11 @@ def _check(record: Any, name: str) -> None:
             raise ValueError(f"its {field} is not an object")
     for column, value in record.get("result", {}).items():
         _check_value(column, value)
+    return dict(record)
+
+
+def _is_whole(record: Mapping[str, Any]) -> bool:
+    return bool(record["sha256"] == _digest({key: value for key, value in record.items() if key != "sha256"}))
 
 
 def _check_value(column: str, value: Any) -> None:

@@ -16,7 +16,6 @@ methods can be added later. The name of a trial's folder ends with the hash of i
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -199,7 +198,7 @@ class Store:
         commands: list[Any] = []
         if path.is_file():
             try:
-                commands = json.loads(path.read_bytes())["commands"]
+                commands = files.read_json(path.read_bytes())["commands"]
                 if not isinstance(commands, list) or not all(isinstance(command, dict) for command in commands):
                     raise ValueError("its commands are not a list of objects")
             except (ValueError, KeyError, TypeError, RecursionError) as error:
