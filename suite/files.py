@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 import zipfile
 import zlib
@@ -24,6 +25,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from filelock import lock_descriptor
 
 from suite.errors import UsageError, in_words
 
@@ -324,6 +327,34 @@ def remove_abandoned(folder: Path, name: str = "") -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
                 path.unlink()
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Yield a new folder among the temporary files, which is removed at the end.
+
+    Folders with the same prefix that processes of this user left when they were killed are removed, too: nobody holds
+    their locks.
+    """
+    prefix = f"{prefix}{os.getuid()}-"
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                facts = os.fstat(descriptor)
+                ours = facts.st_uid == os.getuid() and time.time() - facts.st_mtime > 1  # a new one is not yet locked
+                if ours and lock_descriptor(descriptor, blocking=False):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+    path = Path(tempfile.mkdtemp(prefix=prefix))
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        lock_descriptor(descriptor, blocking=False)
+        yield path
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def archive_damage(path: Path) -> str:

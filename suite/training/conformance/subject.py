@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite import registry
+from suite import files, registry
 from suite.choices import build_method, build_model
 from suite.cost.flops import count_model
 from suite.method import Method, OtherTrial, ReconfigPlan
@@ -132,8 +132,8 @@ class Subject:
     def resumed(self, content: bytes, **callbacks: Any) -> Trainer:
         """Return a trainer that was resumed from the content of a checkpoint file."""
         trainer = self.trainer(**callbacks)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "checkpoint.pt"
+        with files.temporary_folder("pdt-check-") as folder:
+            path = folder / "checkpoint.pt"
             path.write_bytes(content)
             trainer.load_state_dict(model_files.load(path))
         return trainer
@@ -152,10 +152,10 @@ class Subject:
     def _training(self) -> tuple[Trainer, list[Record], list[bytes]] | Exception:
         records: list[Record] = []
         checkpoints: list[bytes] = []
-        with tempfile.TemporaryDirectory() as folder:
+        with files.temporary_folder("pdt-check-") as folder:
 
             def keep(state: Callable[[], dict[str, Any]]) -> None:
-                path = Path(folder) / "checkpoint.pt"
+                path = folder / "checkpoint.pt"
                 model_files.save(path, state())
                 checkpoints.append(path.read_bytes())
 
@@ -176,8 +176,9 @@ class Subject:
         Some methods use what was removed, others the weights.
         """
         model = self.model()
-        self._folder = tempfile.TemporaryDirectory()  # exists as long as this object
-        path = Path(self._folder.name) / "model.pt"
+        folder = files.temporary_folder("pdt-check-")
+        path = folder.__enter__() / "model.pt"
+        weakref.finalize(self, folder.__exit__, None, None, None)  # it exists as long as this object
         name, classes, shape = self.architecture.values()
         model_files.save_model(path, model, name=name, num_classes=classes, input_shape=shape, reconfigurations=[])
         spaces = find_index_spaces(model, self._inputs.shape)
