@@ -98,6 +98,18 @@ def slow_products(trials: Sequence[Trial]) -> list[str]:
     ]
 
 
+def emulated_dtypes(trials: Sequence[Trial]) -> list[str]:
+    """Return a warning if trials computed with numbers that their processor has no arithmetic for."""
+    done = [trial for trial in trials if trial.done]
+    found = [clean(str(trial.provenance["emulated_dtype"])) for trial in done if trial.provenance.get("emulated_dtype")]
+    if not found:
+        return []
+    return [
+        f"{len(found)} of {len(done)} trials used {found[0]}, for which their processor has no arithmetic: float32 is "
+        "many times faster there, and these times do not represent the method."
+    ]
+
+
 def resumed(trials: Sequence[Trial]) -> list[str]:
     """Return a remark that names trials whose times are sums over several attempts, and what changed in between."""
     pieces = []

@@ -129,9 +129,13 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
     Raises:
         UsageError: The device cannot be used, there are too few GPUs, or the folder of a task's data was not typed.
     """
+    from suite.cost.hardware import emulated_dtype
     from suite.runs.spec import resolve_device, resolve_dtype
 
     device, index = resolve_device(options.device)
+    dtype = resolve_dtype(options.dtype, device, index)
+    if options.engine == "local" and (warning := emulated_dtype(device, dtype)):
+        log.warning("%s", warning)
     check_processes(options.processes, options.device, device, count=trained_here and options.engine != "ray")
     preset = options.preset or ("paper" if device == "cuda" else "quick")
     check_data_root(options, preset)
@@ -145,7 +149,7 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
         overrides=options.overrides,
         device=device,
         device_index=index,
-        dtype=resolve_dtype(options.dtype, device, index),
+        dtype=dtype,
         data_root=str(options.data_root),
         plugins=tuple(str(path) for path in options.plugins),
         callbacks=options.callbacks,

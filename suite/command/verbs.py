@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from suite.command.options.parser import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.planning import read_choices, read_names
 
+log = logging.getLogger(__name__)
+
 
 def check(arguments: Sequence[str]) -> int:
     """Check a method, print one line per contract, and return 1 if a contract is broken, otherwise 0."""
@@ -22,14 +25,25 @@ def check(arguments: Sequence[str]) -> int:
     parser.add_argument("--task", metavar="TASK", default="digits", help="task to train on (default: digits)")
     parser.add_argument("--model", metavar="MODEL", default="", help="model to train (default: the task's model)")
     parser.add_argument("--data-root", metavar="DIR", default="", help="folder of the data sets, as for run")
+    parser.add_argument(
+        "--dtype",
+        metavar="TYPE",
+        default="float32",
+        help="float32, bfloat16 or auto, as for run; methods are checked on the CPU (default: float32)",
+    )
     namespace = parser.read(arguments)
     for path in namespace.plugin:
         registry.load_plugin(path)
     read_names(namespace.method, "method", "check")
 
     from suite.choices import MethodChoice, ModelChoice
+    from suite.cost.hardware import emulated_dtype
+    from suite.runs.spec import resolve_dtype
     from suite.training import conformance
 
+    dtype = resolve_dtype(namespace.dtype, "cpu")
+    if warning := emulated_dtype("cpu", dtype):
+        log.warning("%s", warning)
     choice = MethodChoice.read(namespace.method)
     read_names(namespace.task, "task", "--task")
     if namespace.model and len(read_choices(namespace.model, ModelChoice, "--model")) > 1:
@@ -37,7 +51,7 @@ def check(arguments: Sequence[str]) -> int:
     data_root = files.read_path(
         namespace.data_root or os.environ.get("PDT_DATA") or DEFAULTS["data-root"], "--data-root"
     )
-    results = conformance.check(choice.name, choice.typed, namespace.task, namespace.model, data_root)
+    results = conformance.check(choice.name, choice.typed, namespace.task, namespace.model, data_root, dtype)
     for result in results:
         line = f"{'ok    ' if result.passed else 'BROKEN'}  {result.name}"
         print(f"{line}: {result.message}" if result.message else line, flush=True)

@@ -54,6 +54,7 @@ class Subject:
         task: Registered name of the task. The default needs no download.
         model: Model, written as on the command line; empty for the task's default model.
         data_root: Folder of the data sets.
+        dtype: Number format to train in: `float32` or `bfloat16`.
 
     Attributes:
         density: Comparison of stated and observed densities in the undisturbed training.
@@ -68,8 +69,10 @@ class Subject:
         task: str = TASK,
         model: str = MODEL,
         data_root: Path = Path(),
+        dtype: str = "float32",
     ) -> None:
         self.name = name
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._task = registry.get("task", task)()
         self._task_name, self._model_text = task, model or self._task.default_model(PRESET)
         thing = registry.get("method", name)
@@ -122,6 +125,7 @@ class Subject:
             num_classes=self._inputs.classes,
             seed=0,
             device=torch.device("cpu"),
+            dtype=self._dtype,
             task=self._task_name,
             network=self._model_text.partition("[")[0],
             preset=PRESET,
