@@ -14,7 +14,7 @@ from suite import files
 from suite.errors import UsageError, in_words
 from suite.runs.folder import packed
 from suite.runs.folder.columns import COLUMNS
-from suite.runs.folder.records import read_record
+from suite.runs.folder.records import model_damage, read_record
 from suite.runs.folder.results import read_table, rows
 from suite.runs.folder.store import Store
 
@@ -45,13 +45,15 @@ class Trial:
 
     @cached_property
     def done(self) -> bool:
-        """Whether the trial is done, and its record and the files of a report are as they were written."""
+        """Whether the trial is done, and its record and files, as far as they exist, are as they were written."""
         return self.state == "done"
 
     @cached_property
     def state(self) -> str:
         """The status, or why a trial with the status `done` does not count."""
         changed = packed.altered(self.folder, self.record) if self.folder is not None else []
+        if self.folder is not None and not changed and (self.folder / "model.pt").exists():
+            changed = [reason] if (reason := model_damage(self.folder, self.record)) else []
         return f"damaged ({changed[0]})" if self.row["status"] == "done" and changed else str(self.row["status"])
 
     def difference(self, other: Trial) -> str:

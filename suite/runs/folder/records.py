@@ -18,7 +18,6 @@ from typing import Any
 
 from suite import files
 from suite.errors import in_words
-from suite.files import canonical_json
 from suite.runs.folder import packed
 from suite.runs.folder.columns import COLUMNS
 from suite.runs.spec import LARGEST_SEED, TrialSpec
@@ -67,7 +66,7 @@ def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", 
     if status == "done":
         content["files"] = {name: _facts(folder / name) for name in FILES if (folder / name).is_file()}
     content = _finite(content)
-    write_json(folder / "trial.json", {**content, "sha256": _digest(content)})
+    write_json(folder / "trial.json", {**content, "sha256": packed.digest(content)})
 
 
 def without_home(content: bytes) -> bytes:
@@ -78,7 +77,7 @@ def without_home(content: bytes) -> bytes:
     """
     try:
         written = json.loads(content)
-        whole = "sha256" in written and _is_whole(written)
+        whole = "sha256" in written and written["sha256"] == packed.digest(written)
         record = files.clean_data(written)
         copy = record["spec"]["data_copy"]
         path = files.without_home(copy["path"])
@@ -88,7 +87,7 @@ def without_home(content: bytes) -> bytes:
         return content
     copy["path"] = path
     if whole:
-        record["sha256"] = _digest({name: value for name, value in record.items() if name != "sha256"})
+        record["sha256"] = packed.digest(record)
     return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -141,6 +140,16 @@ def damage(folder: Path, record: Mapping[str, Any]) -> str:
     return ""
 
 
+def model_damage(folder: Path, record: Mapping[str, Any]) -> str:
+    """Return why `model.pt`, which exists, is not what the trial wrote; empty if it is, or if the record knows none."""
+    expected = record.get("files", {}).get("model.pt")
+    try:
+        changed = expected is not None and _facts(folder / "model.pt") != expected
+    except OSError as error:
+        return f"model.pt cannot be read: {in_words(error)}"
+    return "model.pt does not have the checksum in trial.json" if changed else ""
+
+
 def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
     """As `damage`, for a record without checksums: check the content of each file."""
     for name in FILES:
@@ -178,8 +187,8 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
     if ours := _OURS & set(record):
         if not {"trial_id", "sha256"} <= ours:
             raise ValueError(f"it has no {min({'trial_id', 'sha256'} - ours)}")
-        if not _is_whole(record):
-            raise ValueError("it was changed: its checksum does not match")
+        if record["sha256"] != packed.digest(record):
+            raise ValueError(packed.CHANGED)
     record = files.clean_data(record)
     spec = record.get("spec")
     if not isinstance(spec, dict) or "hash" not in spec:
@@ -187,9 +196,20 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
     read = TrialSpec.from_json(spec)
     if not (_is_integer(read.seed) and 0 <= read.seed <= LARGEST_SEED):
         raise ValueError(f"its seed is {str(read.seed)[:40]}")
-    for field in ("method", "variant", "task", "model", "preset", "device", "dtype"):
+    for field in ("method", "variant", "task", "model", "preset", "device", "dtype", "recipe_source"):
         if not isinstance(getattr(read, field), str):
             raise ValueError(f"its {field} is not a string")
+    for field in ("data_copy", "depends_on", "files", "defined_by"):
+        if not isinstance(getattr(read, field), Mapping):
+            raise ValueError(f"its {field} is not an object")
+    for field in ("plugins", "callbacks"):
+        listed = spec.get(field, [])
+        if not (isinstance(listed, list) and all(isinstance(name, str) for name in listed)):
+            raise ValueError(f"its {field} are not a list of strings")
+    if read.device_index is not None and not (_is_integer(read.device_index) and read.device_index >= 0):
+        raise ValueError(f"its device_index is {str(read.device_index)[:40]}")
+    if not (_is_integer(read.processes) and read.processes >= 1):
+        raise ValueError(f"its processes are {str(read.processes)[:40]}")
     for field in ("epochs", "batch_size"):
         value = read.recipe.get(field)
         if not (isinstance(value, int) and _is_integer(value) and 1 <= value <= _LARGEST[int]):
@@ -205,11 +225,10 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
             raise ValueError(f"its {field} is not an object")
     for column, value in record.get("result", {}).items():
         _check_value(column, value)
+    for name, facts in record.get("files", {}).items():
+        if not (isinstance(facts, dict) and _is_integer(facts.get("size")) and isinstance(facts.get("sha256"), str)):
+            raise ValueError(f"its files do not have size and checksum of {name}")
     return dict(record)
-
-
-def _is_whole(record: Mapping[str, Any]) -> bool:
-    return bool(record["sha256"] == _digest({key: value for key, value in record.items() if key != "sha256"}))
 
 
 def _check_value(column: str, value: Any) -> None:
@@ -221,7 +240,7 @@ def _check_value(column: str, value: Any) -> None:
     known = COLUMNS.get(column)
     largest = min(known.maximum if known else math.inf, _LARGEST[type(value)])
     if not 0 <= value <= largest:
-        raise ValueError(f"its {column} is {value:.6g}, which is not between 0 and {largest:.6g}")
+        raise ValueError(f"its {column} is {str(value)[:20]}, which is not between 0 and {largest:.6g}")
 
 
 def _is_integer(value: Any) -> bool:
@@ -235,7 +254,3 @@ def _damaged(reason: str) -> dict[str, Any]:
 def _facts(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
