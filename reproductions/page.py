@@ -14,12 +14,12 @@ from reports.data.disturbed_times import DISTURBED, DISTURBED_NOTE, mark_disturb
 from reports.data.estimates import Missing
 from reports.data.groups import label
 from reports.data.records import Trial
-from reports.data.trial_files import clean
 from reports.figures.figure import Figure
 from reports.render import markdown
 from reproductions.comparison import Comparison, conditions_in_words
 from reproductions.published import MEASURED, Group, kind_of
 from suite import files
+from suite.files import clean
 
 COLUMNS = (
     *("quantity", "published", "source", "ours", "interval", "difference", "kind"),

@@ -1,6 +1,7 @@
 """Paths, and reading and writing of files.
 
-`read_path` and `read_bytes` check paths and files that a user names. The other functions write files atomically: a
+`read_path` and `read_bytes` check paths and files that a user names. Text from outside enters through `read_json` and
+`clean`: what they return can be encoded, and printed on a terminal. The other functions write files atomically: a
 reader, or a program that starts after a crash, finds either the old content or the new content, never a part of it.
 Nothing here writes or deletes through a symbolic link: if a link has the name of one of the suite's files or folders,
 its target does not belong to the suite, and a `UsageError` is raised. Errors of the disk name the file.
@@ -16,6 +17,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 import zipfile
 import zlib
@@ -23,6 +25,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from filelock import lock_descriptor
 
 from suite.errors import UsageError, in_words
 
@@ -32,6 +36,8 @@ MAX_FILE_BYTES = 1 << 20  # of a file of options or a plugin
 
 # `.NAME.RANDOM.part`, in the folder of the file that it will replace.
 _PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.part")
+_UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
+"""Lone surrogates, which UTF-8 does not have, and control characters, which XML does not have and terminals obey."""
 _ABANDONED_AFTER_S = 3600
 """Temporary files older than this are considered abandoned."""
 _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
@@ -101,6 +107,30 @@ def read_bytes(path: Path, option: str, limit: int = MAX_FILE_BYTES) -> bytes:
     if len(content) > limit:
         raise UsageError(f"{option} {path}: is too large; the limit is {limit:,} bytes")
     return content
+
+
+def clean(text: str) -> str:
+    """Replace lone surrogates and control characters, except for tabs and line breaks, by U+FFFD."""
+    return _UNCLEAN.sub("\ufffd", text)
+
+
+def read_json(content: bytes) -> Any:
+    """Parse JSON; its text is `clean`.
+
+    Raises:
+        ValueError: The content is not JSON.
+        RecursionError: It is nested too deeply.
+    """
+    return clean_data(json.loads(content))
+
+
+def clean_data(data: Any) -> Any:
+    """Return plain data with `clean` text."""
+    if isinstance(data, str):
+        return clean(data)
+    if isinstance(data, Mapping):
+        return {clean(key): clean_data(value) for key, value in data.items()}
+    return [clean_data(value) for value in data] if isinstance(data, list) else data
 
 
 def _file_type(mode: int) -> str:
@@ -246,7 +276,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 def write(path: Path, content: bytes | str, *, durable: bool = True) -> None:
     """Replace the content of a file; text is written as UTF-8. Arguments and errors are those of `replacing`.
 
-    A path that is not UTF-8 contains lone surrogates, which are written as `\\udcXX`, the notation of JSON.
+    A path of this machine that is not UTF-8 contains lone surrogates. They are written as `\\udcXX`, the notation of
+    JSON, so that the process of a trial finds its files.
     """
     with replacing(path, durable=durable) as file:
         file.write(_encoded(content) if isinstance(content, str) else content)
@@ -296,6 +327,34 @@ def remove_abandoned(folder: Path, name: str = "") -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
                 path.unlink()
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Yield a new folder among the temporary files, which is removed at the end.
+
+    Folders with the same prefix that processes of this user left when they were killed are removed, too: nobody holds
+    their locks.
+    """
+    prefix = f"{prefix}{os.getuid()}-"
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                facts = os.fstat(descriptor)
+                ours = facts.st_uid == os.getuid() and time.time() - facts.st_mtime > 1  # a new one is not yet locked
+                if ours and lock_descriptor(descriptor, blocking=False):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+    path = Path(tempfile.mkdtemp(prefix=prefix))
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        lock_descriptor(descriptor, blocking=False)
+        yield path
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def archive_damage(path: Path) -> str:

@@ -3,15 +3,18 @@
 The tests' nets are small, and threads that wait for each other cost more than they bring.
 """
 
+import atexit
 import os
 import signal
-import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "PDT_CHOICES" not in os.environ:  # what tests measure on a busy machine must not decide for the user's trials
-    _choices = tempfile.TemporaryDirectory(prefix="pdt-choices-")
-    os.environ["PDT_CHOICES"] = _choices.name
+    from suite.files import temporary_folder
+
+    _choices = temporary_folder("pdt-choices-")  # of killed tests, the next ones remove it
+    os.environ["PDT_CHOICES"] = str(_choices.__enter__())
+    atexit.register(_choices.__exit__, None, None, None)
 
 import hypothesis
 import pytest

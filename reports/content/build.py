@@ -24,14 +24,21 @@ from reports.content.targets import TargetRequest, target_sections
 from reports.content.verdict import smoke_verdict, verdict
 from reports.content.why.sections import why_sections
 from reports.data.budget import budget_curve, epochs, fold_budgets
-from reports.data.disturbed_times import competing_programs, resumed, shared_devices, slow_products, unsteady_times
+from reports.data.disturbed_times import (
+    competing_programs,
+    emulated_dtypes,
+    resumed,
+    shared_devices,
+    slow_products,
+    unsteady_times,
+)
 from reports.data.groups import Look, TrialGroup, group_trials, label, looks, with_times
 from reports.data.method_rows import method_rows, repeated_seeds
 from reports.data.records import Records, Trial
-from reports.data.trial_files import clean
 from reports.data.verdict import findings, margins
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
+from suite.files import clean
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch"}
@@ -129,6 +136,7 @@ def _group(
             *competing_programs(everything),
             *unsteady_times(everything),
             *slow_products(everything),
+            *emulated_dtypes(everything),
             *resumed(everything),
             *time_pass_remarks(rows),
             *repeated_seeds(group),

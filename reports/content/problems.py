@@ -9,8 +9,7 @@ from typing import Any
 
 from reports.content.model import Cell, Column, Problems, Table, missing_cell
 from reports.data.records import Records
-from reports.data.trial_files import clean
-from suite.files import without_home
+from suite.files import clean, without_home
 
 
 def problem_section(records: Records) -> Problems | None:

@@ -12,8 +12,7 @@ from reports.content.problems import command_lines
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from reports.data.groups import label
 from reports.data.records import Records, Trial
-from reports.data.trial_files import clean
-from suite.files import without_home
+from suite.files import clean, without_home
 from suite.runs.folder.tuning import Tuned, TunedMethod
 
 # Entries of a record that the table of the environment leaves out: they name the trial or are shown elsewhere.

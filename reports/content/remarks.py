@@ -9,8 +9,8 @@ from reports.data.disturbed_times import is_disturbed_pass
 from reports.data.groups import seed_of
 from reports.data.method_rows import MethodRow
 from reports.data.records import Records, Trial
-from reports.data.trial_files import clean
 from reports.formatting import si
+from suite.files import clean
 from suite.runs.folder.times import Interval
 
 _DENSE = "torch"

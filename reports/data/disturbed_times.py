@@ -8,7 +8,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from reports.data.records import Trial
-from reports.data.trial_files import clean, finite
+from reports.data.trial_files import finite
+from suite.files import clean
 from suite.runs.folder.times import MethodTime
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
@@ -94,6 +95,18 @@ def slow_products(trials: Sequence[Trial]) -> list[str]:
         "oneDNN, PyTorch's library for products on the CPU, has no fast implementation for some layers and used its "
         f"reference implementation, which is many times slower: {pieces}. The times of these trials do not represent "
         "the method."
+    ]
+
+
+def emulated_dtypes(trials: Sequence[Trial]) -> list[str]:
+    """Return a warning if trials computed with numbers that their processor has no arithmetic for."""
+    done = [trial for trial in trials if trial.done]
+    found = [clean(str(trial.provenance["emulated_dtype"])) for trial in done if trial.provenance.get("emulated_dtype")]
+    if not found:
+        return []
+    return [
+        f"{len(found)} of {len(done)} trials used {found[0]}, for which their processor has no arithmetic: float32 is "
+        "many times faster there, and these times do not represent the method."
     ]
 
 

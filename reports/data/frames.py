@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.data.records import Records, Trial, read
-from reports.data.trial_files import clean
+from suite.files import clean
 from suite.runs.folder.columns import SCHEMA, Column
 from suite.runs.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, Frame
 from suite.runs.folder.times import GroupTimes, MethodTime

@@ -216,6 +216,9 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
     is_name = bool(_NAME.fullmatch(name)) and name not in (".", "..")
     folder = trials / (name if is_name else "\0")
     record = read_object(folder / "trial.json", damage, ("spec", "provenance", "result"))
+    changed = packed.changed(folder) if "sha256" in record else ""  # others are from before there were checksums
+    if changed:
+        damage.append(f"trial.json is damaged: {changed}")
     spec = drop_non_objects(record.get("spec") or {}, _SPEC_OBJECTS, "the spec in trial.json", damage)
     provenance = drop_non_objects(
         record.get("provenance") or {}, _PROVENANCE_OBJECTS, "the provenance in trial.json", damage
@@ -225,6 +228,11 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
         row |= {"trial_id": name}
         if damage:
             row |= {"status": "error", "message": "damaged record"}
+    elif changed:
+        row = {**row, "status": "error", "message": f"damaged record: {changed}"}
+    elif "sha256" in record and row.get("status") == record.get("status") == "done":
+        # What the trial wrote counts, and not a table that was edited.
+        row = {**row, **{key: value for key, value in (record.get("result") or {}).items() if value is not None}}
     # A trial that failed before it had a result still has a method, a task and a seed: they are in its spec.
     known = {**_from_spec(spec), **_from_provenance(provenance)}
     row = {**known, **{key: value for key, value in row.items() if value not in ("", None)}}

@@ -10,21 +10,20 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from suite.files import clean
 from suite.runs.folder import packed
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
 _MAX_DEPTH = 40  # levels of nesting; records of this suite have seven
 _MAX_MAGNITUDE = 1e30  # beyond the FLOPs of any training; sums and squares of such numbers are finite
 _MAX_INTEGER = 2**63
 _TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _LONG = b"0" * 19  # digits of an integer that may not fit into 64 bits
-_ASCII_CONTROL = bytes(code for code in range(128) if _CONTROL.match(chr(code)))
+_ASCII_CONTROL = bytes(code for code in range(128) if clean(chr(code)) != chr(code))
 _NOT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))  # and not quotes
 _NUMBERS_OF_LAYERS = ("interval", "out_channels")  # the columns of layers.csv that figures are drawn from
 
@@ -33,11 +32,6 @@ LayerRow = Mapping[str, int | float | str | None]
 
 class Damage(ValueError):
     """Description of what is wrong with a file."""
-
-
-def clean(text: str) -> str:
-    """Replace characters that XML does not allow by U+FFFD."""
-    return _CONTROL.sub("\ufffd", text)
 
 
 def finite(value: Any) -> float | None:
@@ -84,7 +78,8 @@ def _is_plain(content: bytes) -> bool:
     if content.isascii():
         return len(content.translate(None, _ASCII_CONTROL)) == len(content)
     try:
-        return _CONTROL.search(content.decode("utf-8")) is None
+        text = content.decode("utf-8")
+        return clean(text) == text
     except UnicodeDecodeError:
         return False
 

@@ -6,6 +6,7 @@ exceptions keep their traceback.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 from suite import registry
 from suite.errors import UsageError, nearest
+from suite.files import clean
 
 VERBS = (
     "run",
@@ -40,10 +42,17 @@ LONGEST_WORD = 300  # characters; longer words of a message are shortened. File 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status."""
-    logging.basicConfig(level=logging.INFO, format="pdt: %(message)s")
-    # SIGTERM is handled like Ctrl-C: trials are stopped and listed, and half-written files are removed.
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Clean("pdt: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not where a program has replaced it
+            stream.reconfigure(errors="backslashreplace")  # a terminal may have no "×"
+    # Both are handled like Ctrl-C: trials are stopped and listed, and half-written files are removed.
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, _interrupt)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(_checked(words))
@@ -62,10 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(f"{place}: {type(error).__name__}: {error}")
 
 
+class _Clean(logging.Formatter):
+    """Formats messages without the control characters that names of files may have, and terminals obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return clean(super().format(record))
+
+
 def _say(message: str) -> int:
     """Print an error as one line and return the exit status of wrong usage."""
     # Messages from plugins and libraries may have several lines, and typed words may have any length.
-    print("pdt: error:", " ".join(map(_shortened, message.split())), file=sys.stderr)
+    print("pdt: error:", clean(" ".join(map(_shortened, message.split()))), file=sys.stderr)
     return 2
 
 

@@ -37,15 +37,19 @@ def export(arguments: Sequence[str]) -> int:
     from suite.runs.folder.store import Store
 
     store = Store(source)
+    in_use = f"export {source}: in use by another command; try again when it has ended"
     if store.is_locked():
-        raise UsageError(f"export {source}: in use by another command; try again when it has ended")
-    with files.errors_of(source):
+        raise UsageError(in_use)
+    with files.errors_of(source), store.writing():
+        before = store.fingerprint()
         write_results(store)
         write_report(source)  # the copied files are consistent then
         with new_folder("export", place) as temporary:
             for name, content in contents(source):
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                 files.write(temporary / name, content)
+            if store.fingerprint() != before:
+                raise UsageError(in_use)
     size = sum(path.stat().st_size for path in destination.rglob("*") if path.is_file())
     print(f"export: {destination}, {size / 1e6:.1f} MB; report: {destination / 'report.md'}")
     return 0

@@ -141,9 +141,13 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
     Raises:
         UsageError: The device cannot be used, there are too few GPUs, or the folder of a task's data was not typed.
     """
+    from suite.cost.hardware import emulated_dtype
     from suite.runs.spec import resolve_device, resolve_dtype
 
     device, index = resolve_device(options.device)
+    dtype = resolve_dtype(options.dtype, device, index)
+    if options.engine == "local" and (warning := emulated_dtype(device, dtype)):
+        log.warning("%s", warning)
     check_processes(options.processes, options.device, device, count=trained_here and options.engine != "ray")
     preset = options.preset or ("paper" if device == "cuda" else "quick")
     check_data_root(options, preset)
@@ -157,7 +161,7 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
         overrides=options.overrides,
         device=device,
         device_index=index,
-        dtype=resolve_dtype(options.dtype, device, index),
+        dtype=dtype,
         data_root=str(options.data_root),
         plugins=tuple(str(path) for path in options.plugins),
         callbacks=options.callbacks,
@@ -226,7 +230,7 @@ def run_trials(
     from reports.data.disturbed_times import is_disturbed
     from reports.data.records import read
     from suite.cost.hardware import available_cores, competition
-    from suite.files import without_home
+    from suite.files import clean, without_home
     from suite.runs.folder.results import read_table, write_results
     from suite.runs.folder.store import Store
     from suite.runs.provenance import command_line
@@ -238,7 +242,7 @@ def run_trials(
     with files.errors_of(folder), store.lock():
         read_table(folder)  # a damaged table must be reported before hours of trials, not after
         provenance = provenance or provenance_of(suite)
-        store.add_command(suite, without_home(command_line()), provenance)
+        store.add_command(suite, clean(without_home(command_line())), provenance)
         chosen = store.choose(trials, options.only)
         for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
             log.info("%s: %s", task, note)
@@ -258,13 +262,16 @@ def run_trials(
             log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
         forget = {trial.trial_id for trial, _ in chosen} if options.only == "all" else set()
         if forget:
-            write_results(store, none_runs=True, forget=forget)  # the trials were deleted, and so are their rows
+            with store.writing():  # the trials were deleted, and so are their rows
+                write_results(store, none_runs=True, forget=forget)
         try:
             with listener_for(console, [trial for trial, _ in chosen]) as progress:
                 engine.run(chosen, CallingListener(progress, folder / "trials", functions) if functions else progress)
         finally:
-            rows = write_results(store, none_runs=True)
-        written = [*(write_report(folder)[:1] if tested else ()), *more()]
+            with store.writing():
+                rows = write_results(store, none_runs=True)
+        with store.writing():
+            written = [*(write_report(folder)[:1] if tested else ()), *more()]
         disturbed = {trial.name for trial in read(folder).trials if is_disturbed(trial)} if tested else set()
 
     names = {trial.trial_id for trial in trials}

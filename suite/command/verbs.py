@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from suite.command.options.parser import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.planning import read_choices, read_names
 
+log = logging.getLogger(__name__)
+
 
 def check(arguments: Sequence[str]) -> int:
     """Check a method, print one line per contract, and return 1 if a contract is broken, otherwise 0."""
@@ -22,14 +25,25 @@ def check(arguments: Sequence[str]) -> int:
     parser.add_argument("--task", metavar="TASK", default="digits", help="task to train on (default: digits)")
     parser.add_argument("--model", metavar="MODEL", default="", help="model to train (default: the task's model)")
     parser.add_argument("--data-root", metavar="DIR", default="", help="folder of the data sets, as for run")
+    parser.add_argument(
+        "--dtype",
+        metavar="TYPE",
+        default="float32",
+        help="float32, bfloat16 or auto, as for run; methods are checked on the CPU (default: float32)",
+    )
     namespace = parser.read(arguments)
     for path in namespace.plugin:
         registry.load_plugin(path)
     read_names(namespace.method, "method", "check")
 
     from suite.choices import MethodChoice, ModelChoice
+    from suite.cost.hardware import emulated_dtype
+    from suite.runs.spec import resolve_dtype
     from suite.training import conformance
 
+    dtype = resolve_dtype(namespace.dtype, "cpu")
+    if warning := emulated_dtype("cpu", dtype):
+        log.warning("%s", warning)
     choice = MethodChoice.read(namespace.method)
     read_names(namespace.task, "task", "--task")
     if namespace.model and len(read_choices(namespace.model, ModelChoice, "--model")) > 1:
@@ -37,7 +51,7 @@ def check(arguments: Sequence[str]) -> int:
     data_root = files.read_path(
         namespace.data_root or os.environ.get("PDT_DATA") or DEFAULTS["data-root"], "--data-root"
     )
-    results = conformance.check(choice.name, choice.typed, namespace.task, namespace.model, data_root)
+    results = conformance.check(choice.name, choice.typed, namespace.task, namespace.model, data_root, dtype)
     for result in results:
         line = f"{'ok    ' if result.passed else 'BROKEN'}  {result.name}"
         print(f"{line}: {result.message}" if result.message else line, flush=True)
@@ -72,18 +86,33 @@ def report(arguments: Sequence[str]) -> int:
     if not trials and not any((folder / name).is_file() for name in ("suite.json", "results.csv")):
         raise UsageError(f"report {folder}: not the folder of a suite: no suite.json, results.csv or trials")
 
-    from reports import write_report
-    from suite.runs.folder.results import read_table, write_results
+    from suite.runs.folder.results import read_table
 
     if not trials and not read_table(folder):
         raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
     with files.errors_of(folder):
-        write_results(Store(folder), targets=targets)
-        written = write_report(folder, targets, namespace.latex)
+        written = _update(folder, targets, namespace.latex)
     print(f"report: {written[0]}")
     if namespace.latex:
         print(f"tables: {folder / 'report.tex'}")
     return 0
+
+
+def _update(folder: Path, targets: Sequence[float], latex: bool) -> list[Path]:
+    """Write the table of results and the report, and return the paths of `reports.write_report`."""
+    from reports import write_report
+    from suite.runs.folder.results import write_results
+    from suite.runs.folder.store import Store
+
+    store = Store(folder)
+    while True:
+        with store.writing():
+            before = store.fingerprint()
+            write_results(store, targets=targets)
+            written = write_report(folder, targets, latex)
+        # A command that gave up waiting for this one has left its trials to it. One that still runs writes at its end.
+        if store.is_locked() or store.fingerprint() == before:
+            return written
 
 
 def time(arguments: Sequence[str]) -> int:

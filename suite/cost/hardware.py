@@ -31,6 +31,7 @@ _INSTRUCTIONS = re.compile(
 # (results/cpu-emr-2cores/bench_sdgp.txt and bench_sdgp_large.txt).
 _BFLOAT16_FLAGS = {"amx_bf16", "bf16"}
 _BFLOAT16_VECTORS = ("AuthenticAMD", "avx512_bf16")
+_BFLOAT16_ARITHMETIC = {*_BFLOAT16_FLAGS, "avx512_bf16"}
 # By the field of `Cpu`: the key on x86, then the one on Arm.
 _KEYS = {
     "name": ("model name", "cpu"),
@@ -54,6 +55,7 @@ class Cpu:
             part, and variant with revision ("r1p2").
         instructions: the flags of vector, matrix and half-precision arithmetic, sorted.
         bfloat16: whether the CPU multiplies bfloat16 faster than float32 (AMX, Arm BF16, AMD's AVX512_BF16).
+        emulates_bfloat16: whether it has no instruction that multiplies bfloat16.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Cpu:
     stepping: str
     instructions: tuple[str, ...]
     bfloat16: bool
+    emulates_bfloat16: bool
 
     def facts(self) -> dict[str, Any]:
         """The fields as a record of provenance has them."""
@@ -93,7 +96,8 @@ def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
     instructions = tuple(sorted(flag for flag in flags if _INSTRUCTIONS.fullmatch(flag)))
     vendor, vectors = _BFLOAT16_VECTORS
     bfloat16 = bool(flags & _BFLOAT16_FLAGS) or (fields["vendor"] == vendor and vectors in flags)
-    return Cpu(**fields, instructions=instructions, bfloat16=bfloat16)
+    emulates = bool(flags) and not flags & _BFLOAT16_ARITHMETIC
+    return Cpu(**fields, instructions=instructions, bfloat16=bfloat16, emulates_bfloat16=emulates)
 
 
 def available_cores() -> int:
@@ -120,6 +124,19 @@ def has_bfloat16_cpu(cpuinfo: Path = CPUINFO) -> bool:
     Read from `/proc/cpuinfo`: torch has no public function for it, and its private functions differ between versions.
     """
     return read_cpu(cpuinfo).bfloat16
+
+
+def emulated_dtype(device: str, dtype: str, cpuinfo: Path = CPUINFO) -> str:
+    """Return a warning about a number format that this CPU has no arithmetic for; empty if it has.
+
+    Args:
+        device: `cpu` or `cuda`.
+        dtype: `float32`, `bfloat16` or `float16`.
+        cpuinfo: File that describes the CPU.
+    """
+    if device != "cpu" or dtype != "bfloat16" or not read_cpu(cpuinfo).emulates_bfloat16:
+        return ""
+    return "--dtype bfloat16: this processor has no bfloat16 arithmetic; --dtype float32 is many times faster"
 
 
 def busy_cores(seconds: float = 0.3) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.cost.hardware import busy_cores, hardware_facts, hardware_id, program_output
-from suite.files import without_home
+from suite.files import clean, without_home
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "environment": {
-                name: without_home(value)
+                name: clean(without_home(value))
                 for name, value in sorted(os.environ.items())
                 if name.startswith(FLAG_PREFIXES)
             },
@@ -56,7 +56,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
         "busy_cores": round(busy, 2),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "git": _git(ROOT),
-        "command_line": without_home(os.environ.get("PDT_COMMAND_LINE") or command_line()),
+        "command_line": clean(without_home(os.environ.get("PDT_COMMAND_LINE") or command_line())),
         "time_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 

@@ -107,7 +107,7 @@ class Trial:
         """Train to the end and fill in `result` and `provenance`, which keep their content if the training fails."""
         import kernels
         from suite import registry
-        from suite.cost.hardware import use_threads_of_environment
+        from suite.cost.hardware import emulated_dtype, use_threads_of_environment
         from suite.files import without_home
         from suite.network import model_files
         from suite.runs.building import build_trainer, data_facts, device_of, load_splits
@@ -122,6 +122,8 @@ class Trial:
         device, recipe = device_of(spec), spec.make_recipe()
         use_threads_of_environment()
         provenance.update(collect(device))
+        if emulated_dtype(spec.device, spec.dtype):
+            provenance["emulated_dtype"] = spec.dtype
         if place := place_of_environment():
             provenance["place"] = place
         provenance["method"] = {

@@ -29,6 +29,7 @@ def test_a_run_from_command_to_report(suite, folder, capsys):
     assert f"report: {out / 'report.html'}" in captured.out
     assert sorted(path.name for path in out.iterdir()) == [
         ".lock",
+        ".results.lock",
         "report.html",
         "results.csv",
         "results.parquet",

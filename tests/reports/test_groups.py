@@ -205,6 +205,18 @@ def test_trials_on_a_shared_device_are_marked_with_the_reason(suite: Any, when: 
     assert remark.startswith("1 of 2 trials shared their device with other trials of the command (at most with 3 at a")
 
 
+def test_numbers_that_a_processor_has_no_arithmetic_for_are_said_where_times_are(suite: Any) -> None:
+    for seed in range(2):
+        suite.add("dense", seed, accuracy=71.0 + seed, time=370.0)
+    folder = suite.write()
+    path = min(folder.glob("trials/*/trial.json"))
+    record = json.loads(path.read_text())
+    record["provenance"]["emulated_dtype"] = "bfloat16"
+    path.write_text(json.dumps(record))
+    (remark,) = build(read(folder)).groups[0].remarks
+    assert remark.startswith("1 of 2 trials used bfloat16, for which their processor has no arithmetic: float32 is")
+
+
 def test_competing_programs_and_interruptions_are_said_where_times_are(suite: Any) -> None:
     for seed in range(3):
         suite.add("dense", seed, accuracy=71.0 + seed, time=370.0)

@@ -156,12 +156,18 @@ def test_contents_that_readers_trip_over(two, content):
     assert read_record(two[0])["message"].startswith("damaged record: ")
 
 
-def test_a_record_with_a_path_that_is_not_utf8_reads_as_it_was_written(tmp_path):
+def test_text_that_utf8_or_a_terminal_does_not_take_is_replaced_where_a_record_is_read(tmp_path):
     trial = spec(0, plugins=("/home/\udcff/x.py",))
     folder = finished(tmp_path, trial)
+    write_record(folder, trial, "done", "\ud800\x1b[2J\0", result=RESULT, provenance={"\udcff": ["\x9b"]})
     record = read_record(folder)
-    assert TrialSpec.from_json(record["spec"]) == trial
+    read = TrialSpec.from_json(record["spec"])
+    assert (read.hash, read.plugins) == (trial.hash, ("/home/\ufffd/x.py",))
+    assert record["message"] == "\ufffd\ufffd[2J\ufffd"
+    assert record["provenance"] == {"\ufffd": ["\ufffd"]}
     assert damage(folder, record) == ""
+    # The process of the trial, which opens the path, reads it as it was written.
+    assert json.loads((folder / "trial.json").read_bytes())["spec"]["plugins"] == ["/home/\udcff/x.py"]
 
 
 def test_an_intact_model_of_any_size_is_accepted(tmp_path):

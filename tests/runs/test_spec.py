@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from suite.cost.hardware import available_cores, competition, has_bfloat16_cpu
+from suite.cost.hardware import available_cores, competition, emulated_dtype, has_bfloat16_cpu
 from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.runs.planning import read_override
@@ -217,6 +217,33 @@ def test_bfloat16_vectors_are_faster_than_float32_on_amd_only(tmp_path):
     ):
         (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}\nflags\t\t: {flags}\n")
         assert has_bfloat16_cpu(tmp_path / "cpuinfo") is expected
+
+
+X86 = "vendor_id : {vendor}\nflags\t\t: fpu sse4_2 {flags}\n"
+ARM = "CPU implementer\t: 0x41\nFeatures\t: fp asimd {flags}\n"
+PROCESSORS = {  # cpuinfo, and whether bfloat16 is emulated
+    "Haswell": (X86.format(vendor="GenuineIntel", flags="avx avx2 fma"), True),
+    "Skylake-X": (X86.format(vendor="GenuineIntel", flags="avx2 avx512f avx512bw avx512vl"), True),
+    "Cooper Lake": (X86.format(vendor="GenuineIntel", flags="avx2 avx512f avx512_bf16"), False),
+    "Sapphire Rapids": (X86.format(vendor="GenuineIntel", flags="avx512f avx512_bf16 amx_bf16"), False),
+    "Zen 3": (X86.format(vendor="AuthenticAMD", flags="avx avx2 fma"), True),
+    "Zen 4": (X86.format(vendor="AuthenticAMD", flags="avx2 avx512f avx512_bf16"), False),
+    "Neoverse N1": (ARM.format(flags="asimddp"), True),
+    "Neoverse V1": (ARM.format(flags="asimddp sve i8mm bf16"), False),
+    "macOS": ("", False),  # what it can is not known
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_processor_without_bfloat16_arithmetic_is_named(tmp_path, name):
+    text, emulates = PROCESSORS[name]
+    path = tmp_path / "cpuinfo"
+    path.write_text(text)
+    warning = "--dtype bfloat16: this processor has no bfloat16 arithmetic; --dtype float32 is many times faster"
+    assert emulated_dtype("cpu", "bfloat16", path) == (warning if emulates else "")
+    assert not emulated_dtype("cpu", "float32", path)
+    assert not emulated_dtype("cuda", "bfloat16", path)
+    assert not (emulates and has_bfloat16_cpu(path))  # which auto would then choose
 
 
 def test_a_busy_machine_is_named():

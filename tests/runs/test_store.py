@@ -15,7 +15,7 @@ import pytest
 
 from suite.errors import UsageError
 from suite.recipe import Recipe
-from suite.runs.folder import records
+from suite.runs.folder import packed
 from suite.runs.folder.columns import COLUMNS
 from suite.runs.folder.records import FILES, without_home
 from suite.runs.folder.results import write_results
@@ -323,9 +323,13 @@ def test_the_table_says_how_steps_were_executed(store):
 def test_the_home_folder_is_left_out_of_an_exported_record(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     content = {"status": "done", "spec": {"data_copy": {"path": str(tmp_path / "data" / "x.npz"), "note": "ü"}}}
-    given = json.dumps({**content, "sha256": "old"}).encode()
-    found = json.loads(without_home(given))
-    assert found["spec"]["data_copy"] == {"path": "~/data/x.npz", "note": "ü"}
-    assert found["sha256"] == records._digest({name: value for name, value in found.items() if name != "sha256"})
+    plain = {"path": "~/data/x.npz", "note": "ü"}
+    for digest in ({"sha256": packed.digest(content)}, {"sha256": "of a record that was changed"}, {}):
+        found = json.loads(without_home(json.dumps({**content, **digest}).encode()))
+        assert found["spec"]["data_copy"] == plain
+        rest = {name: value for name, value in found.items() if name != "sha256"}
+        assert found.keys() - rest.keys() == digest.keys()
+        # An export does not make a record valid that is not.
+        assert (found.get("sha256") == packed.digest(rest)) == (digest.get("sha256") == packed.digest(content))
     for other in (b"{", b"[]", json.dumps({"spec": {"data_copy": {"path": "/elsewhere"}}}).encode()):
         assert without_home(other) == other

@@ -1,7 +1,12 @@
 """Files that are written atomically."""
 
 import os
+import signal
 import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +95,59 @@ def test_only_what_must_outlast_a_power_failure_waits_for_the_disk(tmp_path, mon
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(stat.S_IFMT(os.fstat(descriptor).st_mode)))
     files.write(tmp_path / "x", "text", durable=durable)
     assert flushed == ([stat.S_IFREG, stat.S_IFDIR] if durable else [])
+
+
+def test_text_from_outside_is_clean():
+    content = b'{"\\ud800": ["a\\u0000\\u001b[31m", 1, null, {"x": "\\ud83d\\ude00\\t\\n\xed\xa0\x80"}]}'
+    found = files.read_json(content)
+    assert found == {"\ufffd": ["a\ufffd\ufffd[31m", 1, None, {"x": "\U0001f600\t\n\ufffd"}]}
+    str(found).encode()
+    with pytest.raises(RecursionError):
+        files.read_json(b"[" * 100_000)
+    assert files.clean("\x9b\x7f\x85\udcff") == 4 * "\ufffd"
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The place of temporary files."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def age(folder):
+    """Make folders older than those that have just been made and are not locked yet."""
+    for path in folder.iterdir():
+        os.utime(path, (0, 0), follow_symlinks=False)
+
+
+def test_folders_of_killed_processes_are_removed_and_no_others(temporary):
+    script = "import signal; from suite.files import temporary_folder\nwith temporary_folder('pdt-x-') as folder:\n"
+    script += "    (folder / 'file').touch(); print(folder, flush=True); signal.pause()"
+    command = [sys.executable, "-c", script]
+    started = [subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE) for _ in range(2)]
+    killed, living = (Path(one.stdout.readline().decode().strip()) for one in started)
+    started[0].send_signal(signal.SIGKILL)
+    started[0].wait()
+    prefix = f"pdt-x-{os.getuid()}-"
+    assert {killed.parent, killed.name[: len(prefix)]} == {temporary, prefix}
+    (temporary / "elsewhere").mkdir()
+    (temporary / "elsewhere" / "file").touch()
+    (temporary / f"{prefix}link").symlink_to(temporary / "elsewhere")
+    (temporary / f"{prefix}file").touch()
+    (temporary / f"{prefix}new").mkdir()
+    age(temporary)
+    os.utime(temporary / f"{prefix}new")
+    with files.temporary_folder("pdt-x-") as folder:
+        assert folder.parent == temporary
+        assert folder.stat().st_mode & 0o077 == 0
+        assert not killed.exists()
+        assert (living / "file").exists()
+        assert (temporary / "elsewhere" / "file").exists()
+        assert (temporary / f"{prefix}new").exists()
+    assert not folder.exists()
+    started[1].terminate()
+    started[1].wait()
+    with pytest.raises(KeyError), files.temporary_folder("pdt-x-") as folder:
+        raise KeyError
+    assert not folder.exists()

@@ -57,6 +57,8 @@ def merge(arguments: Sequence[str]) -> int:
             if trial.folder is not None:
                 with files.errors_of(trial.source):
                     copy_trial(trial.folder, store.trial_folder(name))
+        for source in sources:
+            source.check_unchanged()
         files.write(temporary / "suite.json", combine_commands(sources))
         if times:
             TIMES.write(temporary, times)

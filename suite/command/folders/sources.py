@@ -8,19 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from suite import files
 from suite.errors import UsageError, in_words
 from suite.runs.folder import packed
 from suite.runs.folder.columns import COLUMNS
-from suite.runs.folder.records import read_record
+from suite.runs.folder.records import model_damage, read_record
 from suite.runs.folder.results import read_table, rows
 from suite.runs.folder.store import Store
 
 LARGEST = 64 * 2**20  # bytes of suite.json
+IN_USE = "in use by another command; try again when it has ended"
 FILES = ("epochs.jsonl", "layers.csv")
-_NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")  # of a folder
+_NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f]{1,255}")  # of a folder
 _NOT_COMPARED = ("sha256",)  # it covers the path of the data set, which may be in another home folder
 
 
@@ -44,13 +45,15 @@ class Trial:
 
     @cached_property
     def done(self) -> bool:
-        """Whether the trial is done, and its record and the files of a report are as they were written."""
+        """Whether the trial is done, and its record and files, as far as they exist, are as they were written."""
         return self.state == "done"
 
     @cached_property
     def state(self) -> str:
         """The status, or why a trial with the status `done` does not count."""
         changed = packed.altered(self.folder, self.record) if self.folder is not None else []
+        if self.folder is not None and not changed and (self.folder / "model.pt").exists():
+            changed = [reason] if (reason := model_damage(self.folder, self.record)) else []
         return f"damaged ({changed[0]})" if self.row["status"] == "done" and changed else str(self.row["status"])
 
     def difference(self, other: Trial) -> str:
@@ -93,11 +96,13 @@ class Source:
         folder: The suite's folder.
         suite: Content of its `suite.json`.
         trials: Its trials by id.
+        fingerprint: `Store.fingerprint` before anything was read.
     """
 
     folder: Path
     suite: Mapping[str, Any]
     trials: Mapping[str, Trial]
+    fingerprint: tuple[Any, ...]
 
     @classmethod
     def read(cls, folder: Path) -> Source:
@@ -110,9 +115,11 @@ class Source:
         if not path.is_file():
             raise UsageError(f"merge {folder}: not the folder of a suite: it has no suite.json")
         if store.is_locked():
-            raise UsageError(f"merge {folder}: in use by another command; try again when it has ended")
+            raise UsageError(f"merge {folder}: {IN_USE}")
+        fingerprint = store.fingerprint()
         try:
-            suite = json.loads(files.read_bytes(path, "merge", LARGEST), parse_constant=_refuse_constant)
+            suite = files.read_json(files.read_bytes(path, "merge", LARGEST))
+            json.dumps(suite, allow_nan=False)
             commands = suite["commands"]
             if not isinstance(commands, list) or not all(isinstance(command, dict) for command in commands):
                 raise ValueError("its commands are not a list of objects")
@@ -126,11 +133,16 @@ class Source:
         trials = {name: _trial(folder, name, row) for name, row in table.items()}
         if not trials:
             raise UsageError(f"merge {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
-        return cls(folder, suite, trials)
+        return cls(folder, suite, trials, fingerprint)
 
+    def check_unchanged(self) -> None:
+        """Check that what was read, and copied since, is still what the folder holds.
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
+        Raises:
+            UsageError: A command has changed the folder meanwhile.
+        """
+        if Store(self.folder).fingerprint() != self.fingerprint:
+            raise UsageError(f"merge {self.folder}: {IN_USE}")
 
 
 def _trial(source: Path, name: str, row: Mapping[str, Any]) -> Trial:

@@ -75,7 +75,7 @@ class EntryFile(Generic[Entry]):
             return []
         again = f"delete it and run the {self.written_by} again"
         try:
-            data = json.loads(files.read_bytes(path, self.name.partition(".")[0], LARGEST))
+            data = files.read_json(files.read_bytes(path, self.name.partition(".")[0], LARGEST))
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is damaged: {error}; {again}") from error
         groups: list[GroupEntries[Entry]] = validate(self.content, data, f"{path} is damaged").groups

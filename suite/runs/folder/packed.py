@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from suite.files import canonical_json
+
 SUFFIX = ".gz"
+CHANGED = "it was changed: its checksum does not match"
+LARGEST = 2**30  # bytes, of a file before compression: a few kilobytes may stand for terabytes
 
 
 def held(path: Path) -> Path | None:
@@ -28,14 +33,16 @@ def read(path: Path) -> bytes:
     """Return the decompressed content of a file that `held` found.
 
     Raises:
-        OSError: The file cannot be read, or its compression is damaged.
+        OSError: The file cannot be read, its compression is damaged, or it is larger than any file of a trial.
     """
-    if path.suffix != SUFFIX:
-        return path.read_bytes()
     try:
-        return gzip.decompress(path.read_bytes())
+        with open(path, "rb") if path.suffix != SUFFIX else gzip.open(path) as file:
+            content = file.read(LARGEST + 1)
     except (EOFError, zlib.error) as error:
         raise OSError(f"{path.name} is not a whole gzip file: {error}") from error
+    if len(content) > LARGEST:
+        raise OSError(f"{path.name} is larger than {LARGEST} bytes")
+    return content
 
 
 def pack(content: bytes) -> bytes:
@@ -43,10 +50,26 @@ def pack(content: bytes) -> bytes:
     return gzip.compress(content, 9, mtime=0)
 
 
+def digest(record: Mapping[str, Any]) -> str:
+    """Return the checksum of a record: that of the canonical JSON of all fields but `sha256`."""
+    content = {name: value for name, value in record.items() if name != "sha256"}
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def changed(folder: Path) -> str:
+    """Return why the checksum of a trial's `trial.json` does not fit; empty if it does."""
+    path = held(folder / "trial.json")
+    try:
+        record = json.loads(read(path)) if path else {}
+        return "" if digest(record) == record["sha256"] else CHANGED
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return CHANGED
+
+
 def altered(folder: Path, record: Mapping[str, Any]) -> list[str]:
     """Find files of a finished trial that were changed after it ended, among those that a report reads.
 
-    Missing files do not count: exported suites have no models and compressed files.
+    Missing files do not count: exported suites have no models and compressed files. Models are not read.
 
     Args:
         folder: Folder of the trial.

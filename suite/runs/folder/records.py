@@ -18,7 +18,6 @@ from typing import Any
 
 from suite import files
 from suite.errors import in_words
-from suite.files import canonical_json
 from suite.runs.folder import packed
 from suite.runs.folder.columns import COLUMNS
 from suite.runs.spec import LARGEST_SEED, TrialSpec
@@ -67,16 +66,19 @@ def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", 
     if status == "done":
         content["files"] = {name: _facts(folder / name) for name in FILES if (folder / name).is_file()}
     content = _finite(content)
-    write_json(folder / "trial.json", {**content, "sha256": _digest(content)})
+    write_json(folder / "trial.json", {**content, "sha256": packed.digest(content)})
 
 
 def without_home(content: bytes) -> bytes:
     """Return the content of a `trial.json` whose path of the data set begins with `~` if it is in the home folder.
 
-    Content that is not a record, or that names no such path, is returned unchanged.
+    Content that is not a record, or that names no such path, is returned unchanged. The checksum of a record that was
+    changed stays wrong.
     """
     try:
-        record = json.loads(content)
+        written = json.loads(content)
+        whole = "sha256" in written and written["sha256"] == packed.digest(written)
+        record = files.clean_data(written)
         copy = record["spec"]["data_copy"]
         path = files.without_home(copy["path"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -84,8 +86,9 @@ def without_home(content: bytes) -> bytes:
     if path == copy["path"]:
         return content
     copy["path"] = path
-    plain = {name: value for name, value in record.items() if name != "sha256"}
-    return (json.dumps({**plain, "sha256": _digest(plain)}, indent=2, ensure_ascii=False) + "\n").encode()
+    if whole:
+        record["sha256"] = packed.digest(record)
+    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
@@ -101,13 +104,12 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     try:
         if path.stat().st_size > LARGEST_RECORD:
             raise ValueError(f"it is larger than {LARGEST_RECORD} bytes")
-        record = json.loads(packed.read(path))
-        _check(record, folder.name)
+        record = _checked(json.loads(packed.read(path)), folder.name)
     except OSError as error:
         return _damaged(error.strerror or "it cannot be read")
     except (ValueError, RecursionError) as error:
         return _damaged(str(error))
-    return dict(record)
+    return record
 
 
 def damage(folder: Path, record: Mapping[str, Any]) -> str:
@@ -138,6 +140,16 @@ def damage(folder: Path, record: Mapping[str, Any]) -> str:
     return ""
 
 
+def model_damage(folder: Path, record: Mapping[str, Any]) -> str:
+    """Return why `model.pt`, which exists, is not what the trial wrote; empty if it is, or if the record knows none."""
+    expected = record.get("files", {}).get("model.pt")
+    try:
+        changed = expected is not None and _facts(folder / "model.pt") != expected
+    except OSError as error:
+        return f"model.pt cannot be read: {in_words(error)}"
+    return "model.pt does not have the checksum in trial.json" if changed else ""
+
+
 def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
     """As `damage`, for a record without checksums: check the content of each file."""
     for name in FILES:
@@ -160,11 +172,11 @@ def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
     return f"model.pt {reason}" if reason else ""
 
 
-def _check(record: Any, name: str) -> None:
-    """Check the content of a record.
+def _checked(record: Any, name: str) -> dict[str, Any]:
+    """Check the content of a record, and return it with clean text.
 
     Args:
-        record: Parsed JSON.
+        record: JSON as it was written, which the checksum is about.
         name: Name of the trial's folder.
 
     Raises:
@@ -175,17 +187,29 @@ def _check(record: Any, name: str) -> None:
     if ours := _OURS & set(record):
         if not {"trial_id", "sha256"} <= ours:
             raise ValueError(f"it has no {min({'trial_id', 'sha256'} - ours)}")
-        if record["sha256"] != _digest({key: value for key, value in record.items() if key != "sha256"}):
-            raise ValueError("it was changed: its checksum does not match")
+        if record["sha256"] != packed.digest(record):
+            raise ValueError(packed.CHANGED)
+    record = files.clean_data(record)
     spec = record.get("spec")
     if not isinstance(spec, dict) or "hash" not in spec:
         raise ValueError("it has no spec with a hash")
     read = TrialSpec.from_json(spec)
     if not (_is_integer(read.seed) and 0 <= read.seed <= LARGEST_SEED):
         raise ValueError(f"its seed is {str(read.seed)[:40]}")
-    for field in ("method", "variant", "task", "model", "preset", "device", "dtype"):
+    for field in ("method", "variant", "task", "model", "preset", "device", "dtype", "recipe_source"):
         if not isinstance(getattr(read, field), str):
             raise ValueError(f"its {field} is not a string")
+    for field in ("data_copy", "depends_on", "files", "defined_by"):
+        if not isinstance(getattr(read, field), Mapping):
+            raise ValueError(f"its {field} is not an object")
+    for field in ("plugins", "callbacks"):
+        listed = spec.get(field, [])
+        if not (isinstance(listed, list) and all(isinstance(name, str) for name in listed)):
+            raise ValueError(f"its {field} are not a list of strings")
+    if read.device_index is not None and not (_is_integer(read.device_index) and read.device_index >= 0):
+        raise ValueError(f"its device_index is {str(read.device_index)[:40]}")
+    if not (_is_integer(read.processes) and read.processes >= 1):
+        raise ValueError(f"its processes are {str(read.processes)[:40]}")
     for field in ("epochs", "batch_size"):
         value = read.recipe.get(field)
         if not (isinstance(value, int) and _is_integer(value) and 1 <= value <= _LARGEST[int]):
@@ -201,6 +225,10 @@ def _check(record: Any, name: str) -> None:
             raise ValueError(f"its {field} is not an object")
     for column, value in record.get("result", {}).items():
         _check_value(column, value)
+    for name, facts in record.get("files", {}).items():
+        if not (isinstance(facts, dict) and _is_integer(facts.get("size")) and isinstance(facts.get("sha256"), str)):
+            raise ValueError(f"its files do not have size and checksum of {name}")
+    return dict(record)
 
 
 def _check_value(column: str, value: Any) -> None:
@@ -212,7 +240,7 @@ def _check_value(column: str, value: Any) -> None:
     known = COLUMNS.get(column)
     largest = min(known.maximum if known else math.inf, _LARGEST[type(value)])
     if not 0 <= value <= largest:
-        raise ValueError(f"its {column} is {value:.6g}, which is not between 0 and {largest:.6g}")
+        raise ValueError(f"its {column} is {str(value)[:20]}, which is not between 0 and {largest:.6g}")
 
 
 def _is_integer(value: Any) -> bool:
@@ -226,7 +254,3 @@ def _damaged(reason: str) -> dict[str, Any]:
 def _facts(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()

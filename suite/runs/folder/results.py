@@ -34,7 +34,11 @@ def row(
             says that they do not count.
         targets: Target accuracies as fractions; see `suite.runs.folder.targets`.
     """
-    outcome = {"trial_id": folder.name, "status": record["status"], "message": str(record.get("message", ""))}
+    outcome = {
+        "trial_id": files.clean(folder.name),
+        "status": record["status"],
+        "message": str(record.get("message", "")),
+    }
     if record["status"] == RUNNING:
         outcome |= {"status": "error", "message": "did not end: the command that ran it is gone"}
     found = {**(earlier or dict.fromkeys(COLUMNS)), **outcome}
@@ -45,8 +49,7 @@ def row(
         found = {**dict.fromkeys(COLUMNS), **others, **values, **reached, **outcome}
         if wrong:
             found |= {"status": "error", "message": f"damaged record: {wrong}"}
-    # The name of a folder may not be UTF-8.
-    return {column: _encodable(value) if isinstance(value, str) else value for column, value in found.items()}
+    return found
 
 
 def _values(record: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -84,10 +87,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def rows(
     store: Store,
     none_runs: bool = False,
@@ -108,7 +107,7 @@ def rows(
     for folder in store.trial_folders():
         record = read_record(folder)
         if record is not None and not (record["status"] == RUNNING and busy):
-            found.append(row(folder, record, (earlier or {}).get(_encodable(folder.name)), targets))
+            found.append(row(folder, record, (earlier or {}).get(files.clean(folder.name)), targets))
     return found
 
 

@@ -1,6 +1,7 @@
 """A suite's folder: its lock, its records, and which trials have to be run.
 
     OUT/.lock                       locked by the command that works in the folder
+    OUT/.results.lock               locked by the command that writes the table and the report (`Store.writing`)
     OUT/suite.json                  spec, command line and provenance of the latest command; `commands` lists all
     OUT/trials/<trial-id>/...       one folder per trial
     OUT/results.csv, .parquet       one row per trial (`suite.runs.folder.results`)
@@ -15,7 +16,6 @@ methods can be added later. The name of a trial's folder ends with the hash of i
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout, lock_descriptor
 
 from suite import files
 from suite.errors import UsageError, in_words
+from suite.runs.folder import packed
 from suite.runs.folder.records import ENDED, RUNNING, damage, read_record, write_json, write_record
 from suite.runs.spec import SuiteSpec, TrialSpec
 
@@ -36,6 +37,7 @@ ONLY = ("missing", "failed", "all")
 FOLDERS = ("trials", "figures", "reproduce")
 WRITTEN = (
     ".lock",
+    ".results.lock",
     "suite.json",
     "results.csv",
     "results.parquet",
@@ -47,8 +49,13 @@ WRITTEN = (
     "tune.json",
 )
 
+FACTS = ("suite.json", "time.json", "profile.json", "tune.json")
+"""Files that the table and the report are made from, besides the trials."""
+
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for the lock; `report` holds it for a moment to see whether the folder is in use."""
+WRITING_TIMEOUT = 60.0
+"""Seconds to wait for a command that writes results, which may be stopped for ever."""
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +82,7 @@ class Store:
                     raise UsageError(f"--out {self.folder}: {path} is not writable")
                 break
         # A command that was killed before it wrote suite.json leaves only its lock and perhaps a part of that file.
-        ours = {self.folder / ".lock", *files.parts(self.folder, "suite.json")}
+        ours = {self._lock_file, self._results_lock, *files.parts(self.folder, "suite.json")}
         held = set(self.folder.glob("*")) - ours
         names = sorted(path.name for path in held)
         if names and "suite.json" not in names:
@@ -111,7 +118,7 @@ class Store:
             # Without file locks, the file would remain locked after a kill; such a folder is refused instead.
             held = FileLock(self._lock_file, timeout=LOCK_TIMEOUT, fallback_to_soft=False).acquire()
         except Timeout:
-            raise UsageError(f"{self.folder} is in use by {self._holder()}") from None
+            raise UsageError(f"{self.folder} is in use by {_holder(self._lock_file)}") from None
         except OSError as error:
             raise UsageError(f"--out {self.folder}: {in_words(error)}") from error
         with held:
@@ -128,9 +135,52 @@ class Store:
         with open(self._lock_file, "r+b" if os.access(self._lock_file, os.W_OK) else "rb") as file:
             return not lock_descriptor(file.fileno(), blocking=False)
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Let no other command write the table and the report: read what they are made from, then replace them, inside.
+
+        Commands beside each other write in turn, and each reads after it has waited, so none replaces what is newer.
+
+        Raises:
+            UsageError: Another process, which may be stopped, still writes after `WRITING_TIMEOUT`.
+        """
+        path = self._results_lock
+        files.refuse_link(path)
+        lock = FileLock(path, fallback_to_soft=False)
+        try:
+            try:
+                held = lock.acquire(timeout=LOCK_TIMEOUT)
+            except Timeout:
+                log.info("waiting for %s, which writes the results of %s", _holder(path), self.folder)
+                held = lock.acquire(timeout=WRITING_TIMEOUT)
+        except Timeout:
+            raise UsageError(
+                f"{self.folder}: for {WRITING_TIMEOUT:.0f} s, its table and report are being written by "
+                f"{_holder(path)}; it adds all trials when it goes on. Or end it, and type: report {self.folder}"
+            ) from None
+        except OSError as error:
+            raise UsageError(in_words(error)) from error
+        with held:
+            path.write_text(str(os.getpid()), encoding="ascii")
+            yield
+
+    def fingerprint(self) -> tuple[Any, ...]:
+        """Return what changes whenever anything does that the table and the report are made from."""
+        trials = [packed.held(folder / "trial.json") for folder in self.trial_folders()]
+        found: list[Any] = [self.is_locked()]
+        for path in (*(self.folder / name for name in FACTS), *trials):
+            if path is not None and path.exists():
+                facts = path.stat()
+                found.append((path, facts.st_ino, facts.st_size, facts.st_mtime_ns))
+        return tuple(found)
+
     @property
     def _lock_file(self) -> Path:
         return self.folder / ".lock"
+
+    @property
+    def _results_lock(self) -> Path:
+        return self.folder / ".results.lock"
 
     def _remove_parts(self) -> None:
         """Remove the half-written files of killed processes. Folders that are not the suite's are left alone.
@@ -142,17 +192,13 @@ class Store:
             if folder == self.folder or not folder.is_symlink():
                 files.remove_abandoned(folder)
 
-    def _holder(self) -> str:
-        text = self._lock_file.read_text(encoding="ascii", errors="replace")[:20].strip()
-        return f"process {text}" if text.isascii() and text.isdigit() else "another process"
-
     def add_command(self, spec: SuiteSpec, command_line: str, provenance: Mapping[str, Any]) -> None:
         """Write `suite.json`: this command first, and every command so far under `commands`."""
         path = self.folder / "suite.json"
         commands: list[Any] = []
         if path.is_file():
             try:
-                commands = json.loads(path.read_bytes())["commands"]
+                commands = files.read_json(path.read_bytes())["commands"]
                 if not isinstance(commands, list) or not all(isinstance(command, dict) for command in commands):
                     raise ValueError("its commands are not a list of objects")
             except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -234,3 +280,13 @@ class Store:
                 if folder.exists():
                     files.remove_folder(folder)
         return chosen
+
+
+def _holder(lock: Path) -> str:
+    """Return who holds a lock, as its file says, and whether that process is stopped (Linux only)."""
+    text = lock.read_text(encoding="ascii", errors="replace")[:20].strip()
+    if not (text.isascii() and text.isdigit()):
+        return "another process"
+    state = Path("/proc", text, "stat")
+    stopped = state.is_file() and state.read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    return f"process {text}" + (f", which is stopped (kill -CONT {text} continues it)" if stopped else "")

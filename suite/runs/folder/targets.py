@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from suite import files
 from suite.errors import UsageError
 from suite.runs.folder import packed
 
@@ -70,7 +71,7 @@ def _is_share(value: Any) -> bool:
 def read_declared_targets(folder: Path) -> tuple[float, ...]:
     """Return the targets that the last command with targets declared in `suite.json`; empty if there are none."""
     try:
-        suite = json.loads((folder / "suite.json").read_bytes())
+        suite = files.read_json((folder / "suite.json").read_bytes())
     except (OSError, ValueError, RecursionError):  # the report names a damaged file
         return ()
     declared = declared_targets(suite) if isinstance(suite, Mapping) else []

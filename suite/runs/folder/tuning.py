@@ -127,7 +127,7 @@ def read_tuned(folder: Path) -> Tuned | None:
     if not path.exists():
         return None
     try:
-        data = json.loads(files.read_bytes(path, "tune"))
+        data = files.read_json(files.read_bytes(path, "tune"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}; the command that wrote it writes it again") from error
     found: Tuned = validate(Tuned, data, f"{path} is damaged")

@@ -38,6 +38,7 @@ def check(
     task: str = TASK,
     model: str = MODEL,
     data_root: Path = Path(),
+    dtype: str = "float32",
 ) -> list[Result]:
     """Check a registered method against every contract.
 
@@ -47,6 +48,7 @@ def check(
         task: Registered name of the task to train on.
         model: Model to train, written as on the command line; empty for the task's default model.
         data_root: Folder of the data sets.
+        dtype: Number format to train in on the CPU: `float32` or `bfloat16`.
 
     Returns:
         One result per contract, in order.
@@ -54,7 +56,7 @@ def check(
     Raises:
         UsageError: if the method, the task or the model does not exist, or a parameter of method or model is wrong.
     """
-    subject = Subject(name, parameters, task, model, data_root)
+    subject = Subject(name, parameters, task, model, data_root, dtype)
     subject.method()
     subject.model()
     results: list[Result] = []

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from suite import files
 from suite.cost.data_parallel.communication import KeptGradients
 from suite.cost.flops import weight_density
 from suite.cost.memory import SavedTensors
@@ -222,8 +221,8 @@ def never_grows(subject: Subject) -> str:
 def final_model_stands_alone(subject: Subject) -> str:
     """The saved model opens without the method, has the same outputs, and has the weight density that was stated."""
     trainer, _, _ = subject.undisturbed
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.pt"
+    with files.temporary_folder("pdt-check-") as folder:
+        path = folder / "model.pt"
         plans = trainer.hooks.reconfigurations
         model_files.save_model(path, trainer.model, reconfigurations=plans, **subject.architecture)
         opened = model_files.load_model(path)

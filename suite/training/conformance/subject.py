@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite import registry
+from suite import files, registry
 from suite.choices import build_method, build_model
 from suite.cost.flops import count_model
 from suite.method import Method, OtherTrial, ReconfigPlan
@@ -54,6 +54,7 @@ class Subject:
         task: Registered name of the task. The default needs no download.
         model: Model, written as on the command line; empty for the task's default model.
         data_root: Folder of the data sets.
+        dtype: Number format to train in: `float32` or `bfloat16`.
 
     Attributes:
         density: Comparison of stated and observed densities in the undisturbed training.
@@ -68,8 +69,10 @@ class Subject:
         task: str = TASK,
         model: str = MODEL,
         data_root: Path = Path(),
+        dtype: str = "float32",
     ) -> None:
         self.name = name
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._task = registry.get("task", task)()
         self._task_name, self._model_text = task, model or self._task.default_model(PRESET)
         thing = registry.get("method", name)
@@ -122,6 +125,7 @@ class Subject:
             num_classes=self._inputs.classes,
             seed=0,
             device=torch.device("cpu"),
+            dtype=self._dtype,
             task=self._task_name,
             network=self._model_text.partition("[")[0],
             preset=PRESET,
@@ -132,8 +136,8 @@ class Subject:
     def resumed(self, content: bytes, **callbacks: Any) -> Trainer:
         """Return a trainer that was resumed from the content of a checkpoint file."""
         trainer = self.trainer(**callbacks)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "checkpoint.pt"
+        with files.temporary_folder("pdt-check-") as folder:
+            path = folder / "checkpoint.pt"
             path.write_bytes(content)
             trainer.load_state_dict(model_files.load(path))
         return trainer
@@ -152,10 +156,10 @@ class Subject:
     def _training(self) -> tuple[Trainer, list[Record], list[bytes]] | Exception:
         records: list[Record] = []
         checkpoints: list[bytes] = []
-        with tempfile.TemporaryDirectory() as folder:
+        with files.temporary_folder("pdt-check-") as folder:
 
             def keep(state: Callable[[], dict[str, Any]]) -> None:
-                path = Path(folder) / "checkpoint.pt"
+                path = folder / "checkpoint.pt"
                 model_files.save(path, state())
                 checkpoints.append(path.read_bytes())
 
@@ -176,8 +180,9 @@ class Subject:
         Some methods use what was removed, others the weights.
         """
         model = self.model()
-        self._folder = tempfile.TemporaryDirectory()  # exists as long as this object
-        path = Path(self._folder.name) / "model.pt"
+        folder = files.temporary_folder("pdt-check-")
+        path = folder.__enter__() / "model.pt"
+        weakref.finalize(self, folder.__exit__, None, None, None)  # it exists as long as this object
         name, classes, shape = self.architecture.values()
         model_files.save_model(path, model, name=name, num_classes=classes, input_shape=shape, reconfigurations=[])
         spaces = find_index_spaces(model, self._inputs.shape)
