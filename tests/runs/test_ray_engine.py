@@ -2,9 +2,9 @@
 
 import dataclasses
 import importlib.util
-import os
 import socket
 import sys
+import tempfile
 from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +16,7 @@ from engine_children import CHILD, Recorder, spec
 from suite.errors import UsageError
 from suite.runs.engines import local, ray_cluster, ray_worker
 from suite.runs.engines.ray_cluster import connect, fits, own_variables, task_needs, write_token
-from suite.runs.engines.ray_worker import Job, only_process_of, run_job, temporary_folder, write_content
+from suite.runs.engines.ray_worker import Job, only_process_of, run_job, write_content
 from suite.runs.folder.store import read_record
 
 
@@ -41,7 +41,7 @@ def test_a_worker_that_shares_the_folder_works_in_it(job):
 
 
 def test_a_worker_without_the_folder_sends_all_files(job, tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_worker.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     other = dataclasses.replace(job, secret="another", variables={"OMP_NUM_THREADS": "5"})
     name = job.spec.trial_id
     ended = run_job(other, 2, {name: {"log.txt": b"before\n"}, "dense-x": {"model.pt": b"weights"}})
@@ -67,18 +67,6 @@ def test_two_processes_do_not_train_one_trial(job, monkeypatch):
         with pytest.raises(UsageError, match="another process has trained"):
             run_job(job, 1, {})
     assert run_job(job, 1, {}).record["status"] == "done"
-
-
-def test_folders_of_killed_workers_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_worker.tempfile, "tempdir", str(tmp_path))
-    with temporary_folder() as used:
-        abandoned = tmp_path / f"pdt-ray-{os.getuid()}-killed"
-        abandoned.mkdir()
-        for path in (used, abandoned):
-            os.utime(path, (0, 0))
-        with temporary_folder():
-            assert used.is_dir()
-            assert not abandoned.exists()
 
 
 def test_what_is_sent_replaces_the_files_of_the_folder(tmp_path):
@@ -191,7 +179,7 @@ class FakeRay:
 
 def test_the_command_fills_the_cluster_and_records_what_was_lost(job, monkeypatch):
     fake = FakeRay()
-    monkeypatch.setattr(ray_cluster, "connect", lambda address: (fake, True))
+    monkeypatch.setattr(ray_cluster, "connect", lambda address, closing: closing.callback(fake.shutdown) and fake)
     first = spec("done")
     after = dataclasses.replace(spec("done", 1), depends_on={"it": spec("lost").trial_id})
     trials = [(one, job.folder.parent / one.trial_id) for one in (first, spec("lost"), after, spec("done", 2))]
@@ -212,7 +200,7 @@ def test_the_command_fills_the_cluster_and_records_what_was_lost(job, monkeypatc
 def test_trials_wait_while_the_machines_are_down(job, monkeypatch, caplog):
     fake, looks = FakeRay(), iter([True, False, False])
     fake.nodes = lambda: [node(2, alive=next(looks, True))]
-    monkeypatch.setattr(ray_cluster, "connect", lambda address: (fake, True))
+    monkeypatch.setattr(ray_cluster, "connect", lambda address, closing: fake)
     monkeypatch.setattr(ray_cluster, "NODES_INTERVAL", 0)
     trials = [(one, job.folder.parent / one.trial_id) for one in (spec("done", seed) for seed in range(3))]
     ray_cluster.RayEngine(jobs=1).run(trials, Recorder())
@@ -224,7 +212,7 @@ def test_trials_wait_while_the_machines_are_down(job, monkeypatch, caplog):
 
 def test_the_epochs_of_a_worker_without_the_folder_are_told_before_the_end(job, monkeypatch):
     fake = FakeRay()
-    monkeypatch.setattr(ray_cluster, "connect", lambda address: (fake, True))
+    monkeypatch.setattr(ray_cluster, "connect", lambda address, closing: fake)
     monkeypatch.setattr(ray_worker, "is_shared", lambda job: False)
     recorder = Recorder()
     ray_cluster.RayEngine().run([(job.spec, job.folder)], recorder)
@@ -249,7 +237,7 @@ def test_a_task_says_how_many_trials_share_its_machine(job, monkeypatch):
 def test_the_reason_names_a_worker_that_died_twice(monkeypatch):
     fake = FakeRay()
     fake.exceptions = type("exceptions", (), dict(vars(FakeRay.exceptions)) | {"RayTaskError": KeyError})
-    monkeypatch.setattr(ray_cluster, "connect", lambda address: (fake, True))
+    monkeypatch.setattr(ray_cluster, "connect", lambda address, closing: fake)
     engine = ray_cluster.RayEngine()
     assert engine._in_words(Died("the machine has burnt\nin detail")) == (
         "its Ray worker died twice: the machine has burnt"
@@ -263,7 +251,7 @@ def test_ctrl_c_cancels_the_tasks(job, monkeypatch):
         raise KeyboardInterrupt
 
     fake.wait, fake.cancel = interrupted, lambda reference, force: cancelled.append(force)
-    monkeypatch.setattr(ray_cluster, "connect", lambda address: (fake, True))
+    monkeypatch.setattr(ray_cluster, "connect", lambda address, closing: fake)
     with pytest.raises(KeyboardInterrupt):
         ray_cluster.RayEngine().run([(job.spec, job.folder)], Recorder())
     assert list(cancelled) == [True]

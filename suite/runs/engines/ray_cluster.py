@@ -27,14 +27,7 @@ from suite.registry import register
 from suite.runs.engines.lifeline import die_with
 from suite.runs.engines.local import environment
 from suite.runs.engines.outcomes import end_unstarted, next_ready, not_done, record_end, show, status_of
-from suite.runs.engines.ray_worker import (
-    Ended,
-    Job,
-    read_content,
-    run_job,
-    temporary_folder,
-    write_content,
-)
+from suite.runs.engines.ray_worker import TEMPORARY, Ended, Job, read_content, run_job, write_content
 from suite.runs.folder.records import RUNNING
 from suite.runs.progress.files import EpochReader
 from suite.runs.progress.listeners import ProgressListener
@@ -224,7 +217,7 @@ def connect(address: str, closing: contextlib.ExitStack) -> Any:
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
             # In its default place, everyone could write to its files and sockets.
-            "_temp_dir": str(closing.enter_context(temporary_folder())),
+            "_temp_dir": str(closing.enter_context(files.temporary_folder(TEMPORARY))),
         }
     elif address != "auto":
         _check_reachable(address)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +21,8 @@ from suite.runs.folder.records import read_record
 from suite.runs.progress.files import Position, ProgressFile
 from suite.runs.spec import TrialSpec
 
+TEMPORARY = "pdt-ray-"
+"""Beginning of the names of temporary folders."""
 EARLIER_WORKER_S = 60.0
 """Seconds to wait until an earlier process of the same trial has ended, for example one of a killed command."""
 
@@ -100,7 +100,7 @@ def run_job(job: Job, at_a_time: int, sent: Mapping[str, Content]) -> Ended:
     if is_shared(job):
         with only_process_of(job.folder):
             return _run(job, job.folder, at_a_time, None)
-    with temporary_folder() as parent:
+    with files.temporary_folder(TEMPORARY) as parent:
         for name, content in sent.items():
             write_content(parent / name, content)
         folder = parent / job.spec.trial_id
@@ -146,29 +146,6 @@ def only_process_of(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yield a new folder, which is removed at the end. Removes those of workers that were killed, too."""
-    prefix = f"pdt-ray-{os.getuid()}-"
-    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                abandoned = lock_descriptor(descriptor, blocking=False)
-            finally:
-                os.close(descriptor)
-            if abandoned and time.time() - path.stat().st_mtime > 1:  # a new folder is not yet locked
-                shutil.rmtree(path, ignore_errors=True)
-    path = Path(tempfile.mkdtemp(prefix=prefix))
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        lock_descriptor(descriptor, blocking=False)
-        yield path
-    finally:
-        os.close(descriptor)
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def read_content(folder: Path) -> Content:

@@ -13,10 +13,8 @@ import functools
 import json
 import logging
 import os
-import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -327,22 +325,23 @@ def _run_rank(
     start = receive(store, f"{TRIALS}/{number}", Start)
     out, trials = plan()
     folder = _checked_folder(out, trials, start.trial)
-    reports = Path(tempfile.mkdtemp(prefix="pdt-rank-"))
-    try:
-        with os.fdopen(files.open_descriptor(folder / "log.txt", os.O_WRONLY | os.O_APPEND), "ab") as log_file:
-            rank = LocalRank(
-                allocation.rank,
-                allocation.local_rank,
-                folder,
-                allocation.rendezvous(folder, start.meeting),
-                reports,
-                # As an engine starts a trial, so that the rank ends with this process (`lifeline`).
-                stdin=subprocess.PIPE,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**environment(1), PARENT: str(os.getpid())},
-            )
+    with (
+        files.temporary_folder("pdt-rank-") as reports,
+        os.fdopen(files.open_descriptor(folder / "log.txt", os.O_WRONLY | os.O_APPEND), "ab") as log_file,
+    ):
+        rank = LocalRank(
+            allocation.rank,
+            allocation.local_rank,
+            folder,
+            allocation.rendezvous(folder, start.meeting),
+            reports,
+            # As an engine starts a trial, so that the rank ends with this process (`lifeline`).
+            stdin=subprocess.PIPE,
+            stdout=log_file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**environment(1), PARENT: str(os.getpid())},
+        )
         try:
             while (status := rank.poll()) is None and not _is_over(store, number):
                 beat(store, allocation.rank)
@@ -350,8 +349,6 @@ def _run_rank(
         finally:
             rank.kill()
         return RankEnd(status or 0, rank.failure())
-    finally:
-        shutil.rmtree(reports, ignore_errors=True)
 
 
 def _checked_folder(out: Path, trials: Sequence[TrialSpec], trial_id: str) -> Path:

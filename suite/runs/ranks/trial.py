@@ -8,12 +8,11 @@ Under `torchrun` or Slurm it starts rank 0 only, and asks the other processes of
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from suite import files
 from suite.runs.folder.records import RUNNING, damage, read_record, write_record
 from suite.runs.ranks import failures
 from suite.runs.ranks.allocation import MEETING
@@ -34,21 +33,20 @@ def run_ranks(spec: TrialSpec, folder: Path) -> int:
         0 if the trial is done; otherwise 1, and `trial.json` says why.
     """
     _remove_meetings(folder)  # of a command that was killed
-    reports = Path(tempfile.mkdtemp(prefix="pdt-ranks-"))
     try:
-        others = remote_ranks(folder)
-        url = others.rendezvous if others else f"file://{reports / 'store'}"
-        here = range(1 if others else spec.processes)
-        ranks: dict[int, RankProcess] = {rank: LocalRank(rank, rank, folder, url, reports) for rank in here}
-        ranks |= others.ranks if others else {}
-        try:
-            found = wait_for(ranks)
-            return _end(spec, folder, ranks, failures.cause(found)) if found else 0
-        finally:
-            for one in ranks.values():
-                one.kill()
+        with files.temporary_folder("pdt-ranks-") as reports:
+            others = remote_ranks(folder)
+            url = others.rendezvous if others else f"file://{reports / 'store'}"
+            here = range(1 if others else spec.processes)
+            ranks: dict[int, RankProcess] = {rank: LocalRank(rank, rank, folder, url, reports) for rank in here}
+            ranks |= others.ranks if others else {}
+            try:
+                found = wait_for(ranks)
+                return _end(spec, folder, ranks, failures.cause(found)) if found else 0
+            finally:
+                for one in ranks.values():
+                    one.kill()
     finally:
-        shutil.rmtree(reports, ignore_errors=True)
         _remove_meetings(folder)
 
 
