@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import gzip
 import io
 import json
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +41,9 @@ LIMIT_S = 60  # for a verb; one that opens a pipe would wait for ever
 METHODS = "dense,prunetrain[threshold=0.2]"
 OPTIONS = ("--methods", METHODS, *suites.OPTIONS[2:], "--target", "2")
 CONTENT = ("trial.json", "epochs.jsonl", "layers.csv")  # what a report says about a trial comes from these
+UNREADABLE = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, EOFError, zlib.error, csv.Error),
+)
 REAL_TIMES = 0.03  # share of the damages after which `time` trains
 
 
@@ -168,7 +173,7 @@ def value(folder: Path, chance: random.Random) -> str:
     """Change a value of a table or a record."""
     try:
         return random_edits.damage(folder, chance.randrange(10**9))
-    except (ValueError, IndexError, KeyError, OSError, AttributeError, TypeError, RecursionError):  # damaged before
+    except UNREADABLE:  # damaged before
         return "nothing"
 
 
@@ -194,7 +199,7 @@ def signed(folder: Path, chance: random.Random) -> str:
         place[key] = chance.choice(NUMBERS if number else TEXTS if isinstance(known, str) else OTHERS)
         digest = packed.digest(record)
         path.write_text(json.dumps(record | {"sha256": digest}), encoding="utf-8")
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+    except UNREADABLE:
         return "nothing"
     return _named(path, folder, f"{key} is {place[key]!r:.40} and signed again in")
 
