@@ -27,8 +27,10 @@ def load_results(folder: str | Path) -> Results:
         suite.errors.UsageError: The folder has no results, or its table cannot be read.
     """
     from reports.data.frames import load
+    from suite.runs.folder.results import current_rows
 
-    return load(folder)
+    place = Path(folder).expanduser()
+    return load(place, current_rows(place))
 
 
 def run(

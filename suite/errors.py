@@ -102,7 +102,8 @@ def _at(schema: Any, path: Sequence[Any]) -> Any:
     """Return the annotation of the field at a path of names and list indices."""
     for step in path:
         fields = getattr(schema, "model_fields", None)
-        schema = fields[step].annotation if fields else typing.get_args(schema)[-1]
+        # The last argument is the type of a table's values; that of a tuple of any length is an ellipsis.
+        schema = fields[step].annotation if fields else [one for one in typing.get_args(schema) if one is not ...][-1]
         if typing.get_origin(schema) in (typing.Union, types.UnionType):
             schema = typing.get_args(schema)[0]
     return schema

@@ -50,11 +50,11 @@ class Results:
     damage: tuple[str, ...]
 
 
-def load(folder: str | Path) -> Results:
-    """Return the results of a suite's folder; see `suite.load_results`."""
+def load(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Results:
+    """Return the results of a suite's folder; see `suite.load_results` and, for `rows`, `reports.data.records.read`."""
     import pandas as pd
 
-    records = read(Path(folder).expanduser())
+    records = read(folder, rows)
     schemas: dict[Frame, Sequence[Column]] = {"trials": SCHEMA, "epochs": EPOCHS, "layers": LAYERS, "times": TIMES}
     frames = {
         "trials": _frame(SCHEMA, ({**trial.texts, **trial.numbers} for trial in records.trials)),

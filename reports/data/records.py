@@ -114,8 +114,13 @@ class Records:
     profiles: tuple[GroupProfiles, ...] = ()
 
 
-def read(folder: Path) -> Records:
+def read(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Records:
     """Read a suite's folder.
+
+    Args:
+        folder: Path of the folder.
+        rows: Rows of its trials, as `suite.runs.folder.results.current_rows` returns them (default: those of
+            `results.csv`, for callers that have just written it).
 
     Raises:
         UsageError: If the folder has no results on the test set, or `results.csv` cannot be read.
@@ -125,7 +130,10 @@ def read(folder: Path) -> Records:
     damage: list[str] = []
     suite = read_object(folder / "suite.json", damage, ("spec", "provenance"))
     table = folder / "results.csv"
-    if table.is_file():
+    if rows:
+        source = "the trials' trial.json, or results.csv where there is none"
+        trials = [_trial(folder / "trials", row["trial_id"], row) for row in rows]
+    elif table.is_file():
         content = table.read_bytes()
         source = f"results.csv (SHA-256 {hashlib.sha256(content).hexdigest()[:8]})"
         trials = [_trial(folder / "trials", row["trial_id"], row) for row in _rows(table, content)]
@@ -216,9 +224,6 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
     is_name = bool(_NAME.fullmatch(name)) and name not in (".", "..")
     folder = trials / (name if is_name else "\0")
     record = read_object(folder / "trial.json", damage, ("spec", "provenance", "result"))
-    changed = packed.changed(folder) if "sha256" in record else ""  # others are from before there were checksums
-    if changed:
-        damage.append(f"trial.json is damaged: {changed}")
     spec = drop_non_objects(record.get("spec") or {}, _SPEC_OBJECTS, "the spec in trial.json", damage)
     provenance = drop_non_objects(
         record.get("provenance") or {}, _PROVENANCE_OBJECTS, "the provenance in trial.json", damage
@@ -228,11 +233,6 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
         row |= {"trial_id": name}
         if damage:
             row |= {"status": "error", "message": "damaged record"}
-    elif changed:
-        row = {**row, "status": "error", "message": f"damaged record: {changed}"}
-    elif "sha256" in record and row.get("status") == record.get("status") == "done":
-        # What the trial wrote counts, and not a table that was edited.
-        row = {**row, **{key: value for key, value in (record.get("result") or {}).items() if value is not None}}
     # A trial that failed before it had a result still has a method, a task and a seed: they are in its spec.
     known = {**_from_spec(spec), **_from_provenance(provenance)}
     row = {**known, **{key: value for key, value in row.items() if value not in ("", None)}}

@@ -13,6 +13,7 @@ from suite.brackets import split
 from suite.choices import MethodChoice
 from suite.errors import UsageError, nearest
 from suite.runs.folder.records import read_record
+from suite.runs.folder.results import current_rows
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import Stage, StageList, stage_file
 
@@ -55,7 +56,7 @@ def find_candidates(folder: Path, verb: str, methods: str = "", with_dense: bool
         UsageError: The folder has no results, or no finished trial of one of the methods.
     """
     found = []
-    for group in group_trials(read(folder).trials)[0]:
+    for group in group_trials(read(folder, current_rows(folder)).trials)[0]:
         by_label: dict[str, list[Trial]] = {}
         for trial in group.trials:
             if trial.done and (with_dense or label(trial) != BASELINE):

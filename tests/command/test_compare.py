@@ -8,15 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_fixtures import suites
+from report_fixtures import suites, without_figures
+from test_merge import put, spec, suite_at
 
+from suite import load_results
 from suite.command import cli
 
-__all__ = ["suites"]
+__all__ = ["suites", "without_figures"]
 
 
 @pytest.fixture
-def two(suites: Callable[[str], Any]) -> tuple[Path, Path]:
+def invented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Believe the tables of folders whose records are invented."""
+    monkeypatch.setattr("suite.runs.folder.results.current_rows", lambda folder: [])
+
+
+@pytest.fixture
+def two(invented: None, suites: Callable[[str], Any]) -> tuple[Path, Path]:
     """Two folders: the second has one seed less, half the time, and another learning rate."""
     first, second = suites("a"), suites("b")
     for seed, accuracy in enumerate((71.0, 72.0, 73.0)):
@@ -29,6 +37,28 @@ def two(suites: Callable[[str], Any]) -> tuple[Path, Path]:
     second.add("sdgp", 0, accuracy=70.0, time=90.0)
     second.add("sdgp", 1, accuracy=None, time=None, status="error", message="killed")
     return first.write(), second.write()
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_what_trials_wrote_counts_and_not_a_table_or_a_record_that_was_edited(tmp_path: Path, capsys: Any) -> None:
+    first, second = (suite_at(tmp_path / name, ("run", "2026-01-01")) for name in "ab")
+    for folder in (first, second):
+        put(folder, spec(0), 0.7)
+        put(folder, spec(1), 0.7)
+        assert cli.main(["report", str(folder)]) == 0
+    capsys.readouterr()
+    table = second / "results.csv"
+    table.write_text(table.read_text().replace("0.7,", "0.9,"))
+    (found,) = compared(first, second, capsys=capsys)["differences"]
+    assert (found["accuracy_difference"]["mean"], found["seeds"]["both"]) == (0.0, 2)
+    record = second / "trials" / spec(0).trial_id / "trial.json"
+    record.write_text(record.read_text().replace("0.7,", "0.9,"))
+    assert "0.9," in record.read_text()
+    table.unlink()
+    (found,) = compared(first, second, capsys=capsys)["differences"]
+    assert (found["accuracy_difference"]["mean"], found["seeds"]["both"]) == (0.0, 1)
+    trials = load_results(second).trials.set_index("trial_id")
+    assert trials.status.to_dict() == {spec(0).trial_id: "error", spec(1).trial_id: "done"}
 
 
 def compared(*arguments: Any, capsys: Any) -> Any:
@@ -71,7 +101,7 @@ def test_times_of_other_hardware_are_shown_and_marked(
 
 
 def test_trials_with_several_settings_are_compared_with_those_of_the_same_settings(
-    suites: Callable[[str], Any], capsys: Any
+    invented: None, suites: Callable[[str], Any], capsys: Any
 ) -> None:
     first, second = suites("a"), suites("b")
     for folder, rates, gain in ((first, (0.1, 0.2), 0.0), (second, (0.2, 0.1), 1.0)):
@@ -92,7 +122,9 @@ def test_trials_with_several_settings_are_compared_with_those_of_the_same_settin
     assert (len(found["only_first"]), len(found["only_second"])) == (1, 0)
 
 
-def test_a_changed_recipe_is_compared_if_there_is_no_other(suites: Callable[[str], Any], capsys: Any) -> None:
+def test_a_changed_recipe_is_compared_if_there_is_no_other(
+    invented: None, suites: Callable[[str], Any], capsys: Any
+) -> None:
     first, second = suites("a"), suites("b")
     first.add("dense", 0, accuracy=70.0, time=1.0, recipe={"learning_rate": 0.1})
     for rate in (0.2, 0.3):
@@ -125,7 +157,9 @@ def test_a_time_that_one_of_the_folders_disturbed_is_marked(
     assert compared(*two, capsys=capsys)["differences"][0]["times_disturbed"]
 
 
-def test_times_of_unknown_machines_are_not_comparable(suites: Callable[[str], Any], capsys: Any) -> None:
+def test_times_of_unknown_machines_are_not_comparable(
+    invented: None, suites: Callable[[str], Any], capsys: Any
+) -> None:
     folders = []
     for name in "ab":
         one = suites(name)

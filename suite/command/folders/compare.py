@@ -33,8 +33,9 @@ def compare(arguments: Sequence[str]) -> int:
     from reports import comparison
     from reports.data.records import read
     from reports.render import markdown
+    from suite.runs.folder.results import current_rows
 
-    found = comparison.compare(*(read(path) for path in paths))
+    found = comparison.compare(*(read(path, current_rows(path)) for path in paths))
     tables = comparison.tables(found)
     if place is not None:
         head = f"# Comparison\n\nFirst: {markdown.code(files.without_home(str(paths[0])))}. "

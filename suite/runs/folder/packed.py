@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 from suite.files import canonical_json
 
 SUFFIX = ".gz"
-CHANGED = "it was changed: its checksum does not match"
 LARGEST = 2**30  # bytes, of a file before compression: a few kilobytes may stand for terabytes
 
 
@@ -54,16 +52,6 @@ def digest(record: Mapping[str, Any]) -> str:
     """Return the checksum of a record: that of the canonical JSON of all fields but `sha256`."""
     content = {name: value for name, value in record.items() if name != "sha256"}
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
-
-
-def changed(folder: Path) -> str:
-    """Return why the checksum of a trial's `trial.json` does not fit; empty if it does."""
-    path = held(folder / "trial.json")
-    try:
-        record = json.loads(read(path)) if path else {}
-        return "" if digest(record) == record["sha256"] else CHANGED
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return CHANGED
 
 
 def altered(folder: Path, record: Mapping[str, Any]) -> list[str]:

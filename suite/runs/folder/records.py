@@ -188,7 +188,7 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
         if not {"trial_id", "sha256"} <= ours:
             raise ValueError(f"it has no {min({'trial_id', 'sha256'} - ours)}")
         if record["sha256"] != packed.digest(record):
-            raise ValueError(packed.CHANGED)
+            raise ValueError("it was changed: its checksum does not match")
     record = files.clean_data(record)
     spec = record.get("spec")
     if not isinstance(spec, dict) or "hash" not in spec:

@@ -156,6 +156,22 @@ def _damaged_column(names: Sequence[str]) -> str:
     return ""
 
 
+def current_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows that `write_results` would write now: a row of the table counts only without a record.
+
+    Raises:
+        UsageError: There is a `results.csv` that cannot be read.
+    """
+    store, table = Store(folder), read_table(folder)
+    found = rows(store, earlier=table, targets=read_declared_targets(folder))
+    return _merged(table, found)
+
+
+def _merged(table: Mapping[str, dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    merged = {**table, **{line["trial_id"]: line for line in found}}
+    return [merged[name] for name in sorted(merged)]
+
+
 def write_results(
     store: Store,
     none_runs: bool = False,
@@ -185,10 +201,9 @@ def write_results(
     import pyarrow.parquet as parquet
 
     table_rows = {**(further or {}), **read_table(store.folder)}
-    earlier = {name: line for name, line in table_rows.items() if name not in forget}
+    earlier = {name: dict(line) for name, line in table_rows.items() if name not in forget}
     found = rows(store, none_runs, earlier, targets or read_declared_targets(store.folder))
-    merged = {**earlier, **{line["trial_id"]: line for line in found}}
-    table = [merged[name] for name in sorted(merged)]
+    table = _merged(earlier, found)
     others = [name for line in table for name, value in line.items() if name not in COLUMNS and value is not None]
     columns = (*COLUMNS, *dict.fromkeys(others))
 

@@ -131,4 +131,7 @@ def read_tuned(folder: Path) -> Tuned | None:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}; the command that wrote it writes it again") from error
     found: Tuned = validate(Tuned, data, f"{path} is damaged")
+    for one in found.methods:
+        if one.chosen is not None and one.chosen >= len(one.settings):
+            raise UsageError(f"{path} is damaged: {one.method} has no setting {one.chosen}")
     return found
