@@ -20,7 +20,6 @@ from suite.ops import apply
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("suite", "methods", "kernels", "tasks", "reports", "reproductions")
-LONGEST_FILE = 350
 LARGEST_PACKAGE = {"suite": 17}  # files; 12 elsewhere
 
 
@@ -52,11 +51,6 @@ def test_no_import_for_type_checking_between_packages_of_suite():
                     if module[0] == "suite" and tuple(module[: len(package)]) != package:
                         wrong.append(f"{path.relative_to(ROOT)}: {found.module}")
     assert not wrong
-
-
-def test_files_are_short():
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files()}
-    assert not {name: length for name, length in lengths.items() if length > LONGEST_FILE}
 
 
 def test_names_in_docstrings_exist():
