@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from suite.errors import UsageError
 from suite.recipe import Recipe
+from suite.runs.folder import packed
 from suite.runs.folder.records import FILES, damage, read_record, write_record
 from suite.runs.folder.store import Store
+from suite.runs.folder.tuning import read_tuned
 from suite.runs.spec import TrialSpec
 
 RESULT = {"test_accuracy": 0.75, "test_loss": 0.5, "train_time_s": 2.0, "params": 10}
@@ -200,3 +203,46 @@ def test_a_record_without_its_own_checksum_or_in_the_folder_of_another_hash_is_d
     as_before_checksums(two[1])
     two[1].rename(old)
     assert "it belongs to dense-digits" in read_record(old)["message"]
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    (lambda record: record["result"].update(test_accuracy=10**400), "its test_accuracy is 10000000000000000000, which"),
+    (lambda record: record["files"].update({"layers.csv": [0.5]}), "its files do not have size and checksum of layers"),
+    (lambda record: record["spec"].update(device_index="0.5"), "its device_index is 0.5"),
+    (lambda record: record["spec"].update(callbacks="x"), "its callbacks are not a list of strings"),
+    (lambda record: record["spec"].update(replaced=3), "not a trial's spec"),
+    (lambda record: record["spec"].update(recipe_source=3), "its recipe_source is not a string"),
+])  # fmt: skip
+def test_a_value_of_another_type_is_damage_whatever_the_checksum_says(two, change, reason):
+    record = json.loads((two[0] / "trial.json").read_bytes())
+    change(record)
+    (two[0] / "trial.json").write_text(json.dumps(record | {"sha256": packed.digest(record)}))
+    assert read_record(two[0])["message"].startswith(f"damaged record: {reason}")
+
+
+def test_what_is_unpacked_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed, "LARGEST", 1000)
+    for size in (1000, 1001):
+        (tmp_path / "x.gz").write_bytes(packed.pack(bytes(size)))
+        (tmp_path / "x").write_bytes(bytes(size))
+        for name in ("x", "x.gz"):
+            if size == 1000:
+                assert packed.read(tmp_path / name) == bytes(size)
+            else:
+                with pytest.raises(OSError, match="is larger than 1000 bytes"):
+                    packed.read(tmp_path / name)
+
+
+def test_a_tuning_whose_choice_does_not_exist_is_one_line(tmp_path):
+    content = {
+        "version": 1, "budget": 1, "search_seed": 0, "seeds": [0], "task": "t", "model": "m", "preset": "p",
+        "validation_images": 1, "split_seed": 0,
+        "methods": [{"method": "dense", "space": [], "settings": [], "chosen": 3}],
+    }  # fmt: skip
+    (tmp_path / "tune.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=r"tune.json is damaged: dense has no setting 3$"):
+        read_tuned(tmp_path)
+    content["methods"][0]["metod"] = content["methods"][0].pop("method")
+    (tmp_path / "tune.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=r"tune.json is damaged: methods.0: unknown key 'metod'; did you mean"):
+        read_tuned(tmp_path)

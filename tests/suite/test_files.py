@@ -136,6 +136,9 @@ def test_folders_of_killed_processes_are_removed_and_no_others(temporary):
     (temporary / f"{prefix}link").symlink_to(temporary / "elsewhere")
     (temporary / f"{prefix}file").touch()
     (temporary / f"{prefix}new").mkdir()
+    (temporary / f"{prefix}foreign").mkdir()
+    if os.getuid() == 0:
+        os.chown(temporary / f"{prefix}foreign", 12345, -1)
     age(temporary)
     os.utime(temporary / f"{prefix}new")
     with files.temporary_folder("pdt-x-") as folder:
@@ -145,6 +148,7 @@ def test_folders_of_killed_processes_are_removed_and_no_others(temporary):
         assert (living / "file").exists()
         assert (temporary / "elsewhere" / "file").exists()
         assert (temporary / f"{prefix}new").exists()
+        assert (temporary / f"{prefix}foreign").exists() == (os.getuid() == 0)
     assert not folder.exists()
     started[1].terminate()
     started[1].wait()
