@@ -53,6 +53,7 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder that somebody else owns or can write; one that does not exist yet is none.
 
     Afterwards nobody else can exchange its files, so that a file may be checked first and opened by its name later.
+    That holds if nobody else can exchange the folder itself: the folders above it are not checked.
 
     Raises:
         RefusedError: The folder may contain what somebody else wrote.
@@ -64,7 +65,8 @@ def check_folder(folder: Path) -> None:
         return
     why = _strangers(status)
     if why:
-        close = f"type chmod -R go-w {shlex.quote(str(folder))}, or " if why.startswith("others") else ""
+        shared = not why.startswith("others") or status.st_mode & stat.S_ISVTX  # such as /tmp, which stays open
+        close = "" if shared else f"type chmod go-w {shlex.quote(str(folder))}, or "
         raise RefusedError(f"the cache {folder} is not used: {why}; {close}set PDT_CACHE to a folder of your own")
 
 

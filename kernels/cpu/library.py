@@ -47,13 +47,18 @@ def open_library(
     made = sys.modules[proof.__module__].__file__
     assert made is not None
     version = hashlib.sha256(Path(made).read_bytes()).hexdigest()
-    if (cache.find(built.library) or {}).get("agrees") == version:
+    try:
+        facts = cache.find(built.library) or {}
+    except cache.RefusedError as error:
+        raise BuildError(str(error)) from error
+    if facts.get("agrees") == version:
         return kernels, built
     with ThreadPoolExecutor(1) as thread:
         different = thread.submit(proof, kernels).result()
     if different:
         raise BuildError(f"the compiled library {built.library} differs from its definition: {different}")
-    with contextlib.suppress(OSError):  # a folder of root's, which others may share: the next process compares again
+    # A folder of root's, which others may share, or one that has changed meanwhile: the next process compares again.
+    with contextlib.suppress(OSError, ValueError, LookupError, cache.RefusedError):
         cache.add_facts(built.library, agrees=version)
     return kernels, built
 

@@ -59,23 +59,26 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
     """Yield the relative path and content of each file that an export of a suite's folder contains.
 
     Raises:
-        UsageError: A file of a trial cannot be read.
+        UsageError: A file of a trial cannot be read, or a file is a link, which may lead to what is nobody else's.
     """
     from suite.runs.folder.records import without_home
     from suite.runs.folder.store import Store
 
     for name in WHOLE:
         if (source / name).is_file():
+            files.refuse_link(source / name)
             yield Path(name), (source / name).read_bytes()
     for folder in FOLDERS:
         for path in sorted((source / folder).glob("*")):
             if path.is_file() and not path.name.startswith("."):  # a dot: a temporary file of a killed process
+                files.refuse_link(path)
                 yield path.relative_to(source), path.read_bytes()
     for trial in Store(source).trial_folders():
         for name in (*RECORDS, *PACKED):
             found = packed.held(trial / name)
             if found is None:
                 continue
+            files.refuse_link(found)
             try:
                 content = packed.read(found)
             except OSError as error:

@@ -185,7 +185,7 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def _read_pass(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the options of a pass, with those that all passes have, and load the plugins."""
+    """Parse the options of a pass, with those that all passes have."""
     parser.add_argument("--threads", metavar="N", help="threads of torch (default: those of the trials)")
     parser.add_argument("--busy", action="store_true", help="measure even if other programs use the machine")
     parser.add_argument(
@@ -195,10 +195,7 @@ def _read_pass(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
         default=[],
         help="Python file that defines a method, task or model of the folder; those that its records name are not run",
     )
-    namespace = parser.read(arguments)
-    for path in namespace.plugin:
-        registry.load_plugin(path)
-    return namespace
+    return parser.read(arguments)
 
 
 def _suite_folder(text: str, verb: str) -> Path:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from suite.errors import UsageError
 from suite.network.forward_pass import Product, run_blank
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
@@ -111,10 +112,17 @@ def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
 
     The blank image runs in evaluation mode, and blank images also run through a copy in training mode, where a model
     may compute more.
+
+    Raises:
+        UsageError: The model cannot be copied.
     """
     costs, products = _run(model, input_shape, 1)
     # Batch normalisation needs at least two values per channel.
-    in_training, more = _run(copy.deepcopy(model), input_shape, 2, training=True)
+    try:
+        copied = copy.deepcopy(model)
+    except Exception as error:
+        raise UsageError(f"the model cannot be copied, as a training needs: {type(error).__name__}: {error}") from error
+    in_training, more = _run(copied, input_shape, 2, training=True)
     known = {(product.op, product.module) for product in products}
     products += [product for product in more if (product.op, product.module) not in known]
     # A module may attend with a fused operation in one mode and with matrix products in the other.

@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 from suite.cost.hardware import available_cores, busy_cores, competition
 from suite.errors import UsageError
+from suite.files import clean
 from suite.passes.candidates import Candidate, find_candidates
 from suite.runs.engines.subprocess_call import call_in_subprocess
 from suite.runs.folder.columns import minor_version
 from suite.runs.folder.entries import EntryFile, Strict
 from suite.runs.folder.store import Store
+from suite.runs.plugin_files import load_recorded
 
 METHOD_S = 120.0
 """Seconds that the measured steps of one method should take together."""
@@ -49,7 +51,7 @@ def run_pass(
         line: Returns what to print for a method and its entry.
         show: Function that prints a line.
         with_dense: Whether dense training may be one of the methods (`find_candidates`).
-        plugins: Plugin files that the user has typed and this process has loaded.
+        plugins: Plugin files that the user has typed.
 
     Returns:
         Whether every method could be measured.
@@ -61,6 +63,8 @@ def run_pass(
     with store.lock():
         file.read(folder)  # a damaged file is refused before anything is measured
         candidates = find_candidates(folder, verb, methods, with_dense)
+        for path in plugins:
+            load_recorded(path, [one.spec.defined_by for one in candidates if one.spec is not None])
         if not busy:
             _refuse_competition(verb, folder, [threads or one.threads or available_cores() for one in candidates])
         several = len({tuple(one.key.items()) for one in candidates}) > 1
@@ -73,7 +77,7 @@ def run_pass(
                 candidate = dataclasses.replace(candidate, spec=candidate.spec.of_record(plugins))
                 entry = entry_of(candidate, threads or candidate.threads or available_cores())
             except UsageError as error:
-                show(f"{where}{candidate.label}: not measured: {error}")
+                show(clean(f"{where}{candidate.label}: not measured: {' '.join(str(error).split())}"))
                 continue
             file.add(folder, candidate.key, candidate.label, entry)
             show(f"{where}{line(candidate.label, entry)}")

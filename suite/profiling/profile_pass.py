@@ -43,7 +43,7 @@ def run(
         busy: Whether to measure although other programs use the machine.
         measure: Function that measures one stage with a number of threads; by default in a new process.
         show: Function that prints a line.
-        plugins: Plugin files that the user has typed and this process has loaded.
+        plugins: Plugin files that the user has typed.
 
     Returns:
         Whether every method could be measured.

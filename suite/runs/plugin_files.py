@@ -13,11 +13,11 @@ import functools
 import hashlib
 import importlib.util
 import site
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from suite import registry
+from suite import files, registry
 from suite.errors import UsageError
 from suite.files import read_bytes, without_home
 from suite.runs.provenance import ROOT
@@ -75,6 +75,22 @@ def check_defining_files(planned: Mapping[str, Mapping[str, Any]], **things: str
             )
 
 
+def load_recorded(path: str, recorded: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
+    """Load a plugin that the user has typed, if a record was made with a file of the same content.
+
+    Args:
+        path: The plugin as typed.
+        recorded: `defined_by` of the records' specifications.
+
+    Raises:
+        UsageError: No record was, so that the file was not run; or it is not a plugin.
+    """
+    here = digests({"typed": _described(files.read_path(path, "--plugin").resolve())})["typed"]
+    if not any(here in digests(one).values() for one in recorded):
+        raise UsageError(f"--plugin {path}: is not run: no trial of the folder was defined by a file of this content")
+    registry.load_plugin(path)
+
+
 def check_recorded_files(recorded: Mapping[str, Mapping[str, Any]], **things: str) -> None:
     """Check that what a record names is defined here, by files of the same content.
 
@@ -92,11 +108,12 @@ def check_recorded_files(recorded: Mapping[str, Mapping[str, Any]], **things: st
         before, now = ({kind: files[kind]} if kind in files else {} for files in (recorded, here))
         if digests(before) == digests(now):
             continue
-        file = recorded.get(kind, {}).get("path", "a file of this project")
+        # The path is a stranger's text, which must not look like a command to paste.
+        file = repr(Path(recorded[kind].get("path", "")).name) if kind in recorded else "a file of this project"
         if registry.find(kind, name) is None:
             raise UsageError(
                 f"the {kind} '{name}' is defined by the plugin {file}, and plugins that a record names are not run: "
-                f"type --plugin {file}"
+                "type --plugin FILE"
             )
         raise UsageError(
             f"the {kind} '{name}' is not the one of the trial, which was defined by {file} with another content"

@@ -149,11 +149,11 @@ def _value_of(content: Tensor) -> Any:
     """Return the value of bytes of `_bytes_of`. Unlike torch's own exchange of objects, this never runs code in them.
 
     Raises:
-        UsageError: The value has objects of other classes.
+        UsageError: The value has objects of other classes, or is not whole.
     """
     try:
         return torch.load(io.BytesIO(content.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise UsageError("the ranks exchange plain data and tensors only, not objects of other classes") from error
 
 

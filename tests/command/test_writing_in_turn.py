@@ -226,7 +226,7 @@ def test_a_writer_waits_for_another_and_says_so(tmp_path: Path, caplog: pytest.L
         time.sleep(0.01)
     with Store(tmp_path).writing():
         assert os.waitpid(child, 0)[1] == 0
-    assert caplog.messages == [f"waiting for process {child}, which writes the results of {tmp_path}"]
+    assert caplog.messages == [f"the results of {tmp_path} are being written by process {child}; waiting for it"]
 
 
 def test_results_are_not_written_through_a_link(tmp_path: Path) -> None:

@@ -64,13 +64,15 @@ def test_a_folder_that_somebody_sends_runs_no_plugin(tmp_path, ran):
         answer = command(*words, cwd=here)
         assert answer.returncode == (1 if words[0] in ("time", "profile") else 0), answer.stderr
         if words[0] in ("time", "profile"):
-            assert f"plugins that a record names are not run: type --plugin {plugin}" in answer.stdout
+            assert f"plugin '{plugin.name}', and plugins that a record names are not run" in answer.stdout
     suite.load_results(sent)
     assert not place.exists()
 
     # The user runs what he types, if it is what the trial ran.
     answer = command("time", sent, "--busy", "--pairs", "10", "--plugin", plugin, cwd=here)
-    assert "the method 'sent' is not the one of the trial" in answer.stdout
+    assert (answer.returncode, answer.stderr.count("\n")) == (2, 1)
+    assert "is not run: no trial of the folder was defined by a file of this content" in answer.stderr
+    assert not place.exists()
     plugin.write_text(PLUGIN)
     answer = command("time", sent, "--busy", "--pairs", "10", "--plugin", plugin, cwd=here)
     assert answer.returncode == 0, answer.stdout
@@ -145,6 +147,7 @@ def test_who_writes_to_the_store_of_torchrun_runs_nothing(tmp_path, ran):
         {"folder": str(folder), "rendezvous": "file:///tmp/x"},
         {"trial": f"../../evil/trials/{trial.trial_id}", "meeting": "1"},
         {"trial": str(folder), "meeting": "1"},
+        {"trial": trial.trial_id, "meeting": f"../{evil}/store"},
         {"trial": trial.trial_id, "meeting": "1"},
     )
     store.add("count", len(messages))

@@ -190,10 +190,15 @@ def test_a_rank_trains_only_what_its_own_command_has_planned(tmp_path):
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
     refused("is a symbolic link")
+    folder.unlink()
+    (tmp_path / "elsewhere").rename(folder)
+    folder.parent.rename(tmp_path / "other")
+    folder.parent.symlink_to(tmp_path / "other")
+    refused("trials is a symbolic link")
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"0", b"{}", b"\xff", b'{"trial": 3, "meeting": "1"}', b'{"trial": "a", "meeting": "/tmp/store"}']
+    "content", [b"", b"0", b"{}", b"\xff", b'{"trial": 3, "meeting": "1"}', b'{"trial": "a", "meeting": "../a"}']
 )
 def test_a_message_that_no_command_has_written_is_one_line(store, content):
     store.set("trials/1", content)
@@ -223,6 +228,10 @@ def test_the_store_of_a_step_on_one_machine_listens_on_the_loopback_interface(mo
     assert {one.laddr.ip for one in listening if one.laddr.port == port} == {"127.0.0.1"}
     with pytest.raises(UsageError, match=f"the store of Slurm at 127.0.0.1:{port} cannot be reached"):
         leader.store()
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
+    monkeypatch.setenv("MASTER_ADDR", "there")
+    several = Allocation.of_environment()
+    assert (several.address, several.one_machine) == ("there", False)
     assert leader.rendezvous(Path("/a#b"), "1f") == "file:///a#b/.ranks-1f"
     assert replace(leader, one_machine=False).rendezvous(Path("/a"), "29500") == "tcp://127.0.0.1:29500"
 

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -256,9 +257,12 @@ def _keep_password_private(create: bool) -> None:
             path.chmod(0o600)
         elif create:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor, made = tempfile.mkstemp(dir=path.parent)  # with mode 0600
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(secrets.token_hex(32))
+            with contextlib.suppress(FileExistsError):  # another command was faster
+                os.link(made, path)
+            Path(made).unlink()
     except OSError as error:
         raise UsageError(f"--engine ray: the file of its password cannot be kept private: {in_words(error)}") from error
 

@@ -16,8 +16,10 @@ methods can be added later. The name of a trial's folder ends with the hash of i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +58,7 @@ LOCK_TIMEOUT = 1.0
 """Seconds to wait for the lock; `report` holds it for a moment to see whether the folder is in use."""
 WRITING_TIMEOUT = 60.0
 """Seconds to wait for a command that writes results, which may be stopped for ever."""
+POLL_INTERVAL = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -145,24 +148,32 @@ class Store:
             UsageError: Another process, which may be stopped, still writes after `WRITING_TIMEOUT`.
         """
         path = self._results_lock
-        files.refuse_link(path)
-        lock = FileLock(path, fallback_to_soft=False)
         try:
-            try:
-                held = lock.acquire(timeout=LOCK_TIMEOUT)
-            except Timeout:
-                log.info("waiting for %s, which writes the results of %s", _holder(path), self.folder)
-                held = lock.acquire(timeout=WRITING_TIMEOUT)
-        except Timeout:
-            raise UsageError(
-                f"{self.folder}: for {WRITING_TIMEOUT:.0f} s, its table and report are being written by "
-                f"{_holder(path)}; it adds all trials when it goes on. Or end it, and type: report {self.folder}"
-            ) from None
+            descriptor = files.open_descriptor(path, os.O_RDWR)
+        except PermissionError:  # another user of a shared folder has made it
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise UsageError(in_words(error)) from error
-        with held:
-            path.write_text(str(os.getpid()), encoding="ascii")
+        try:
+            began, announced = time.monotonic(), False
+            while not lock_descriptor(descriptor, blocking=False):
+                waited = time.monotonic() - began
+                if waited > WRITING_TIMEOUT:
+                    raise UsageError(
+                        f"{self.folder}: for {WRITING_TIMEOUT:.0f} s, its table and report are being written by "
+                        f"{_holder(path)}; it adds all trials when it goes on. Or end it, and type: report "
+                        f"{self.folder}"
+                    )
+                if waited > LOCK_TIMEOUT and not announced:
+                    log.info("the results of %s are being written by %s; waiting for it", self.folder, _holder(path))
+                    announced = True
+                time.sleep(POLL_INTERVAL)
+            with contextlib.suppress(OSError):  # the number only names the process for others
+                os.truncate(path, 0)
+                os.pwrite(descriptor, str(os.getpid()).encode("ascii"), 0)
             yield
+        finally:
+            os.close(descriptor)
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Return what changes whenever anything does that the table and the report are made from."""

@@ -8,7 +8,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import MaxLen
 
 from suite import files
 
@@ -31,7 +33,7 @@ class Failure:
 
     rank: int
     status: FailedStatus
-    message: str
+    message: Annotated[str, MaxLen(10_000)]
     lost_others: bool = False
 
     def in_words(self) -> str:
