@@ -56,3 +56,9 @@ def test_what_cannot_be_installed_ends_in_one_line(commands, capsys):
     with pytest.raises(SystemExit, match="2"):
         tool.main(["2.x"])
     assert "'2.x' is not a version" in capsys.readouterr().err
+
+
+def test_help_installs_nothing(commands, capsys):
+    assert tool.main(["oldest", "--help"]) == 0
+    assert "VERSION" in capsys.readouterr().out
+    assert not commands

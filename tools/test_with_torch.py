@@ -28,6 +28,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="folder of an environment that is kept")
     parser.add_argument("version", metavar="VERSION", type=requirement, help="oldest, newest, or as 2.14 or 2.14.1")
     parser.add_argument("pytest", metavar="...", nargs=argparse.REMAINDER, help="arguments of pytest")
+    if {"-h", "--help"} & set(arguments):  # also behind VERSION, where it would be pytest's, after an installation
+        parser.print_help()
+        return 0
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="pdt-torch-") as folder:
         environment = (chosen.keep or Path(folder)).resolve()

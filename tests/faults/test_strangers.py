@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from small_trials import spec
 from toy_suite import ROOT
 
 import suite
+from suite.command.export import contents
+from suite.errors import UsageError
 
 PLUGIN = """
 from methods.dense import Dense
@@ -77,6 +80,16 @@ def test_a_folder_that_somebody_sends_runs_no_plugin(tmp_path, ran):
     answer = command("time", sent, "--busy", "--pairs", "10", "--plugin", plugin, cwd=here)
     assert answer.returncode == 0, answer.stdout
     assert "sent: " in answer.stdout
+
+
+@pytest.mark.parametrize("link", ["results.csv", "figures/notes.txt", "trials/one/layers.csv", "trials/one/trial.json"])
+def test_an_export_copies_no_file_through_a_link(tmp_path, link):
+    secret, sent = tmp_path / "secret", tmp_path / "sent"
+    secret.write_text("{}")
+    (sent / link).parent.mkdir(parents=True)
+    (sent / link).symlink_to(secret)
+    with pytest.raises(UsageError, match=f"{Path(link).name} is a symbolic link"):
+        list(contents(sent))
 
 
 @pytest.mark.slow

@@ -309,6 +309,27 @@ def test_a_rank_leaves_the_others_before_its_process_ends(tmp_path, monkeypatch)
     assert left == ["trained", "left"]
 
 
+def test_ranks_of_one_machine_listen_on_the_loopback_interface(tmp_path, monkeypatch):
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(variable, "")  # restored at the end
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("PDT_RANK", "0")
+    monkeypatch.setenv("PDT_RENDEZVOUS", f"file://{tmp_path / 'a #b'}")
+
+    def listening():
+        return {one.laddr for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"}
+
+    before = listening()
+    processes.join_ranks(spec("dense"))
+    try:
+        addresses = {address.ip for address in listening() - before}
+        assert os.environ["GLOO_SOCKET_IFNAME"] == processes._loopback() != ""
+        assert (tmp_path / "a #b").is_file()
+        assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+    finally:
+        dist.destroy_process_group()
+
+
 def test_who_has_left_has_no_connections(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     processes.leave_ranks()

@@ -82,6 +82,27 @@ def test_what_is_sent_replaces_the_files_of_the_folder(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_only_the_user_reads_rays_password(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    path = tmp_path / ".ray" / "auth_token"
+    ray_cluster._keep_password_private(create=False)
+    assert not path.exists()
+    ray_cluster._keep_password_private(create=True)
+    made = path.read_text()
+    assert (len(made), path.stat().st_mode & 0o777) == (64, 0o600)
+    path.chmod(0o644)  # as Ray makes it
+    ray_cluster._keep_password_private(create=False)
+    ray_cluster._keep_password_private(create=True)
+    assert (path.read_text(), path.stat().st_mode & 0o777) == (made, 0o600)
+    assert list(path.parent.iterdir()) == [path]
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of the user")
+    path.chmod(0o644)
+    ray_cluster._keep_password_private(create=True)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
 def node(cpus, gpus=0, alive=True):
     return {"Alive": alive, "Resources": {"CPU": cpus, **({"GPU": gpus} if gpus else {})}}
 
