@@ -87,6 +87,21 @@ def build(name: str) -> Build:
     raise BuildError(f"{shlex.join(compiler)} failed: {first_error}")
 
 
+def refusal() -> str:
+    """Return why kernels are refused that could be compiled, which the user can change at once; empty if none are.
+
+    Compiles nothing: a training that lasts hours would say it after it has begun, and only in its own log.
+    """
+    if os.environ.get("PDT_CPU_KERNEL") == "0":
+        return ""
+    try:
+        _optional_flags()
+        cache.check_folder(cache.folder())
+    except (BuildError, cache.RefusedError) as error:
+        return str(error)
+    return ""
+
+
 def missing_features(architecture: str) -> list[str]:
     """Return what this processor lacks of an instruction set of `ARCHITECTURES`."""
     names = [*ARCHITECTURES]

@@ -141,6 +141,7 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
     Raises:
         UsageError: The device cannot be used, there are too few GPUs, or the folder of a task's data was not typed.
     """
+    from kernels.cpu.build import refusal
     from suite.cost.hardware import emulated_dtype
     from suite.runs.spec import resolve_device, resolve_dtype
 
@@ -148,6 +149,8 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
     dtype = resolve_dtype(options.dtype, device, index)
     if options.engine == "local" and (warning := emulated_dtype(device, dtype)):
         log.warning("%s", warning)
+    if options.engine == "local" and device == "cpu" and (reason := refusal()):
+        log.warning("plain torch runs instead of the compiled CPU kernels, many times slower, because %s", reason)
     check_processes(options.processes, options.device, device, count=trained_here and options.engine != "ray")
     preset = options.preset or ("paper" if device == "cuda" else "quick")
     check_data_root(options, preset)

@@ -113,7 +113,7 @@ def check_recorded_files(recorded: Mapping[str, Mapping[str, Any]], **things: st
         if registry.find(kind, name) is None:
             raise UsageError(
                 f"the {kind} '{name}' is defined by the plugin {file}, and plugins that a record names are not run: "
-                "type --plugin FILE"
+                "get the file, read it, and type --plugin FILE"
             )
         raise UsageError(
             f"the {kind} '{name}' is not the one of the trial, which was defined by {file} with another content"

@@ -73,3 +73,26 @@ def test_a_trial_records_that_its_numbers_were_emulated(tmp_path):
         with pytest.raises(Exception, match="absent"):
             Trial(spec, tmp_path).run({}, provenance)
         assert provenance.get("emulated_dtype") == (dtype if dtype == "bfloat16" else None), json.dumps(provenance)
+
+
+def test_a_run_says_before_its_trials_that_kernels_are_refused(suite, folder, tmp_path, monkeypatch, caplog):
+    cache = tmp_path / "shared"
+    cache.mkdir()
+    cache.chmod(0o777)
+    monkeypatch.setenv("PDT_CACHE", str(cache))
+    monkeypatch.setenv("PDT_CPU_ARCH", "native")
+    monkeypatch.delenv("PDT_CPU_KERNEL", raising=False)
+    begins = "plain torch runs instead of the compiled CPU kernels, many times slower, because "
+
+    def said():
+        caplog.clear()
+        assert suite("--out", "out", "--only", "all") == 0
+        return [one.removeprefix(begins) for one in caplog.messages if one.startswith(begins)]
+
+    assert said()[0].startswith(f"the cache {cache} is not used: others can write to it (mode 0777)")
+    cache.chmod(0o700)
+    assert not said()
+    monkeypatch.setenv("PDT_CPU_ARCH", "avx2")
+    assert said() == ["$PDT_CPU_ARCH is 'avx2', and may be native, x86-64, x86-64-v2, x86-64-v3, x86-64-v4"]
+    monkeypatch.setenv("PDT_CPU_KERNEL", "0")
+    assert not said()
