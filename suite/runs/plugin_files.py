@@ -105,11 +105,11 @@ def check_recorded_files(recorded: Mapping[str, Mapping[str, Any]], **things: st
     """
     here = defining_files(**things)
     for kind, name in things.items():
-        before, now = ({kind: files[kind]} if kind in files else {} for files in (recorded, here))
+        before, now = ({kind: named[kind]} if kind in named else {} for named in (recorded, here))
         if digests(before) == digests(now):
             continue
         # The path is a stranger's text, which must not look like a command to paste.
-        file = repr(Path(recorded[kind].get("path", "")).name) if kind in recorded else "a file of this project"
+        file = repr(Path(str(recorded[kind].get("path"))).name) if kind in recorded else "a file of this project"
         if registry.find(kind, name) is None:
             raise UsageError(
                 f"the {kind} '{name}' is defined by the plugin {file}, and plugins that a record names are not run: "
