@@ -78,6 +78,7 @@ def test_an_edited_file(base, interrupted, tmp_path, tally, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # many edits, on a machine that may be busy
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_edits_of_every_file(base, interrupted, tmp_path, tally, shard):
     for number in range(EDITS):

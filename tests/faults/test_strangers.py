@@ -30,6 +30,7 @@ class Sent(Dense):
 """
 
 
+pytestmark = pytest.mark.timeout(900)  # many commands, on a machine that may be busy
 SMALL = ("--task", "digits", "--preset", "smoke", "--dtype", "float32", "--model", "resnet9[width=0.0625]")
 
 
