@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 
 import pytest
 from test_store import put, spec
@@ -13,7 +14,13 @@ from suite.errors import UsageError
 from suite.runs.folder.packed import pack
 from suite.runs.folder.results import write_results
 from suite.runs.folder.store import Store, write_json
-from suite.runs.folder.targets import declared_targets, first_reached, read_targets, target_columns
+from suite.runs.folder.targets import (
+    declared_targets,
+    first_reached,
+    read_declared_targets,
+    read_targets,
+    target_columns,
+)
 from suite.runs.spec import SuiteSpec
 
 ACCURACIES = (0.1, 0.55, 0.5, 0.7)
@@ -128,3 +135,8 @@ def test_a_command_records_its_targets():
         targets=options.targets,
     )  # fmt: skip
     assert declared_targets({"commands": [{"spec": json.loads(json.dumps(spec.to_json()))}]}) == [(0.88, 0.9)]
+
+
+def test_a_pipe_in_place_of_the_commands_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "suite.json")
+    assert read_declared_targets(tmp_path) == ()

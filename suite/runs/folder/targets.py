@@ -70,8 +70,11 @@ def _is_share(value: Any) -> bool:
 
 def read_declared_targets(folder: Path) -> tuple[float, ...]:
     """Return the targets that the last command with targets declared in `suite.json`; empty if there are none."""
+    path = folder / "suite.json"
+    if not path.is_file():  # nobody may ever write into a pipe of this name
+        return ()
     try:
-        suite = files.read_json((folder / "suite.json").read_bytes())
+        suite = files.read_json(path.read_bytes())
     except (OSError, ValueError, RecursionError):  # the report names a damaged file
         return ()
     declared = declared_targets(suite) if isinstance(suite, Mapping) else []
