@@ -14,8 +14,8 @@ import platform
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernels import cache
@@ -50,12 +50,14 @@ class Build:
         compiler: Name and version of the compiler.
         flags: Flags of the compiler.
         refused: First error of a build with more flags, which would be faster; empty if none failed.
+        facts: What is stored with the library.
     """
 
     library: Path
     compiler: str
     flags: tuple[str, ...]
     refused: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 def build(name: str) -> Build:
@@ -78,11 +80,12 @@ def build(name: str) -> Build:
     first_error = ""
     for candidate in candidates:
         try:
-            error = "" if cache.find(candidate.library) is not None else _compile(name, compiler, candidate)
+            facts = cache.find(candidate.library)
+            error = "" if facts is not None else _compile(name, compiler, candidate)
         except cache.RefusedError as refused:
             raise BuildError(str(refused)) from refused
         if not error:
-            return dataclasses.replace(candidate, refused=first_error)
+            return dataclasses.replace(candidate, refused=first_error, facts=facts or {})
         first_error = first_error or error
     raise BuildError(f"{shlex.join(compiler)} failed: {first_error}")
 

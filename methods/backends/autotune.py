@@ -126,9 +126,7 @@ def choose(
     if (found := _read(path, key)) is not None:
         return found
     try:
-        if not os.environ.get("PDT_CHOICES"):
-            make_folder(path.parent.parent)  # kernels are not loaded from a folder that others may write
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)  # kernels are not loaded from a folder above it that others may write
         with _locked(path.parent):
             if (found := _read(path, key)) is not None:  # another process may have measured it in the meantime
                 return found

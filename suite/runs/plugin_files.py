@@ -91,33 +91,24 @@ def load_recorded(path: str, recorded: Iterable[Mapping[str, Mapping[str, Any]]]
     registry.load_plugin(path)
 
 
-def check_recorded_files(recorded: Mapping[str, Mapping[str, Any]], **things: str) -> None:
-    """Check that what a record names is defined here, by files of the same content.
-
-    A record may come from anyone, so that the files that it names are never loaded: the user types them.
+def check_known(recorded: Mapping[str, Mapping[str, Any]], **things: str) -> None:
+    """Check that this process knows what plugins of a record define; the files that the record names are not loaded.
 
     Args:
         recorded: `defined_by` of the record's specification.
         things: Names by kind.
 
     Raises:
-        UsageError: A plugin was not loaded, or has another content.
+        UsageError: A plugin was not loaded.
     """
-    here = defining_files(**things)
     for kind, name in things.items():
-        before, now = ({kind: named[kind]} if kind in named else {} for named in (recorded, here))
-        if digests(before) == digests(now):
-            continue
-        # The path is a stranger's text, which must not look like a command to paste.
-        file = repr(Path(str(recorded[kind].get("path"))).name) if kind in recorded else "a file of this project"
-        if registry.find(kind, name) is None:
+        if kind in recorded and registry.find(kind, name) is None:
+            # The path is a stranger's text, which must not look like a command to paste.
+            file = repr(Path(str(recorded[kind].get("path"))).name)
             raise UsageError(
                 f"the {kind} '{name}' is defined by the plugin {file}, and plugins that a record names are not run: "
                 "get the file, read it, and type --plugin FILE"
             )
-        raise UsageError(
-            f"the {kind} '{name}' is not the one of the trial, which was defined by {file} with another content"
-        )
 
 
 def _file_of(kind: str, name: str) -> Path | None:

@@ -14,7 +14,7 @@ from suite.cost.hardware import has_bfloat16_cpu
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
 from suite.recipe import Recipe
-from suite.runs.plugin_files import check_defining_files, check_recorded_files, digests
+from suite.runs.plugin_files import check_defining_files, check_known, digests
 
 PRESETS = ("smoke", "quick", "paper")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -120,10 +120,12 @@ class TrialSpec:
     def of_record(self, plugins: Sequence[str]) -> TrialSpec:
         """Return the specification of a record for another run of it, with the plugins that the user has typed.
 
+        The process that runs it compares their content (`check_files`).
+
         Raises:
-            UsageError: One that the trial needs was not typed, or has another content.
+            UsageError: One that the trial needs was not typed.
         """
-        check_recorded_files(self.defined_by, method=self.method, task=self.task, model=self.model.partition("[")[0])
+        check_known(self.defined_by, method=self.method, task=self.task, model=self.model.partition("[")[0])
         return dataclasses.replace(self, plugins=tuple(plugins))
 
     def make_recipe(self) -> Recipe:

@@ -169,7 +169,7 @@ class Store:
                     announced = True
                 time.sleep(POLL_INTERVAL)
             with contextlib.suppress(OSError):  # the number only names the process for others
-                os.truncate(path, 0)
+                os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, str(os.getpid()).encode("ascii"), 0)
             yield
         finally:
