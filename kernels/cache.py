@@ -40,7 +40,7 @@ class RefusedError(Exception):
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, which nobody else can enter.
+    """Create a folder and its missing parents with mode 0700.
 
     Raises:
         OSError: It cannot be created.
@@ -50,10 +50,10 @@ def make_folder(folder: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that somebody else owns or can write; one that does not exist yet is none.
+    """Refuse a folder that somebody else owns or can write to. A missing one is accepted.
 
-    Afterwards nobody else can exchange its files, so that a file may be checked first and opened by its name later.
-    That holds if nobody else can exchange the folder itself: the folders above it are not checked.
+    Files in it then stay the same between a check and an opening by name. The folders above it are not checked: whoever
+    can write to one of them can exchange the whole folder.
 
     Raises:
         RefusedError: The folder may contain what somebody else wrote.
@@ -89,7 +89,7 @@ def keep_code_of_torch_compile() -> None:
 
 
 def _strangers(status: os.stat_result) -> str:
-    """Return who else could have written a file or folder; empty if nobody but its user and root could.
+    """Return who else can write to a file or folder; empty if only its user and root can.
 
     An access control list that lets others write shows among the bits of the group. Windows has neither owners of this
     kind nor these bits, and keeps a user's folders from others by itself.
@@ -108,7 +108,7 @@ def find(path: Path) -> dict[str, str] | None:
 
     Returns:
         The facts that were stored with the file, or None if the file or its note is missing, they do not match, or
-        somebody else could have written one of them.
+        others can write to one of them.
 
     Raises:
         RefusedError: See `check_folder`.
@@ -200,7 +200,7 @@ def _write_note(path: Path, note: dict[str, object]) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of a file that nobody else could have written; of the file that is open, not of its name."""
+    """Return the content of a file after checking its owner and mode, of the open file and not of its name."""
     with path.open("rb") as file:
         why = _strangers(os.fstat(file.fileno()))
         if why:
@@ -210,7 +210,7 @@ def _read(path: Path) -> bytes:
 
 
 def _close(path: Path) -> None:
-    """Let nobody else write a new file, which the user's umask may allow."""
+    """Take from group and others the permission to write, which the user's umask may have given."""
     path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
 
 

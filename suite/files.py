@@ -333,8 +333,7 @@ def remove_abandoned(folder: Path, name: str = "") -> None:
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """Yield a new folder among the temporary files, which is removed at the end.
 
-    Folders with the same prefix that processes of this user left when they were killed are removed, too: nobody holds
-    their locks.
+    Also removes what killed processes of this user left: folders with the same prefix whose locks are free.
     """
     prefix = f"{prefix}{os.getuid()}-"
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):

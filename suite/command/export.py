@@ -59,7 +59,7 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
     """Yield the relative path and content of each file that an export of a suite's folder contains.
 
     Raises:
-        UsageError: A file of a trial cannot be read, or a file is a link, which may lead to what is nobody else's.
+        UsageError: A file of a trial cannot be read, or is a link, which may lead to a private file.
     """
     from suite.runs.folder.records import without_home
     from suite.runs.folder.store import Store

@@ -1,4 +1,4 @@
-"""Commands that write results beside each other: a process that is stopped or killed anywhere loses no newer trial."""
+"""Commands that write results at the same time: one that is stopped or killed anywhere loses no newer trial."""
 
 from __future__ import annotations
 

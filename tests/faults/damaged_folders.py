@@ -290,7 +290,7 @@ def resized(folder: Path, chance: random.Random) -> str:
 
 
 def repacked(folder: Path, chance: random.Random) -> str:
-    """Compress a file, beside the plain one or in its place, whole or not, or unpack it."""
+    """Compress a file, next to the plain one or in its place, whole or not, or unpack it."""
     paths = [path for path in _files(folder) if path.name.removesuffix(".gz") in CONTENT]
     if not paths:
         return "nothing"
@@ -298,7 +298,7 @@ def repacked(folder: Path, chance: random.Random) -> str:
     content = path.read_bytes()
     if path.suffix == ".gz":
         path.with_suffix("").write_bytes(chance.choice((content, b"", content[::-1])))
-        return _named(path, folder, "unpacked beside")
+        return _named(path, folder, "unpacked next to")
     packed = gzip.compress(chance.choice((content, content, b"", content[: len(content) // 2], bytes(2**20))), 1)
     path.with_name(path.name + ".gz").write_bytes(packed[: len(packed) - chance.choice((0, 0, 1, len(packed)))])
     if chance.random() < 0.7:

@@ -140,9 +140,9 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Let no other command write the table and the report: read what they are made from, then replace them, inside.
+        """Hold the lock of the table and the report. Read what they are made from inside, then replace them.
 
-        Commands beside each other write in turn, and each reads after it has waited, so none replaces what is newer.
+        Commands take turns, and each reads after it has waited, so that none overwrites what is newer.
 
         Raises:
             UsageError: Another process, which may be stopped, still writes after `WRITING_TIMEOUT`.

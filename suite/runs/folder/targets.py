@@ -71,7 +71,7 @@ def _is_share(value: Any) -> bool:
 def read_declared_targets(folder: Path) -> tuple[float, ...]:
     """Return the targets that the last command with targets declared in `suite.json`; empty if there are none."""
     path = folder / "suite.json"
-    if not path.is_file():  # nobody may ever write into a pipe of this name
+    if not path.is_file():  # reading a pipe would wait for a writer
         return ()
     try:
         suite = files.read_json(path.read_bytes())
