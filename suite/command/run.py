@@ -147,10 +147,11 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
 
     device, index = resolve_device(options.device)
     dtype = resolve_dtype(options.dtype, device, index)
-    if options.engine == "local" and (warning := emulated_dtype(device, dtype)):
-        log.warning("%s", warning)
-    if options.engine == "local" and device == "cpu" and (reason := refusal()):
-        log.warning("plain torch runs instead of the compiled CPU kernels, many times slower, because %s", reason)
+    if options.engine == "local" and device == "cpu":
+        if warning := emulated_dtype(device, dtype):
+            log.warning("%s", warning)
+        if reason := refusal():
+            log.warning("plain torch runs instead of the compiled CPU kernels, many times slower, because %s", reason)
     check_processes(options.processes, options.device, device, count=trained_here and options.engine != "ray")
     preset = options.preset or ("paper" if device == "cuda" else "quick")
     check_data_root(options, preset)

@@ -44,6 +44,8 @@ SLURM_PORT = 29400
 TRIALS = "trials"
 MEETING = ".ranks-"
 """Beginning of the name of a file in a trial's folder, through which its ranks on one machine find each other."""
+Plan = Callable[[], tuple[Path, Sequence[TrialSpec]]]
+"""Returns the output folder and the trials of a command line."""
 _END, _LEFT, _IDENTITY = "end", "left", "pdt/identity"
 
 
@@ -240,7 +242,7 @@ def _wait_for_commands(allocation: Allocation, store: Any) -> None:
         time.sleep(POLL_INTERVAL)
 
 
-def follow(allocation: Allocation, plan: Callable[[], tuple[Path, Sequence[TrialSpec]]]) -> int:
+def follow(allocation: Allocation, plan: Plan) -> int:
     """Start this rank of each trial of rank 0's command, until that command ends.
 
     Args:
@@ -280,7 +282,7 @@ def _quiet_distributed() -> Any:
     return dist
 
 
-def _follow(allocation: Allocation, store: Any, plan: Callable[[], tuple[Path, Sequence[TrialSpec]]]) -> int:
+def _follow(allocation: Allocation, store: Any, plan: Plan) -> int:
     number = 1
     while True:
         beat(store, allocation.rank)
@@ -312,9 +314,7 @@ def in_allocation() -> bool:
     return VARIABLE in os.environ or Allocation.of_environment() is not None
 
 
-def _run_rank(
-    allocation: Allocation, store: Any, number: int, plan: Callable[[], tuple[Path, Sequence[TrialSpec]]]
-) -> RankEnd:
+def _run_rank(allocation: Allocation, store: Any, number: int, plan: Plan) -> RankEnd:
     """Run this rank of a trial, and return how it ended.
 
     Raises:
