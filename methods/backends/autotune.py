@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from kernels import cache
 from suite import files
 from suite.errors import UsageError
 from suite.files import canonical_json
@@ -90,8 +89,10 @@ class Choice:
 
 def choices_folder() -> Path:
     """Return the folder of stored choices: `$PDT_CHOICES`, or `choices` in the folder of compiled kernels."""
+    import kernels
+
     chosen = os.environ.get("PDT_CHOICES")
-    return Path(chosen).expanduser() if chosen else cache.folder() / "choices"
+    return Path(chosen).expanduser() if chosen else kernels.cache_folder() / "choices"
 
 
 def choose(
@@ -117,13 +118,15 @@ def choose(
     Raises:
         UsageError: if the folder of choices cannot be written.
     """
+    from kernels.cache import make_folder
+
     asked = {"question": question, "candidates": [*candidates], "machine": machine(hardware_id)}
     key = json.loads(canonical_json(asked))
     path = choices_folder() / f"{hashlib.sha256(canonical_json(key).encode()).hexdigest()[:24]}.json"
     if (found := _read(path, key)) is not None:
         return found
     try:
-        cache.make_folder(path.parent)  # kernels are not loaded from a folder above it that others may write
+        make_folder(path.parent)  # kernels are not loaded from a folder above it that others may write
         with _locked(path.parent):
             if (found := _read(path, key)) is not None:  # another process may have measured it in the meantime
                 return found
