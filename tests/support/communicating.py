@@ -72,6 +72,8 @@ def training(method, rank, packs):
             with torch.profiler.profile(record_shapes=True) if watches else nullcontext() as profile:
                 loss = F.cross_entropy(wrapped(images), labels)
                 hooks.add_regularization(loss).backward()
+                if watches:
+                    dist.barrier()  # gloo's threads hand an operation to the profiler after it has ended
             ledger.add_step(BATCH)
             hooks.optimizer_step()
             optimizer.zero_grad()
