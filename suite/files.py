@@ -39,6 +39,7 @@ _PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.part")
 _UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
 """Lone surrogates, which UTF-8 does not have, and control characters, which XML does not have and terminals obey."""
 _ABANDONED_AFTER_S = 3600
+_LOCK_INTERVAL_S = 0.1
 """Temporary files older than this are considered abandoned."""
 _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
 """Errors of file systems that have no hard links, or do not allow another one."""
@@ -327,6 +328,16 @@ def remove_abandoned(folder: Path, name: str = "") -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
                 path.unlink()
+
+
+def lock_within(descriptor: int, seconds: float) -> bool:
+    """Lock an open file, and return whether that was possible within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not lock_descriptor(descriptor, blocking=False):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOCK_INTERVAL_S)
+    return True
 
 
 @contextmanager

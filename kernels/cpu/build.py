@@ -91,9 +91,9 @@ def build(name: str) -> Build:
 
 
 def refusal() -> str:
-    """Return why kernels are refused that could be compiled, which the user can change at once; empty if none are.
+    """Return why compiled kernels will be refused, for a reason that the user can change; empty if they will not be.
 
-    Compiles nothing: a training that lasts hours would say it after it has begun, and only in its own log.
+    Compiles nothing, so that a command can warn before its trials: a trial says it in its own log only.
     """
     if os.environ.get("PDT_CPU_KERNEL") == "0":
         return ""

@@ -104,18 +104,8 @@ def test_the_working_folder_is_not_imported(tmp_path, ran, engine):
     address = ("--ray-address", "local") if engine == "ray" else ()
     out = tmp_path / "out"
     # Backends that are chosen by measurement may differ on a busy machine.
-    trials = (
-        "--methods",
-        "dense,sdgp[backend=masked]",
-        *SMALL,
-        "--epochs",
-        "1",
-        "--out",
-        out,
-        "--engine",
-        engine,
-        *address,
-    )
+    methods = ("--methods", "dense,sdgp[backend=masked]", *SMALL, "--epochs", "1")
+    trials = (*methods, "--out", out, "--engine", engine, *address)
     assert command(*trials, cwd=tmp_path).returncode == 0
     if engine == "local":
         for words in (

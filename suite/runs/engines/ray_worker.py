@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from filelock import lock_descriptor
 
 from suite import files
 from suite.cost.hardware import available_cores
@@ -138,11 +135,8 @@ def only_process_of(folder: Path) -> Iterator[None]:
     files.make_folder(folder)
     descriptor = files.open_descriptor(folder / "log.txt", os.O_RDWR)
     try:
-        deadline = time.monotonic() + EARLIER_WORKER_S
-        while not lock_descriptor(descriptor, blocking=False):
-            if time.monotonic() > deadline:
-                raise UsageError(f"another process has trained {folder.name} for {EARLIER_WORKER_S:.0f} s")
-            time.sleep(0.2)
+        if not files.lock_within(descriptor, EARLIER_WORKER_S):
+            raise UsageError(f"another process has trained {folder.name} for {EARLIER_WORKER_S:.0f} s")
         yield
     finally:
         os.close(descriptor)

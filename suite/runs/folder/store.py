@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +57,6 @@ LOCK_TIMEOUT = 1.0
 """Seconds to wait for the lock; `report` holds it for a moment to see whether the folder is in use."""
 WRITING_TIMEOUT = 60.0
 """Seconds to wait for a command that writes results, which may be stopped for ever."""
-POLL_INTERVAL = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -155,19 +153,14 @@ class Store:
         except OSError as error:
             raise UsageError(in_words(error)) from error
         try:
-            began, announced = time.monotonic(), False
-            while not lock_descriptor(descriptor, blocking=False):
-                waited = time.monotonic() - began
-                if waited > WRITING_TIMEOUT:
+            if not files.lock_within(descriptor, LOCK_TIMEOUT):
+                log.info("the results of %s are being written by %s; waiting for it", self.folder, _holder(path))
+                if not files.lock_within(descriptor, WRITING_TIMEOUT):
                     raise UsageError(
                         f"{self.folder}: for {WRITING_TIMEOUT:.0f} s, its table and report are being written by "
                         f"{_holder(path)}; it adds all trials when it goes on. Or end it, and type: report "
                         f"{self.folder}"
                     )
-                if waited > LOCK_TIMEOUT and not announced:
-                    log.info("the results of %s are being written by %s; waiting for it", self.folder, _holder(path))
-                    announced = True
-                time.sleep(POLL_INTERVAL)
             with contextlib.suppress(OSError):  # the number only names the process for others
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, str(os.getpid()).encode("ascii"), 0)
