@@ -14,7 +14,7 @@ from reports.data.records import Trial
 from reproductions.comparison import Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.prunetrain.quantities import IN_FEW_EPOCHS, MODELS, ONE_SEED, figure_part, strength
-from reproductions.prunetrain.timed_networks import REPETITIONS
+from reproductions.prunetrain.timed_networks import REPETITIONS, cut_again
 from reproductions.trial_values import (
     classes,
     done,
@@ -200,7 +200,6 @@ class Figure6(Reproduction):
 
 def inference_share(data: ReproductionData, trial: Trial, gating: bool) -> float:
     """Return the inference FLOPs of a final network after one more cut, over those of the dense network."""
-    from reproductions.prunetrain.timed_networks import cut_again
     from suite.cost.flops import count_model
 
     shape, dense = image_shape(data, trial), trial.number("inference_flops_dense")

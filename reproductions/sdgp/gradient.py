@@ -15,6 +15,7 @@ from reports.data.estimates import Estimate, Missing
 from reports.data.records import Trial
 from reproductions.comparison import Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
+from suite import registry
 from suite.registry import register
 from suite.runs.spec import TrialSpec
 
@@ -196,7 +197,6 @@ def capture(spec: TrialSpec, model_file: Path, device_name: str, scale: float = 
     import torch.nn.functional as F
     from torch import nn
 
-    from suite import registry
     from suite.checkpoint import load_model
     from suite.task import DataCopy
 

@@ -14,7 +14,9 @@ from reports.data.estimates import Estimate, Missing
 from reports.figures.figure import Figure
 from reproductions.comparison import Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
+from suite import registry
 from suite.registry import register
+from suite.runs.engines.subprocess_call import call_in_subprocess
 
 SHARE = "sdgp-data-gradient-share-resnet18"
 SMALL_SHARE = "sdgp-data-gradient-share-resnet9"
@@ -48,8 +50,6 @@ class Figure9(Reproduction):
 
     def outcome(self, data: ReproductionData) -> Outcome:
         """Time the products of ResNet-18 at 224 pixels and of the trial's network, and compare the shares."""
-        from suite import registry
-        from suite.runs.engines.subprocess_call import call_in_subprocess
 
         trials = [trial for trial in data.trials[self.parts[0].name].get("dense", ()) if trial.done]
         if not trials:

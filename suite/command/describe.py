@@ -12,9 +12,12 @@ from typing import Any
 from docstring_parser import DocstringStyle, parse
 
 from suite import registry
+from suite.choices import MethodChoice, ModelChoice
+from suite.command.describe_runs import describe_preset, describe_reproduction, parts_as_text, plain_name
 from suite.command.options.parser import Parser, program_name
 from suite.declarations import KINDS
 from suite.errors import UsageError, nearest
+from suite.parameters import REQUIRED, allowed, search_of, show, type_name
 from suite.recipe import Tuning
 from suite.runs.planning import read_names
 from suite.runs.spec import PRESETS
@@ -99,8 +102,6 @@ def describe(arguments: Sequence[str]) -> int:
     if namespace.layers and kinds[0] != "model":
         raise UsageError(f"describe {name}: --layers is for models, and '{name}' is a {kinds[0]}")
     if kinds[0] in ("reproduction", "preset"):
-        from suite.command.describe_runs import describe_preset, describe_reproduction, plain_name
-
         whole = describe_preset if kinds[0] == "preset" else describe_reproduction
         found = whole(plain_name(namespace.name, kinds[0]), namespace.task)
     else:
@@ -116,8 +117,6 @@ def describe(arguments: Sequence[str]) -> int:
 
 def describe_method(text: str, task: str) -> dict[str, Any]:
     """Return the parameters of a method, with the defaults that each preset of a task sets."""
-    from suite.choices import MethodChoice
-    from suite.parameters import REQUIRED, allowed, search_of, type_name
 
     choice = MethodChoice.read(text)
     thing = choice.definition
@@ -189,10 +188,8 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
 
 def describe_model(text: str, task: str) -> dict[str, Any]:
     """Return size and cost of a network, for the images of a task or for its own default."""
-    from suite.choices import ModelChoice
     from suite.cost.flops import count, count_model
     from suite.cost.paper_conventions import CONVENTIONS
-    from suite.parameters import type_name
 
     choice = ModelChoice.read(text)
     thing = choice.definition
@@ -265,7 +262,6 @@ def _layers_as_text(layers: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 def as_text(found: dict[str, Any]) -> str:
     """Return a description as text: one line per fact, one or two per parameter, a block per recipe."""
-    from suite.parameters import show
 
     lines = []
     for key, value in found.items():
@@ -288,8 +284,6 @@ def as_text(found: dict[str, Any]) -> str:
         elif key == "not_counted":
             lines += [f"not counted: {item}" for item in value]
         elif key == "parts":
-            from suite.command.describe_runs import parts_as_text
-
             lines += ["parts:", *parts_as_text(value)]
         elif key == "shrinks_network":
             lines.append(f"shrinks the network: {'yes' if value else 'no'}")
@@ -327,7 +321,6 @@ def _block(named: dict[str, Any]) -> list[str]:
 
 def _parameter(item: dict[str, Any]) -> str:
     """Return `interval: int = 10 (smoke 1, quick 1)`, with the presets that change the default."""
-    from suite.parameters import show
 
     value = item["value"] if "value" in item else item["default"]
     other = ", ".join(f"{preset} {show(held)}" for preset, held in item.get("presets", {}).items() if held != value)
@@ -335,7 +328,6 @@ def _parameter(item: dict[str, Any]) -> str:
 
 
 def _line(value: Any) -> str:
-    from suite.parameters import show
 
     if isinstance(value, dict):
         return ", ".join(

@@ -16,8 +16,11 @@ from suite.brackets import split
 from suite.command.options.arguments import add_run_options
 from suite.command.options.parser import Parser, program_name
 from suite.command.options.run import RunOptions, resolve_run_options
+from suite.command.run import rehearse_new, resolve, run_trials
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
+from suite.runs.folder.store import Store, read_record
+from suite.runs.planning import plan, read_names
 from suite.runs.spec import SuiteSpec, TrialSpec
 
 if TYPE_CHECKING:
@@ -55,8 +58,6 @@ def reproduce(arguments: Sequence[str]) -> int:
     options = _read_options(namespace)
 
     from reproductions.outcome import write_outcome
-    from suite.command.run import rehearse_new, resolve, run_trials
-    from suite.runs.folder.store import Store
 
     base = resolve(options)
     suites = {part.name: _suite(base, part, options) for part in reproduction.parts}
@@ -155,11 +156,8 @@ def _read_options(namespace: argparse.Namespace) -> RunOptions:
     if namespace.controls is not None:
         raise UsageError("reproduce: --controls cannot be given: the paper decides the trials; use it with run")
     options = resolve_run_options(namespace)
-    if options.model:
-        from suite.runs.planning import read_names
-
-        if len(read_names(options.model, "model", "--model")) > 1:
-            raise UsageError(f"--model '{options.model}': expected one model to compare with the paper")
+    if options.model and len(read_names(options.model, "model", "--model")) > 1:
+        raise UsageError(f"--model '{options.model}': expected one model to compare with the paper")
     return options
 
 
@@ -185,8 +183,6 @@ def _plans(suites: dict[str, SuiteSpec], asked: Sequence[str], store: Any) -> di
     An earlier command may have run another part, which then belongs in the table. If the folder has no trials of its
     task, the part is not planned, because the data of that task may be missing.
     """
-    from suite.runs.folder.store import read_record
-    from suite.runs.planning import plan
 
     held = {(read_record(path) or {}).get("spec", {}).get("task") for path in store.trial_folders()}
     return {name: plan(suite) for name, suite in suites.items() if name in asked or suite.tasks in held}

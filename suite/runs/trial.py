@@ -16,13 +16,23 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+# What imports torch is imported in functions, since `main` must watch the command and take its cores before.
+from suite import files, registry
+from suite.cost.hardware import emulated_dtype, use_threads_of_environment
+from suite.errors import UsageError, in_words
+from suite.runs.callbacks.calls import CallbackTrial, Calls
 from suite.runs.engines.lifeline import watch_parent
 from suite.runs.engines.places import place_of_environment, take_place
-
-if TYPE_CHECKING:
-    from suite.runs.ranks.failures import FailedStatus
+from suite.runs.folder.records import write_record
+from suite.runs.progress.files import ProgressFile
+from suite.runs.provenance import collect, tuning
+from suite.runs.ranks import failures, processes
+from suite.runs.ranks.failures import FailedStatus
+from suite.runs.ranks.trial import run_ranks, settle
+from suite.runs.spec import TrialSpec
+from suite.runs.stages import StageKeeper
 
 log = logging.getLogger("pdt.trial")
 
@@ -33,13 +43,6 @@ def main() -> int:
     take_place()  # likewise
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     folder = Path(sys.argv[1])
-    # Imported here, because the lines above must run first.
-    from suite.errors import in_words
-    from suite.runs.folder.records import write_record
-    from suite.runs.ranks import failures, processes
-    from suite.runs.ranks.trial import run_ranks, settle
-    from suite.runs.spec import TrialSpec
-
     spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text(encoding="utf-8"))["spec"])
     rank = processes.rank_of_environment()
     if spec.processes > 1 and rank is None:
@@ -94,8 +97,6 @@ class Trial:
     """
 
     def __init__(self, spec: Any, folder: Path, rank: int = 0) -> None:
-        from suite.runs.callbacks.calls import CallbackTrial, Calls
-
         self.spec, self.folder, self.writes = spec, folder, rank == 0
         self.calls = Calls(spec.callbacks, CallbackTrial.of(spec, folder))
         self.began = time.perf_counter()
@@ -106,14 +107,8 @@ class Trial:
     def run(self, result: dict[str, Any], provenance: dict[str, Any]) -> None:
         """Train to the end and fill in `result` and `provenance`, which keep their content if the training fails."""
         import kernels
-        from suite import registry
-        from suite.cost.hardware import emulated_dtype, use_threads_of_environment
-        from suite.files import without_home
         from suite.network import model_files
         from suite.runs.building import build_trainer, data_facts, device_of, load_splits
-        from suite.runs.progress.files import ProgressFile
-        from suite.runs.provenance import collect, tuning
-        from suite.runs.ranks import processes
         from suite.training.trainer import Trainer
 
         spec = self.spec
@@ -157,7 +152,7 @@ class Trial:
         lost = trainer.clock.joules is None and not energy.startswith("not measured")
         provenance["energy"] = "not measured (an earlier attempt did not count it)" if lost else energy
         if provenance["pruning"]:
-            provenance["kernels"] = without_home("; ".join(map(kernels.backend_report, provenance["pruning"])))
+            provenance["kernels"] = files.without_home("; ".join(map(kernels.backend_report, provenance["pruning"])))
         self.provenance = provenance
         if not self.writes:
             trainer.fit()
@@ -194,10 +189,7 @@ class Trial:
             UsageError: The files of the earlier attempt are damaged; the message says what to do.
         """
         import kernels
-        from suite import files
-        from suite.errors import UsageError
         from suite.network import model_files
-        from suite.runs.stages import StageKeeper
 
         path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
         if not path.is_file():
@@ -246,8 +238,6 @@ class Trial:
         return int(done)
 
     def _append_record(self, record: dict[str, Any], clock: Any) -> None:
-        from suite import files
-
         files.append(self.folder / "epochs.jsonl", json.dumps(record, allow_nan=False) + "\n")
         self.stages.add(record)
         with clock.span("io"):
@@ -274,7 +264,6 @@ class Trial:
 
     def _result(self, trainer: Any) -> dict[str, Any]:
         """Write `layers.csv` and return the measured and counted columns of `results.csv` that have a value."""
-        from suite import files
         from suite.cost.timing import images_per_second
 
         ledger, progress = trainer.ledger, trainer.progress
@@ -345,8 +334,6 @@ def _failure(error: Exception) -> tuple[FailedStatus, str]:
     # torch reports that the CPU's memory is full with a RuntimeError of its allocator.
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in text:
         return "oom", text
-    from suite.errors import UsageError, in_words
-
     if isinstance(error, OSError) and error.filename is not None:
         return "error", in_words(error)
     return "error", text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"
