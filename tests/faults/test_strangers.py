@@ -29,6 +29,11 @@ class Sent(Dense):
     '''Dense under another name.'''
 """
 
+WAITING = """
+import os, time
+while os.environ.get("LOCAL_RANK") == "0" and not os.path.exists({answered!r}):
+    time.sleep(0.05)
+"""
 
 pytestmark = pytest.mark.timeout(900)  # many commands, on a machine that may be busy
 SMALL = ("--task", "digits", "--preset", "smoke", "--dtype", "float32", "--model", "resnet9[width=0.0625]")
@@ -139,13 +144,18 @@ def test_who_writes_to_the_store_of_torchrun_runs_nothing(tmp_path, ran):
     before = sorted(evil.rglob("*"))
     port, out = free_port(), tmp_path / "out #1"  # not the end of a URL
     words = ("--methods", "dense,sdgp", "--task", "digits", "--preset", "smoke", "--epochs", "1", "--dtype", "float32")
+    # Rank 0 begins when the stranger has his answers: rank 1 drops a message after which there is another one.
+    answered, site = tmp_path / "answered", tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(WAITING.format(answered=str(answered)))
+    paths = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)),
             *(str(ROOT / "run_suite.py"), *words, "--out", str(out)),
         ],
-        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
+        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     said = []
     reader = threading.Thread(target=lambda: said.append(process.stdout.read()))
@@ -176,6 +186,7 @@ def test_who_writes_to_the_store_of_torchrun_runs_nothing(tmp_path, ran):
         assert answer["status"] == 1
         words = ("has not planned", "no command of this suite has written")
         assert any(word in answer["failure"]["message"] for word in words)
+    answered.touch()
     assert process.wait(timeout=200) == 0, said
     reader.join()
     assert not place.exists()
