@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.runs.folder import packed
-from suite.runs.folder.records import FILES, damage, read_record, write_record
+from suite.runs.folder.records import FILES, damage, model_damage, read_record, write_record
 from suite.runs.folder.store import Store
 from suite.runs.folder.tuning import read_tuned
 from suite.runs.spec import TrialSpec
@@ -246,3 +247,9 @@ def test_a_tuning_whose_choice_does_not_exist_is_one_line(tmp_path):
     (tmp_path / "tune.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match=r"tune.json is damaged: methods.0: unknown key 'metod'; did you mean"):
         read_tuned(tmp_path)
+
+
+def test_a_pipe_in_place_of_a_model_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "model.pt")
+    found = model_damage(tmp_path, {"files": {"model.pt": {"size": 1, "sha256": "0" * 64}}})
+    assert found.startswith("model.pt cannot be read: ")

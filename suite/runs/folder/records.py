@@ -9,6 +9,7 @@ these records are checked, and so is the content of their files.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -252,5 +253,7 @@ def _damaged(reason: str) -> dict[str, Any]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
+    if not path.is_file():  # reading a pipe would wait for a writer
+        raise OSError(errno.EINVAL, "not a file", str(path))
     with open(path, "rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
