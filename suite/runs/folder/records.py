@@ -207,7 +207,8 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
         listed = spec.get(field, [])
         if not (isinstance(listed, list) and all(isinstance(name, str) for name in listed)):
             raise ValueError(f"its {field} are not a list of strings")
-    if read.device_index is not None and not (_is_integer(read.device_index) and read.device_index >= 0):
+    index = read.device_index
+    if index is not None and not (_is_integer(index) and 0 <= index <= _LARGEST[int]):
         raise ValueError(f"its device_index is {str(read.device_index)[:40]}")
     if not (_is_integer(read.processes) and read.processes >= 1):
         raise ValueError(f"its processes are {str(read.processes)[:40]}")
