@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Callable
 
+from suite.cost.subnormals import FLUSH, use_arithmetic
 from suite.runs.engines.local import environment
 
 
-def restart_in_trial_environment(before: Callable[[], object] = lambda: None) -> None:
-    """Restart this program in the environment of a trial, with its allocator settings and threads.
+def enter_trial_environment(before: Callable[[], object] = lambda: None) -> None:
+    """Restart this program in the environment of a trial, with its allocator settings and threads; flush subnormals.
 
     Args:
         before: Called just before a restart.
@@ -19,3 +20,4 @@ def restart_in_trial_environment(before: Callable[[], object] = lambda: None) ->
     if any(os.environ.get(name) != value for name, value in wanted.items() if name != "PYTHONPATH"):
         before()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
+    use_arithmetic(FLUSH)  # before torch starts threads

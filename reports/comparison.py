@@ -23,9 +23,16 @@ If a folder has trials with several recipes, data types or data copies, those wi
 compared.
 """
 MACHINE = ("hardware_id", "threads", "torch")
-_SETTINGS = ("recipe", "parameters", "data_copy", "method_version", "device", "dtype", "processes")
+_SETTINGS = ("recipe", "parameters", "data_copy", "method_version", "device", "dtype", "arithmetic", "processes")
 _PROVENANCE = ("hardware_id", "hardware", "software", "settings", "git", "kernels")
-_COLUMNS = (*MACHINE, "dtype", "data_copy", "batch_size", "execution")  # known even if only the table is left
+_COLUMNS = (
+    *MACHINE,
+    "dtype",
+    "arithmetic",
+    "data_copy",
+    "batch_size",
+    "execution",
+)  # known even if only the table is left
 _NOT_SETTINGS = ("data_copy.path", "data_copy.note")
 
 
@@ -108,9 +115,10 @@ def _by_method(records: Records) -> dict[tuple[str, ...], dict[str, list[Trial]]
 
 
 def _settings(trial: Trial) -> str:
-    """Return the recipe, data type and data copy as one text."""
+    """Return the recipe, data type, arithmetic and data copy as one text."""
     known = json.loads(recipe(trial) or "{}")
-    return json.dumps({**known, **{name: column_text(trial, name) for name in ("dtype", "data_copy")}}, sort_keys=True)
+    columns = {name: column_text(trial, name) for name in ("dtype", "arithmetic", "data_copy")}
+    return json.dumps({**known, **columns}, sort_keys=True)
 
 
 def _same_settings(

@@ -33,6 +33,14 @@ if not torch.cuda.is_available():
     # that, it starts threads for this GPU, and refuses to run in forked processes, which tests of faults need.
     torch.ones(1, requires_grad=True).sum().backward()
 
+
+@pytest.fixture(autouse=True)
+def _arithmetic():
+    """Undo what a test that trains in this process sets: tests of kernels compare subnormal numbers bit for bit."""
+    yield
+    torch.set_flush_denormal(False)
+
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell lets its background jobs ignore Ctrl-C, and their children with them; tests send it to theirs.
     signal.signal(signal.SIGINT, signal.default_int_handler)

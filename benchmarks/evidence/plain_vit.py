@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from benchmarks.partial_results import OtherRunError, kept
 from reports.data.records import Trial, read
 from suite.cost.hardware import available_cores
+from suite.cost.subnormals import FLUSH, use_arithmetic
 from suite.recipe import Recipe
 from suite.runs.provenance import collect
 from tasks.images.decoded import load_decoded
@@ -241,6 +242,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the suite with dense trials")
     parser.add_argument("-o", "--out", type=Path, metavar="NAME", required=True, help="path without suffix")
     options = parser.parse_args()
+    use_arithmetic(FLUSH)
     torch.set_num_threads(available_cores())
     trials = {int(t.spec["seed"]): t for t in read(options.folder).trials if t.done and t.text("method") == "dense"}
     if not trials:

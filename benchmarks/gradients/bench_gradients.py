@@ -38,7 +38,7 @@ from benchmarks.gradients.layers import Network, networks
 from benchmarks.gradients.measure import FEWEST_PAIRS, WrongProduct, measure, name_of
 from benchmarks.gradients.tables import HEAD, lines, summary
 from benchmarks.partial_results import OtherRunError, PartialResults, kept
-from benchmarks.trial_environment import restart_in_trial_environment
+from benchmarks.trial_environment import enter_trial_environment
 from kernels import PruneRule
 from kernels.compressed.dispatch import available
 from suite.errors import UsageError, nearest
@@ -170,6 +170,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    restart_in_trial_environment()
+    enter_trial_environment()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.exit(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.trial_environment import restart_in_trial_environment
+from benchmarks.trial_environment import enter_trial_environment
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -12,7 +12,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     # Without a trial's allocator settings, page faults of large results cost more than the pruning. Stop capturing
     # first, because the restarted process would inherit the files to which pytest redirects output.
     capture = pluginmanager.getplugin("capturemanager")
-    restart_in_trial_environment(before=lambda: capture.stop_global_capturing() if capture else None)
+    enter_trial_environment(before=lambda: capture.stop_global_capturing() if capture else None)
 
     from benchmarks.kernels import options as kernel_options
 

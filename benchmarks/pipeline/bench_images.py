@@ -33,6 +33,7 @@ from torch import nn
 from suite.choices import build_model
 from suite.cost.hardware import available_cores
 from suite.cost.interleaved import Ratio, interleaved_ratio, ratio_of
+from suite.cost.subnormals import FLUSH, use_arithmetic
 from suite.errors import UsageError
 from suite.runs.provenance import collect
 from tasks.image_files import IMAGENET
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    use_arithmetic(FLUSH)
     torch.set_num_threads(options.workers)
     tree = read_tree(options.folder.expanduser())
     found: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.steps.training_steps import Setting, new_trainer, random_splits, steps_of
-from benchmarks.trial_environment import restart_in_trial_environment
+from benchmarks.trial_environment import enter_trial_environment
 from suite import registry
 from suite.choices import MethodChoice
 from suite.cost.interleaved import interleaved_times, ratio_of
@@ -96,5 +96,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    restart_in_trial_environment()
+    enter_trial_environment()
     main()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.steps.training_steps import Setting, device_clock, random_splits, trainer_steps
-from benchmarks.trial_environment import restart_in_trial_environment
+from benchmarks.trial_environment import enter_trial_environment
 from suite import registry
 from suite.cost.interleaved import interleaved_ratio
 from suite.runs.provenance import collect
@@ -86,5 +86,5 @@ def steps_of_case(case: Case, dtype: torch.dtype, device: torch.device) -> Calla
 
 
 if __name__ == "__main__":
-    restart_in_trial_environment()
+    enter_trial_environment()
     main()

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from benchmarks.partial_results import OtherRunError, PartialResults, kept
 from benchmarks.steps.training_steps import Setting, random_splits, trainer_steps
 from benchmarks.stopwatch import Watch, watch_of
-from benchmarks.trial_environment import restart_in_trial_environment
+from benchmarks.trial_environment import enter_trial_environment
 from kernels.cuda import library as cuda
 from kernels.sparse_conv.dispatch import available, sparse_convolution
 from methods.clicktrain import ClickTrain
@@ -332,5 +332,5 @@ def kept_numbers(parser: argparse.ArgumentParser, path: Path | None, facts: dict
 
 
 if __name__ == "__main__":
-    restart_in_trial_environment()
+    enter_trial_environment()
     main()

@@ -34,7 +34,7 @@ from torch import nn
 from benchmarks.partial_results import OtherRunError, kept
 from benchmarks.steps.cut_networks import by_prunetrain, cut, final_plan, smaller
 from benchmarks.steps.training_steps import SHAPE, Setting, device_clock, random_splits, trainer_steps
-from benchmarks.trial_environment import restart_in_trial_environment
+from benchmarks.trial_environment import enter_trial_environment
 from methods.prunetrain import PruneTrain
 from suite.choices import build_model
 from suite.cost.flops import count_model
@@ -279,5 +279,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    restart_in_trial_environment()
+    enter_trial_environment()
     main()

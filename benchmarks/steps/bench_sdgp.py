@@ -32,7 +32,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.partial_results import OtherRunError, PartialResults, kept
 from benchmarks.steps.training_steps import SHAPE, Setting, new_trainer, random_splits, steps_of, trainer_steps
-from benchmarks.trial_environment import restart_in_trial_environment
+from benchmarks.trial_environment import enter_trial_environment
 from kernels.compressed import cpu
 from suite import registry
 from suite.brackets import split
@@ -179,5 +179,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    restart_in_trial_environment()
+    enter_trial_environment()
     main()

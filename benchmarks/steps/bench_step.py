@@ -33,7 +33,7 @@ from torch import Tensor, nn
 import kernels
 from benchmarks.partial_results import OtherRunError, kept
 from benchmarks.steps.training_steps import SHAPE, Setting, device_clock, random_splits, trainer_steps
-from benchmarks.trial_environment import restart_in_trial_environment
+from benchmarks.trial_environment import enter_trial_environment
 from suite import registry
 from suite.choices import build_method
 from suite.cost.flops import count_layers
@@ -223,5 +223,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    restart_in_trial_environment()
+    enter_trial_environment()
     main()

@@ -41,7 +41,7 @@ from reports.figures.training_curves import curve_figures
 from suite.files import clean
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
-_MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch"}
+_MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "arithmetic": "arithmetic"}
 _IN_TITLE = ("task", "data_copy", "model", "preset", "dtype")
 
 
@@ -198,6 +198,7 @@ def _subtitle(group: TrialGroup, device: str) -> str:
     if group.key["threads"]:
         hardware.append(f"threads {group.key['threads']}")
     parts.append(f"device {device or 'not recorded'} ({', '.join(hardware)})")
+    parts.append(f"arithmetic {group.key['arithmetic']}")
     if group.key["torch"]:
         parts.append(f"torch {group.key['torch']}")
     if group.key["data_copy"]:

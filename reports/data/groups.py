@@ -14,7 +14,7 @@ from suite.runs.folder.times import GroupTimes, MethodTime
 # Trials that are ranked together agree in these. Hardware, threads and the minor version of torch make their times
 # comparable. The last three are part of the recipe; they are known even if only the table is left.
 KEY = (
-    *("task", "data_copy", "model", "hardware_id", "threads", "torch", "dtype", "preset", "recipe"),
+    *("task", "data_copy", "model", "hardware_id", "threads", "torch", "dtype", "arithmetic", "preset", "recipe"),
     *("epochs", "batch_size", "execution"),
 )
 COLOURS = 7  # of methods other than dense

@@ -22,6 +22,7 @@ from reports.data.trial_files import (
     read_layers,
     read_object,
 )
+from suite.cost.subnormals import IEEE
 from suite.errors import UsageError
 from suite.runs.folder import packed
 from suite.runs.folder.columns import (
@@ -255,7 +256,7 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
 def _from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     names = ("method", "variant", "task", "model", "preset", "seed", "device", "dtype")
     recipe, copy = spec.get("recipe") or {}, spec.get("data_copy") or {}
-    found = {name: spec.get(name) for name in names}
+    found = {name: spec.get(name) for name in names} | {"arithmetic": spec.get("arithmetic", IEEE)}
     found |= {name: recipe.get(name) for name in ("batch_size", "epochs")}
     found["execution"] = execution_text(recipe.get("execution"), spec.get("processes"))
     if copy:

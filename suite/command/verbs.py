@@ -11,6 +11,7 @@ from pathlib import Path
 from suite import files, registry
 from suite.command.options.arguments import DEFAULTS
 from suite.command.options.parser import Parser, program_name
+from suite.cost.subnormals import FLUSH, use_arithmetic
 from suite.errors import UsageError
 from suite.runs.planning import read_choices, read_names
 
@@ -32,6 +33,7 @@ def check(arguments: Sequence[str]) -> int:
         help="float32, bfloat16 or auto, as for run; methods are checked on the CPU (default: float32)",
     )
     namespace = parser.read(arguments)
+    use_arithmetic(FLUSH)  # before torch starts threads
     for path in namespace.plugin:
         registry.load_plugin(path)
     read_names(namespace.method, "method", "check")

@@ -94,9 +94,10 @@ def in_subprocess(function: str) -> Measure:
     """
 
     def measure(candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
-        assert candidate.spec is not None
+        spec = candidate.spec
+        assert spec is not None
         try:
-            result = call_in_subprocess(function, arguments, candidate.spec.device, candidate.spec.plugins, threads)
+            result = call_in_subprocess(function, arguments, spec.device, spec.plugins, threads, spec.arithmetic)
         except RuntimeError as error:
             raise UsageError(str(error)) from error
         return dict(result.value)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from suite import registry
 from suite.brackets import Request, read_list
 from suite.choices import MethodChoice, ModelChoice
+from suite.cost.subnormals import FLUSH
 from suite.errors import UsageError, nearest
 from suite.files import read_path
 from suite.parameters import convert, declared, normal
@@ -249,6 +250,7 @@ def _template(
         dtype=suite.dtype,
         data_copy=data_copy,
         processes=suite.processes,
+        arithmetic=FLUSH,
         plugins=suite.plugins,
         callbacks=suite.callbacks,
         files=method.files,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.cost.hardware import busy_cores, hardware_facts, hardware_id, program_output
+from suite.cost.subnormals import arithmetic_in_use
 from suite.files import clean, without_home
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
         "settings": {
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "arithmetic": arithmetic_in_use(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "environment": {
                 name: clean(without_home(value))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.cost.hardware import has_bfloat16_cpu
+from suite.cost.subnormals import IEEE
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
 from suite.recipe import Recipe
@@ -49,6 +50,7 @@ class TrialSpec:
         dtype: `float32`, `bfloat16` or `float16`.
         data_copy: Fields of `suite.task.DataCopy` (`DataCopy.fields`). Only the checksum is hashed.
         processes: Number of data-parallel processes.
+        arithmetic: `flush` if subnormal numbers count as zero (`suite.cost.subnormals`). Records without it are `ieee`.
         plugins: Absolute paths of plugin files to load first; not hashed.
         callbacks: Names of the callbacks that are called in the trial's process; not hashed.
         depends_on: Ids of the trials that must be done first, by the text with which the method names them.
@@ -72,6 +74,7 @@ class TrialSpec:
     dtype: str
     data_copy: Mapping[str, Any]
     processes: int = 1
+    arithmetic: str = IEEE
     plugins: tuple[str, ...] = ()
     callbacks: tuple[str, ...] = ()
     depends_on: Mapping[str, str] = field(default_factory=dict)
@@ -86,6 +89,8 @@ class TrialSpec:
         determines = {name: getattr(self, name) for name in _HASHED}
         determines["model"] = {"name": self.model.partition("[")[0], "parameters": self.model_parameters}
         determines["data"] = self.data_copy["checksum"]
+        if self.arithmetic != IEEE:
+            determines["arithmetic"] = self.arithmetic
         if self.depends_on:
             determines["depends_on"] = self.depends_on
         if self.files:

@@ -21,6 +21,7 @@ from typing import Any
 # What imports torch is imported in functions, since `main` must watch the command and take its cores before.
 from suite import files, registry
 from suite.cost.hardware import emulated_dtype, use_threads_of_environment
+from suite.cost.subnormals import use_arithmetic
 from suite.errors import UsageError, in_words
 from suite.runs.callbacks.calls import CallbackTrial, Calls
 from suite.runs.engines.lifeline import watch_parent
@@ -112,11 +113,14 @@ class Trial:
         from suite.training.trainer import Trainer
 
         spec = self.spec
+        use_arithmetic(spec.arithmetic)  # before torch starts threads
         for plugin in spec.plugins:
             registry.load_plugin(plugin)
         device, recipe = device_of(spec), spec.make_recipe()
         use_threads_of_environment()
         provenance.update(collect(device))
+        if provenance["settings"]["arithmetic"] != spec.arithmetic:
+            log.warning("subnormal numbers cannot be flushed here, which may slow some products 20 times")
         if emulated_dtype(spec.device, spec.dtype):
             provenance["emulated_dtype"] = spec.dtype
         if place := place_of_environment():

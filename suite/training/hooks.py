@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.cost.hardware import hardware_facts, hardware_id
+from suite.cost.subnormals import FLUSH, arithmetic_in_use, has_subnormal
 from suite.errors import UsageError
 from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OtherTrial, ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
@@ -106,6 +107,7 @@ class Hooks:
         self.reconfigurations: list[ReconfigPlan] = []
         self.averages: list[nn.Module] = []
         self.plans_made, self._replan_requested = 0, False
+        self._warned_of_subnormals = False
         self._largest_batch = 0  # of this rank, in the running epoch
         self._first_slot = self.ranks.rank * micro_batches
         self._step_state = StepState(seed=seed, slot=self._first_slot)
@@ -250,6 +252,7 @@ class Hooks:
             self.ranks.agree("the reconfiguration", None if plan is None else plan.to_json())
         self._plan_if_requested()
         self._warn_of_another_batch()
+        self._warn_of_subnormals()
         return plan
 
     def carry_out(self, plan: ReconfigPlan) -> IndexMap:
@@ -335,6 +338,18 @@ class Hooks:
             log.warning(
                 f"epoch {self.ctx.epochs_done} was trained with batches of {images} images, but the method asked for "
                 f"{asked}: the loop must follow hooks.ctx.batch_size and hooks.reconfigurations[-1].lr_scale"
+            )
+
+    def _warn_of_subnormals(self) -> None:
+        """Warn once if the arithmetic of this process makes a product with a subnormal weight slow."""
+        if self._warned_of_subnormals or self.ctx.device.type != "cpu" or arithmetic_in_use() == FLUSH:
+            return
+        name = next((name for name, one in self.model.named_parameters() if has_subnormal(one)), None)
+        if name is not None:
+            self._warned_of_subnormals = True
+            log.warning(
+                f"{name} has subnormal values, with which some processors are 20 times slower: call "
+                "torch.set_flush_denormal(True) at the beginning of the program"
             )
 
     def _plan_if_requested(self) -> None:

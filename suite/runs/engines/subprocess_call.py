@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from suite.cost.subnormals import FLUSH, use_arithmetic
 from suite.runs.engines.lifeline import PARENT
 from suite.runs.engines.local import environment
 
@@ -36,6 +37,7 @@ def call_in_subprocess(
     device: str,
     plugins: tuple[str, ...] = (),
     threads: int | None = None,
+    arithmetic: str = FLUSH,
 ) -> SubprocessResult:
     """Call a function in a new process and wait for its result.
 
@@ -45,11 +47,12 @@ def call_in_subprocess(
         device: `cpu`, `cuda` or `cuda:N`.
         plugins: Plugin files to load first.
         threads: Threads that torch computes with; those of a trial that runs alone if `None`.
+        arithmetic: That of the trials which the times are compared with (`TrialSpec.arithmetic`).
 
     Raises:
         RuntimeError: The function failed; the message has the last line of its output.
     """
-    asked = {"arguments": {**arguments, "device": device}, "plugins": plugins}
+    asked = {"arguments": {**arguments, "device": device}, "plugins": plugins, "arithmetic": arithmetic}
     variables = environment(1) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     done = subprocess.run(
         [sys.executable, "-P", "-m", "suite.runs.engines.subprocess_call", function],
@@ -71,6 +74,7 @@ def main() -> None:
 
     module, _, name = sys.argv[1].partition(":")
     asked = json.loads(sys.stdin.read())
+    use_arithmetic(asked["arithmetic"])  # before torch starts threads
     for plugin in asked["plugins"]:
         registry.load_plugin(plugin)
     use_threads_of_environment()

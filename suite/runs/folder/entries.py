@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from suite import files
+from suite.cost.subnormals import IEEE
 from suite.errors import UsageError, validate
 
 LARGEST = 64 * 2**20  # bytes
@@ -40,6 +41,11 @@ class GroupEntries(Strict, Generic[Entry]):
 
     key: dict[str, str]
     methods: dict[str, Entry]
+
+    @field_validator("key")
+    @classmethod
+    def _with_arithmetic(cls, key: dict[str, str]) -> dict[str, str]:
+        return {"arithmetic": IEEE, **key}  # as records without it
 
 
 class Content(Strict, Generic[Entry]):

@@ -92,7 +92,7 @@ _RATIO = "Training time over that of dense, reconfigurations included"
 _TWICE = "Steps of a second dense trainer over dense steps"
 _END = {"": "", "_low": ": lower end of the 95 % interval", "_high": ": upper end of the 95 % interval"}
 TIMES: tuple[Column, ...] = (
-    *(COLUMNS[name] for name in ("method", "variant", "task", "data_copy", "model", "preset", "dtype")),
+    *(COLUMNS[name] for name in ("method", "variant", "task", "data_copy", "model", "preset", "dtype", "arithmetic")),
     *(COLUMNS[name] for name in ("hardware_id", "threads", "torch", "epochs", "batch_size", "execution")),
     _column("recipe", str, "", "setting", "Recipe as JSON, as it identifies the group of comparable trials."),
     _TRIAL_ID,

@@ -197,7 +197,7 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
     read = TrialSpec.from_json(spec)
     if not (_is_integer(read.seed) and 0 <= read.seed <= LARGEST_SEED):
         raise ValueError(f"its seed is {str(read.seed)[:40]}")
-    for field in ("method", "variant", "task", "model", "preset", "device", "dtype", "recipe_source"):
+    for field in ("method", "variant", "task", "model", "preset", "device", "dtype", "arithmetic", "recipe_source"):
         if not isinstance(getattr(read, field), str):
             raise ValueError(f"its {field} is not a string")
     for field in ("data_copy", "depends_on", "files", "defined_by"):

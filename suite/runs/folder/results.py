@@ -61,7 +61,7 @@ def _values(record: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     known = {
         **{
             name: getattr(spec, name)
-            for name in ("method", "variant", "task", "model", "preset", "seed", "device", "dtype")
+            for name in ("method", "variant", "task", "model", "preset", "seed", "device", "dtype", "arithmetic")
         },
         "hardware_id": provenance.get("hardware_id"),
         "data_copy": f"{copy.get('kind', '')}-{str(copy.get('checksum', ''))[:8]}",

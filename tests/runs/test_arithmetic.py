@@ -1,0 +1,82 @@
+"""Every process that trains or measures flushes subnormal numbers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from small_trials import spec
+from toy_suite import ROOT
+
+from suite.cost.subnormals import FLUSH, IEEE
+
+METHOD = """
+import os
+from methods.dense import Dense
+from suite.cost.subnormals import arithmetic_in_use
+from suite.registry import register
+
+@register("method", "asking")
+class Asking(Dense):
+    '''Dense training that notes the arithmetic of its process.'''
+
+    def after_optimizer_step(self, ctx):
+        with open(os.environ["ASKED"], "a") as file:
+            file.write(f"{os.getpid()} {arithmetic_in_use()}\\n")
+"""
+SMALL = ("--task", "digits", "--preset", "smoke", "--model", "resnet9[width=0.0625]", "--epochs", "1")
+METHODS = ("--methods", "dense,asking", *SMALL)
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Return a function that runs a command, and returns the arithmetic of each process that trained a step."""
+    plugin, asked = tmp_path / "asking.py", tmp_path / "asked"
+    plugin.write_text(METHOD)
+
+    def run(*words):
+        asked.write_text("")
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "run_suite.py"), *map(str, words), "--plugin", str(plugin)],
+            cwd=tmp_path, env={**os.environ, "ASKED": str(asked), "OMP_NUM_THREADS": "2"},
+            capture_output=True, text=True, timeout=500,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return dict(line.split() for line in asked.read_text().splitlines())
+
+    return run
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_every_process_that_trains_or_measures_flushes(ask, tmp_path):
+    out = tmp_path / "out"
+    assert list(ask(*METHODS, "--out", out).values()) == [FLUSH]
+    (record,) = (json.loads(path.read_text()) for path in out.glob("trials/asking-*/trial.json"))
+    assert record["spec"]["arithmetic"] == record["provenance"]["settings"]["arithmetic"] == FLUSH
+    for words in (
+        ("time", out, "--busy", "--pairs", "10"),
+        ("profile", out, "--busy", "--rounds", "6"),
+        ("check", "asking"),
+        ("plan", *METHODS),
+    ):
+        assert {*ask(*words).values()} == {FLUSH}, words
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_ranks_and_workers_of_ray_flush(ask, tmp_path):
+    assert list(ask(*METHODS, "--nproc-per-trial", "2", "--out", tmp_path / "ranks").values()) == [FLUSH, FLUSH]
+    pytest.importorskip("ray", reason="needs the extra [ray]")
+    ray = ("--engine", "ray", "--ray-address", "local", "--out", tmp_path / "ray")
+    assert list(ask(*METHODS, *ray).values()) == [FLUSH]
+
+
+def test_records_without_arithmetic_are_ieee_and_keep_their_hash():
+    trial = spec("dense")
+    data = trial.to_json()
+    assert data.pop("arithmetic") == IEEE
+    assert type(trial).from_json(data) == trial
+    with pytest.raises(ValueError, match="the spec has the hash"):
+        type(trial).from_json({**data, "arithmetic": FLUSH})
