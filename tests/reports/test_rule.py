@@ -1,0 +1,249 @@
+"""The rule: its worked example digit by digit, what it never says, and what changes no outcome."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reports.data.rule import Budget, Candidate, CostShare, Evidence, dense_curve, judge, shortest_dense
+
+DENSE = (
+    Budget(0.55, (86.0, 86.3, 86.1)),
+    Budget(0.70, (87.3, 87.2, 87.6)),
+    Budget(0.80, (87.9, 88.2, 88.0)),
+    Budget(0.90, (88.4, 88.3, 88.6)),
+    Budget(1.00, (88.8, 88.6, 88.7)),
+)
+A = Candidate("A", (88.7, 88.9, 88.6), (0.862, 0.868, 0.859))
+B = Candidate("B", (88.7, 88.8, 88.5), (0.998, 1.004, 1.001))
+C = Candidate("C", (84.1, 84.6, 84.3), (0.902, 0.906, 0.899))
+D = Candidate("D", (88.9, 88.8, 89.0), (1.051, 1.046, 1.055))
+EXAMPLE = Evidence(DENSE, (A, B, C, D), (0.999, 1.003, 0.998))
+MARGIN = 0.5
+
+
+def only(evidence, margin=MARGIN):
+    (answer,) = judge([evidence], margin)
+    return answer
+
+
+def outcomes(page, margin=MARGIN):
+    return {
+        (number, one.candidate.label): (one.at_equal_cost, one.as_good)
+        for number, answer in enumerate(judge(page, margin))
+        for one in answer.judged
+    }
+
+
+def test_the_worked_example():
+    answer = only(EXAMPLE)
+    a, b, c, d = answer.judged
+    assert answer.curve.spread == (pytest.approx(0.02467, abs=5e-6), 10)
+    assert answer.curve.lack_of_fit == pytest.approx(0.728, abs=5e-4)
+    assert answer.pass_error == pytest.approx(0.00394, abs=5e-6)
+    assert [(one.at_equal_cost, one.as_good) for one in answer.judged] == [
+        ("better", "yes"), ("same", "undecided"), ("worse", "no"), ("not measured", "no"),
+    ]  # fmt: skip
+    assert a.accuracy.parts == ((pytest.approx(0.03 / 3, abs=1e-9), 8),)
+    assert [round(value, 3) for value in (a.cost.share, a.cost.low, a.cost.high)] == [0.863, 0.859, 0.867]
+    assert a.cost.freedom == 10
+    assert round(a.dense, 3) == 88.272
+    assert (round(a.gain.value, 3), round(a.gain.error, 4), round(a.gain.freedom, 2)) == (0.461, 0.1125, 12.17)
+    assert round(a.p_value, 4) == 0.0029
+    assert (round(b.cost.share, 3), round(b.gain.value, 3), round(b.gain.error, 3)) == (1.001, -0.055, 0.129)
+    assert round(c.gain.value, 3) == -4.088
+    assert [round(value, 3) for value in (d.cost.share, d.cost.low, d.cost.high)] == [1.051, 1.045, 1.056]
+    assert (d.reason, d.need) == ("costs more than dense", "longer")
+
+
+def test_what_costs_more_than_dense_can_only_be_worse():
+    worse = dataclasses.replace(D, accuracies=(80.0, 80.1, 80.2))
+    (found,) = only(dataclasses.replace(EXAMPLE, candidates=(worse,))).judged
+    assert (found.at_equal_cost, found.as_good) == ("worse", "no")
+    assert found.dense == pytest.approx(only(EXAMPLE).judged[1].dense)  # the whole dense training, which costs less
+
+
+@pytest.mark.parametrize(
+    ("budgets", "reason", "need"),
+    [
+        (DENSE[:4], "dense was not trained", "dense"),
+        (DENSE[2:], "dense was trained for 3 lengths, and at least 4 are needed", "controls"),
+        ((DENSE[0], DENSE[1], *DENSE[3:], Budget(0.8, (88.0, 88.1))), None, None),
+        ((Budget(0.4, (83.0, 83.1, 83.2)), *DENSE[1:]), "differ by 0.30 of the whole", "controls"),
+        ((*DENSE[:4], Budget(1.0, (88.0, 88.1))), "dense has 2 of at least 3 seeds", "seeds"),
+        ((*DENSE[:4], Budget(1.0, (88.0, 88.1, 88.2), 1)), "1 of 4 seeds of dense diverged", "none"),
+        (
+            (*DENSE[:2], Budget(0.8, (86.0, 86.1, 86.2)), *DENSE[3:]),
+            "the dense curve is not smooth",
+            "seeds",
+        ),
+        (tuple(Budget(one.share, (one.accuracies[0],) * 3) for one in DENSE), "same accuracy", "seeds"),
+    ],
+)
+def test_too_few_dense_trainings_give_no_outcome(budgets, reason, need):
+    answer = only(dataclasses.replace(EXAMPLE, budgets=budgets))
+    if reason is None:  # a length with two seeds enters nothing
+        assert [one.share for one in answer.curve.budgets] == [0.55, 0.7, 0.9, 1.0]
+        return
+    assert reason in answer.reason
+    assert answer.need == need
+    assert {(one.at_equal_cost, one.as_good) for one in answer.judged} == {("not measured", "not measured")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "need"),
+    [
+        ({"accuracies": (88.7, 88.9)}, "2 of at least 3 seeds", "seeds"),
+        ({"ratios": (0.86, 0.87)}, "2 of at least 3 time passes", "passes"),
+        ({"ratios": ()}, "0 of at least 3 time passes", "passes"),
+        ({"ratios": (0.5, 0.501, 0.502)}, "costs 0.501 of dense, and the shortest dense training 0.550", "shorter"),
+    ],
+)
+def test_a_method_without_enough_evidence_is_not_measured(changes, reason, need):
+    found = only(dataclasses.replace(EXAMPLE, candidates=(dataclasses.replace(A, **changes), B))).judged[0]
+    assert (found.at_equal_cost, found.as_good, found.need) == ("not measured", "not measured", need)
+    assert reason in found.reason
+
+
+def test_a_cell_with_two_seeds_or_passes_changes_nothing():
+    short = (Candidate("E", (10.0, 90.0), A.ratios), Candidate("F", (88.0, 88.1, 88.2), (0.5, 0.9)))
+    more = dataclasses.replace(EXAMPLE, candidates=(*EXAMPLE.candidates, short[0]))
+    passes = dataclasses.replace(EXAMPLE, candidates=(*EXAMPLE.candidates, short[1]))
+    one, two = only(EXAMPLE).judged[0], only(more).judged[0]
+    assert one.accuracy.parts == two.accuracy.parts
+    assert only(passes).judged[0].cost.half_width == one.cost.half_width
+
+
+def test_diverged_seeds_are_counted_and_never_better():
+    for left, outcome, as_good in (((88.7, 88.9, 88.6), "unstable", "undecided"), ((80.0, 80.1, 80.2), "worse", "no")):
+        candidate = dataclasses.replace(A, accuracies=left, diverged=4)
+        (found, *_) = only(dataclasses.replace(EXAMPLE, candidates=(candidate, B, C, D))).judged
+        assert (found.at_equal_cost, found.as_good) == (outcome, as_good)
+        assert found.reason == "4 of 7 seeds diverged or learned nothing"
+    few = dataclasses.replace(A, accuracies=(88.7,), diverged=2)
+    assert only(dataclasses.replace(EXAMPLE, candidates=(few,))).judged[0].at_equal_cost == "unstable"
+
+
+def test_a_diverged_method_leaves_the_pool_of_spreads():
+    wild = Candidate("wild", (20.0, 50.0, 80.0), (0.9, 0.9, 0.9), diverged=1)
+    with_it = only(dataclasses.replace(EXAMPLE, candidates=(*EXAMPLE.candidates, wild)))
+    assert with_it.judged[0].accuracy.parts == only(EXAMPLE).judged[0].accuracy.parts
+
+
+def test_a_length_of_dense_with_a_diverged_seed_is_left_out():
+    budgets = (*DENSE[:2], dataclasses.replace(DENSE[2], diverged=1), *DENSE[3:])
+    assert [one.share for one in dense_curve(budgets).budgets] == [0.55, 0.7, 0.9, 1.0]
+
+
+def test_flops_have_the_error_of_the_seeds():
+    flops = dataclasses.replace(
+        EXAMPLE, measured=False, twice=(),
+        candidates=(dataclasses.replace(A, ratios=(0.8, 0.8, 0.8)), dataclasses.replace(B, ratios=(0.9, 0.95, 1.0))),
+    )  # fmt: skip
+    first, second = only(flops).judged
+    assert first.cost == CostShare(math.log(0.8))
+    assert len(first.gain.parts) == 2
+    assert first.as_good == "yes"
+    assert (second.cost.freedom, len(second.gain.parts)) == (2, 3)
+    assert second.cost.is_same  # its interval reaches 1, so that it counts as 1
+    assert second.as_good == "undecided"
+
+
+def test_the_shortest_dense_training_stops_at_the_first_length_that_loses():
+    curve = dense_curve(DENSE)
+    assert shortest_dense(curve, 0.5) == 0.9
+    assert shortest_dense(curve, 0.01) == 1.0
+    assert shortest_dense(curve, 5.0) == 0.55
+
+
+def test_more_seeds_are_asked_for_only_where_they_decide():
+    close = dataclasses.replace(A, accuracies=(88.5, 88.7, 88.3))
+    (found,) = only(dataclasses.replace(EXAMPLE, candidates=(close,)), 0.05).judged
+    assert found.at_equal_cost == "undecided"
+    assert 3 < found.seeds_needed < 20
+    # The cost is too uncertain for any number of seeds.
+    vague = dataclasses.replace(close, ratios=(0.7, 0.86, 0.99))
+    (found,) = only(dataclasses.replace(EXAMPLE, candidates=(vague,), twice=()), 0.05).judged
+    assert (found.at_equal_cost, found.seeds_needed, found.need) == ("undecided", None, "passes")
+
+
+SEEDS = st.lists(st.floats(85, 90).map(lambda value: round(value, 2)), min_size=3, max_size=6).map(tuple)
+RATIOS = st.lists(st.floats(0.6, 1.1).map(lambda value: round(value, 3)), min_size=3, max_size=4).map(tuple)
+
+
+@st.composite
+def pages(draw):
+    noise = st.lists(st.floats(-0.3, 0.3).map(lambda value: round(value, 2)), min_size=3, max_size=4)
+    budgets = tuple(
+        Budget(share, tuple(88.0 + 6 * math.log(share) + value for value in draw(noise)))
+        for share in (0.55, 0.7, 0.8, 0.9, 1.0)
+    )
+    groups = []
+    for _ in range(draw(st.integers(1, 2))):
+        count = draw(st.integers(1, 3))
+        candidates = tuple(
+            Candidate(f"m{number}", draw(SEEDS), draw(RATIOS), draw(st.sampled_from([0, 0, 0, 1])))
+            for number in range(count)
+        )
+        groups.append(Evidence(budgets, candidates, draw(RATIOS)))
+    return groups
+
+
+@settings(max_examples=150)
+@given(pages(), st.floats(0.05, 1), st.floats(0.05, 3))
+def test_a_larger_margin_changes_neither_better_nor_worse(page, margin, more):
+    first, second = outcomes(page, margin), outcomes(page, margin + more)
+    for key, (at_equal_cost, as_good) in first.items():
+        if at_equal_cost in ("better", "worse"):
+            assert second[key][0] == at_equal_cost
+        else:
+            assert second[key][0] not in ("better", "worse")
+        assert not (as_good == "yes" and second[key][1] == "no")
+
+
+@settings(max_examples=100)
+@given(pages(), st.randoms(use_true_random=False))
+def test_the_order_of_methods_seeds_and_groups_changes_nothing(page, random):
+    def shuffled(values):
+        return tuple(random.sample(list(values), len(values)))
+
+    other = [
+        dataclasses.replace(
+            evidence,
+            budgets=shuffled(
+                [dataclasses.replace(one, accuracies=shuffled(one.accuracies)) for one in evidence.budgets]
+            ),
+            candidates=shuffled(
+                [
+                    dataclasses.replace(one, accuracies=shuffled(one.accuracies), ratios=shuffled(one.ratios))
+                    for one in evidence.candidates
+                ]
+            ),
+            twice=shuffled(evidence.twice),
+        )
+        for evidence in page
+    ]
+    assert outcomes(other) == outcomes(page)
+    swapped = outcomes(page[::-1])
+    assert {(len(page) - 1 - number, name): found for (number, name), found in swapped.items()} == outcomes(page)
+
+
+def test_data_that_only_grow_turn_better_into_worse_no_more_often_than_stated():
+    """A true gain of 0: how often one method is `better` with some number of seeds and `worse` with more."""
+    generator = np.random.default_rng(0)
+    turned = 0
+    for _ in range(300):
+        seeds = {share: 88 + 6 * math.log(share) + generator.normal(0, 0.2, 10) for share in (0.55, 0.7, 0.8, 0.9, 1.0)}
+        method = 88 + 6 * math.log(0.8) + generator.normal(0, 0.2, 10)
+        ratios = tuple(np.exp(math.log(0.8) + generator.normal(0, 0.0075, 3)))
+        found = []
+        for count in (3, 4, 5, 7, 10):
+            budgets = tuple(Budget(share, tuple(values[:count])) for share, values in seeds.items())
+            candidate = Candidate("m", tuple(method[:count]), ratios)
+            found.append(only(Evidence(budgets, (candidate,), ratios)).judged[0].at_equal_cost)
+        if "better" in found:
+            turned += "worse" in found[found.index("better") :]
+    assert turned <= 0.025 * 300
