@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Callable
 
-from suite.cost.subnormals import FLUSH, use_arithmetic
 from suite.runs.engines.local import environment
+from suite.subnormals import FLUSH, use_arithmetic
 
 
 def enter_trial_environment(before: Callable[[], object] = lambda: None) -> None:

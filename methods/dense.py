@@ -38,6 +38,9 @@ class Dense(Method):
     def depends_on(self) -> tuple[str, ...]:
         return (self.match,) if self.match else ()
 
+    def is_control(self) -> bool:
+        return bool(self.match) or self.repeat > 1
+
     def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
         """Narrow all spaces to the largest common share of channels that costs no more than the other network."""
         if not self.match:

@@ -34,6 +34,9 @@ class Scratch(Method):
     def depends_on(self) -> tuple[str, ...]:
         return (self.of,)
 
+    def is_control(self) -> bool:
+        return True
+
     def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
         """Repeat the reconfigurations of the other trial, without their batch sizes and learning rates."""
         return [

@@ -9,15 +9,37 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from suite import files
 
+_MOST_LINES = 5  # about damage
+
+
+@dataclass(frozen=True)
+class Written:
+    """A report that was written.
+
+    Attributes:
+        paths: `report.html`, `report.md`, `report.tex` if it is written, then the figures.
+        damage: One line for each damaged file and value.
+    """
+
+    paths: list[Path]
+    damage: tuple[str, ...]
+
+    @property
+    def shown_damage(self) -> list[str]:
+        """The lines about damage that a terminal shows; the report has all of them."""
+        more = len(self.damage) - _MOST_LINES
+        lines = [f"damaged: {line}" for line in self.damage[:_MOST_LINES]]
+        return [*lines, f"damaged: {more} more, which the report lists"] if more > 0 else lines
+
 
 def write_report(
     folder: Path, targets: Sequence[float] = (), latex: bool = False, place: Path | None = None
-) -> list[Path]:
+) -> Written:
     """Write `report.html`, `report.md` and `figures/*.svg` into a suite's folder, each atomically.
 
     Args:
@@ -28,15 +50,12 @@ def write_report(
         latex: Whether `report.tex`, the tables for a paper, is written too. A file that exists is always updated.
         place: Path that the folder will have, which commands in the report name (default: the one that it has).
 
-    Returns:
-        Paths of the written files: `report.html`, `report.md`, `report.tex` if it is written, then the figures.
-
     Raises:
         suite.errors.UsageError: If the folder has no results, or its table cannot be read.
     """
     # Matplotlib takes seconds to import. Code that imports this package without drawing does not wait for it.
     from reports.content.build import build
-    from reports.data.records import read
+    from reports.data.records import damage, read
     from reports.render import html, markdown
     from reports.render import latex as tables
 
@@ -59,7 +78,7 @@ def write_report(
     # Remove other figures of an earlier report: their methods may now have other colours.
     for name in earlier - {path.name for path, _ in figures} - set(report.retained_figures):
         (folder / "figures" / name).unlink()
-    return [path for path, _ in texts]
+    return Written([path for path, _ in texts], damage(records))
 
 
 @contextmanager
@@ -75,4 +94,4 @@ def _kept_objects() -> Iterator[None]:
             gc.enable()
 
 
-__all__ = ["write_report"]
+__all__ = ["Written", "write_report"]

@@ -233,6 +233,10 @@ class Method:
         """
         return ()
 
+    def is_control(self) -> bool:
+        """Return whether this is a control of other methods, of which a report claims nothing: here, a random twin."""
+        return bool(self.random_twin) and all(getattr(self, name) == one for name, one in self.random_twin.items())
+
     def files(self) -> Mapping[str, str]:
         """Return the paths of files that decide the result, by the name of the parameter that names them.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Gt, Interval
@@ -20,8 +21,12 @@ ADDED: Final = {
 """Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
 this value, so that the ids of earlier trials stay the same."""
 
-EPOCH_PERCENTAGES: Final = (40, 55, 70, 85)
+EPOCH_PERCENTAGES: Final = (55, 70, 80, 90)
 """Epochs of the dense trials with a smaller budget, in percent of the recipe's: a part of `--controls`."""
+FEWEST_BUDGETS: Final = 4
+"""Lengths of dense training that a verdict at equal cost needs, the whole one among them."""
+WIDEST_GAP: Final = 0.20
+"""Between neighbouring lengths, as a share of the whole dense training."""
 
 _SharesOfEpochs = Annotated[tuple[Annotated[float, Interval(gt=0, le=1)], ...], "as a share of the epochs"]
 
@@ -235,6 +240,17 @@ class Recipe:
 
 
 def control_epochs(epochs: int) -> list[int]:
-    """Return the numbers of epochs of the dense trials with a smaller budget: ascending, each once, fewer than all."""
-    rounded = {max(1, (epochs * percentage + 50) // 100) for percentage in EPOCH_PERCENTAGES}
-    return sorted(count for count in rounded if count < epochs)
+    """Return the numbers of epochs of the dense trials with a smaller budget: ascending, each once, fewer than all.
+
+    They are `EPOCH_PERCENTAGES`, rounded to whole epochs. Where two neighbours, or the whole training and the next
+    shorter one, differ by more than `WIDEST_GAP` of it, one between them is added if there is one; and if they are
+    fewer than a verdict needs, a shorter one.
+    """
+    counts = {epochs, *(max(1, (epochs * percentage + 50) // 100) for percentage in EPOCH_PERCENTAGES)}
+    for low, high in pairwise(sorted(counts)):
+        if high - low > max(1, WIDEST_GAP * epochs):
+            counts.add((low + high) // 2)
+    shortest = min(counts)
+    if len(counts) == FEWEST_BUDGETS - 1 and shortest > 1 and WIDEST_GAP * epochs >= 1:
+        counts.add(shortest - 1)
+    return sorted(counts - {epochs})

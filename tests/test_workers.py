@@ -25,6 +25,9 @@ class cuda:
 
 def set_num_threads(count):
     pass
+
+def set_flush_denormal(mode):
+    pass
 """
 
 WITHOUT = ("cacheprovider", "xdist", "debugging", "capture", "timeout")  # the plugins whose options are asked for

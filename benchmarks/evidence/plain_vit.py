@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from benchmarks.partial_results import OtherRunError, kept
 from reports.data.records import Trial, read
 from suite.cost.hardware import available_cores
-from suite.cost.subnormals import FLUSH, use_arithmetic
 from suite.recipe import Recipe
 from suite.runs.provenance import collect
+from suite.subnormals import FLUSH, use_arithmetic
 from tasks.images.decoded import load_decoded
 from tasks.images.splits import choose_splits
 

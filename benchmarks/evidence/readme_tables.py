@@ -2,8 +2,8 @@
 
     python -m benchmarks.evidence.readme_tables [--write]
 
-A block of the README begins with `<!-- results of FOLDER -->` and ends with `<!-- end of results -->`. It repeats the
-verdict of the folder's report and columns of the report's first table. The exit status is 1 if a block is out of date.
+A block of the README begins with `<!-- results of FOLDER -->` and ends with `<!-- end of results -->`. It repeats
+columns of the first table of the folder's report. The exit status is 1 if a block is out of date.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 # Columns of the first table of a report, by the beginning of their heads.
-COLUMNS = ("Method", "Accuracy", "Training time", "Executed training FLOPs", "Inference FLOPs", "Verdict at equal time")
+COLUMNS = ("Method", "Accuracy", "Executed training FLOPs", "Inference FLOPs")
 BLOCK = re.compile(r"(<!-- results of (\S+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
 
 
 def block(report: str) -> str:
-    """Return the verdict and the table of a report as the README has them.
+    """Return the table of a report as the README has it.
 
     Args:
         report: Text of a `report.md`.
     """
     lines = report.splitlines()
-    verdict = next(line for line in lines if line.startswith("**"))
     first = next(index for index, line in enumerate(lines) if line.startswith("| Method |"))
     table = [re.sub(r"<sup>.*?</sup>", "", line).strip("| ").split(" | ") for line in _table(lines[first:])]
     chosen = [next(index for index, head in enumerate(table[0]) if head.startswith(name)) for name in COLUMNS]
     rows = ["| " + " | ".join(row[index] for index in chosen) + " |" for row in table]
-    return "\n".join([f"> {verdict}", "", *rows]) + "\n"
+    return "\n".join(rows) + "\n"
 
 
 def _table(lines: list[str]) -> list[str]:

@@ -19,23 +19,25 @@ from reports.content.remarks import (
     retained_figure_notes,
     time_pass_remarks,
 )
-from reports.content.tables import group_tables, summary_table
+from reports.content.tables import group_tables, verdict_table
 from reports.content.targets import TargetRequest, target_sections
-from reports.content.verdict import smoke_verdict, verdict
+from reports.content.verdict import Setting, main_cost, smoke_verdict, verdict
 from reports.content.why.sections import why_sections
-from reports.data.budget import budget_curve, epochs, fold_budgets
+from reports.data.budget import epochs, fold_budgets
+from reports.data.chance import facts
 from reports.data.disturbed_times import (
     competing_programs,
     emulated_dtypes,
     resumed,
     shared_devices,
     slow_products,
+    unflushed,
     unsteady_times,
 )
-from reports.data.groups import Look, TrialGroup, group_trials, label, looks, with_times
-from reports.data.method_rows import method_rows, repeated_seeds
+from reports.data.groups import TrialGroup, group_trials, is_control, label, looks, with_times
+from reports.data.method_rows import MethodRow, method_rows, repeated_seeds
 from reports.data.records import Records, Trial
-from reports.data.verdict import findings, margins
+from reports.data.verdict import COSTS, Answers, answer, evidence, margins
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from suite.files import clean
@@ -56,13 +58,18 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
     """
     groups, unassigned = group_trials(records.trials)
     groups = with_times(fold_budgets(groups), records.times)
-    drawn_as = looks(label(trial) for trial in records.trials)
+    controls = {label(trial) for trial in records.trials if is_control(trial)}
+    drawn_as = looks((label(trial) for trial in records.trials), controls)
     slugs = _slugs(groups)
     declared = margins(records.suite)
     targets = TargetRequest(records.suite, tuple(asked_targets))
+    rows = [method_rows(group, drawn_as) for group in groups]
+    # All groups of a page are corrected for the number of its methods together.
+    page = [place for place, group in enumerate(groups) if group.key["preset"] != SMOKE]
+    answers = dict(zip(page, answer([(groups[place], rows[place]) for place in page], declared[-1]), strict=True))
     sections = tuple(
-        _group(group, groups, slug, drawn_as, declared, targets, records)
-        for group, slug in zip(groups, slugs, strict=True)
+        _group(group, groups, slug, rows[place], answers.get(place), declared, targets, records)
+        for place, (group, slug) in enumerate(zip(groups, slugs, strict=True))
     )
     tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
     # Keep figures that need files which have been removed since.
@@ -73,7 +80,7 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
     names = [name.removeprefix(f"{slugs[0]}-") if len(slugs) == 1 else name for name in retained]
     return Report(
         title=f"Pruning during training: {tasks}",
-        summary=_summary(records, unassigned, sum(len(one.trials) for group in groups for one in group.budgets)),
+        summary=_summary(records, unassigned, groups, rows),
         omissions=(*missing_file_notes(records), *retained_figure_notes(names)),
         groups=sections,
         problems=problem_section(records),
@@ -82,11 +89,16 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
     )
 
 
-def _summary(records: Records, unassigned: Sequence[Trial], shorter: int) -> str:
+def _summary(
+    records: Records, unassigned: Sequence[Trial], groups: Sequence[TrialGroup], rows: Sequence[Sequence[MethodRow]]
+) -> str:
     total, done = len(records.trials), sum(trial.done for trial in records.trials)
     counts = f"{total} trials, {done} done" + (f", {total - done} not done" if done < total else "")
-    if shorter:
-        counts += f"; {shorter} of them {'is' if shorter == 1 else 'are'} dense training for fewer epochs"
+    shorter = sum(len(one.trials) for group in groups for one in group.budgets)
+    controls = sum(len(row.trials) for several in rows for row in several if row.is_control)
+    for count, what in ((shorter, "dense training for fewer epochs"), (controls, "controls of methods")):
+        if count:
+            counts += f"; {count} of them {'is' if count == 1 else 'are'} {what}"
     summary = f"{counts}. Numbers from {records.source}."
     for several, reason in (
         ([trial for trial in unassigned if trial.text("method")], "match several groups"),
@@ -101,34 +113,41 @@ def _group(
     group: TrialGroup,
     groups: Sequence[TrialGroup],
     slug: str,
-    drawn_as: Mapping[str, Look],
-    declared: Sequence[float],
+    rows: Sequence[MethodRow],
+    answers: Answers | None,
+    declared: tuple[float, ...],
     targets: TargetRequest,
     records: Records,
 ) -> Group:
-    # Groups that compare nothing make no claims.
-    claiming = max(1, sum(len({label(trial) for trial in one.trials}) > 1 for one in groups))
-    rows = method_rows(group, drawn_as, claiming)
     title, setting = _titles(group, groups)
-    curve = budget_curve(group)
     device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
     everything = [*group.trials, *(trial for one in group.budgets for trial in one.trials)]
     profiled = next((one.methods for one in records.profiles if one.key == dict(group.key)), {})
-    tradeoffs, missing_tradeoffs = tradeoff_figures(rows, slug, curve)
+    tradeoffs, missing_tradeoffs = tradeoff_figures(
+        rows, slug, {cost: evidence(group, (), cost).budgets for cost in COSTS}
+    )
     curves, missing_curves = curve_figures(rows, slug)
-    is_smoke = group.key["preset"] == SMOKE
+    is_smoke = answers is None
     caution = "" if is_smoke else chance_caution(rows)
+    images = max((facts(trial)[1] for row in rows for trial in row.done), default=0)
+    is_ieee = group.key["arithmetic"] != "flush"
+    setting_of = Setting(epochs(group), declared, images, not caution, is_ieee, out_option(records.folder))
+    first = main_cost(rows)
+    verdicts = {
+        cost: verdict_table(
+            rows, None if answers is None else answers[cost], cost, setting_of.margin, f"{slug}-{cost}",
+            title if cost == first else "The same at equal executed FLOPs",
+        )
+        for cost in dict.fromkeys((first, "flops"))
+    }  # fmt: skip
+    further = [] if is_smoke else [table for cost, table in verdicts.items() if cost != first and table is not None]
     return Group(
         title=title,
         question="Results of the smoke test" if is_smoke else "Which method should I use?",
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
-        verdict=smoke_verdict()
-        if is_smoke
-        else verdict(
-            rows, curve, device, epochs(group), declared, claiming, profiled, out_option(records.folder), not caution
-        ),
+        verdict=smoke_verdict() if answers is None else verdict(rows, answers, setting_of, profiled),
         caution=caution,
         headlines=headlines(rows, setting),
         remarks=(
@@ -137,19 +156,20 @@ def _group(
             *unsteady_times(everything),
             *slow_products(everything),
             *emulated_dtypes(everything),
+            *unflushed(everything),
             *resumed(everything),
             *time_pass_remarks(rows),
             *repeated_seeds(group),
             *backend_remarks(rows),
             *communication_remarks(rows),
         ),
-        tables=(*group_tables(rows, slug, device), *budget_table(curve, epochs(group), slug))
+        tables=(*further, *group_tables(rows, slug, device), *budget_table(group, slug))
         if any(row.done for row in rows)
         else (),
         tradeoff_figures=tuple(tradeoffs),
         curve_figures=tuple(curves),
         missing_figures=(*missing_tradeoffs, *missing_curves),
-        summary=summary_table(rows, () if is_smoke else findings(rows, curve, declared[-1], claiming), slug, title),
+        summary=verdicts[first],
         sections=(
             *target_sections(group, rows, targets, declared[-1], slug, default=not is_smoke, learned=not caution),
             *why_sections(rows, profiled, slug),

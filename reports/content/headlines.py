@@ -1,12 +1,10 @@
 """One sentence per method, made from its numbers by fixed rules.
 
 1. A sentence names task, data copy, model and number of seeds. Trials that are not done are named before any number.
-2. Accuracy: if the 95 % interval of the paired difference to dense covers 0, the accuracy is "not distinguishable from
-   dense"; otherwise it is so many points "above" or "below". A difference that is not certain, since it is one of many
-   comparisons, is marked as such. For one seed the sentence says that there is no interval.
-3. Training time: the ratio of the time pass, if there is one; otherwise the geometric mean of the paired ratios. If its
-   interval covers 1, it is "not distinguishable from dense"; otherwise "longer" or "shorter", marked in the same way.
-   A ratio of the time pass must also be outside of the interval of dense timed against itself.
+2. Accuracy: if the 95 % interval of the difference to dense covers 0, the accuracy is "not distinguishable from dense";
+   otherwise it is so many points "above" or "below". For one seed the sentence says that there is no interval. What is
+   claimed about a method, as one of many, is in the verdict.
+3. Training time: the mean ratio of the time passes, if there are any; otherwise that of the trials.
    A time of trials that is shorter than the effective FLOPs explain, and a disturbed time, are marked as such.
 4. Training FLOPs: "executed" refers only to what kernels computed. Multiply-adds that could have been skipped but were
    not are stated in the conditional: a saving that the hardware did not realise is never stated in the past tense.
@@ -89,28 +87,20 @@ def _accuracy(row: MethodRow) -> str:
     if points.half_width is None:
         side = "below" if points.mean < 0 else "above"
         size = f"{abs(points.mean):.2f}"
-        text = f"accuracy {size} points {'from' if size == '0.00' else side} dense"
-        return text + _fewer_pairs(row, difference, "on 1 seed, no interval")
+        single = "on 1 seed, no interval" if points.count == 1 else "no interval"
+        return f"accuracy {size} points {'from' if size == '0.00' else side} dense ({single})"
     if points.covers(0):
-        text = interval(points, 2, sign=True, reference=0)
-        return f"accuracy not distinguishable from dense ({text} points)" + _fewer_pairs(row, difference)
+        return f"accuracy not distinguishable from dense ({interval(points, 2, sign=True, reference=0)} points)"
     size = interval(Estimate(abs(points.mean), points.half_width, points.count), 2, reference=0)
-    text = f"accuracy {size} points {'below' if points.mean < 0 else 'above'} dense"
-    return text + _uncertain(row, row.accuracy_is_certain) + _fewer_pairs(row, difference)
+    return f"accuracy {size} points {'below' if points.mean < 0 else 'above'} dense"
 
 
 def _time(row: MethodRow) -> str:
     if row.timed is not None:  # load on the machine has less part in it than in the times of trials
-        low, high, twice = row.timed.low, row.timed.high, row.timed.dense_twice
-        word = "not distinguishable from dense"
-        if high < min(1.0, twice.low):
-            word = "shorter"
-        elif low > max(1.0, twice.high):
-            word = "longer"
-        elif high < 1 or low > 1:
-            word += f", which timed against itself gave {twice.ratio:.3f} [{twice.low:.3f}, {twice.high:.3f}]"
-        measured = f"training time {row.timed.ratio:.3f} [{low:.3f}, {high:.3f}] × dense by the time pass, {word}"
-        return measured + _warning(is_disturbed_pass(row.timed))
+        passes = "1 time pass" if len(row.timed.passes) == 1 else f"{len(row.timed.passes)} time passes"
+        return f"training time {row.timed.ratio:.3f} × dense in {passes}" + _warning(
+            any(map(is_disturbed_pass, row.timed.passes))
+        )
     times = row.time_ratio
     if isinstance(times, Missing):
         return f"{_absolute_time(row)}, not compared with dense ({times.reason})"
@@ -122,12 +112,8 @@ def _time(row: MethodRow) -> str:
         text = f"measured training time not distinguishable from dense ({ratio(times)} × dense)"
         return text + _fewer_pairs(row, times) + warning
     word = "longer" if times.mean > 1 else "shorter"
-    text = f"measured training time {ratio(times)} × dense, {word}" + _uncertain(row, row.time_is_certain)
+    text = f"measured training time {ratio(times)} × dense, {word}"
     return text + _fewer_pairs(row, times) + _unexplained(row, times) + warning
-
-
-def _uncertain(row: MethodRow, certain: bool) -> str:
-    return "" if certain else f" (not certain, as one of {row.claims} comparisons)"
 
 
 def _unexplained(row: MethodRow, times: Estimate) -> str:

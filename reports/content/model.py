@@ -52,13 +52,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. The first `pinned` rows stay at the top when a reader sorts it."""
+    """A table. The first `pinned` rows stay at the top when a reader sorts it, and those in `under` below their row."""
 
     name: str
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     pinned: int = 0
+    under: frozenset[int] = frozenset()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -83,31 +84,23 @@ class Headline:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the methods of a group pay.
+    """What the methods of a group are worth. Names and commands in its texts are between backticks.
 
     Attributes:
-        answers: The answer about all methods at the same time, and then at the same FLOPs; a sentence each.
-        advice: What would give a verdict where there is none, with commands between backticks; may be empty.
-        lines: One line per method: its outcome, and why.
-        certainty: What the tests and intervals cover; empty where nothing was tested.
-        changes: What else could change the answer; empty where nothing was tested.
+        purposes: A sentence for each purpose: most accurate, fastest, smallest; or one that says why there is none.
+        warnings: What a reader must know before any number, a sentence each.
+        basis: Seeds, threads and minutes, and what these seeds and passes could have shown; may be empty.
+        advice: What would give a verdict where there is none, and what could change it; may be empty.
+        certainty: What the tests cover; empty where nothing was tested.
+        lines: One line per method: its outcomes, and why.
     """
 
-    answers: tuple[str, str]
-    advice: str
-    lines: tuple[Headline, ...]
+    purposes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    basis: str = ""
+    advice: str = ""
     certainty: str = ""
-    changes: str = ""
-
-    @property
-    def reopens(self) -> str:
-        """What would change the answer: the advice and the changes."""
-        return " ".join(filter(None, (self.advice, self.changes)))
-
-    @property
-    def sentence(self) -> str:
-        """Both answers."""
-        return " ".join(self.answers)
+    lines: tuple[Headline, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,14 +132,15 @@ class Group:
         slug: Prefix of anchors and file names.
         subtitle: Epochs, batch size, device, versions and data copy.
         data_note: What the data copy means for the numbers.
-        verdict: Whether its methods pay; `None` for a smoke test, and if there is no method besides dense.
+        verdict: What its methods are worth; `None` if there is no method besides dense.
         headlines: One sentence per method.
         remarks: Warnings that concern several methods, for example disturbed times.
-        tables: Tables with one row per method; empty if no trial is done.
+        tables: Tables with one row per method, the verdicts at equal FLOPs first; empty if no trial is done.
         tradeoff_figures: Accuracy against cost.
         curve_figures: Curves and shapes over epochs.
         missing_figures: One line for each figure that cannot be drawn.
-        summary: The table of the first screen, with the verdicts; `None` if no trial is done.
+        summary: The table of the first screen, with the verdicts at equal time, or at equal FLOPs without a time pass;
+            `None` if no trial is done.
         sections: Further sections, after the curves.
         caution: Why the accuracies of the group say nothing about the methods; empty if they do.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from reports.data.disturbed_times import is_disturbed_pass
@@ -11,7 +11,6 @@ from reports.data.method_rows import MethodRow
 from reports.data.records import Records, Trial
 from reports.formatting import si
 from suite.files import clean
-from suite.runs.folder.times import Interval
 
 _DENSE = "torch"
 _MAX_NAMES = 6
@@ -153,30 +152,30 @@ def retained_figure_notes(figures: Sequence[str]) -> tuple[str, ...]:
 
 
 def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
-    """Return a line with the training times of the time pass, next to dense timed against itself."""
+    """Return a line with the training times of the time passes, next to dense timed against itself."""
     timed = [(row.label, row.timed) for row in rows if row.timed is not None]
     if not timed:
         return []
     threads = f"{timed[0][1].threads} thread" + ("" if timed[0][1].threads == 1 else "s")
     pieces = [
-        f"{name} {_ratio(one)} in {one.pairs} pairs of steps (a second dense network in its place: "
-        f"{_ratio(one.dense_twice)})"
-        for name, one in timed
+        f"{name} {_listed(one.ratio for one in time.passes)} (a second dense network in its place: "
+        f"{_listed(one.dense_twice.ratio for one in time.passes)})"
+        for name, time in timed
     ]
-    seeds = "; ".join(dict.fromkeys(one.trial for _, one in timed))
-    marked = [name for name, one in timed if is_disturbed_pass(one)]
+    trials = "; ".join(dict.fromkeys(one.trial for _, time in timed for one in time.passes))
+    marked = [name for name, time in timed if any(map(is_disturbed_pass, time.passes))]
     remarks = [
-        f"Time pass: training time × dense, from alternating steps on {threads}: {', '.join(pieces)}. Timed were the "
-        f"networks of one trial each: {seeds}. The verdict uses these ratios."
+        f"Time passes: training time × dense, from alternating steps on {threads}: {', '.join(pieces)}. Timed were the "
+        f"networks of {trials}."
     ]
     if marked:
-        load = max(one.load for _, one in timed)
+        load = max(time.load for _, time in timed)
         remarks.append(
-            f"The time pass was disturbed: other programs used up to {load:.1f} cores when a measurement of "
-            f"{', '.join(marked)} began. These times are marked and give no verdict; run it again on a quiet machine."
+            f"Some time passes were disturbed: other programs used up to {load:.1f} cores when a measurement of "
+            f"{', '.join(marked)} began. These passes do not count."
         )
     return remarks
 
 
-def _ratio(found: Interval) -> str:
-    return f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]"
+def _listed(ratios: Iterable[float]) -> str:
+    return ", ".join(f"{one:.3f}" for one in ratios)

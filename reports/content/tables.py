@@ -6,27 +6,35 @@ from collections.abc import Callable, Sequence
 
 from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, quantity_cell
+from reports.content.verdict import inference_share, word
 from reports.data.disturbed_times import DISTURBED_NOTE, is_disturbed_pass, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
 from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, by_seed, not_measured
 from reports.data.records import Trial
-from reports.data.significance import MOST_SEEDS
-from reports.data.verdict import Finding, is_dense
+from reports.data.rule import Answer, Judged
+from reports.data.verdict import Cost
 from suite.runs.folder.columns import COLUMNS
+from suite.runs.folder.times import MethodTime
 
-_INTERVAL = "± is the half-width of the 95 % confidence interval over seeds."
-_VERDICTS = (
-    "The gain is the accuracy minus that of dense training that costs as much: interpolated between trainings of "
-    "different length, and the whole dense training for a method that costs more. Its ± is not corrected for the "
-    "number of methods. Pays: the gain is shown to be above 0. Does not pay: it is shown to be below the margin. "
-    "Shown: by a t-test, corrected for the number of claims (Holm). Undecided: neither; so many more seeds would "
-    "decide if mean and spread stay the same."
-)
+_INTERVAL = "± is the half-width of the 95 % confidence interval over seeds, with the spread of all methods together."
 _TIMED = (
-    "The time pass compares steps that run in turn, with the networks of one seed; its interval in brackets is that of "
-    "the steps."
+    "Geometric mean of the ratios of all passes, each of which compares steps that run in turn. The 95 % interval in "
+    "brackets covers differences between passes; it needs three."
 )
-_INFERENCE = "Of the final model's shapes; zero weights count."
+_GAIN = (
+    "Accuracy minus that of dense training for the same cost (the row below). The intervals of a page hold together "
+    "with 95 %."
+)
+_OUTCOME = (
+    "better, worse: a gain above or below 0 is shown; same: it is shown to be within the margin of {margin:g} points; "
+    "undecided: none of these is shown (t-tests, corrected by Holm's method over the methods of the page)."
+)
+_AS_GOOD = (
+    "yes: accuracy within the margin of {margin:g} points of the whole dense training, and a smaller cost, are shown; "
+    "no: the opposite of one is shown."
+)
+_CURVE = "A parabola through dense trainings of several lengths."
+_INFERENCE = "Of the final model, one image. Zero weights count, except where the method's kernels skip them."
 _RATIOS = "Geometric mean of the ratios, paired by seed; the 95 % interval in brackets is that of their logarithms."
 _ONE_SEED = "One seed: no interval, so chance cannot be excluded; --seeds 3 gives one."
 _COUNTS = (
@@ -40,84 +48,109 @@ _SKIPS = (
 )
 
 
-def summary_table(rows: Sequence[MethodRow], found: Sequence[Finding], slug: str, title: str) -> Table | None:
-    """Return the table of the first screen; `None` if no trial is done.
+def verdict_table(
+    rows: Sequence[MethodRow], answer: Answer | None, cost: Cost, margin: float, name: str, title: str
+) -> Table | None:
+    """Return the table of the answers at one cost; `None` if no trial is done.
 
     Args:
         rows: Ranked rows of one group.
-        found: The findings of its verdict; empty if it has none.
-        slug: Prefix of the table's name.
-        title: Heading of the group.
+        answer: What the rule says; `None` for a smoke test.
+        cost: The cost that is equal.
+        margin: δ, in points.
+        name: Name of the table.
+        title: Heading of the table.
     """
     if not any(row.done for row in rows):
         return None
-    interval = f"Means over seeds, paired by seed. {_INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED}"
-    by_pass = all_timed(rows)
-    unit, explained = "× dense", _RATIOS
-    if by_pass:
-        unit, explained = "× dense, time pass", _TIMED
-    elif any(row.timed is not None for row in rows):
-        explained = f"{_TIMED} Otherwise: the trials. {_RATIOS}"
+    judged = {} if answer is None else {one.candidate.label: one for one in answer.judged}
+    claims = 0 if answer is None else answer.claims
+    ratios = Column("Training time", "× dense", "measured", _TIMED)
+    if cost == "flops":
+        ratios = Column("Executed training FLOPs", "× dense", "counted", _RATIOS)
     columns = (
         Column("Method", numeric=False),
-        Column("Accuracy, and difference to dense", "%, points", "measured", interval),
-        Column("Training time for equal epochs", unit, "measured", explained),
-        Column("Executed training FLOPs", "× dense", "counted"),
+        Column("Accuracy", "%", "measured", _INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED),
+        ratios,
+        Column("Gain over dense for this cost", "points", "measured", _GAIN),
+        Column(f"At equal {'time' if cost == 'time' else 'FLOPs'}", numeric=False, note=_OUTCOME.format(margin=margin)),
+        Column("As good as dense, for less", numeric=False, note=_AS_GOOD.format(margin=margin)),
         Column("Inference FLOPs", "× dense", "counted", _INFERENCE),
-        Column("Verdict at equal time", "gain in points", numeric=False, note=_VERDICTS),
-        Column("Verdict at equal FLOPs", "gain in points", numeric=False, note="At equal executed training FLOPs."),
     )
-    by_cost = {(one.label, one.cost): one for one in found}
-
-    def cells(row: MethodRow) -> tuple[Cell, ...]:
-        exact = (_cell(one, row.seeds, _exact_ratio) for one in (row.flops_ratio["executed"], row.inference_ratio))
-        verdicts = (_verdict_cell(row, by_cost.get((row.label, cost))) for cost in ("time", "flops"))
-        return (_accuracy_cell(row), _time_cell(row, "" if by_pass else " (time pass)"), *exact, *verdicts)
-
-    return _table(f"{slug}-summary", title, columns, rows, cells)
-
-
-def _accuracy_cell(row: MethodRow) -> Cell:
-    def write(value: Estimate) -> str:
-        difference = row.accuracy_difference
-        if isinstance(difference, Missing):
-            return formatting.percent(value)
-        points = formatting.interval(difference.scaled(100), 2, sign=True, reference=0)
-        return f"{formatting.percent(value)} ({points})"
-
-    return _cell(row.accuracy, row.seeds, write)
+    body: list[tuple[Cell, ...]] = []
+    under = set()
+    for row in rows:
+        one = judged.get(row.label)
+        body.append((Cell(row.label, code=True, colour=row.colour), *_verdict_cells(row, one, cost, margin, claims)))
+        if one is not None and one.dense is not None and one.cost is not None:
+            under.add(len(body))
+            body.append(_dense_cells(one))
+    pinned = sum(row.is_baseline for row in rows)
+    return Table(name, title, columns, tuple(body), pinned, frozenset(under))
 
 
-def _time_cell(row: MethodRow, source: str) -> Cell:
-    timed = row.timed
-    if timed is not None:
-        text = f"{timed.ratio:.3f} [{timed.low:.3f}, {timed.high:.3f}]{source}"
-        return Cell(mark_disturbed(text, is_disturbed_pass(timed)), value=timed.ratio)
+def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: float, claims: int) -> tuple[Cell, ...]:
+    accuracy = _cell(row.accuracy, row.seeds, formatting.percent)
+    ratio = _cost_cell(row, judged, cost)
+    inference = _cell(inference_share(row), row.seeds, _exact_ratio)
     if row.is_baseline:
-        return _cell(row.time_ratio, row.seeds, formatting.ratio)
-    disturbed = ", disturbed" if row.ratio_is_disturbed else ""
-    return _cell(row.time_ratio, row.seeds, lambda value: f"{formatting.ratio(value)} (trials{disturbed})")
+        nothing = missing_cell("Dense is what methods are compared with.")
+        return accuracy, ratio, nothing, nothing, nothing, inference
+    if judged is None:
+        reason = (
+            "Controls are compared with methods, and claim nothing."
+            if row.is_control
+            else "A smoke test has no verdict."
+        )
+        nothing = missing_cell(reason)
+        return accuracy, ratio, nothing, nothing, nothing, inference
+    missing = missing_cell(judged.reason or "not measured")
+    gain, note = missing, missing.note if judged.reason else ""
+    if judged.gain is not None and judged.at_equal_cost != "not measured":
+        width = judged.gain.half_width(claims)
+        gain = Cell(f"{formatting.signed(judged.gain.value, 2)} ± {width:.2f}", value=judged.gain.value)
+    return (
+        accuracy,
+        ratio,
+        gain,
+        Cell(word(judged, margin), note),
+        Cell(judged.as_good, note if judged.as_good == "not measured" else ""),
+        inference,
+    )
 
 
-def _verdict_cell(row: MethodRow, finding: Finding | None) -> Cell:
-    if finding is None:
-        return missing_cell("Dense has no verdict." if is_dense(row) else "A smoke test gives no verdict.")
-    if finding.outcome == "none":
-        untrained = finding.reason.startswith("dense was not trained")
-        return Cell(f"no verdict: {'no dense training at this cost' if untrained else finding.reason}")
-    assert isinstance(finding.gain, Estimate)
-    gain = formatting.interval(finding.gain.scaled(100), 2, sign=True, reference=0)
-    return Cell(f"{_outcome(finding, finding.gain)}: {gain}", value=finding.gain.mean)
+def _dense_cells(judged: Judged) -> tuple[Cell, ...]:
+    """Return the row of dense training for the cost of a method, which was not trained."""
+    assert judged.dense is not None
+    assert judged.cost is not None
+    share = 1.0 if judged.cost.is_same else min(judged.cost.share, 1.0)
+    empty = Cell("")
+    accuracy = Cell(f"{judged.dense:.2f}", _CURVE, judged.dense / 100)
+    return Cell("· dense for this cost"), accuracy, Cell(f"{share:.3f}", value=share), empty, empty, empty, empty
 
 
-def _outcome(finding: Finding, gain: Estimate) -> str:
-    if finding.outcome != "undecided":
-        return finding.outcome
-    if finding.seeds_needed is None:
-        same = gain.half_width is None
-        return "undecided, all seeds have the same gain" if same else f"undecided, more than {MOST_SEEDS} seeds"
-    more = finding.seeds_needed - gain.count
-    return f"undecided, {more} more {'seed' if more == 1 else 'seeds'}"
+def _cost_cell(row: MethodRow, judged: Judged | None, cost: Cost) -> Cell:
+    if cost == "flops":
+        return _cell(row.flops_ratio["executed"], row.seeds, _exact_ratio)
+    if row.is_baseline:
+        return Cell("1.00", value=1.0)
+    if row.timed is None:
+        return missing_cell("No time pass measured it.")
+    if judged is not None and judged.cost is not None:
+        one = judged.cost
+        return Cell(f"{one.share:.3f} [{one.low:.3f}, {one.high:.3f}]", value=one.share)
+    if row.is_control:
+        return Cell(f"{row.timed.ratio:.3f}", value=row.timed.ratio)
+    return _passes_cell(row.timed)
+
+
+def _passes_cell(timed: MethodTime) -> Cell:
+    """Return the ratio of passes that are too few, or disturbed, for an interval."""
+    count = len(timed.passes)
+    passes = f"{count} {'pass' if count == 1 else 'passes'}: no interval between passes."
+    disturbed = any(map(is_disturbed_pass, timed.passes))
+    note = f"{passes} {DISTURBED_NOTE}" if disturbed else passes
+    return Cell(mark_disturbed(f"{timed.ratio:.3f}", disturbed), note, timed.ratio)
 
 
 def group_tables(rows: Sequence[MethodRow], slug: str, device: str) -> tuple[Table, ...]:
@@ -135,7 +168,7 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
     """Return accuracy, training time, and the realised and theoretical savings."""
     disturbed = any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows)
     warning = f" {DISTURBED_NOTE}" if disturbed else ""
-    disturbed_pass = any(is_disturbed_pass(row.timed) for row in rows)
+    disturbed_pass = any(is_disturbed_pass(one) for row in rows if row.timed for one in row.timed.passes)
     ratio_warning = f" {DISTURBED_NOTE}" if disturbed_pass else "" if all_timed(rows) else warning
     several = any(row.seeds > 1 for row in rows)
     realised = "1 − training time × dense." if several else f"1 − training time × dense. {_ONE_SEED}"
@@ -143,7 +176,7 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
         Column("Method", numeric=False),
         Column("Seeds done"),
         Column(COLUMNS["test_accuracy"].title, "%", "measured", _INTERVAL if several else _ONE_SEED),
-        Column("Difference to dense", "points", "measured", "Paired by seed."),
+        Column("Difference to dense", "points", "measured", "After equal epochs."),
         Column(
             COLUMNS["train_time_s"].title,
             "",
@@ -187,8 +220,7 @@ def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
 
 def _ratio_cell(row: MethodRow) -> Cell:
     if row.timed is not None:
-        text = f"{row.timed.ratio:.3f} [{row.timed.low:.3f}, {row.timed.high:.3f}]"
-        return Cell(mark_disturbed(text, is_disturbed_pass(row.timed)), _TIMED, row.timed.ratio)
+        return _passes_cell(row.timed)
     return _cell(
         row.time_ratio, row.seeds, lambda value: mark_disturbed(formatting.ratio(value), row.ratio_is_disturbed)
     )
@@ -196,9 +228,7 @@ def _ratio_cell(row: MethodRow) -> Cell:
 
 def _saving_cell(row: MethodRow) -> Cell:
     if row.timed is not None:
-        saved, low, high = (100 * (1 - ratio) for ratio in (row.timed.ratio, row.timed.high, row.timed.low))
-        texts = [formatting.plain(value, 1) for value in (saved, low, high)]
-        return Cell(f"{texts[0]} [{texts[1]}, {texts[2]}]", _TIMED, saved / 100)
+        return Cell(formatting.plain(100 * (1 - row.timed.ratio), 1), _TIMED, 1 - row.timed.ratio)
     return _cell(
         _saving(row.time_ratio), row.seeds, lambda value: mark_disturbed(_whole_percent(value), row.ratio_is_disturbed)
     )

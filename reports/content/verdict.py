@@ -1,270 +1,382 @@
-"""The verdict of a group: one sentence about all methods, and one line for each method that says why.
+"""The verdict of a group: a sentence for each purpose, what it rests on, what would change it, and a line per method.
 
-Both are made from the findings (`reports.data.verdict`) by fixed rules.
+All of it is made from the rule's answers (`reports.data.verdict`) by fixed rules; no name of a method decides anything.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from reports.content.model import Headline, Verdict
 from reports.content.why.causes import causes
-from reports.data.budget import BudgetCurve
 from reports.data.disturbed_times import is_disturbed_pass
-from reports.data.estimates import Estimate, Missing, Quantity, mean_of
+from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.method_rows import MethodRow
-from reports.data.significance import MOST_SEEDS
-from reports.data.verdict import FEWEST_SEEDS, LEVEL, Cost, Finding, findings, is_dense
-from reports.formatting import interval, ratio
-from suite.recipe import control_epochs
+from reports.data.rule import FEWEST_PASSES, FEWEST_SEEDS, LEVEL, POWER, Answer, Judged, costs_more
+from reports.data.verdict import Answers, Cost
+from reports.formatting import duration, ratio, signed
+from suite.recipe import FEWEST_BUDGETS, control_epochs
 from suite.runs.folder.profiles import MethodProfile
 
-_MOST_REASONS = 2
-_SAME_SHARE = 0.005  # costs relative to dense that differ by less count as equal
-_LONGEST_NAMES = 40  # characters of the names in a clause of the sentence; more methods are counted instead
+_AT: Mapping[Cost, str] = {"time": "equal time", "flops": "equal executed FLOPs"}
+_UNIT: Mapping[Cost, str] = {"time": "of dense's time", "flops": "of dense's FLOPs"}
+_NOTHING = 1e-9  # a share of dense's FLOPs or parameters
+_CHEAPER = 0.005  # costs relative to dense that differ by less count as equal
+_MOST_NAMES = 3
 _LONGER = (
     "First train longer (`--epochs`) or with smaller batches (`--batch-size`), until dense training is better than a "
     "guess; before that, more seeds say nothing about the methods."
 )
-_AT = {"time": "at the same measured training time", "flops": "at the same executed FLOPs"}
+_EARLIER = (
+    "These trials are from before subnormal numbers were flushed to zero. The same command trains new ones, which are "
+    "not compared with them."
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a verdict says besides the answers.
+
+    Attributes:
+        epochs: Number of epochs of the group; 0 if it is not known.
+        margins: Margins that the commands of the folder declared, as fractions, in order; the last one applies.
+        test_images: Number of test images; 0 if it is not known.
+        learned: Whether dense training is better than a guess.
+        is_ieee: Whether the trials computed with subnormal numbers, as those of earlier versions.
+        out: The option with which a command continues in the folder of the report.
+    """
+
+    epochs: float
+    margins: tuple[float, ...]
+    test_images: int = 0
+    learned: bool = True
+    is_ieee: bool = False
+    out: str = "--out DIR"
+
+    @property
+    def margin(self) -> float:
+        """δ, in points."""
+        return 100 * self.margins[-1]
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether one test image changes an accuracy by more than δ."""
+        return 0 < self.test_images < 100 / self.margin
+
+
+def main_cost(rows: Sequence[MethodRow]) -> Cost:
+    """Return the cost that decides: time if a time pass was run, otherwise executed FLOPs."""
+    return "time" if any(row.timed is not None for row in rows) else "flops"
 
 
 def verdict(
-    rows: Sequence[MethodRow],
-    curve: BudgetCurve,
-    device: str,
-    epochs: float,
-    margins: Sequence[float],
-    groups: int = 1,
-    profiles: Mapping[str, MethodProfile] | None = None,
-    out: str = "--out DIR",
-    learned: bool = True,
+    rows: Sequence[MethodRow], answers: Answers, setting: Setting, profiles: Mapping[str, MethodProfile] | None = None
 ) -> Verdict | None:
     """Return the verdict about the methods of a group; `None` if there is none to compare with dense.
 
     Args:
         rows: Ranked rows of one group.
-        curve: Dense training for shares of the epochs.
-        device: Device of the group, `cpu` or `cuda`.
-        epochs: Number of epochs of the group; 0 if it is not known.
-        margins: Margins that the commands of the folder declared, in order; the last one applies.
-        groups: Number of groups on the page that make claims.
+        answers: What the rule says about them.
+        setting: What else the verdict names.
         profiles: Where the time of a step goes, by method, for those that have a profile.
-        out: The option with which a command continues in the folder of the report.
-        learned: Whether dense training has learned the task; if not, the only advice is to train longer.
     """
-    methods = [row for row in rows if not is_dense(row)]
+    methods = {row.label: row for row in rows if not row.is_baseline and not row.is_control}
     if not methods:
         return None
-    found = findings(rows, curve, margins[-1], groups)
-    length = f"{epochs:g} {'epoch' if epochs == 1 else 'epochs'}" if epochs else "these epochs"
-    seeds = [one.gain.count for one in found if one.outcome != "none" and isinstance(one.gain, Estimate)]
-    with_seeds = f" and {min(seeds)} seeds" if seeds else ""
-    where = f"On this {'GPU' if device.startswith('cuda') else 'CPU'}, for {length}{with_seeds}"
+    cost = main_cost(rows)
+    answer = answers[cost]
     lines = []
-    for row in methods:
-        why = [*_why(row), *causes((profiles or {}).get(row.label), epochs)]
-        outcomes = "; ".join(_outcome(one) for one in found if one.label == row.label)
-        lines.append(Headline(row.label, f"{outcomes}. Why: {'; '.join(why)}.", row.colour))
-    # The measured time decides; FLOPs say what other kernels could make of the method.
-    margin = _points(margins[-1])
-    answers = f"{where}, {_sentence(found, 'time', margin)}.", f"A{_sentence(found, 'flops', margin)[1:]}."
+    for name, row in methods.items():
+        found = [(one, of) for of in answers for one in answers[of].judged if one.candidate.label == name]
+        outcomes = "; ".join(_outcome(one, of, setting) for one, of in found if of == "flops" or cost == "time")
+        judged = next(one for one, of in found if of == cost)
+        why = [*_why(row, judged), *causes((profiles or {}).get(name), setting.epochs)]
+        lines.append(Headline(name, f"{outcomes}. Why: {'; '.join(why)}.", row.colour))
     return Verdict(
-        answers,
-        " ".join([*(_advice(found, methods, epochs, out) if learned else [_LONGER]), *_changed(margins)]),
-        tuple(lines),
-        " ".join(_certainty(found, methods, groups)),
-        " ".join(_changes(found) if learned else []),
-    )
+        warnings=tuple(_warnings([*methods.values()], answer, setting)),
+        purposes=tuple(_purposes(methods, answer, cost, setting)) if answer.curve is not None else (
+            f"No verdict: {answer.reason}.",
+        ),
+        basis=_basis(rows, answer, cost, setting),
+        advice=" ".join(_advice(methods, answer, cost, setting)),
+        certainty=_certainty(answer, setting) if answer.claims else "",
+        lines=tuple(lines),
+    )  # fmt: skip
 
 
 def smoke_verdict() -> Verdict:
     """Return the text in place of the verdict in the report of a smoke test."""
     answer = "A smoke test shows that everything runs; its numbers do not show which method to use."
-    return Verdict((answer, ""), "The same command with `--preset quick --seeds 3 --controls` can give a verdict.", ())
+    return Verdict((answer,), advice="The same command with `--preset quick --seeds 3 --controls` can give a verdict.")
 
 
-def _points(margin: float) -> str:
-    return f"{100 * margin:g} {'point' if margin == 0.01 else 'points'}"
+def pruned_nothing(row: MethodRow) -> bool:
+    """Return whether a method ended with dense's network, and no multiply-add of its training could be skipped."""
+    shares = (row.flops_ratio.get("effective"), row.params_ratio, row.inference_effective_ratio)
+    return all(isinstance(one, Estimate) and abs(one.mean - 1) < _NOTHING for one in shares)
 
 
-def _changed(margins: Sequence[float]) -> list[str]:
-    """Say that the margin was changed by a later command, which may have known results."""
-    if len(margins) == 1:
-        return []
-    return [f"The margin was {_points(margins[0])} in the first command and was changed later."]
+def _warnings(methods: Sequence[MethodRow], answer: Answer, setting: Setting) -> list[str]:
+    """Return what a reader must know before any number: methods that did nothing, and data that cannot decide."""
+    lines = [f"{_code(row.label)} pruned nothing: it is dense training." for row in methods if pruned_nothing(row)]
+    for one in answer.judged:
+        if one.candidate.diverged:
+            total = one.candidate.diverged + len(one.candidate.accuracies)
+            lines.append(
+                f"{_code(one.candidate.label)}: {one.candidate.diverged} of {total} seeds diverged or learned nothing."
+            )
+    if setting.is_coarse:
+        lines.append(
+            f"{setting.test_images} test images cannot show a difference of {setting.margin:g} points: one image is "
+            f"{100 / setting.test_images:.1f} points."
+        )
+    return lines
 
 
-def _sentence(found: Sequence[Finding], cost: Cost, margin: str) -> str:
-    """Return the sentence about all methods at one cost, without its first capital letter and its full stop."""
-    ours = [one for one in found if one.cost == cost]
-    by_outcome = {
-        outcome: [one.label for one in ours if one.outcome == outcome]
-        for outcome in ("pays", "does not pay", "undecided", "none")
-    }
-    at = _AT[cost]
-    if by_outcome["pays"]:
-        return f"{at}, {_subject(by_outcome['pays'], 'reaches')} a higher accuracy than dense"
-    if len(by_outcome["none"]) == len(ours):
-        reasons = list(dict.fromkeys(one.reason for one in ours))
-        why = "; ".join(reasons) if len(reasons) <= _MOST_REASONS else "for several reasons, one per method below"
-        return f"{at}, there is no verdict ({why})"
-    if len(by_outcome["does not pay"]) == len(ours):
-        return f"{at}, use dense: no method gains {margin} over it"
-    endings = {
-        "undecided": ("is", "undecided"),
-        "none": ("has", "no verdict"),
-        "does not pay": ("does", f"not gain {margin}"),
-    }
-    clauses = [
-        f"{_subject(names, verb)} {ending}"
-        for outcome, (verb, ending) in endings.items()
-        if (names := by_outcome[outcome])
+def _purposes(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, setting: Setting) -> list[str]:
+    """Return one sentence for each purpose."""
+    return [
+        _most_accurate(answer, cost),
+        _fastest(answer, cost, setting),
+        *_smallest(methods, answer),
     ]
-    return f"{at}, no method is shown to gain over dense: {'; '.join(clauses)}"
 
 
-def _advice(found: Sequence[Finding], methods: Sequence[MethodRow], epochs: float, out: str) -> list[str]:
-    """Return what would give a verdict where there is none, or would decide.
+def _most_accurate(answer: Answer, cost: Cost) -> str:
+    better = [one for one in answer.judged if one.at_equal_cost == "better" and one.gain and one.cost]
+    if better:
+        best = max(better, key=lambda one: one.gain.value if one.gain else -math.inf)
+        assert best.gain is not None
+        assert best.cost is not None
+        others = [one for one in better if one is not best]
+        more = f"; {_names(others)} {'is' if len(others) == 1 else 'are'} better, too" if others else ""
+        return (
+            f"Most accurate at {_AT[cost]}: {_code(best.candidate.label)}, {_points(best, answer)} points above dense "
+            f"training for {best.cost.share:.3f} {_UNIT[cost]}{more}."
+        )
+    open_ones = [one for one in answer.judged if one.at_equal_cost in ("undecided", "unstable")]
+    end = f" {_names(open_ones)} {'is' if len(open_ones) == 1 else 'are'} undecided." if open_ones else ""
+    return f"Most accurate at {_AT[cost]}: dense; no method is shown to be better.{end}"
 
-    Its commands are between backticks, and have the option `out` or its folder.
+
+def _fastest(answer: Answer, cost: Cost, setting: Setting) -> str:
+    shortest = answer.shortest or 1.0
+    fast = [one for one in answer.judged if one.as_good == "yes" and one.cost and one.cost.high < shortest]
+    purpose = f"{'Fastest' if cost == 'time' else 'Cheapest'} within {setting.margin:g} points of dense:"
+    dense = f"dense for {shortest:.2f} {_UNIT[cost]}" if shortest < 1 else "dense"
+    if not fast:
+        return f"{purpose} {dense}; no method is shown to be {'faster' if cost == 'time' else 'cheaper'}."
+    best = min(fast, key=lambda one: one.cost.share if one.cost else math.inf)
+    assert best.cost is not None
+    return f"{purpose} {_code(best.candidate.label)}, {best.cost.share:.3f} {_UNIT[cost]}; the next is {dense}."
+
+
+def _smallest(methods: Mapping[str, MethodRow], answer: Answer) -> list[str]:
+    sizes = {name: shown.mean for name, row in methods.items() if isinstance(shown := inference_share(row), Estimate)}
+    name = min(sizes, key=lambda name: sizes[name], default=None)
+    if name is None or sizes[name] > 1 - _CHEAPER:
+        return ["Smallest network: dense; no method here needs fewer inference FLOPs."]
+    loss = next((one.loss for one in answer.judged if one.candidate.label == name), None)
+    lost = "" if loss is None else f", {signed(loss.value, 1)} ± {loss.half_width():.1f} points from dense"
+    return [f"Smallest network: {_code(name)}, {sizes[name]:.2f} of dense's inference FLOPs{lost}."]
+
+
+def inference_share(row: MethodRow) -> Quantity:
+    """Return the inference FLOPs over those of dense: without zero weights if the method's kernels skip them."""
+    return row.inference_effective_ratio if skips(row) else row.inference_ratio
+
+
+def skips(row: MethodRow) -> bool:
+    """Return whether layers of a finished trial had another backend than torch at the end, which may skip zeros."""
+    backends = [trial.epochs[-1].get("backends") for trial in row.done if trial.epochs]
+    return any(isinstance(one, Mapping) and any(name != "torch" for name in one.values()) for one in backends)
+
+
+def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setting) -> str:
+    """Return seeds, epochs, minutes, threads, the smallest gain that would have been shown, and the clock's error."""
+    seeds = sorted({len(one.candidate.accuracies) for one in answer.judged})
+    count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    parts = [f"{count} {'seed' if seeds == [1] else 'seeds'} a method"]
+    if setting.epochs:
+        parts.append(f"{setting.epochs:g} {'epoch' if setting.epochs == 1 else 'epochs'}")
+    dense = next((row for row in rows if row.is_baseline), None)
+    threads = next((trial.number("threads") for row in rows for trial in row.done if trial.number("threads")), None)
+    if dense is not None and isinstance(dense.train_time, Estimate):
+        on = f" on {threads:g} {'thread' if threads == 1 else 'threads'}" if threads else ""
+        disturbed = " (disturbed)" if dense.time_is_disturbed else ""
+        parts.append(f"dense trains in {duration(dense.train_time.mean)}{on}{disturbed}")
+    if answer.smallest_gain is not None:
+        parts.append(
+            f"smallest gain that would have been shown, with {100 * POWER:g} %: {answer.smallest_gain:.2f} points"
+        )
+    if cost == "time" and answer.pass_error is not None:
+        parts.append(f"ratios of time differ between passes by {100 * answer.pass_error:.1f} % (standard deviation)")
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, setting: Setting) -> list[str]:
+    """Return what would give a verdict where there is none, and what could change it.
+
+    Its commands are between backticks.
     """
-    options, advice = [], []
-    tried = {row.label: len({trial.number("seed") for trial in row.trials}) for row in methods}
-    # A seed that failed will fail again, so that another one has to take its place. Few seeds may have another reason.
-    failed = [tried[one.label] - one.seeds for one in found if one.outcome == "none" and 0 < one.seeds < FEWEST_SEEDS]
-    if failed:
-        options.append(f"--seeds {FEWEST_SEEDS + max(failed)}")
-    untrained = [mean_of(one.share) or 0.0 for one in found if one.reason.startswith("dense was not trained")]
-    # The epochs of dense that cost as much, where dense can be trained for so few.
-    shorter = [count for share in untrained if share < 1 and (count := math.floor(share * epochs)) >= 1]
-    least = min(control_epochs(int(epochs)), default=1)
-    if any(count >= least for count in shorter) or any(one.reason == "dense was not run" for one in found):
-        options.append("--controls")
-    gives = f"can give {'a verdict' if all(one.outcome == 'none' for one in found) else 'the missing verdicts'}"
-    pass_of_time = f"`python run_suite.py time {out.removeprefix('--out ')}`"
-    disturbed = any("disturbed" in one.reason for one in found)
+    if not setting.learned:
+        return [_LONGER]
+    if setting.is_ieee:
+        return [_EARLIER]
+    needs = [answer.need, *(one.need for one in answer.judged)]
+    advice, options = [], []
+    time_pass = f"`python run_suite.py time {setting.out.removeprefix('--out ')}`"
+    if setting.is_coarse:
+        return [f"A margin above {100 / setting.test_images:.1f} points (`--margin`), or more test images, can."]
+    if "seeds" in needs:
+        tried = [{trial.number("seed") for trial in row.trials} for row in methods.values()]
+        failed = [len(one) - row.seeds for one, row in zip(tried, methods.values(), strict=True)]
+        options.append(f"--seeds {FEWEST_SEEDS + max([0, *failed])}")
+    if {"controls", "dense"} & {*needs}:
+        if setting.epochs and len(control_epochs(int(setting.epochs))) + 1 < FEWEST_BUDGETS:
+            advice.append(
+                f"{setting.epochs:g} epochs allow no {FEWEST_BUDGETS} lengths of dense training: train longer "
+                "(`--epochs`)."
+            )
+        else:
+            options.append("--controls")
     if options:
-        then = f", and then the time pass, {pass_of_time}," if disturbed else ""
-        advice.append(f"The same command with `{' '.join([*options, out])}`{then} {gives}.")
-    elif disturbed:
-        advice.append(f"The time pass, {pass_of_time}, {gives}.")
-    if shorter and min(shorter) < least:
-        command = f"`--methods dense --epochs {min(shorter)} {out}`"
-        advice.append(
-            f"So can {command} for the smallest cost." if options else f"The same command with {command} {gives}."
-        )
-    if any(share > 1 for share in untrained):
-        advice.append("A method that costs more than dense cannot be shown to pay here.")
-    undecided = {one.cost for one in found if one.seeds_needed is not None}
-    if undecided:
-        where = "undecided methods" if "time" in undecided else "methods that are undecided at equal FLOPs"
-        advice.append(f"More seeds, as many as the table says and chosen in advance, may decide the {where}.")
+        advice.append(f"The same command with `{' '.join([*options, setting.out])}` can give a verdict.")
+    disturbed = any(is_disturbed_pass(one) for row in methods.values() if row.timed for one in row.timed.passes)
     if disturbed:
-        advice.append("Times are compared only if they were measured on a quiet machine.")
-    return advice
-
-
-def _certainty(found: Sequence[Finding], methods: Sequence[MethodRow], groups: int) -> list[str]:
-    """Return how certain the outcomes are, and what their intervals do not cover; nothing without an outcome."""
-    tested = [one for one in found if one.outcome != "none"]
-    if not tested:
-        return []
-    claims = len(tested) * groups
-    lines = [
-        "If no method gained anything, the chance that this page says that one pays would be at most "
-        f"{100 * LEVEL:g} %, and as small for a false 'does not pay' if all gained the margin (tests corrected for "
-        f"{claims} {'claim' if claims == 1 else 'claims'})."
-    ]
-    decided = [one for one in tested if one.p_value is not None]
-    if decided:
-        least = max(decided, key=lambda one: one.p_value or 0.0)
-        lines.append(
-            f"The least certain outcome: {least.label} {least.outcome} {_AT[least.cost]} (corrected p-value "
-            f"{least.p_value:.2g}, limit {LEVEL:g})."
+        advice.append("Passes that other programs disturbed do not count: first let the machine be quiet.")
+    elif cost == "flops":
+        advice.append(f"Times need the time pass: {time_pass}.")
+    elif "passes" in needs:
+        most = max(
+            [
+                FEWEST_PASSES,
+                *(len(one.candidate.ratios) + 3 for one in answer.judged if one.need == "passes" and one.gain),
+            ]
         )
-    twice = [row.timed.dense_twice for row in methods if row.timed is not None]
-    if twice:
-        low, high = min(one.low for one in twice), max(one.high for one in twice)
-        lines.append(
-            f"Where the time pass timed dense against itself, its intervals were within [{low:.3f}, {high:.3f}]. They "
-            "cover the steps of one pass with the networks of one seed, not differences between passes."
+        advice.append(f"More passes can give one: {time_pass.removesuffix('`')} --passes {most}`.")
+    for need, word in (("shorter", "fewer"), ("longer", "more")):
+        costs = [one.cost.share for one in answer.judged if one.need == need and one.cost]
+        count = math.floor(min(costs) * setting.epochs) if need == "shorter" and costs else (
+            math.ceil(max(costs) * setting.epochs) if costs else 0
+        )  # fmt: skip
+        if need == "shorter" and count >= 1:
+            advice.append(
+                f"Dense for {word} epochs, `--methods dense --epochs {count} {setting.out}`, covers the smallest cost."
+            )
+        if need == "longer" and count:
+            names = _names([one for one in answer.judged if one.need == need])
+            advice.append(f"{names} would have to be compared with dense for {count} epochs, as a command of its own.")
+    more = [one.seeds_needed - len(one.candidate.accuracies) for one in answer.judged if one.seeds_needed]
+    if more:
+        advice.append(
+            f"More seeds, {max(more)} at most and chosen in advance, may decide what is undecided; adding seeds until "
+            "something is decided raises the rate of false claims."
         )
-    return lines
+    return [*advice, *_faster_kernels(methods, answer), *_changed(setting)]
 
 
-def _changes(found: Sequence[Finding]) -> list[str]:
-    """Return what could change the answer at equal time; nothing without an outcome."""
-    at_time = {one.label: one for one in found if one.cost == "time" and one.outcome != "none"}
-    if not at_time:
+def _faster_kernels(methods: Mapping[str, MethodRow], answer: Answer) -> list[str]:
+    """Return what methods would be worth if all that can be skipped took no time: at their effective FLOPs."""
+    clauses = []
+    for one in answer.judged:
+        effective = methods[one.candidate.label].flops_ratio["effective"]
+        if answer.curve is None or one.cost is None or one.accuracy is None or isinstance(effective, Missing):
+            continue
+        shortest = answer.curve.budgets[0].share
+        if one.at_equal_cost != "better" and shortest <= effective.mean < one.cost.share - _CHEAPER:
+            gain = one.accuracy.value - answer.curve.at(math.log(effective.mean)).value
+            clauses.append(f"{_code(one.candidate.label)} {signed(gain, 1)} points (at {effective.mean:.2f} of dense)")
+    if not clauses:
         return []
-    lines = []
-    # The same gains, if each method's time were in proportion to what it executes.
-    slower = [
-        one
-        for one in found
-        if one.cost == "flops"
-        and isinstance(one.share, Estimate)
-        and (timed := at_time.get(one.label)) is not None
-        and timed.outcome != "pays"
-        and isinstance(timed.share, Estimate)
-        and one.share.mean < timed.share.mean - _SAME_SHARE
+    more = f" and {len(clauses) - _MOST_NAMES} more" if len(clauses) > _MOST_NAMES else ""
+    return [
+        "Kernels that skip all that can be skipped, at no cost, would change the gain to (modelled): "
+        f"{', '.join(clauses[:_MOST_NAMES])}{more}."
     ]
-    endings = {"pays": "pay", "undecided": "be undecided", "does not pay": "still not pay"}
-    clauses = [
-        f"{_counted(names)} would {ending}"
-        for outcome, ending in endings.items()
-        if (names := [one.label for one in slower if one.outcome == outcome])
-    ]
-    if clauses:
-        lines.append(f"Faster kernels: if time fell in proportion to executed FLOPs, {'; '.join(clauses)}.")
-    lines.append("Other networks, data, hardware or numbers of epochs were not measured here.")
-    return lines
 
 
-def _outcome(finding: Finding) -> str:
-    at = _AT[finding.cost]
-    if finding.outcome == "none":
-        return f"has no verdict {at} ({finding.reason})"
-    assert isinstance(finding.gain, Estimate)
-    assert isinstance(finding.share, Estimate)
-    gain = interval(finding.gain.scaled(100), 2, sign=True, reference=0)
-    verb = "is " if finding.outcome == "undecided" else ""
-    text = f"{verb}{finding.outcome} {at} ({gain} points, at {ratio(finding.share)} × dense"
-    if finding.outcome == "undecided":
-        text += f"; {_more_seeds(finding, finding.gain)}"
-    return f"{text})"
+def _changed(setting: Setting) -> list[str]:
+    """Say that the margin was changed by a later command, which may have known results."""
+    if len(setting.margins) == 1:
+        return []
+    return [f"The margin was {100 * setting.margins[0]:g} points in the first command and was changed later."]
 
 
-def _more_seeds(finding: Finding, gain: Estimate) -> str:
-    if gain.half_width is None:
-        return "all seeds have the same gain, so that it is unknown how many would decide"
-    if finding.seeds_needed is None:
-        return f"more than {MOST_SEEDS} seeds would be needed to decide"
-    more = finding.seeds_needed - gain.count
-    return f"about {more} more {'seed' if more == 1 else 'seeds'} would decide"
+def _certainty(answer: Answer, setting: Setting) -> str:
+    """Return what the tests cover."""
+    methods = "1 method" if answer.claims == 1 else f"{answer.claims} methods"
+    return (
+        f"A page makes a false claim of each kind (better, worse, same within {setting.margin:g} points, as good in "
+        f"less time) with a probability of at most {100 * LEVEL:g} %, for its {methods} together. Not covered: a "
+        "method whose spread over seeds is several times that of the others, and seeds that are added until something "
+        "is decided. Other networks, data and machines were not measured."
+    )
 
 
-def _why(row: MethodRow) -> list[str]:
+def _outcome(judged: Judged, cost: Cost, setting: Setting) -> str:
+    """Return the answers to both questions about a method at one cost, in words."""
+    if judged.at_equal_cost == "not measured":
+        text = f"at {_AT[cost]}: not measured ({judged.reason})"
+    elif judged.at_equal_cost == "unstable":
+        text = f"at {_AT[cost]}: unstable ({judged.reason})"
+    else:
+        assert judged.gain is not None
+        assert judged.cost is not None
+        text = (
+            f"at {_AT[cost]}: {word(judged, setting.margin)} ({signed(judged.gain.value, 2)} ± "
+            f"{judged.gain.half_width():.2f} points against dense for {min(judged.cost.share, 1):.3f})"
+        )
+        if judged.reason:
+            text += f", {judged.reason}"
+        if judged.seeds_needed and not setting.is_coarse:
+            more = judged.seeds_needed - len(judged.candidate.accuracies)
+            text += f", about {more} more {'seed' if more == 1 else 'seeds'} would decide"
+    cheaper = "in less time" if cost == "time" else "for fewer FLOPs"
+    return f"{text}; as good as dense {cheaper}: {judged.as_good}"
+
+
+def word(judged: Judged, margin: float) -> str:
+    """Return the outcome at equal cost as the page says it.
+
+    Args:
+        judged: The method.
+        margin: δ, in points.
+    """
+    return f"same within {margin:g}" if judged.at_equal_cost == "same" else judged.at_equal_cost
+
+
+def _points(judged: Judged, answer: Answer) -> str:
+    """Return a gain, with the half-width that holds for all methods of the page together."""
+    assert judged.gain is not None
+    return f"{signed(judged.gain.value, 2)} ± {judged.gain.half_width(answer.claims):.2f}"
+
+
+def _why(row: MethodRow, judged: Judged) -> list[str]:
     """Return what was saved in theory, what was skipped, what that gained in time, and what it cost in accuracy."""
-
     effective, executed = row.flops_ratio["effective"], row.flops_ratio["executed"]
     pieces = [
         f"{_saved(effective)} of dense's training FLOPs can be skipped in theory",
         f"{_saved(executed)} were skipped",
     ]
     if row.timed is not None:
-        disturbed = ", disturbed" if is_disturbed_pass(row.timed) else ""
-        pieces.append(f"training takes {row.timed.ratio:.3f} × the time of dense (time pass{disturbed})")
+        passes = "1 pass" if len(row.timed.passes) == 1 else f"{len(row.timed.passes)} passes"
+        disturbed = ", disturbed" if any(map(is_disturbed_pass, row.timed.passes)) else ""
+        pieces.append(f"training takes {row.timed.ratio:.3f} × the time of dense ({passes}{disturbed})")
     elif isinstance(row.time_ratio, Estimate):
-        disturbed = " (disturbed)" if row.ratio_is_disturbed else ""
-        pieces.append(f"training took {ratio(row.time_ratio)} × the time of dense{disturbed}")
+        disturbed = ", disturbed" if row.ratio_is_disturbed else ""
+        pieces.append(f"training took {ratio(row.time_ratio)} × the time of dense (trials, not paired{disturbed})")
     if isinstance(row.accuracy_difference, Estimate):
-        points = interval(row.accuracy_difference.scaled(100), 2, sign=True, reference=0)
-        pieces.append(f"after equal epochs, accuracy differs by {points} points")
+        difference = row.accuracy_difference.scaled(100)
+        width = "" if difference.half_width is None else f" ± {difference.half_width:.2f}"
+        pieces.append(f"after equal epochs, accuracy differs by {signed(difference.mean, 2)}{width} points")
+    if costs_more(judged):
+        pieces.append("it costs more than dense, which is then compared for its whole training")
     if row.failures:
-        pieces.append(f"{row.failures} of {len(row.trials)} trials, which are not included")
+        pieces.append(f"{row.failures} of {len(row.trials)} trials")
     return pieces
 
 
@@ -275,18 +387,14 @@ def _saved(quantity: Quantity) -> str:
     return f"{abs(share):.0f} %" if share >= -0.5 else f"minus {abs(share):.0f} %"
 
 
-def _names(labels: Sequence[str]) -> str:
-    *most, last = labels
+def _code(name: str) -> str:
+    """Return a name between backticks, which the page sets as code."""
+    return f"`{name.replace('`', '')}`"
+
+
+def _names(judged: Sequence[Judged]) -> str:
+    names = [_code(one.candidate.label) for one in judged]
+    if len(names) > _MOST_NAMES:
+        return f"{len(names)} methods"
+    *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def _subject(labels: Sequence[str], singular: str) -> str:
-    """Return the methods as the subject of a clause, with its verb."""
-    plural = {"reaches": "reach", "is": "are", "does": "do", "has": "have"}
-    return f"{_counted(labels)} {singular if len(labels) == 1 else plural[singular]}"
-
-
-def _counted(labels: Sequence[str]) -> str:
-    """Return the names of methods, or their number if the names are long."""
-    names = _names(labels)
-    return f"{len(labels)} methods" if len(labels) > 1 and len(names) > _LONGEST_NAMES else names

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from reports.data.records import Trial
 from reports.data.trial_files import finite
 from suite.files import clean
-from suite.runs.folder.times import MethodTime
+from suite.runs.folder.times import PassTime
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
 _UNSTEADY = 1.5
@@ -29,9 +29,9 @@ def is_disturbed(trial: Trial) -> bool:
     return trial.done and (_spread(trial) > _UNSTEADY or _busy_share(trial) >= _BUSY or _shared_with(trial) > 0)
 
 
-def is_disturbed_pass(timed: MethodTime | None) -> bool:
-    """Return whether other programs ran when a time pass began to measure a method; false if there was no pass."""
-    return timed is not None and timed.load >= _BUSY * timed.threads
+def is_disturbed_pass(measured: PassTime) -> bool:
+    """Return whether other programs ran when a time pass began to measure a method."""
+    return measured.load >= _BUSY * measured.threads
 
 
 def mark_disturbed(text: str, disturbed: bool) -> str:
@@ -107,6 +107,19 @@ def emulated_dtypes(trials: Sequence[Trial]) -> list[str]:
     return [
         f"{len(found)} of {len(done)} trials used {found[0]}, for which their processor has no arithmetic: float32 is "
         "many times faster there, and these times do not represent the method."
+    ]
+
+
+def unflushed(trials: Sequence[Trial]) -> list[str]:
+    """Return a warning if trials computed with subnormal numbers on a CPU."""
+    done = [trial for trial in trials if trial.done and trial.text("device") == "cpu"]
+    count = sum(trial.text("arithmetic") != "flush" for trial in done)
+    if not count:
+        return []
+    return [
+        f"{count} of {len(done)} trials computed with subnormal numbers (arithmetic ieee), as all did before the suite "
+        "flushed them to zero. On Intel's processors a channel that dies then makes some steps many times longer: do "
+        "not rely on the times of these trials."
     ]
 
 

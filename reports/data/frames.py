@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.data.records import Records, Trial, read
-from suite.files import clean
+from reports.data.records import Trial, damage, read
 from suite.runs.folder.columns import SCHEMA, Column
 from suite.runs.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, Frame
-from suite.runs.folder.times import GroupTimes, MethodTime
+from suite.runs.folder.times import GroupTimes, PassTime
 
 if TYPE_CHECKING:  # pandas takes half a second to import
     import pandas as pd
@@ -36,7 +35,7 @@ class Results:
             and communicated bytes `step_communication_KIND`, `train_communication_KIND` and `communication_KIND`; the
             objects `layers`, `backends` and `method` are left out.
         layers: One row per trial, reconfiguration interval and layer, from `layers.csv`.
-        times: One row per method and group that the time pass measured, from `time.json`.
+        times: One row per time pass of a method and group, from `time.json`.
         columns: The schema: one row per frame and column with `type`, `unit`, `kind` and `meaning`.
         damage: One line for each file that cannot be read and each value that is not valid.
     """
@@ -69,13 +68,8 @@ def load(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Results:
     ]
     columns = pd.DataFrame(schema, columns=["frame", "column", "type", "unit", "kind", "meaning"])
     return Results(
-        folder=records.folder, **frames, columns=columns.set_index(["frame", "column"]), damage=_damage(records)
+        folder=records.folder, **frames, columns=columns.set_index(["frame", "column"]), damage=damage(records)
     )
-
-
-def _damage(records: Records) -> tuple[str, ...]:
-    ours = [f"{trial.name}: {line}" for trial in records.trials for line in trial.damage]
-    return tuple(clean(line) for line in (*records.damage, *ours))
 
 
 def _frame(schema: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -125,10 +119,11 @@ def _times(groups: Sequence[GroupTimes]) -> Iterable[dict[str, Any]]:
             method, _, rest = label.partition("[")
             key: dict[str, Any] = {name: text or None for name, text in group.key.items()}
             key |= {name: _number(group.key.get(name, "")) for name in ("epochs", "batch_size")}
-            yield {**key, "method": method, "variant": rest.removesuffix("]") or None, **_measured(time)}
+            named = {**key, "method": method, "variant": rest.removesuffix("]") or None}
+            yield from ({**named, "pass": number, **_measured(one)} for number, one in enumerate(time.passes, 1))
 
 
-def _measured(time: MethodTime) -> dict[str, Any]:
+def _measured(time: PassTime) -> dict[str, Any]:
     found: dict[str, Any] = {
         "trial_id": time.trial,
         "reconfiguration": time.reconfiguration,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from reports.data.records import Trial
@@ -18,6 +18,7 @@ KEY = (
     *("epochs", "batch_size", "execution"),
 )
 COLOURS = 7  # of methods other than dense
+CONTROL = -1  # number of the colour of controls
 SHADES = 3  # of each colour
 # With this prefix, the methods of this repository have different colours, in the order of the palette.
 _COLOUR_PREFIX = "8869:"
@@ -48,8 +49,9 @@ class Look:
     """How a method is drawn.
 
     Attributes:
-        colour: Number of the colour: 0 is dense. The others follow from the method's name alone, except for the shade,
-            which distinguishes variants of a method and methods of one colour in this report.
+        colour: Number of the colour: 0 is dense, `CONTROL` all controls. The others follow from the method's name
+            alone, except for the shade, which distinguishes variants of a method and methods of one colour in this
+            report.
         marker: Number of the marker, different for all variants of a report.
         dash: Number of the dashes, different for all variants of a report that have the same colour.
     """
@@ -59,17 +61,18 @@ class Look:
     dash: int = 0
 
 
-def looks(labels: Iterable[str]) -> dict[str, Look]:
+def looks(labels: Iterable[str], controls: Collection[str] = ()) -> dict[str, Look]:
     """Return how each method is drawn: in one colour in every report, with shades, markers and dashes that differ here.
 
     Args:
         labels: Methods with their parameters, in the order of the table.
+        controls: Those that are controls of others.
     """
     found: dict[str, Look] = {}
     drawn: Counter[int] = Counter()
     for name in dict.fromkeys([BASELINE, *labels]):
-        colour = colour_of(name)
-        shade = drawn[colour] % SHADES if colour else 0
+        colour = CONTROL if name in controls else colour_of(name)
+        shade = drawn[colour] % SHADES if colour > 0 else 0
         found[name] = Look(colour + shade * COLOURS, len(found), drawn[colour])
         drawn[colour] += 1
     return found
@@ -87,6 +90,12 @@ def label(trial: Trial) -> str:
     """Return the method with its parameters as a user writes it: `sdgp[n=2,m=4]`."""
     variant = trial.text("variant")
     return f"{trial.text('method')}[{variant}]" if variant else trial.text("method")
+
+
+def is_control(trial: Trial) -> bool:
+    """Return whether a trial is a control of other methods, such as a random twin or a narrower dense network."""
+    variant_of_dense = trial.text("method") == BASELINE and trial.text("variant") != ""  # earlier records do not say it
+    return variant_of_dense or trial.spec.get("control") is True
 
 
 def recipe(trial: Trial) -> str:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, Ratio, estimate, mean_of, paired
-from reports.data.groups import BASELINE, Look, TrialGroup, label, seed_of
+from reports.data.groups import BASELINE, Look, TrialGroup, is_control, label, seed_of
 from reports.data.records import Trial
-from reports.data.significance import holm, p_value
+from reports.data.rule import Mean, mean_accuracy, pooled
 from suite.runs.folder.times import MethodTime
 
 FLOPS = ("dense", "current", "effective", "executed")
 
 NOT_MEASURED = Missing("not measured")
-# A page without any difference makes a false claim with a probability of at most 5 %: half of it for these, half for
-# the verdict. Groups share it equally, so that what is claimed about one does not depend on the results of another.
-LEVEL = 0.025
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,8 @@ class MethodRow:
         look: Colour, marker and dashes in figures.
         is_baseline: Whether this is dense training without parameters.
         trials: All trials of the method, including failed ones.
-        accuracy: Test accuracy as a fraction.
-        accuracy_difference: Test accuracy minus that of dense, paired by seed.
+        accuracy: Test accuracy as a fraction; its interval has the pooled spread (`pooled_accuracies`).
+        accuracy_difference: Test accuracy minus that of dense, likewise. Seeds are not paired.
         train_time: Training time in seconds.
         time_ratio: Training time over that of dense, paired by seed; like all ratios here, a geometric mean.
         flops: Training FLOPs by kind: dense, current, effective, executed.
@@ -41,9 +38,6 @@ class MethodRow:
         inference_ratio: Inference FLOPs of the final model over those of the dense network.
         inference_effective_ratio: The same without multiply-adds of zero weights.
         params_ratio: Parameters of the final model over those of the dense network.
-        accuracy_is_certain: Whether the accuracy is shown to differ from dense's, as one of many claims (`certain`).
-        time_is_certain: The same for the training time.
-        claims: Number of claims that a page with so many groups of this size makes.
         timed: Training time over that of dense from the time pass; `None` if it was not run.
         time_is_disturbed: Whether the time of one of the trials is disturbed.
         ratio_is_disturbed: Whether that holds for one of the trials or one of dense's.
@@ -62,9 +56,6 @@ class MethodRow:
     inference_ratio: Quantity = NOT_MEASURED
     inference_effective_ratio: Quantity = NOT_MEASURED
     params_ratio: Quantity = NOT_MEASURED
-    accuracy_is_certain: bool = False
-    time_is_certain: bool = False
-    claims: int = 0
     timed: MethodTime | None = None
     time_is_disturbed: bool = False
     ratio_is_disturbed: bool = False
@@ -75,11 +66,16 @@ class MethodRow:
         return self.look.colour
 
     @property
+    def is_control(self) -> bool:
+        """Whether this is a control of other methods (`reports.data.groups.is_control`)."""
+        return any(map(is_control, self.trials))
+
+    @property
     def time_share(self) -> Quantity:
         """Training time over that of dense: of the time pass if it was run, otherwise of the trials."""
         if self.timed is None:
             return self.time_ratio
-        return Estimate(self.timed.ratio, None, self.seeds)  # its interval is that of steps, not of seeds
+        return Estimate(self.timed.ratio, None, self.seeds)  # its interval is the rule's
 
     @property
     def done(self) -> tuple[Trial, ...]:
@@ -98,13 +94,12 @@ class MethodRow:
         return ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses)))
 
 
-def method_rows(group: TrialGroup, looks: Mapping[str, Look], groups: int = 1) -> list[MethodRow]:
+def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]:
     """Return one row per method and variant, in the order of `ranked`.
 
     Args:
         group: Trials that may be compared.
         looks: How each label is drawn (`reports.data.groups.looks`). It is the same in the whole report.
-        groups: Number of groups on the page.
     """
     members: dict[str, list[Trial]] = {}
     for trial in group.trials:
@@ -113,7 +108,8 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look], groups: int = 1) -
     rows = [
         replace(_row(name, looks[name], trials, dense), timed=group.times.get(name)) for name, trials in members.items()
     ]
-    return ranked(certain(rows, groups))
+    budgets = (by_seed((trial for trial in one.trials if trial.done), "test_accuracy") for one in group.budgets)
+    return ranked(pooled_accuracies(rows, [[*one.values()] for one in budgets]))
 
 
 def all_timed(rows: Sequence[MethodRow]) -> bool:
@@ -122,32 +118,45 @@ def all_timed(rows: Sequence[MethodRow]) -> bool:
     return bool(compared) and all(row.timed is not None for row in compared)
 
 
-def certain(rows: Sequence[MethodRow], groups: int = 1) -> list[MethodRow]:
-    """Decide which rows differ from dense in accuracy and time.
+def pooled_accuracies(rows: Sequence[MethodRow], budgets: Iterable[Sequence[float]]) -> list[MethodRow]:
+    """Give accuracies, and their differences to dense, intervals with the spread of all methods together.
 
-    The claims about all rows are t-tests, corrected together by Holm's method at `LEVEL` divided by the number of
-    groups: without any difference, a page makes a false claim with at most the probability `LEVEL`. Rows of controls
-    count like those of methods, since each has a sentence that says whether it differs from dense.
+    Three seeds of a method may agree by chance. The spread is that of the rule (`reports.data.rule`): pooled over the
+    dense trainings for dense, and over the methods for a method, whose own spread counts where it is larger.
 
     Args:
         rows: Rows of one group.
-        groups: Number of groups on the page.
+        budgets: Accuracies of the seeds of each shorter dense training, as fractions.
     """
-    compared = [row for row in rows if not row.is_baseline]
-    accuracy = [p_value(row.accuracy_difference, 0.0, "either") for row in compared]
-    times = [p_value(row.time_ratio, 1.0, "either") for row in compared]
-    shown = iter([value <= LEVEL / groups for value in holm([*accuracy, *times])])
-    differs = {row.label: next(shown) for row in compared}
-    longer = {row.label: next(shown) for row in compared}
-    return [
-        replace(
-            row,
-            accuracy_is_certain=differs.get(row.label, False),
-            time_is_certain=longer.get(row.label, False),
-            claims=2 * len(compared) * groups,
-        )
-        for row in rows
-    ]
+    cells = {row.label: list(by_seed(row.done, "test_accuracy").values()) for row in rows}
+    baseline = next((row.label for row in rows if row.is_baseline), "")
+    of_dense = pooled([*budgets, cells.get(baseline, [])])
+    of_methods = pooled(values for name, values in cells.items() if name != baseline)
+    means = {
+        name: mean_accuracy(values, of_dense if name == baseline else of_methods)
+        for name, values in cells.items()
+        if values
+    }
+
+    def changed(row: MethodRow) -> MethodRow:
+        if row.label not in means:
+            return row
+        own = means[row.label]
+        found = replace(row, accuracy=with_interval(own, len(cells[row.label])))
+        if row.is_baseline or baseline not in means:
+            return found
+        dense = means[baseline]
+        difference = Mean(own.value - dense.value, (*own.parts, *dense.parts))
+        count = min(len(cells[row.label]), len(cells[baseline]))
+        return replace(found, accuracy_difference=with_interval(difference, count))
+
+    return [changed(row) for row in rows]
+
+
+def with_interval(mean: Mean, count: int) -> Estimate:
+    """Return a mean of so many seeds with its 95 % interval; without one where no spread is known."""
+    known = all(freedom for _, freedom in mean.parts) and mean.error > 0
+    return Estimate(mean.value, mean.half_width() if known else None, count)
 
 
 def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial]) -> MethodRow:
@@ -186,7 +195,7 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial])
 NONE_DONE = "no trial of this method is done"
 
 
-def by_seed(trials: Sequence[Trial], column: str) -> dict[int, float]:
+def by_seed(trials: Iterable[Trial], column: str) -> dict[int, float]:
     """Return one value per seed. A seed that was run twice counts once, with the mean: it is one sample."""
     values: dict[int, list[float]] = {}
     for trial in trials:
@@ -227,11 +236,11 @@ def _without_interval(quantity: Quantity, is_baseline: bool) -> Quantity:
 
 
 def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
-    """Sort rows: dense first, then by the measured trade-off of test accuracy and training time.
+    """Sort rows: dense first, then methods by the measured trade-off of test accuracy and training time, then controls.
 
     Rows are sorted by Pareto front: first those that no other row beats in one number without losing in the other, then
     those that only rows of the first front beat, and so on. Within a front the more accurate row comes first. Compared
-    are the means of the paired differences and ratios if dense was run, otherwise the means themselves. Rows without
+    are the means of the differences and ratios if dense was run, otherwise the means themselves. Rows without
     both numbers come last, sorted by name. Counted, modelled and published numbers have no influence.
     """
     points: dict[str, tuple[float, float]] = {}
@@ -249,6 +258,7 @@ def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
         rows,
         key=lambda row: (
             not row.is_baseline,
+            row.is_control,
             fronts.get(row.label, last),
             -points.get(row.label, (0.0, 0.0))[0],
             points.get(row.label, (0.0, 0.0))[1],

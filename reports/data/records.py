@@ -22,7 +22,6 @@ from reports.data.trial_files import (
     read_layers,
     read_object,
 )
-from suite.cost.subnormals import IEEE
 from suite.errors import UsageError
 from suite.runs.folder import packed
 from suite.runs.folder.columns import (
@@ -36,6 +35,7 @@ from suite.runs.folder.columns import (
 from suite.runs.folder.profiles import PROFILES, GroupProfiles
 from suite.runs.folder.times import TIMES, GroupTimes
 from suite.runs.folder.tuning import Tuned, read_tuned
+from suite.subnormals import IEEE
 
 RECORDS = ("trial.json", f"trial.json{packed.SUFFIX}")
 FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # the files of a trial that a report is made from
@@ -166,6 +166,12 @@ def read(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Records:
         damage.append(clean(str(error)))
     labelled, untested = tuple(_label_file_versions(tested)), len(trials) - len(tested)
     return Records(folder, labelled, suite, source, tuple(damage), times, tuned, untested, profiles)
+
+
+def damage(records: Records) -> tuple[str, ...]:
+    """Return one line for each file that cannot be read and each value that is not valid."""
+    ours = [f"{trial.name}: {line}" for trial in records.trials for line in trial.damage]
+    return tuple(clean(line) for line in (*records.damage, *ours))
 
 
 def _is_untested(trial: Trial) -> bool:

@@ -31,16 +31,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.data.significance import holm
+from suite.recipe import FEWEST_BUDGETS, WIDEST_GAP
 
 LEVEL = 0.025
 """Probability of a false claim of each kind on a page, at most."""
 FEWEST_SEEDS = 3
 """Of a method, and of a dense training of one length; cells with fewer enter nothing."""
-FEWEST_BUDGETS = 4
-"""Lengths of dense training, of which one is the whole."""
-WIDEST_GAP = 0.20
-"""Between neighbouring lengths, as a share of the whole dense training."""
 FEWEST_PASSES = 3
 NOT_SMOOTH = 0.01
 """Smallest p-value of the lack of fit of a parabola."""
@@ -313,12 +309,14 @@ def dense_curve(budgets: Iterable[Budget]) -> DenseCurve | tuple[str, Need]:
     if whole.diverged:
         total = whole.diverged + len(whole.accuracies)
         return f"{whole.diverged} of {total} seeds of dense diverged or learned nothing", "none"
+    used = tuple(one for one in known if len(one.accuracies) >= FEWEST_SEEDS and not one.diverged)
+    for several, seeds in ((known, ""), (used, f" with {FEWEST_SEEDS} seeds")):
+        if len(several) < FEWEST_BUDGETS:
+            lengths = "1 length" if len(several) == 1 else f"{len(several)} lengths"
+            reason = f"dense was trained for {lengths}{seeds}, and at least {FEWEST_BUDGETS} are needed"
+            return reason, "seeds" if seeds else "controls"
     if len(whole.accuracies) < FEWEST_SEEDS:
         return f"dense has {len(whole.accuracies)} of at least {FEWEST_SEEDS} seeds", "seeds"
-    used = tuple(one for one in known if len(one.accuracies) >= FEWEST_SEEDS and not one.diverged)
-    if len(used) < FEWEST_BUDGETS:
-        lengths = "1 length" if len(used) == 1 else f"{len(used)} lengths"
-        return f"dense was trained for {lengths}, and at least {FEWEST_BUDGETS} are needed", "controls"
     shares = np.array([one.share for one in used])
     if (widest := float(np.diff(shares).max())) > WIDEST_GAP + _ROUNDING:
         return f"two lengths of dense training differ by {widest:.2f} of the whole, more than {WIDEST_GAP}", "controls"
@@ -362,6 +360,19 @@ def pooled(cells: Iterable[Sequence[float]]) -> tuple[float, int]:
         total += math.fsum((value - mean) ** 2 for value in cell)
         freedom += max(0, len(cell) - 1)
     return (total / freedom if freedom else 0.0), freedom
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values after Holm's correction, in the same order: compare them with the level of all together.
+
+    Source: S. Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 1979.
+    """
+    corrected = [1.0] * len(p_values)
+    largest = 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        corrected[place] = largest
+    return corrected
 
 
 def cost_shares(evidence: Evidence) -> tuple[dict[str, CostShare], float | None]:
@@ -422,7 +433,7 @@ def _before_tests(
             if candidate.diverged
             else replace(judged, reason=f"{count} of at least {FEWEST_SEEDS} seeds", need="seeds")
         )
-    accuracy = _accuracy(candidate, spread)
+    accuracy = mean_accuracy(candidate.accuracies, spread)
     judged = replace(judged, accuracy=accuracy)
     if not isinstance(curve, DenseCurve):
         return replace(judged, reason=judged.reason or curve[0], need=curve[1])
@@ -450,13 +461,17 @@ def _before_tests(
     )
 
 
-def _accuracy(candidate: Candidate, spread: tuple[float, int]) -> Mean:
-    """Return the mean accuracy of a method. Its variance is the pooled one, or its own if that is larger."""
-    count = len(candidate.accuracies)
-    own, freedom = pooled([candidate.accuracies])
-    if spread[1]:
-        own, freedom = max(own, spread[0]), spread[1]
-    return Mean(math.fsum(candidate.accuracies) / count, ((own / count, freedom),))
+def mean_accuracy(accuracies: Sequence[float], spread: tuple[float, float]) -> Mean:
+    """Return the mean of a cell. Its variance is the pooled one, or its own if that is larger.
+
+    Args:
+        accuracies: Of its seeds, one or more.
+        spread: The pooled variance and its degrees of freedom; without any, the cell's own are used.
+    """
+    count = len(accuracies)
+    own = pooled([accuracies])
+    variance, freedom = (max(own[0], spread[0]), spread[1]) if spread[1] else own
+    return Mean(math.fsum(accuracies) / count, ((variance / count, freedom),))
 
 
 def _decide(tested: Sequence[Judged], margin: float) -> list[Judged]:

@@ -233,14 +233,14 @@ def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None)
     if timed is None and len(recipe.get("train_sizes") or ()) > 1:
         return None
     progress = epoch / len(trial.epochs)
-    return part * (timed.dense_share(progress) if timed else progress)
+    return part * (timed.passes[0].dense_share(progress) if timed else progress)
 
 
 def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
     """Return the time until the end of an epoch in units of dense's whole training, from the time pass.
 
     The steps of each stage count with the ratio of the stage, and the reconfigurations with the share of their recorded
-    time until then. The stages are those of the trial that was timed.
+    time until then. The stages are those of a pass that measured the trial, or of the first pass.
 
     Args:
         trial: The trial.
@@ -250,19 +250,20 @@ def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
     Returns:
         The share; `None` if the records lack the steps of an epoch.
     """
-    ends = [after.epoch for _, after in pairwise(timed.stages)]
+    measured = timed.pass_of(trial.name)
+    ends = [after.epoch for _, after in pairwise(measured.stages)]
     total = 0.0
     for record in trial.epochs:
         number, steps = finite(record.get("epoch")), finite(record.get("steps"))
         if number is None or steps is None:
             return None
         if number <= epoch:
-            stage = timed.stages[sum(number >= end for end in ends)]
-            total += steps * stage.ratio * timed.share_of_step(stage)
+            stage = measured.stages[sum(number >= end for end in ends)]
+            total += steps * stage.ratio * measured.share_of_step(stage)
     records = {finite(record.get("epoch")): record for record in trial.epochs}
     until, whole = (finite(one.get("reconfigure_time_s")) for one in (records[epoch], trial.epochs[-1]))
-    if timed.reconfiguration and until is not None and whole:
-        total += timed.reconfiguration * until / whole
+    if measured.reconfiguration and until is not None and whole:
+        total += measured.reconfiguration * until / whole
     return total
 
 

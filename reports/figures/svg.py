@@ -86,12 +86,12 @@ def style() -> Iterator[None]:
 
 @cache
 def colour(index: int) -> str:
-    """Return a colour by its number (`reports.data.groups.Look`); 0 is dense.
+    """Return a colour by its number (`reports.data.groups.Look`); 0 is dense, -1 a control.
 
     Beyond the palette there are two shades of each colour, which both schemes show; then the colours repeat.
     """
-    if index == 0:
-        return DENSE
+    if index <= 0:
+        return MUTED if index < 0 else DENSE
     shade, place = divmod(index - 1, len(PALETTE))
     own = np.array(to_rgb(PALETTE[place]))
     is_light = bool(own @ _LUMINANCE > _LIGHT_COLOUR)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib.figure
 from matplotlib.axes import Axes
 
 from reports import formatting
-from reports.data.budget import BudgetCurve
 from reports.data.disturbed_times import DISTURBED, is_disturbed, mark_disturbed
 from reports.data.estimates import Estimate, Quantity, estimate
 from reports.data.method_rows import MethodRow, all_timed
 from reports.data.records import Trial
+from reports.data.rule import Budget
+from reports.data.verdict import Cost
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.interactive import Plot, Spread
@@ -21,10 +22,10 @@ from reports.figures.labels import add_legend, is_long, short_names
 
 SIZE = (5.6, 3.7)
 _MEANS = "Small markers: single trials. Large hollow markers: means over seeds"
-_PAIRED = "with the 95 % intervals of paired differences to dense, as in the tables. Up and to the left is better."
+_PAIRED = "with the 95 % intervals of differences to dense, as in the tables. Up and to the left is better."
 _OWN = "with their 95 % intervals if there are at least two seeds. Up and to the left is better."
 _CROSSES = "Crosses mark disturbed times, and means that include one: do not rely on their position on this axis."
-_TIMED = "The time is that of the time pass, one ratio for all trials of a method; its interval is that of the steps."
+_TIMED = "The time is the mean ratio of the time passes, one for all trials of a method."
 _PARETO = "Grey steps: the highest mean accuracy for at most this cost (Pareto line)."
 _BELOW = "Arrows at the lower edge: accuracies far below the axis, with their values."
 _MARGIN = 0.14  # between the data and the axes, as a share of the data's range
@@ -32,8 +33,7 @@ _FAR = 2.0  # times the range of the other accuracies
 _LARGEST_INTERVAL = 2.0  # times the largest cost: the interval of two seeds may be a hundred times as long
 _BUDGET = "Dashed: dense training for fewer epochs, at its share of dense's mean cost."
 _BEATS = "A method above this line is more accurate than dense training for the same time."
-_WOULD_BEAT = "A method above this line would be more accurate than dense training for the same cost on such hardware."
-_SKIPS = "Effective FLOPs assume hardware that skips; the part below the executed FLOPs is not a measured saving."
+_BEATS_FLOPS = "A method above this line is more accurate than dense training for the same executed FLOPs."
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class _Axis:
         spread: Returns the interval of a row's mean cost, given this mean of dense.
         note: Text of the caption.
         line_note: What it means that a method is above the line of dense training for fewer epochs.
+        kind: The kind of the costs.
         is_time: Whether the costs are the times of the trials, which may be disturbed.
     """
 
@@ -71,16 +72,19 @@ class _Axis:
     spread: Callable[[MethodRow, float], float | tuple[float, float] | None] | None
     note: str
     line_note: str
+    kind: Cost
     is_time: bool = False
 
 
-def tradeoff_figures(rows: Sequence[MethodRow], slug: str, curve: BudgetCurve) -> tuple[list[Figure], list[str]]:
-    """Draw accuracy against measured training time and against effective training FLOPs.
+def tradeoff_figures(
+    rows: Sequence[MethodRow], slug: str, budgets: Mapping[Cost, Sequence[Budget]]
+) -> tuple[list[Figure], list[str]]:
+    """Draw accuracy against measured training time and against executed training FLOPs.
 
     Args:
         rows: Rows of one group.
         slug: Prefix of the figures' names.
-        curve: Dense training for shares of the epochs, drawn as a line.
+        budgets: Dense trainings of several lengths at each cost, ascending, drawn as a line.
 
     Returns:
         The figures, and one line for each figure that cannot be drawn.
@@ -90,7 +94,7 @@ def tradeoff_figures(rows: Sequence[MethodRow], slug: str, curve: BudgetCurve) -
     for axis in (_time_pass_axis() if all_timed(rows) else _time_axis(rows), _flops_axis(rows)):
         methods = [(row, found) for row in rows if (found := _points(row, axis))]
         if methods:
-            figures.append(_scatter(axis, methods, _budget_line(methods, curve), f"{slug}-{axis.name}"))
+            figures.append(_scatter(axis, methods, _budget_line(methods, budgets[axis.kind]), f"{slug}-{axis.name}"))
         else:
             missing.append(f"{axis.title}: not drawn, because no finished trial has both numbers.")
     return figures, missing
@@ -100,12 +104,8 @@ def _time_pass_axis() -> _Axis:
     def cost(row: MethodRow, trial: Trial) -> float | None:
         return 1.0 if row.timed is None else row.timed.ratio
 
-    def spread(row: MethodRow, dense: float) -> tuple[float, float] | None:
-        timed = row.timed
-        return None if timed is None else (timed.ratio - timed.low, timed.high - timed.ratio)
-
     title = "Accuracy against measured training time"
-    return _Axis("accuracy-time", title, "Training time, measured", "× dense", cost, spread, _TIMED, _BEATS)
+    return _Axis("accuracy-time", title, "Training time, measured", "× dense", cost, None, _TIMED, _BEATS, "time")
 
 
 def _time_axis(rows: Sequence[MethodRow]) -> _Axis:
@@ -119,14 +119,16 @@ def _time_axis(rows: Sequence[MethodRow]) -> _Axis:
 
     title = "Accuracy against measured training time"
     cost = _column("train_time_s", divisor)
-    return _Axis("accuracy-time", title, "Training time, measured", unit, cost, spread, "", _BEATS, is_time=True)
+    return _Axis(
+        "accuracy-time", title, "Training time, measured", unit, cost, spread, "", _BEATS, "time", is_time=True
+    )
 
 
 def _flops_axis(rows: Sequence[MethodRow]) -> _Axis:
-    divisor, prefix = formatting.si_scale(_largest(rows, "train_flops_effective"))
-    title, label = "Accuracy against effective training FLOPs", "Effective training FLOPs, counted, assumes skipping"
-    cost = _column("train_flops_effective", divisor)
-    return _Axis("accuracy-flops", title, label, f"{prefix}FLOPs", cost, None, _SKIPS, _WOULD_BEAT)
+    divisor, prefix = formatting.si_scale(_largest(rows, "train_flops_executed"))
+    title, label = "Accuracy against executed training FLOPs", "Executed training FLOPs, counted"
+    cost = _column("train_flops_executed", divisor)
+    return _Axis("accuracy-flops", title, label, f"{prefix}FLOPs", cost, None, "", _BEATS_FLOPS, "flops")
 
 
 def _column(name: str, divisor: float) -> Callable[[MethodRow, Trial], float | None]:
@@ -167,18 +169,19 @@ def _mean_over_seeds(points: Sequence[_Point], name: str) -> Estimate:
 
 
 def _budget_line(
-    methods: Sequence[tuple[MethodRow, Sequence[_Point]]], curve: BudgetCurve
+    methods: Sequence[tuple[MethodRow, Sequence[_Point]]], budgets: Sequence[Budget]
 ) -> list[tuple[float, float, str]]:
     """Return the points (cost, accuracy in percent, text) of dense training for fewer epochs, as means over seeds."""
     dense = next((points for row, points in methods if row.is_baseline), None)
-    if dense is None or len(curve.shares) < 2:
+    known = [one for one in budgets if one.accuracies]
+    if dense is None or len(known) < 2:
         return []
     whole = _mean_over_seeds(dense, "cost").mean
     found = []
-    for share in curve.shares:
-        several = list(curve.with_share(share).values())
-        text = f"{100 * share:.0f} % of the epochs, {len(several)} {'seed' if len(several) == 1 else 'seeds'}"
-        found.append((share * whole, 100 * sum(several) / len(several), text))
+    for one in known:
+        count = len(one.accuracies)
+        text = f"{100 * one.share:.0f} % of the whole training, {count} {'seed' if count == 1 else 'seeds'}"
+        found.append((one.share * whole, sum(one.accuracies) / count, text))
     return found
 
 
@@ -305,7 +308,7 @@ def _draw_references(
 
 
 def _spreads(axis: _Axis, row: MethodRow, x: Estimate, y: Estimate, dense: float | None) -> tuple[Spread, Spread]:
-    """Return the intervals of a mean: those of the paired differences to dense, which is the reference without any."""
+    """Return the intervals of a mean: those of the differences to dense, which is the reference without any."""
     if dense is None:
         return _both(x.half_width), _both(y.half_width)
     if row.is_baseline:

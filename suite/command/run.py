@@ -17,6 +17,7 @@ from suite.command.options.run import RunOptions, check_data_root, read_run_opti
 from suite.errors import UsageError
 from suite.runs.callbacks.listening import Callback, CallingListener
 from suite.runs.engines.forked import forked
+from suite.runs.engines.outcomes import REMOVED_NOTHING
 from suite.runs.progress.listeners import listener_for
 from suite.runs.progress.text import duration
 from suite.runs.ranks.allocation import Allocation, follow, in_allocation, lead
@@ -36,7 +37,8 @@ def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = Non
         functions: Functions that are called in this process (`suite.run`).
 
     Returns:
-        The exit status: 0 if every trial of the command is done, otherwise 1.
+        The exit status: 0 if every trial of the command is done, or is a control of a trial that removed nothing;
+        otherwise 1.
 
     Raises:
         UsageError: The user can correct the command, a file or a plugin.
@@ -275,7 +277,8 @@ def run_trials(
             with store.writing():
                 rows = write_results(store, none_runs=True)
         with store.writing():
-            written = [*(write_report(folder)[:1] if tested else ()), *more()]
+            report = write_report(folder) if tested else None
+            written = [*(report.paths[:1] if report else ()), *more()]
         disturbed = {trial.name for trial in read(folder).trials if is_disturbed(trial)} if tested else set()
 
     names = {trial.trial_id for trial in trials}
@@ -287,8 +290,11 @@ def run_trials(
             print(f"{row['trial_id']}  {row['status']}: {row['message']}")
     for path in written:
         print(f"{'report' if tested else 'result'}: {path}")
+    for line in report.shown_damage if report else ():
+        print(line)
     complete = ("done",) if tested else ("done", "diverged")
-    return 0 if len(ours) == len(names) and all(row["status"] in complete for row in ours) else 1
+    ended = all(row["status"] in complete or str(row["message"]).endswith(REMOVED_NOTHING) for row in ours)
+    return 0 if len(ours) == len(names) and ended else 1
 
 
 def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:

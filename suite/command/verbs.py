@@ -7,13 +7,17 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from suite import files, registry
 from suite.command.options.arguments import DEFAULTS
 from suite.command.options.parser import Parser, program_name
-from suite.cost.subnormals import FLUSH, use_arithmetic
 from suite.errors import UsageError
 from suite.runs.planning import read_choices, read_names
+from suite.subnormals import FLUSH, use_arithmetic
+
+if TYPE_CHECKING:
+    from reports import Written
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +37,11 @@ def check(arguments: Sequence[str]) -> int:
         help="float32, bfloat16 or auto, as for run; methods are checked on the CPU (default: float32)",
     )
     namespace = parser.read(arguments)
-    use_arithmetic(FLUSH)  # before torch starts threads
     for path in namespace.plugin:
+        use_arithmetic(FLUSH)  # before torch starts threads, which a plugin may use
         registry.load_plugin(path)
     read_names(namespace.method, "method", "check")
+    use_arithmetic(FLUSH)  # here, so that a wrong name is found without torch
 
     from suite.choices import MethodChoice, ModelChoice
     from suite.cost.hardware import emulated_dtype
@@ -94,14 +99,16 @@ def report(arguments: Sequence[str]) -> int:
         raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
     with files.errors_of(folder):
         written = _update(folder, targets, namespace.latex)
-    print(f"report: {written[0]}")
+    print(f"report: {written.paths[0]}")
     if namespace.latex:
         print(f"tables: {folder / 'report.tex'}")
+    for line in written.shown_damage:
+        print(line)
     return 0
 
 
-def _update(folder: Path, targets: Sequence[float], latex: bool) -> list[Path]:
-    """Write the table of results and the report, and return the paths of `reports.write_report`."""
+def _update(folder: Path, targets: Sequence[float], latex: bool) -> Written:
+    """Write the table of results and the report."""
     from reports import write_report
     from suite.runs.folder.results import write_results
     from suite.runs.folder.store import Store
@@ -134,15 +141,26 @@ def time(arguments: Sequence[str]) -> int:
         metavar="N",
         help="pairs of steps for each stage of a trial, at least 10 (default: 30, or fewer if steps take long)",
     )
+    parser.add_argument(
+        "--passes",
+        metavar="N",
+        help="passes over the methods that the folder has at the end, each with another seed and in new processes; the "
+        "verdict needs three, and later commands add to them (default: 3)",
+    )
     typed = _read_pass(parser, arguments)
     folder = _suite_folder(typed.folder, "time")
     pairs = _integer(typed.pairs, "--pairs", 10, 100_000)
     threads = _integer(typed.threads, "--threads", 1, 1000)
 
+    passes = _integer(typed.passes, "--passes", 1, 100)
+
     from suite.timing import time_pass
 
     with files.errors_of(folder):
-        complete = time_pass.run(folder, typed.methods or "", pairs, threads, typed.busy, plugins=typed.plugin)
+        complete = time_pass.run(
+            folder, typed.methods or "", pairs, threads, typed.busy, plugins=typed.plugin,
+            passes=passes or time_pass.DEFAULT_PASSES,
+        )  # fmt: skip
     report([typed.folder])
     return 0 if complete else 1
 

@@ -25,12 +25,13 @@ class Candidate:
     Attributes:
         key: Text of each part of the group's key.
         label: The method with its parameters.
-        trial: Name of the folder of the trial with the lowest seed that is done.
+        trial: Name of the folder of the trial that is run again.
         spec: Specification of that trial; `None` if it cannot be run again.
         stages: Stages of that trial; empty if it cannot be run again.
         reconfigure_s: Recorded seconds of its reconfigurations.
         threads: Threads of the trial; 0 if they are not known.
         reason: Why the trial cannot be run again; empty if it can.
+        number: Number of the pass, from 0.
     """
 
     key: Mapping[str, str]
@@ -41,9 +42,12 @@ class Candidate:
     reconfigure_s: float = 0.0
     threads: int = 0
     reason: str = ""
+    number: int = 0
 
 
-def find_candidates(folder: Path, verb: str, methods: str = "", with_dense: bool = False) -> list[Candidate]:
+def find_candidates(
+    folder: Path, verb: str, methods: str = "", with_dense: bool = False, number: int = 0
+) -> list[Candidate]:
     """Return the methods of every group of a folder.
 
     Args:
@@ -51,6 +55,7 @@ def find_candidates(folder: Path, verb: str, methods: str = "", with_dense: bool
         verb: Verb of the command, for messages.
         methods: Comma list of methods, with or without their parameters; all methods if it is empty.
         with_dense: Whether the baseline may be one of them: if it is named, or the folder has no other method.
+        number: Number of the pass, from 0, which decides the seed: the lowest that is done in the first pass.
 
     Raises:
         UsageError: The folder has no results, or no finished trial of one of the methods.
@@ -62,7 +67,9 @@ def find_candidates(folder: Path, verb: str, methods: str = "", with_dense: bool
             if trial.done and (with_dense or label(trial) != BASELINE):
                 by_label.setdefault(label(trial), []).append(trial)
         for name, trials in by_label.items():
-            found.append(_candidate(folder, group.key, name, min(trials, key=seed_of)))
+            several = sorted(trials, key=seed_of)
+            candidate = _candidate(folder, group.key, name, several[number % len(several)])
+            found.append(dataclasses.replace(candidate, number=number))
     if not methods:
         found = [one for one in found if one.label != BASELINE] or found
     if not found:

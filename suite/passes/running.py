@@ -32,11 +32,12 @@ def run_pass(
     methods: str,
     threads: int | None,
     busy: bool,
-    entry_of: Callable[[Candidate, int], Entry],
+    entry_of: Callable[[Candidate, int], Entry | None],
     line: Callable[[str, Entry], str],
     show: Callable[[str], None],
     with_dense: bool = False,
     plugins: Sequence[str] = (),
+    number: int = 0,
 ) -> bool:
     """Measure the methods of a suite's folder, and add their entries to a file.
 
@@ -47,11 +48,13 @@ def run_pass(
         methods: Comma list of methods; all if it is empty.
         threads: Threads; those of the trials if `None`.
         busy: Whether to measure although other programs use the machine.
-        entry_of: Measures a candidate with a number of threads; raises `UsageError` if it cannot be run again.
+        entry_of: Measures a candidate with a number of threads; raises `UsageError` if it cannot be run again, and
+            returns `None` if it has been measured.
         line: Returns what to print for a method and its entry.
         show: Function that prints a line.
         with_dense: Whether dense training may be one of the methods (`find_candidates`).
         plugins: Plugin files that the user has typed.
+        number: Number of the pass, from 0 (`find_candidates`).
 
     Returns:
         Whether every method could be measured.
@@ -62,13 +65,13 @@ def run_pass(
     store = Store(folder)
     with store.lock():
         file.read(folder)  # a damaged file is refused before anything is measured
-        candidates = find_candidates(folder, verb, methods, with_dense)
+        candidates = find_candidates(folder, verb, methods, with_dense, number)
         for path in plugins:
             load_recorded(path, [one.spec.defined_by for one in candidates if one.spec is not None])
         if not busy:
             _refuse_competition(verb, folder, [threads or one.threads or available_cores() for one in candidates])
         several = len({tuple(one.key.items()) for one in candidates}) > 1
-        measured = 0
+        measured = kept = 0
         for candidate in candidates:
             where = f"{candidate.key['task']}, {candidate.key['model']}: " if several else ""
             try:
@@ -79,12 +82,15 @@ def run_pass(
             except UsageError as error:
                 show(clean(f"{where}{candidate.label}: not measured: {' '.join(str(error).split())}"))
                 continue
+            if entry is None:
+                kept += 1
+                continue
             file.add(folder, candidate.key, candidate.label, entry)
             show(f"{where}{line(candidate.label, entry)}")
             measured += 1
     if measured:
         show(f"{verb}: {folder / file.name}")
-    return measured == len(candidates)
+    return measured + kept == len(candidates)
 
 
 def in_subprocess(function: str) -> Measure:

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 from suite import registry
 from suite.brackets import Request, read_list
 from suite.choices import MethodChoice, ModelChoice
-from suite.cost.subnormals import FLUSH
 from suite.errors import UsageError, nearest
 from suite.files import read_path
 from suite.parameters import convert, declared, normal
-from suite.recipe import Recipe, control_epochs
+from suite.recipe import FEWEST_BUDGETS, Recipe, control_epochs
 from suite.runs import controls
 from suite.runs.plugin_files import defining_files
 from suite.runs.spec import SuiteSpec, TrialSpec, checksum
+from suite.subnormals import FLUSH
 from suite.training.execution import check_execution
 
 log = logging.getLogger(__name__)
@@ -114,6 +114,12 @@ def plan(suite: SuiteSpec, copies: Mapping[str, Any] | None = None) -> list[Tria
     if suite.controls:
         added = [trial for digest, trial in found.items() if digest not in own]
         log.info("%s", controls.summary(added, {setting.task: setting.recipe.epochs for setting in settings}))
+        for setting in settings:
+            if len(shorter := control_epochs(setting.recipe.epochs)) + 1 < FEWEST_BUDGETS:
+                log.warning(
+                    "%s: %d epochs allow %d lengths of dense training, and a verdict at equal cost needs %d: none can "
+                    "follow", setting.task, setting.recipe.epochs, len(shorter) + 1, FEWEST_BUDGETS,
+                )  # fmt: skip
     return list(found.values())
 
 
@@ -128,6 +134,7 @@ class _Method:
         files: SHA-256 of the files that parameters name, by parameter.
         before: The methods that it depends on, by the text with which it names them.
         recipe: The recipe, with the fields that were typed for this method.
+        control: Whether it is a control of others, typed or added (`Method.is_control`).
     """
 
     choice: MethodChoice
@@ -135,6 +142,7 @@ class _Method:
     files: Mapping[str, str]
     before: Mapping[str, _Method]
     recipe: Recipe
+    control: bool
 
 
 @dataclass(frozen=True)
@@ -224,7 +232,14 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
     files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
     added = choice.definition.added_parameters
     parameters = {key: value for key, value in parameters.items() if key not in added or value != added[key]}
-    return _Method(choice, {**parameters, **{name: str(path) for name, path in paths.items()}}, files, before, recipe)
+    return _Method(
+        choice,
+        {**parameters, **{name: str(path) for name, path in paths.items()}},
+        files,
+        before,
+        recipe,
+        method.is_control(),
+    )
 
 
 def _template(
@@ -250,6 +265,7 @@ def _template(
         dtype=suite.dtype,
         data_copy=data_copy,
         processes=suite.processes,
+        control=method.control,
         arithmetic=FLUSH,
         plugins=suite.plugins,
         callbacks=suite.callbacks,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.cost.hardware import busy_cores, hardware_facts, hardware_id, program_output
-from suite.cost.subnormals import arithmetic_in_use
 from suite.files import clean, without_home
+from suite.subnormals import arithmetic_in_use
 
 if TYPE_CHECKING:
     import torch

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from suite.cost.hardware import has_bfloat16_cpu
-from suite.cost.subnormals import IEEE
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
 from suite.recipe import Recipe
 from suite.runs.plugin_files import check_defining_files, check_known, digests
+from suite.subnormals import IEEE
 
 PRESETS = ("smoke", "quick", "paper")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -50,7 +50,8 @@ class TrialSpec:
         dtype: `float32`, `bfloat16` or `float16`.
         data_copy: Fields of `suite.task.DataCopy` (`DataCopy.fields`). Only the checksum is hashed.
         processes: Number of data-parallel processes.
-        arithmetic: `flush` if subnormal numbers count as zero (`suite.cost.subnormals`). Records without it are `ieee`.
+        control: Whether the trial is a control of other methods (`Method.is_control`); not hashed.
+        arithmetic: `flush` if subnormal numbers count as zero (`suite.subnormals`). Records without it are `ieee`.
         plugins: Absolute paths of plugin files to load first; not hashed.
         callbacks: Names of the callbacks that are called in the trial's process; not hashed.
         depends_on: Ids of the trials that must be done first, by the text with which the method names them.
@@ -74,6 +75,7 @@ class TrialSpec:
     dtype: str
     data_copy: Mapping[str, Any]
     processes: int = 1
+    control: bool = False
     arithmetic: str = IEEE
     plugins: tuple[str, ...] = ()
     callbacks: tuple[str, ...] = ()

@@ -21,7 +21,6 @@ from typing import Any
 # What imports torch is imported in functions, since `main` must watch the command and take its cores before.
 from suite import files, registry
 from suite.cost.hardware import emulated_dtype, use_threads_of_environment
-from suite.cost.subnormals import use_arithmetic
 from suite.errors import UsageError, in_words
 from suite.runs.callbacks.calls import CallbackTrial, Calls
 from suite.runs.engines.lifeline import watch_parent
@@ -34,6 +33,7 @@ from suite.runs.ranks.failures import FailedStatus
 from suite.runs.ranks.trial import run_ranks, settle
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import StageKeeper
+from suite.subnormals import use_arithmetic
 
 log = logging.getLogger("pdt.trial")
 

@@ -15,13 +15,17 @@ from typing import Any
 import numpy as np
 
 from suite.cost.interleaved import ratio_of
+from suite.errors import UsageError
 from suite.passes.candidates import Candidate, dense_spec
-from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, measure_stage, run_pass
-from suite.runs.folder.times import TIMES, DenseSize, Interval, MethodTime, StageTime
+from suite.passes.running import Measure, disturbance, in_subprocess, measure_stage, run_pass
+from suite.runs.folder.times import TIMES, DenseSize, Interval, MethodTime, PassTime, StageTime
 from suite.runs.stages import Stage
 from suite.timing.estimate import StagePairs, run_ratio
 
 DEFAULT_PAIRS = 30
+DEFAULT_PASSES = 3
+METHOD_S = 60.0
+"""Seconds that the measured steps of one method should take together in a pass."""
 FUNCTION = "suite.timing.steps:measure"
 
 
@@ -34,8 +38,12 @@ def run(
     measure: Measure | None = None,
     show: Callable[[str], None] = print,
     plugins: Sequence[str] = (),
+    passes: int = DEFAULT_PASSES,
 ) -> bool:
-    """Measure the methods of a suite's folder, and add their times to `time.json`.
+    """Measure the methods of a suite's folder until each has so many passes, and add their times to `time.json`.
+
+    Pass i measures the trial of seed number i modulo the seeds that are done, so that the passes differ as much as
+    the networks of several seeds and several processes do.
 
     Args:
         folder: Folder of a suite.
@@ -46,6 +54,7 @@ def run(
         measure: Function that measures one stage with a number of threads; by default in a new process.
         show: Function that prints a line.
         plugins: Plugin files that the user has typed.
+        passes: Number of passes that each method has at the end.
 
     Returns:
         Whether every method could be measured.
@@ -54,13 +63,35 @@ def run(
         UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
     """
 
-    def entry_of(candidate: Candidate, threads: int) -> MethodTime:
-        return _time_of(candidate, folder, pairs, threads, measure or in_subprocess(FUNCTION))
+    def entry_of(candidate: Candidate, threads: int) -> MethodTime | None:
+        earlier = _passes(folder, candidate)
+        if len(earlier) > candidate.number:
+            return None
+        if any(one.threads != threads for one in earlier):
+            raise UsageError(
+                f"its passes were measured with {earlier[0].threads} threads, and these would have {threads}; "
+                f"type --threads {earlier[0].threads}, or delete {folder / TIMES.name}"
+            )
+        return MethodTime(
+            passes=(*earlier, _time_of(candidate, folder, pairs, threads, measure or in_subprocess(FUNCTION)))
+        )
 
-    return run_pass("time", TIMES, folder, methods, threads, busy, entry_of, _line, show, plugins=plugins)
+    complete = True
+    for number in range(passes):
+        complete &= run_pass(
+            "time", TIMES, folder, methods, threads, busy, entry_of, _line, show, False, plugins, number
+        )
+    return complete
 
 
-def _time_of(candidate: Candidate, folder: Path, pairs: int | None, threads: int, measure: Measure) -> MethodTime:
+def _passes(folder: Path, candidate: Candidate) -> tuple[PassTime, ...]:
+    """Return the passes that a method has."""
+    groups = (group for group in TIMES.read(folder) if group.key == dict(candidate.key))
+    found = next((group.methods.get(candidate.label) for group in groups), None)
+    return () if found is None else found.passes
+
+
+def _time_of(candidate: Candidate, folder: Path, pairs: int | None, threads: int, measure: Measure) -> PassTime:
     """Measure all stages of a method.
 
     Raises:
@@ -86,8 +117,8 @@ def _time_of(candidate: Candidate, folder: Path, pairs: int | None, threads: int
     return _summary(candidate, found, threads)
 
 
-def _summary(candidate: Candidate, found: list[dict[str, Any]], threads: int) -> MethodTime:
-    """Return the entry of `time.json` for the measurements of all stages."""
+def _summary(candidate: Candidate, found: list[dict[str, Any]], threads: int) -> PassTime:
+    """Return the pass that consists of the measurements of all stages."""
     measured = [
         StagePairs(np.array(result["times"], dtype=float), stage.steps, result["image_size"])
         for stage, result in zip(candidate.stages, found, strict=True)
@@ -98,7 +129,7 @@ def _summary(candidate: Candidate, found: list[dict[str, Any]], threads: int) ->
     for size, count in successive:
         dense_steps[size] += count
     total = run_ratio(measured, dense_steps, candidate.reconfigure_s)
-    return MethodTime(
+    return PassTime(
         **{name: getattr(total, name) for name in ("ratio", "low", "high", "reconfiguration")},
         trial=candidate.trial,
         pairs=sum(len(stage.times) for stage in measured),
@@ -132,10 +163,11 @@ def _interval(pairs: np.ndarray[Any, Any]) -> dict[str, float]:
 
 
 def _line(label: str, time: MethodTime) -> str:
-    stages = "1 stage" if len(time.stages) == 1 else f"{len(time.stages)} stages"
+    last = time.passes[-1]
+    stages = "1 stage" if len(last.stages) == 1 else f"{len(last.stages)} stages"
     return (
-        f"{label}: {_text(time)} of the training time of dense; dense twice {_text(time.dense_twice)}; "
-        f"{stages}, {time.pairs} pairs{disturbance(time.load, time.threads)}"
+        f"pass {len(time.passes)}, {label}: {_text(last)} of the training time of dense; dense twice "
+        f"{_text(last.dense_twice)}; {stages}, {last.pairs} pairs{disturbance(last.load, last.threads)}"
     )
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from suite.cost.hardware import hardware_facts, hardware_id
-from suite.cost.subnormals import FLUSH, arithmetic_in_use, has_subnormal
 from suite.errors import UsageError
 from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OtherTrial, ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
@@ -22,6 +21,7 @@ from suite.network.forward_pass import first_parameter, survey
 from suite.network.layers import convert, plannable
 from suite.network.planned_layer import PlannedLayer, StepState
 from suite.plan import Keys
+from suite.subnormals import FLUSH, arithmetic_in_use, has_subnormal
 from suite.training.estimates import Estimates
 from suite.training.layer_plans import plan_layers
 from suite.training.optimizer_state import refuse_uncut_state

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_merge import EXPORT, ROOT, merge, put, spec, suite_at, times_of
+from test_merge import ROOT, merge, put, spec, suite_at
+from time_passes import one_pass
 
+from reports import Written
 from suite.command import cli
 from suite.command.folders.entries import combine_times
 from suite.errors import UsageError
-from suite.runs.folder.records import write_json
-from suite.runs.folder.times import TIMES, DenseSize, MethodTime
+from suite.runs.folder.entries import GroupEntries
+from suite.runs.folder.times import MethodTime
 
 LEFT = f"{0:016x}"
 
@@ -29,9 +31,9 @@ LEFT = f"{0:016x}"
 def without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write an empty report: these tests look at folders only."""
 
-    def write_report(folder: Path, *arguments: Any, **more: Any) -> list[Path]:
+    def write_report(folder: Path, *arguments: Any, **more: Any) -> Written:
         (folder / "report.html").write_text("report")
-        return [folder / "report.html"]
+        return Written([folder / "report.html"], ())
 
     monkeypatch.setattr("reports.write_report", write_report)
 
@@ -234,11 +236,9 @@ def test_parts_of_killed_writers_are_not_copied(two: tuple[Path, Path], tmp_path
 
 
 def measured(change: float = 1.0, **fields: Any) -> list[Any]:
-    """Return the groups of a time pass whose first method has other ratios."""
-    (group,) = TIMES.read(EXPORT)
-    label, time = next(iter(group.methods.items()))
-    ends = {name: getattr(time, name) * change for name in ("ratio", "low", "high")}
-    return [group.model_copy(update={"methods": {label: time.model_copy(update={**ends, **fields})}})]
+    """Return the groups of a time pass."""
+    time = MethodTime.model_validate(one_pass(0.9 * change, **fields))  # one pass, as in earlier versions
+    return [GroupEntries[MethodTime](key={"task": "cifar10"}, methods={"quick": time})]
 
 
 def only(groups: list[Any]) -> MethodTime:
@@ -248,83 +248,20 @@ def only(groups: list[Any]) -> MethodTime:
     return time
 
 
-def test_a_measurement_that_several_folders_have_counts_once() -> None:
+def test_a_pass_that_several_folders_have_counts_once() -> None:
     a, b, c = (Path(name) for name in "abc")
     first, second = measured(), measured(1.21)
     merged, _ = combine_times([(a, first), (b, second)])
-    whole = only(merged)
+    assert only(merged).passes == (*only(first).passes, *only(second).passes)
+    assert only(merged).ratio == pytest.approx(1.1 * only(first).ratio)
     for folders in ([(a, first), (b, second), (c, first)], [(c, merged), (a, first)], [(a, first), (c, merged)]):
         found, notes = combine_times(folders)
-        assert only(found).ratio == whole.ratio
-        assert only(found).pairs == whole.pairs
-        assert len(only(found).provenance["measurements"]) == 2
+        assert only(found).passes == only(merged).passes
         assert len(notes) == 1
     assert combine_times([(a, first), (c, first)]) == (first, [])
-    third = measured(1.1)
-    several = [
-        combine_times([(a, x), (b, y), (c, z)])[0] for x, y, z in ((first, second, third), (merged, third, first))
-    ]
-    assert only(several[0]).ratio == pytest.approx(only(several[1]).ratio)
-    assert [len(only(one).provenance["measurements"]) for one in several] == [3, 3]
 
 
-def test_measurements_count_by_their_pairs_and_the_higher_load_is_kept() -> None:
-    first = only(measured(load=0.1, reconfiguration=0.1))
-    pairs = first.pairs
-    second = measured(2.0, pairs=3 * pairs, load=0.9, reconfiguration=0.3)
-    for order in (1, -1):
-        groups = [(Path("a"), measured(load=0.1, reconfiguration=0.1)), (Path("b"), second)][::order]
-        found = only(combine_times(groups)[0])
-        assert found.ratio == pytest.approx(first.ratio * 2**0.75)
-        assert found.reconfiguration == pytest.approx(0.25)
-        assert (found.load, found.pairs) == (0.9, 4 * pairs)
-        assert (found.low, found.high) == (first.low, only(second).high)
-
-
-def test_dense_steps_of_several_sizes_are_combined() -> None:
-    first, second = (
-        measured(pairs=pairs, dense_sizes=(DenseSize(image_size=96, steps=30, step=step),))
-        for pairs, step in ((30, 0.5), (90, 0.7))
-    )
-    (found,) = only(combine_times([(Path("a"), first), (Path("b"), second)])[0]).dense_sizes
-    assert (found.image_size, found.steps, found.step) == (96, 30, pytest.approx(0.65))
-
-
-def test_the_size_of_the_images_of_a_stage_is_kept_and_compared() -> None:
-    def sized(ratio: float, size: int) -> Any:
-        (stage, *others) = only(measured(ratio)).stages
-        return measured(ratio, stages=(stage.model_copy(update={"image_size": size}), *others))
-
-    found = only(combine_times([(Path("a"), sized(1.0, 96)), (Path("b"), sized(1.1, 96))])[0])
-    assert found.stages[0].image_size == 96
-    with pytest.raises(UsageError, match="was measured with other stages"):
-        combine_times([(Path("a"), sized(1.0, 96)), (Path("b"), sized(1.1, 160))])
-
-
-@pytest.mark.parametrize(
-    ("fields", "what"),
-    [
-        ({"threads": 7}, "threads"),
-        ({"dense_steps": 7}, "stages"),
-        ({"dense_sizes": (DenseSize(image_size=96, steps=7, step=1.0),)}, "stages"),
-    ],
-)
-def test_measurements_of_other_trainings_are_refused(fields: dict[str, Any], what: str) -> None:
-    with pytest.raises(UsageError, match=rf"was measured with other {what} in a/time\.json and b/time\.json"):
-        combine_times([(Path("a"), measured()), (Path("b"), measured(1.1, **fields))])
-
-
-def test_damaged_measurements_are_named(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
-    a, b = two
-    times_of(b)
-    for stored, reason in (([], "is not a list of measurements"), ([{"ratio": 1.0}], "measurements: ")):
-        times_of(a)
-        content = json.loads((a / "time.json").read_text())
-        next(iter(content["groups"][0]["methods"].values()))["provenance"]["measurements"] = stored
-        write_json(a / "time.json", content)
-        assert merge(a, b, out=tmp_path / "out") == 2
-        error = capsys.readouterr().err
-        assert f"{a / 'time.json'} is damaged" in error
-        assert reason in error
-        assert error.count("\n") == 1
-    assert others(tmp_path) == []
+def test_passes_with_other_threads_are_refused() -> None:
+    message = r"was measured with 1 threads in a/time\.json and with 7 in b/time\.json"
+    with pytest.raises(UsageError, match=message):
+        combine_times([(Path("a"), measured()), (Path("b"), measured(1.1, threads=7))])

@@ -255,7 +255,7 @@ def quick_report():
 
     def write_report(folder, *options):
         files.write(folder / "report.html", "x")
-        return [folder / "report.html"]
+        return reports.Written([folder / "report.html"], ())
 
     reports.write_report = write_report
 

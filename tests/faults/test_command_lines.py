@@ -239,7 +239,7 @@ class Answers:
             patch.delenv(name, raising=False)
         patch.setenv("HOME", str(folder))
         patch.setattr(LocalEngine, "run", _end_at_once)
-        patch.setattr(reports, "write_report", lambda path: [path / "report.html"])
+        patch.setattr(reports, "write_report", lambda path: reports.Written([path / "report.html"], ()))
         patch.setattr(provenance, "busy_cores", lambda: 0.0)
         patch.setattr(run, "log", run.log.getChild("quiet"))
 

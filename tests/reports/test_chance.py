@@ -35,7 +35,7 @@ def test_dense_at_chance_is_said_in_both_reports(suite: Any) -> None:
     said = caution(suite, (38.9,), BALANCED)
     assert said.startswith(
         "Dense training has not learned the task: its accuracy, 38.9 %, cannot be told from a guess (one of 3 classes: "
-        "33.3 %) on 18 test images. The accuracies and verdicts here say nothing about the methods;"
+        "33.3 %) on 18 test images. The accuracies here say nothing about the methods;"
     )
     report = build(read(suite.folder))
     for text in (html.render(report), markdown.render(report)):
@@ -48,8 +48,8 @@ def test_the_first_advice_is_to_train_longer(suite: Any) -> None:
     report = build(read(suite.folder))
     (verdict,) = (group.verdict for group in report.groups)
     assert verdict is not None
-    assert verdict.reopens.startswith("First train longer (`--epochs`) or with smaller batches (`--batch-size`), until")
-    assert "--seeds" not in verdict.reopens
+    assert verdict.advice.startswith("First train longer (`--epochs`) or with smaller batches (`--batch-size`), until")
+    assert "--seeds" not in verdict.advice
     assert "First train longer (`--epochs`) or with" in markdown.render(report)
     assert "First train longer (<code>--epochs</code>) or with" in html.render(report)
 

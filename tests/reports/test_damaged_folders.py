@@ -14,6 +14,7 @@ from random_edits import damage
 from reports import write_report
 from reports.content.build import build
 from reports.data.records import read
+from suite.command.verbs import report
 from suite.errors import UsageError
 from suite.runs.folder import packed
 
@@ -29,7 +30,7 @@ def report_of(unreported: Path, folder: Path, seed: int) -> str:
     except Exception as error:
         error.add_note(done)
         raise
-    for path in written:
+    for path in written.paths:
         path.read_text(encoding="utf-8")
     return ""
 
@@ -164,3 +165,17 @@ def test_a_file_that_is_not_what_its_record_says_is_named(unreported: Path, tmp_
     assert [one.damage for one in read(folder).trials if one.damage] == [(f"epochs.jsonl {line}",)]
     write_report(folder)
     assert line in (folder / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_terminal_names_damage_last(suite: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    suite.add_all(("dense", "sdgp", "prunetrain"))
+    folder = suite.write()
+    for path in sorted(folder.glob("trials/*/layers.csv"))[:7]:
+        path.write_bytes(b"\xff\xfe\x00")
+    assert report([str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("report: ")
+    assert [line.partition(":")[0] for line in lines[1:]] == ["damaged"] * 6
+    assert "layers.csv" in lines[1]
+    assert lines[-1] == "damaged: 2 more, which the report lists"

@@ -45,7 +45,7 @@ def test_times_of_other_threads_or_another_torch_are_never_mixed(suite: Any, nam
     assert order(second) == ["prunetrain[ratio=0.2]"]
     assert title in second.title
     assert second.tables[0].rows[0][5].text == "–"
-    assert "threads 2), torch 2.15," in first.subtitle
+    assert "threads 2), arithmetic flush, torch 2.15," in first.subtitle
 
 
 @pytest.mark.parametrize(("recipe", "shown"), [
@@ -298,3 +298,23 @@ def test_trials_of_an_edited_plugin_are_no_seeds_of_one_method(suite: Any) -> No
     labels = [row[0].text for row in group.tables[0].rows]
     assert len(labels) == len(set(labels)) == 3
     assert sum(" file " in one for one in labels) == 2
+
+
+def test_trials_with_subnormal_numbers_are_a_group_of_their_own_and_named(suite: Any) -> None:
+    suite.add_all(("dense", "sdgp"))
+    suite.add_all(("dense", "sdgp"), arithmetic="ieee")
+    flushed, other = build(read(suite.write())).groups
+    assert "arithmetic flush" in flushed.title
+    assert "arithmetic ieee" in other.title
+    assert not any("subnormal" in line for line in flushed.remarks)
+    (line,) = (line for line in other.remarks if "subnormal" in line)
+    assert line.startswith("6 of 6 trials computed with subnormal numbers (arithmetic ieee)")
+
+
+def test_controls_have_a_colour_of_their_own() -> None:
+    found = looks(["sdgp", "sdgp[mode=random]", "dense[repeat=2]"], {"sdgp[mode=random]", "dense[repeat=2]"})
+    assert [found[name].colour for name in ("dense", "sdgp", "sdgp[mode=random]", "dense[repeat=2]")] == [
+        0, colour_of("sdgp"), -1, -1,
+    ]  # fmt: skip
+    assert len({(one.marker, one.dash) for one in found.values()}) == 4
+    assert svg.colour(-1) not in {svg.colour(index) for index in range(9)}

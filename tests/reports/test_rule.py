@@ -71,6 +71,11 @@ def test_what_costs_more_than_dense_can_only_be_worse():
     [
         (DENSE[:4], "dense was not trained", "dense"),
         (DENSE[2:], "dense was trained for 3 lengths, and at least 4 are needed", "controls"),
+        (
+            (*DENSE[2:], Budget(0.7, (87.0,))),
+            "dense was trained for 3 lengths with 3 seeds, and at least 4 are needed",
+            "seeds",
+        ),
         ((DENSE[0], DENSE[1], *DENSE[3:], Budget(0.8, (88.0, 88.1))), None, None),
         ((Budget(0.4, (83.0, 83.1, 83.2)), *DENSE[1:]), "differ by 0.30 of the whole", "controls"),
         ((*DENSE[:4], Budget(1.0, (88.0, 88.1))), "dense has 2 of at least 3 seeds", "seeds"),

@@ -19,7 +19,7 @@ from reports.data.groups import KEY, TrialGroup, label, looks
 from reports.data.method_rows import method_rows
 from reports.data.records import Trial, read
 from reports.data.targets import NOT_REACHED, median, of_dense, target_rows, targets_of, time_share
-from suite.runs.folder.times import DenseSize, Interval, MethodTime, StageTime
+from suite.runs.folder.times import DenseSize, Interval, MethodTime, PassTime, StageTime
 
 RISING = (0.3, 0.6, 0.7, 0.8)
 
@@ -56,10 +56,11 @@ def timed(*ratios: float, reconfiguration: float = 0.0) -> MethodTime:
         StageTime(ratio=ratio, low=ratio, high=ratio, epoch=1 + place, steps=10, pairs=30)
         for place, ratio in enumerate(ratios)
     )
-    return MethodTime(
+    one = PassTime(
         ratio=1, low=1, high=1, trial="x", pairs=30, stages=stages, dense_steps=40, load=0, threads=1, provenance={},
         reconfiguration=reconfiguration, dense_twice=Interval(ratio=1, low=1, high=1),
     )  # fmt: skip
+    return MethodTime(passes=(one,))
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=9), st.integers(0, 9))
@@ -131,7 +132,7 @@ def test_epochs_with_larger_images_take_more_of_the_time() -> None:
         StageTime(ratio=ratio, low=ratio, high=ratio, epoch=epoch, steps=20, pairs=30, image_size=size)
         for ratio, epoch, size in ((1.0, 1, 96), (0.8, 3, 160))
     )
-    pass_ = timed(1.0).model_copy(update={"stages": stages, "dense_sizes": sizes})
+    pass_ = MethodTime(passes=(timed(1.0).passes[0].model_copy(update={"stages": stages, "dense_sizes": sizes}),))
     assert time_share(trial("a", 0), 2, pass_) == pytest.approx(0.25)
     assert time_share(trial("a", 0), 3, pass_) == pytest.approx(0.25 + 0.375 * 0.8)
     short = group(trial("dense", 0, (0.1, 0.75)))

@@ -119,7 +119,7 @@ def test_damaged_files_are_named_and_hide_nothing(suite: Any, without_figures: N
 def test_only_failures_still_make_a_report(suite: Any, without_figures: None) -> None:
     suite.add("sdgp", 0, accuracy=None, time=None, status="error", message="no")
     folder = suite.write()
-    assert [path.name for path in write_report(folder)] == ["report.html", "report.md"]
+    assert [path.name for path in write_report(folder).paths] == ["report.html", "report.md"]
     page = parse(folder / "report.html")
     assert "no trial is done (1 error of 1 trials)" in page.text
 
@@ -145,7 +145,7 @@ def test_many_methods_get_a_legend_and_changing_densities_a_map(suite: Any) -> N
             lines[epoch] = lines[epoch].replace('"weight_density": 1.0', f'"weight_density": {density}')
             text = "\n".join(lines)
         path.write_text(text)
-    names = [path.name for path in write_report(folder)]
+    names = [path.name for path in write_report(folder).paths]
     assert sum("-shape-" in name for name in names) == 2
     assert "Density of weights by layer over epochs: method0" in parse(folder / "report.html").text
 
@@ -193,14 +193,14 @@ def test_figures_of_an_earlier_report_are_removed_and_nothing_else(suite: Any) -
     written = write_report(folder)
     assert not old.exists()
     assert own.exists()
-    assert all(path.is_file() for path in written)
+    assert all(path.is_file() for path in written.paths)
 
 
 def test_axes_end_where_accuracies_and_times_do(suite: Any) -> None:
     """The interval of two very different seeds extends beyond 100 % and below 0 s."""
     for seed, (accuracy, time) in enumerate(((60.0, 1.0), (95.0, 9.0))):
         suite.add("dense", seed, accuracy=accuracy, time=time)
-    figure = next(path for path in write_report(suite.write()) if path.name.endswith("accuracy-time.svg"))
+    figure = next(path for path in write_report(suite.write()).paths if path.name.endswith("accuracy-time.svg"))
     ticks = re.findall(r">([−\d.]+)</text>", figure.read_text(encoding="utf-8"))
     assert ticks
     assert not any(text.startswith("−") for text in ticks)

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import pytest
 import torch
 from small_training import RECIPE, small_trainer
+from small_trials import spec, train
 
 from methods.dense import Dense
 from methods.sdgp import SDGP
@@ -18,6 +19,8 @@ from suite.errors import UsageError
 from suite.method import Method
 from suite.recipe import control_epochs
 from suite.runs.controls import control_methods, random_twin
+from suite.runs.engines.outcomes import why_skipped
+from suite.runs.folder.records import write_record
 from suite.runs.planning import plan
 from suite.runs.spec import PRESETS, SuiteSpec
 from suite.task import PaperRecipe
@@ -61,12 +64,14 @@ def test_a_repetition_of_dense_is_the_same_training():
     [
         (1, []),
         (2, [1]),
-        (3, [1, 2]),
+        (3, [2]),
+        (5, [2, 3, 4]),
+        (8, [4, 5, 6, 7]),
         (4, [2, 3]),
-        (7, [3, 4, 5, 6]),
-        (10, [4, 6, 7, 9]),
-        (150, [60, 83, 105, 128]),
-        (100_000, [40_000, 55_000, 70_000, 85_000]),
+        (7, [4, 5, 6]),
+        (10, [6, 7, 8, 9]),
+        (150, [83, 105, 120, 135]),
+        (100_000, [55_000, 70_000, 80_000, 90_000]),
     ],
 )
 def test_smaller_budgets_are_whole_epochs_and_fewer_than_all(epochs, expected):
@@ -233,11 +238,15 @@ def test_one_line_says_what_is_added(caplog):
         planned("dense,dense[repeat=2]", overrides={"epochs": 1}, controls=True)
         planned("dense", overrides={"epochs": 1}, controls=True)
         planned("dense,sdgp")
+    few = "digits: %s epochs allow %s lengths of dense training, and a verdict at equal cost needs 4: none can follow"
     assert caplog.messages == [
         "--controls adds 21 trials: 3 of dense, 6 of dense with fewer epochs (2, 3), 3 of sdgp[mode=random], "
         "3 of prunetrain[selection=random], 3 of dense[match=prunetrain], 3 of dense[repeat=2]",
+        few % (4, 3),
         "--controls adds no trials: the command names all of them",
+        few % (1, 1),
         "--controls adds 1 trial: 1 of dense[repeat=2]",
+        few % (1, 1),
     ]
 
 
@@ -250,14 +259,35 @@ def test_the_flag_goes_from_the_command_line_to_the_folder(suite, folder, caplog
     assert not resolve(read_run_options(["--device", "cpu", "--dtype", "float32"])).controls
     with caplog.at_level("INFO"):
         assert suite("--controls", "--out", "out") == 0
-    line = "--controls adds 4 trials: 1 of dense, 2 of dense with fewer epochs (1, 2), 1 of dense[repeat=2]"
+    line = "--controls adds 3 trials: 1 of dense, 1 of dense with fewer epochs (2), 1 of dense[repeat=2]"
     assert caplog.messages.count(line) == 1
     content = json.loads((folder / "out" / "suite.json").read_text())
     assert content["spec"]["controls"] is True
     assert content["commands"][0]["spec"]["controls"] is True
     before = {path.name for path in (folder / "out" / "trials").iterdir()}
-    assert len(before) == 5
+    assert len(before) == 4
     # The command that names a control finds it.
     assert suite("--methods", "dense", "--epochs", "2", "--out", "out") == 0
     assert {path.name for path in (folder / "out" / "trials").iterdir()} == before
     assert not json.loads((folder / "out" / "suite.json").read_text())["spec"]["controls"]
+
+
+@pytest.mark.parametrize(("params", "control", "skipped"), [(90, True, False), (100, False, False), (100, True, True)])
+def test_a_control_of_a_trial_that_removed_nothing_is_not_trained(tmp_path, params, control, skipped):
+    other = spec("dense", train_images=64, epochs=1)
+    train(tmp_path / other.trial_id, other)
+    result = {"params": params, "params_dense": 100, "inference_flops": 2.0 * params, "inference_flops_dense": 200.0}
+    write_record(tmp_path / other.trial_id, other, "done", result=result)
+    trial = spec("dense[match=prunetrain]")
+    trial = dataclasses.replace(trial, depends_on={"prunetrain": other.trial_id}, control=control)
+    reason = f"it is a control of {other.trial_id}, which removed nothing" if skipped else ""
+    assert why_skipped(trial, tmp_path / trial.trial_id) == reason
+
+
+@pytest.mark.parametrize(("method", "control"), [
+    ("dense", False), ("dense[repeat=2]", True), ("dense[match=prunetrain]", True), ("scratch", True), ("sdgp", False),
+    ("sdgp[mode=random]", True), ("clicktrain[selection=random]", True), ("oneshot[selection=random]", True),
+])  # fmt: skip
+def test_controls_are_marked_whoever_names_them(method, control):
+    *_, trial = planned(method)
+    assert trial.control is control

@@ -60,7 +60,7 @@ class Suite:
         columns: dict[str, Any] = {
             "method": method, "variant": variant, "task": "cifar10", "model": "resnet9[width=0.25]", "preset": "quick",
             "seed": seed, "status": "done", "message": "", "device": "cpu", "hardware_id": "12e45678",
-            "dtype": "float32",
+            "dtype": "float32", "arithmetic": "flush",
             "data_copy": "sample-01234567", "batch_size": 128, "epochs": EPOCHS, "test_loss": 0.91,
             "test_accuracy": None if accuracy is None else accuracy / 100, "train_time_s": time,
             "peak_memory_bytes": 300 * 2**20 + seed * 2**20, "params_dense": 400_000, "inference_flops_dense": 8e7,
@@ -79,7 +79,9 @@ class Suite:
             "nonzero_params": round(400_000 * shrink[-1] ** 2) - 12,
         }
         columns |= changed
-        spec = {key: columns[key] for key in ("method", "variant", "task", "model", "preset", "seed", "dtype")}
+        spec = {
+            key: columns[key] for key in ("method", "variant", "task", "model", "preset", "seed", "dtype", "arithmetic")
+        }
         digest = hashlib.sha256(json.dumps(columns, sort_keys=True).encode()).hexdigest()
         model = columns["model"].replace("[", "-").replace("]", "").replace("=", "")
         name = f"{method}-{columns['task']}-{model}-s{seed}-{digest[:8]}"

@@ -37,7 +37,7 @@ def suite(folder, monkeypatch, forget_toys):
 
     def write_report(path, *options):
         (path / "report.html").write_text("x")
-        return [path / "report.html"]
+        return reports.Written([path / "report.html"], ())
 
     monkeypatch.setattr(reports, "write_report", write_report)
     return lambda *arguments: cli.main(good(*arguments))

@@ -21,7 +21,7 @@ from suite.passes.candidates import find_candidates
 from suite.registry import register
 from suite.runs.folder import store
 from suite.runs.folder.records import write_record
-from suite.runs.folder.times import TIMES, MethodTime
+from suite.runs.folder.times import TIMES, PassTime
 from suite.timing import steps, time_pass
 
 SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 4}
@@ -72,12 +72,15 @@ def lines():
 
 @pytest.fixture
 def measured(lines):
-    """Function that runs the pass on a folder and returns the only entry of its file."""
+    """Function that runs one pass on a folder and returns it, which is the only one of its file."""
 
     def run(out, **options):
-        assert time_pass.run(out, **{"pairs": 10, "measure": in_this_process, "show": lines.append} | options)
+        assert time_pass.run(
+            out, **{"pairs": 10, "measure": in_this_process, "show": lines.append, "passes": 1} | options
+        )
         (group,) = TIMES.read(out)
-        (time,) = group.methods.values()
+        (method,) = group.methods.values()
+        (time,) = method.passes
         return time
 
     return run
@@ -140,7 +143,9 @@ def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(shrinking, seco
     assert time.ratio == pytest.approx(expected, rel=1e-3)
     assert time.stages[-1].ratio < time.stages[0].ratio == pytest.approx(1.0)
     assert time.trial == TRIAL.trial_id
-    assert lines[0].startswith(f"prunetrain: {time.ratio:.3f} [{time.low:.3f}, {time.high:.3f}] of the training time")
+    assert lines[0].startswith(
+        f"pass 1, prunetrain: {time.ratio:.3f} [{time.low:.3f}, {time.high:.3f}] of the training time"
+    )
     assert (shrinking / "time.json").read_bytes() in [content for _, content in contents(shrinking)]
 
 
@@ -221,22 +226,33 @@ def test_a_busy_machine_is_refused_unless_the_user_insists(shrinking, monkeypatc
 def test_entries_that_are_not_measured_again_stay(shrinking, measured):
     time = measured(shrinking, measure=invented)
     stored = json.loads((shrinking / "time.json").read_text())
-    stored["groups"][0]["methods"]["other"] = time.model_dump(mode="json")
+    stored["groups"][0]["methods"]["other"] = time.model_dump(mode="json")  # one pass, as in earlier versions
     stored["groups"].append({"key": {"task": "other"}, "methods": {}})
     (shrinking / "time.json").write_text(json.dumps(stored))
-    assert time_pass.run(shrinking, "prunetrain", measure=partial(invented, ratio=0.5), threads=3)
+    assert time_pass.run(shrinking, "prunetrain", measure=partial(invented, ratio=0.5), passes=2)
     first, second = TIMES.read(shrinking)
-    assert first.methods["other"] == time
-    assert (first.methods["prunetrain"].stages[0].ratio, first.methods["prunetrain"].threads) == (0.5, 3)
-    assert second.key == {"task": "other"}
+    assert first.methods["other"].passes == (time,)
+    assert [one.stages[0].ratio for one in first.methods["prunetrain"].passes] == [0.75, 0.5]
+    assert second.key == {"task": "other", "arithmetic": "ieee"}
 
 
-def test_the_lowest_seed_is_run_again(shrinking, tmp_path):
+def test_passes_take_the_seeds_in_turn_and_continue(tmp_path, lines):
     out = tmp_path / "out"
-    for seed in (3, 1):
-        train_in_suite(out, spec("dense[repeat=2]", seed=seed, **SMALL | {"epochs": 1}))
-    (candidate,) = find_candidates(out, "time")
-    assert (candidate.label, candidate.spec.seed) == ("dense[repeat=2]", 1)
+    trials = [spec("dense[repeat=2]", seed=seed, **SMALL | {"epochs": 1}) for seed in (3, 1)]
+    for trial in trials:
+        train_in_suite(out, trial)
+    for passes in (1, 3, 2):
+        assert time_pass.run(out, measure=invented, show=lines.append, passes=passes)
+    (time,) = TIMES.read(out)[0].methods.values()
+    assert [one.trial for one in time.passes] == [trials[index].trial_id for index in (1, 0, 1)]
+    assert time.pass_of(trials[0].trial_id) == time.passes[1]
+    assert [line.split(",")[0] for line in lines if line.startswith("pass")] == ["pass 1", "pass 2", "pass 3"]
+
+
+def test_passes_with_other_threads_are_refused(shrinking, lines):
+    assert time_pass.run(shrinking, measure=invented, threads=1, passes=1)
+    assert not time_pass.run(shrinking, measure=invented, threads=3, passes=2, show=lines.append)
+    assert "its passes were measured with 1 threads, and these would have 3; type --threads 1" in lines[0]
 
 
 def test_a_trial_without_stages_is_named(shrinking, tmp_path, lines):
@@ -266,6 +282,7 @@ def test_unknown_methods_and_wrong_options_are_one_line(shrinking, tmp_path, cap
         (["--methods", "prunetrian"], "did you mean 'prunetrain'?"),
         (["--pairs", "9"], "an integer from 10"),
         (["--threads", "0"], "an integer from 1"),
+        (["--passes", "0"], "an integer from 1"),
         (["--pair", "30"], "did you mean '--pairs'?"),
     ]
     for options, expected in wrong:
@@ -306,4 +323,4 @@ def test_ratios_in_a_file_are_positive_and_finite(shrinking, measured):
     good = measured(shrinking, measure=invented).model_dump(mode="json")
     for name, value in (("ratio", 0), ("low", -1.0), ("high", float("inf")), ("stages", []), ("load", float("nan"))):
         with pytest.raises(ValueError, match=name):
-            MethodTime.model_validate(good | {name: value})
+            PassTime.model_validate(good | {name: value})

@@ -21,6 +21,8 @@ def causes(profile: MethodProfile | None, epochs: float) -> list[str]:
     if profile is None or (dense := profile.stages[-1].dense) is None:
         return []
     stage = profile.stages[-1]
+    if not (dense.adds_up and stage.method.adds_up):
+        return []  # the clocks, or another program, took part of the step
     changed = [f"{_part_change(stage, part)} {_signed(share)}" for part, share in changes(stage).items()
                if abs(share) >= _NEGLIGIBLE]  # fmt: skip
     last = f" of the last stage (from epoch {stage.epoch}{f' of {epochs:g}' if epochs else ''})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from reports import formatting
 from reports.content.model import Cell, Column, Table, missing_cell, number_cell
 from reports.content.why.shares import PRODUCTS, Saving, flops, part_seconds, products_seconds, savings, total
 from reports.data.method_rows import MethodRow
@@ -99,8 +98,8 @@ def savings_table(row: MethodRow, profile: MethodProfile, name: str) -> Table | 
         _saving_row("steps of this profile, median", "measured", Saving(None, found.measured.step), _PAIRS),
     ]
     if row.timed is not None:
-        low, high = (formatting.plain(100 * (1 - end), 1) for end in (row.timed.high, row.timed.low))
-        note = f"Of the whole training; 95 % interval [{low}, {high}]."
+        count = len(row.timed.passes)
+        note = f"Of the whole training; mean of {count} {'pass' if count == 1 else 'passes'}."
         rows.append(_saving_row("time pass", "measured", Saving(None, 1 - row.timed.ratio), note))
     columns = (
         Column("Saving", numeric=False),

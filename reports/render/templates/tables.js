@@ -3,6 +3,12 @@
 {
   const FILTERED_FROM = 6; // rows; shorter tables have no filter
   const textOf = (cell) => cell.textContent.trim();
+  // Each row with those that stay below it.
+  const unitsOf = (rows) => rows.reduce((units, row) => {
+    if ("under" in row.dataset && units.length) units.at(-1).push(row);
+    else units.push([row]);
+    return units;
+  }, []);
 
   const addSorting = (table) => {
     const body = table.tBodies[0];
@@ -19,7 +25,7 @@
         heads.forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
         const key = (row) => row.cells[column].dataset.value;
-        const rows = [...body.rows].slice(pinned).sort((one, other) => {
+        const units = unitsOf([...body.rows].slice(pinned)).sort(([one], [other]) => {
           const [a, b] = [key(one), key(other)];
           if (!head.classList.contains("number")) {
             return (down ? -1 : 1) * textOf(one.cells[column]).localeCompare(textOf(other.cells[column]));
@@ -27,7 +33,7 @@
           if (a === undefined || b === undefined) return (a === undefined) - (b === undefined);
           return (down ? -1 : 1) * (Number(a) - Number(b));
         });
-        body.append(...rows);
+        body.append(...units.flat());
       });
     });
   };
@@ -47,7 +53,10 @@
     table.parentElement.before(line);
     field.addEventListener("input", () => {
       const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-      rows.forEach((row) => { row.hidden = !words.every((word) => textOf(row).toLowerCase().includes(word)); });
+      unitsOf(rows).forEach((unit) => {
+        const text = unit.map(textOf).join(" ").toLowerCase();
+        unit.forEach((row) => { row.hidden = !words.every((word) => text.includes(word)); });
+      });
       const shown = rows.filter((row) => !row.hidden).length;
       status.textContent = words.length ? `${shown} of ${rows.length} rows shown` : "";
     });

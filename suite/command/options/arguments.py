@@ -106,7 +106,7 @@ def _add_trials(what: argparse._ArgumentGroup) -> None:
     what.add_argument(
         "--margin",
         metavar="POINTS",
-        help="smallest gain in accuracy that matters for the report's verdict, in percentage points (default: "
+        help="smallest difference in accuracy that matters for the report's verdict, in percentage points (default: "
         f"{DEFAULTS['margin']})",
     )
     what.add_argument(

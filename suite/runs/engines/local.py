@@ -21,7 +21,7 @@ from suite.cost.hardware import available_cores
 from suite.errors import UsageError, in_words
 from suite.registry import register
 from suite.runs.engines.lifeline import PARENT
-from suite.runs.engines.outcomes import end_unstarted, next_ready, not_done, record_end, show, status_of
+from suite.runs.engines.outcomes import end_unstarted, next_ready, record_end, show, status_of, why_skipped
 from suite.runs.engines.places import Place, places_for
 from suite.runs.folder.records import RUNNING, read_record, write_record
 from suite.runs.progress.files import EpochReader, ProgressFile
@@ -102,8 +102,8 @@ class LocalEngine:
                     ready := next_ready(waiting, {item.folder.name for item in running})
                 ):
                     waiting.remove(ready)
-                    if missing := not_done(*ready):
-                        end_unstarted(*ready, "skipped", f"it depends on {missing}, which is not done", progress)
+                    if reason := why_skipped(*ready):
+                        end_unstarted(*ready, "skipped", reason, progress)
                         continue
                     try:
                         running.append(self._start(*ready, places[0]))

@@ -13,6 +13,9 @@ from suite.runs.progress.files import EpochReader, ProgressFile
 from suite.runs.progress.listeners import ProgressListener
 from suite.runs.spec import TrialSpec
 
+REMOVED_NOTHING = "removed nothing"
+"""End of the message of a control that was skipped for this reason, which is no failure."""
+
 
 def record_end(trial: TrialSpec, folder: Path, status: str, message: str) -> dict[str, Any]:
     """Write the record of how a trial ended, and return it. If writing fails, the message says so."""
@@ -42,12 +45,20 @@ def next_ready(waiting: Collection[tuple[TrialSpec, Path]], running: Iterable[st
     return next((item for item in waiting if not ahead & set(item[0].depends_on.values())), None)
 
 
-def not_done(trial: TrialSpec, folder: Path) -> str:
-    """Return the id of the first dependency that is not done; empty if all are done."""
+def why_skipped(trial: TrialSpec, folder: Path) -> str:
+    """Return why a trial cannot be trained because of one that it depends on; empty if it can.
+
+    A control of a method that removed nothing would repeat dense training (`REMOVED_NOTHING`).
+    """
     for other in trial.depends_on.values():
         record = read_record(folder.parent / other)
         if record is None or record["status"] != "done" or damage(folder.parent / other, record):
-            return other
+            return f"it depends on {other}, which is not done"
+        result = record.get("result", {})
+        if trial.control and all(
+            result.get(name) == result.get(f"{name}_dense") for name in ("params", "inference_flops")
+        ):
+            return f"it is a control of {other}, which {REMOVED_NOTHING}"
     return ""
 
 

@@ -27,7 +27,7 @@ from suite.errors import UsageError, in_words
 from suite.registry import register
 from suite.runs.engines.lifeline import die_with
 from suite.runs.engines.local import environment
-from suite.runs.engines.outcomes import end_unstarted, next_ready, not_done, record_end, show, status_of
+from suite.runs.engines.outcomes import end_unstarted, next_ready, record_end, show, status_of, why_skipped
 from suite.runs.engines.ray_worker import TEMPORARY, Ended, Job, read_content, run_job, write_content
 from suite.runs.folder.records import RUNNING
 from suite.runs.progress.files import EpochReader
@@ -110,8 +110,8 @@ class RayEngine:
                     log.warning("--engine ray: the machines of the cluster are down; trials wait until one is up again")
             while len(running) < slots and (ready := next_ready(waiting, [item.folder.name for item in running])):
                 waiting.remove(ready)
-                if missing := not_done(*ready):
-                    end_unstarted(*ready, "skipped", f"it depends on {missing}, which is not done", progress)
+                if reason := why_skipped(*ready):
+                    end_unstarted(*ready, "skipped", reason, progress)
                     continue
                 try:
                     running.append(self._submit(*ready, token, needs, total))

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from suite.cost.subnormals import FLUSH, use_arithmetic
 from suite.runs.engines.lifeline import PARENT
 from suite.runs.engines.local import environment
+from suite.subnormals import FLUSH, use_arithmetic
 
 
 class SubprocessResult(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from suite import files
-from suite.cost.subnormals import IEEE
 from suite.errors import UsageError, validate
+from suite.subnormals import IEEE
 
 LARGEST = 64 * 2**20  # bytes
 

@@ -90,11 +90,12 @@ LAYERS: tuple[Column, ...] = (
 )  # fmt: skip
 _RATIO = "Training time over that of dense, reconfigurations included"
 _TWICE = "Steps of a second dense trainer over dense steps"
-_END = {"": "", "_low": ": lower end of the 95 % interval", "_high": ": upper end of the 95 % interval"}
+_END = {"": "", **{f"_{end}": f": {end} end of the 95 % interval of its steps" for end in ("low", "high")}}
 TIMES: tuple[Column, ...] = (
     *(COLUMNS[name] for name in ("method", "variant", "task", "data_copy", "model", "preset", "dtype", "arithmetic")),
     *(COLUMNS[name] for name in ("hardware_id", "threads", "torch", "epochs", "batch_size", "execution")),
     _column("recipe", str, "", "setting", "Recipe as JSON, as it identifies the group of comparable trials."),
+    _column("pass", int, "", "trial", "Number of the pass, from 1."),
     _TRIAL_ID,
     *(_column(f"time_ratio{end}", float, "× dense", "measured", f"{_RATIO}{text}.") for end, text in _END.items()),
     _column("reconfiguration", float, "× dense", "measured", "Part of the ratio that is time of reconfigurations."),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from suite.runs.folder.entries import Content, EntryFile, GroupEntries, Strict
 
@@ -50,11 +51,11 @@ class DenseSize(Strict):
     step: Ratio
 
 
-class MethodTime(Interval):
-    """Training time of one method relative to dense, as the time pass measured it.
+class PassTime(Interval):
+    """Training time of one method relative to dense, as one time pass measured it. The interval covers its steps.
 
     Attributes:
-        trial: Id of the trial whose stages were measured: the lowest seed that is done.
+        trial: Id of the trial whose stages were measured.
         pairs: Pairs of steps that were measured, in all stages.
         stages: The stages, in order.
         dense_steps: Steps of dense training with this recipe.
@@ -93,6 +94,40 @@ class MethodTime(Interval):
             steps = min(done, one.steps)
             time, done = time + steps * one.step, done - steps
         return time / self.dense_steps
+
+
+class MethodTime(Strict):
+    """Training time of one method relative to dense, in one or more passes.
+
+    Attributes:
+        passes: The passes, in the order in which they were measured; an entry without them is one pass.
+    """
+
+    passes: Annotated[tuple[PassTime, ...], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_pass(cls, entry: Any) -> Any:
+        return {"passes": [entry]} if isinstance(entry, dict) and "passes" not in entry else entry
+
+    @property
+    def ratio(self) -> float:
+        """Geometric mean of the passes' ratios."""
+        return math.exp(math.fsum(math.log(one.ratio) for one in self.passes) / len(self.passes))
+
+    @property
+    def load(self) -> float:
+        """Largest number of cores that other programs used when a measurement began."""
+        return max(one.load for one in self.passes)
+
+    @property
+    def threads(self) -> int:
+        """Threads that torch computed with."""
+        return self.passes[0].threads
+
+    def pass_of(self, trial: str) -> PassTime:
+        """Return a pass that measured the stages of a trial, or the first one if none did."""
+        return next((one for one in self.passes if one.trial == trial), self.passes[0])
 
 
 GroupTimes = GroupEntries[MethodTime]

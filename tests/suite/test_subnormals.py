@@ -10,12 +10,12 @@ from torch import nn
 
 from methods.dense import Dense
 from methods.shared.lasso import LassoLayer, penalty
-from suite.cost.subnormals import FLUSH, IEEE, arithmetic_in_use, has_subnormal, use_arithmetic
 from suite.ops import apply
+from suite.subnormals import FLUSH, IEEE, arithmetic_in_use, has_subnormal, use_arithmetic
 
 THREADS = """
 import sys, torch
-from suite.cost.subnormals import arithmetic_in_use, use_arithmetic
+from suite.subnormals import arithmetic_in_use, use_arithmetic
 torch.set_num_threads(2)
 if sys.argv[1] == "late":
     torch.ones(2**20).mul(2)  # starts the second thread

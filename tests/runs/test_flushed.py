@@ -9,12 +9,12 @@ import pytest
 from small_trials import spec
 from toy_suite import ROOT
 
-from suite.cost.subnormals import FLUSH, IEEE
+from suite.subnormals import FLUSH, IEEE
 
 METHOD = """
 import os
 from methods.dense import Dense
-from suite.cost.subnormals import arithmetic_in_use
+from suite.subnormals import arithmetic_in_use
 from suite.registry import register
 
 @register("method", "asking")
