@@ -258,8 +258,9 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
             ]
         )
         advice.append(f"More passes can give one: {time_pass.removesuffix('`')} --passes {most}`.")
+    pruned = [one for one in answer.judged if not pruned_nothing(methods[one.candidate.label])]
     for need, word in (("shorter", "fewer"), ("longer", "more")):
-        costs = [one.cost.share for one in answer.judged if one.need == need and one.cost]
+        costs = [one.cost.share for one in pruned if one.need == need and one.cost]
         count = math.floor(min(costs) * setting.epochs) if need == "shorter" and costs else (
             math.ceil(max(costs) * setting.epochs) if costs else 0
         )  # fmt: skip
@@ -268,7 +269,7 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
                 f"Dense for {word} epochs, `--methods dense --epochs {count} {setting.out}`, covers the smallest cost."
             )
         if need == "longer" and count:
-            names = _names([one for one in answer.judged if one.need == need])
+            names = _names([one for one in pruned if one.need == need])
             advice.append(f"{names} would have to be compared with dense for {count} epochs, as a command of its own.")
     more = [one.seeds_needed - len(one.candidate.accuracies) for one in answer.judged if one.seeds_needed]
     if more:
@@ -276,13 +277,13 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
             f"More seeds, {max(more)} at most and chosen in advance, may decide what is undecided; adding seeds until "
             "something is decided raises the rate of false claims."
         )
-    return [*advice, *_faster_kernels(methods, answer), *_changed(setting)]
+    return [*advice, *_faster_kernels(pruned, methods, answer), *_changed(setting)]
 
 
-def _faster_kernels(methods: Mapping[str, MethodRow], answer: Answer) -> list[str]:
+def _faster_kernels(judged: Sequence[Judged], methods: Mapping[str, MethodRow], answer: Answer) -> list[str]:
     """Return what methods would be worth if all that can be skipped took no time: at their effective FLOPs."""
     clauses = []
-    for one in answer.judged:
+    for one in judged:
         effective = methods[one.candidate.label].flops_ratio["effective"]
         if answer.curve is None or one.cost is None or one.accuracy is None or isinstance(effective, Missing):
             continue

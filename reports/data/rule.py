@@ -437,6 +437,8 @@ def _before_tests(
     judged = replace(judged, accuracy=accuracy)
     if not isinstance(curve, DenseCurve):
         return replace(judged, reason=judged.reason or curve[0], need=curve[1])
+    whole = curve.at(0.0)
+    judged = replace(judged, loss=Mean(accuracy.value - whole.value, (*accuracy.parts, *whole.parts)))
     if cost is None:
         passes = f"{len(candidate.ratios)} of at least {FEWEST_PASSES} time passes"
         counted = "executed FLOPs are not known"
@@ -449,16 +451,11 @@ def _before_tests(
     if log < math.log(curve.budgets[0].share) - _ROUNDING:
         reason = f"costs {cost.share:.3f} of dense, and the shortest dense training {curve.budgets[0].share:.3f}"
         return replace(judged, reason=judged.reason or reason, need="shorter")
-    dense, whole = curve.at(log), curve.at(0.0)
+    dense = curve.at(log)
     slope = max(curve.slope(log), 0.0)
     uncertain = ((slope * cost.error) ** 2, cost.freedom)
     parts = (*accuracy.parts, *dense.parts, *([uncertain] if uncertain[0] else []))
-    return replace(
-        judged,
-        dense=dense.value,
-        gain=Mean(accuracy.value - dense.value, parts),
-        loss=Mean(accuracy.value - whole.value, (*accuracy.parts, *whole.parts)),
-    )
+    return replace(judged, dense=dense.value, gain=Mean(accuracy.value - dense.value, parts))
 
 
 def mean_accuracy(accuracies: Sequence[float], spread: tuple[float, float]) -> Mean:

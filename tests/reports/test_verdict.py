@@ -273,14 +273,16 @@ def test_controls_are_no_methods(suite: Any) -> None:
 
 def test_what_costs_more_than_dense_is_not_measured_and_names_the_longer_training(suite: Any) -> None:
     add_budgets(suite)
-    add_method(suite, "slow", near(89.5))
-    add_method(suite, "worse", near(85.0))
-    write_time_passes(suite, "slow", (1.1, 1.11, 1.1))
-    write_time_passes(suite, "worse", (1.1, 1.11, 1.1))
+    add_method(suite, "slow", near(89.5), executed=0.9)
+    add_method(suite, "worse", near(85.0), executed=0.9)
+    add_method(suite, "same", near(89.5))
+    for name in ("slow", "worse", "same"):
+        write_time_passes(suite, name, (1.1, 1.11, 1.1))
     group = group_of(suite)
     assert cells(group.summary, "slow")[2:5] == ["–", "not measured", "no"]
     assert cells(group.summary, "worse")[3:5] == ["worse", "no"]
     assert "`slow` would have to be compared with dense for 23 epochs" in group.verdict.advice
+    assert "`same`" not in group.verdict.advice  # it pruned nothing
 
 
 def test_a_cost_below_the_shortest_dense_training_has_a_command(suite: Any) -> None:
