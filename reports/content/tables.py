@@ -16,24 +16,28 @@ from reports.data.verdict import Cost
 from suite.runs.folder.columns import COLUMNS
 from suite.runs.folder.times import MethodTime
 
-_INTERVAL = "± is the half-width of the 95 % confidence interval over seeds, with the spread of all methods together."
+_INTERVAL = (
+    "± is the half-width of the 95 % confidence interval over seeds. Spreads are pooled: that of dense over its "
+    "lengths, and that of a method over all methods unless its own is larger."
+)
 _TIMED = (
-    "Geometric mean of the ratios of all passes, each of which compares steps that run in turn. The 95 % interval in "
-    "brackets covers differences between passes; it needs three."
+    "Geometric mean of the ratios of all time passes, each of which compares steps that run in turn. The 95 % interval "
+    "in brackets covers differences between passes; it needs three."
 )
 _GAIN = (
     "Accuracy minus that of dense training for the same cost (the row below). The intervals of a page hold together "
-    "with 95 %."
+    "with 95 %, and cover the fit of dense."
 )
 _OUTCOME = (
     "better, worse: a gain above or below 0 is shown; same: it is shown to be within the margin of {margin:g} points; "
-    "undecided: none of these is shown (t-tests, corrected by Holm's method over the methods of the page)."
+    "undecided: none of these is shown (one-sided t-tests at 2.5 %, corrected by Holm's method over the methods of the "
+    "page)."
 )
 _AS_GOOD = (
     "yes: accuracy within the margin of {margin:g} points of the whole dense training, and a smaller cost, are shown; "
     "no: the opposite of one is shown."
 )
-_CURVE = "A parabola through dense trainings of several lengths."
+_CURVE = "Not trained: from a parabola fitted to dense trainings of several lengths."
 _INFERENCE = "Of the final model, one image. Zero weights count, except where the method's kernels skip them."
 _RATIOS = "Geometric mean of the ratios, paired by seed; the 95 % interval in brackets is that of their logarithms."
 _ONE_SEED = "One seed: no interval, so chance cannot be excluded; --seeds 3 gives one."
@@ -126,7 +130,8 @@ def _dense_cells(judged: Judged) -> tuple[Cell, ...]:
     share = 1.0 if judged.cost.is_same else min(judged.cost.share, 1.0)
     empty = Cell("")
     accuracy = Cell(f"{judged.dense:.2f}", _CURVE, judged.dense / 100)
-    return Cell("· dense for this cost"), accuracy, Cell(f"{share:.3f}", value=share), empty, empty, empty, empty
+    name = "· dense for this cost" if judged.cost.is_same or judged.cost.log < 0 else "· the whole dense training"
+    return Cell(name), accuracy, Cell(f"{share:.3f}", value=share), empty, empty, empty, empty
 
 
 def _cost_cell(row: MethodRow, judged: Judged | None, cost: Cost) -> Cell:

@@ -21,6 +21,7 @@ from suite.recipe import FEWEST_BUDGETS, control_epochs
 from suite.runs.folder.profiles import MethodProfile
 
 _AT: Mapping[Cost, str] = {"time": "equal time", "flops": "equal executed FLOPs"}
+_ITS: Mapping[Cost, str] = {"time": "its time", "flops": "its executed FLOPs"}
 _UNIT: Mapping[Cost, str] = {"time": "of dense's time", "flops": "of dense's FLOPs"}
 _NOTHING = 1e-9  # a share of dense's FLOPs or parameters
 _CHEAPER = 0.005  # costs relative to dense that differ by less count as equal
@@ -153,12 +154,12 @@ def _most_accurate(answer: Answer, cost: Cost) -> str:
         others = [one for one in better if one is not best]
         more = f"; {_names(others)} {'is' if len(others) == 1 else 'are'} better, too" if others else ""
         return (
-            f"Most accurate at {_AT[cost]}: {_code(best.candidate.label)}, {_points(best, answer)} points above dense "
-            f"training for {best.cost.share:.3f} {_UNIT[cost]}{more}."
+            f"Most accurate for {_ITS[cost]}: {_code(best.candidate.label)}, {_points(best, answer)} points above "
+            f"dense training for {best.cost.share:.3f} {_UNIT[cost]}{more}."
         )
     open_ones = [one for one in answer.judged if one.at_equal_cost in ("undecided", "unstable")]
     end = f" {_names(open_ones)} {'is' if len(open_ones) == 1 else 'are'} undecided." if open_ones else ""
-    return f"Most accurate at {_AT[cost]}: dense; no method is shown to be better.{end}"
+    return f"Most accurate for {_ITS[cost]}: dense; no method is shown to be better.{end}"
 
 
 def _fastest(answer: Answer, cost: Cost, setting: Setting) -> str:
@@ -208,9 +209,8 @@ def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setti
         disturbed = " (disturbed)" if dense.time_is_disturbed else ""
         parts.append(f"dense trains in {duration(dense.train_time.mean)}{on}{disturbed}")
     if answer.smallest_gain is not None:
-        parts.append(
-            f"smallest gain that would have been shown, with {100 * POWER:g} %: {answer.smallest_gain:.2f} points"
-        )
+        gain = f"a gain of {answer.smallest_gain:.2f} points"
+        parts.append(f"{gain} would have been shown with {100 * POWER:g} %, for every method")
     if cost == "time" and answer.pass_error is not None:
         parts.append(f"ratios of time differ between passes by {100 * answer.pass_error:.1f} % (standard deviation)")
     text = "; ".join(parts)

@@ -125,11 +125,13 @@ def test_the_first_screen_answers_by_the_time_passes(suite: Any) -> None:
     assert group.summary.rows[2][1].text.startswith("87.9")  # of dense for 0.863 of the time
     verdict = group.verdict
     first, second, third = verdict.purposes
-    assert first.startswith("Most accurate at equal time: `quick`, +0.7")
+    assert first.startswith("Most accurate for its time: `quick`, +0.7")
     assert first.endswith("points above dense training for 0.863 of dense's time.")
     assert second == ("Fastest within 0.5 points of dense: `quick`, 0.863 of dense's time; the next is dense.")
     assert third == "Smallest network: dense; no method here needs fewer inference FLOPs."
-    assert verdict.basis.startswith("3 seeds a method; 20 epochs; dense trains in 6 min 00 s on 2 threads; smallest")
+    assert verdict.basis.startswith(
+        "3 seeds a method; 20 epochs; dense trains in 6 min 00 s on 2 threads; a gain of 0."
+    )
     assert "ratios of time differ between passes by 0." in verdict.basis
     assert "for its 3 methods together" in verdict.certainty
     (line,) = (one.text for one in verdict.lines if one.name == "quick")
@@ -145,7 +147,7 @@ def test_without_a_time_pass_flops_decide_and_the_time_pass_is_next(suite: Any) 
     assert group.summary.name.endswith("-flops")
     assert cells(group.summary, "quick")[1] == "0.85"
     assert cells(group.summary, "quick")[3:5] == ["better", "yes"]
-    assert group.verdict.purposes[0].startswith("Most accurate at equal executed FLOPs: `quick`")
+    assert group.verdict.purposes[0].startswith("Most accurate for its executed FLOPs: `quick`")
     assert group.verdict.purposes[1].startswith("Cheapest within 0.5 points of dense: `quick`")
     assert f"Times need the time pass: `python run_suite.py time {suite.folder}`." in group.verdict.advice
     assert "at equal time" not in group.verdict.lines[0].text
