@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports.content.model import Headline
-from reports.data.disturbed_times import DISTURBED, is_disturbed_pass
+from reports.data.disturbed_times import DISTURBED
 from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.method_rows import MethodRow
 from reports.formatting import duration_interval, interval, percent, ratio
@@ -97,10 +97,9 @@ def _accuracy(row: MethodRow) -> str:
 
 def _time(row: MethodRow) -> str:
     if row.timed is not None:  # load on the machine has less part in it than in the times of trials
-        passes = "1 time pass" if len(row.timed.passes) == 1 else f"{len(row.timed.passes)} time passes"
-        return f"training time {row.timed.ratio:.3f} × dense in {passes}" + _warning(
-            any(map(is_disturbed_pass, row.timed.passes))
-        )
+        count = len(row.timed.sound or row.timed.passes)
+        passes = "1 time pass" if count == 1 else f"{count} time passes"
+        return f"training time {row.timed.ratio:.3f} × dense in {passes}" + _warning(row.timed.is_disturbed)
     times = row.time_ratio
     if isinstance(times, Missing):
         return f"{_absolute_time(row)}, not compared with dense ({times.reason})"

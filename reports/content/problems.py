@@ -10,11 +10,16 @@ from typing import Any
 from reports.content.model import Cell, Column, Problems, Table, missing_cell
 from reports.data.records import Records
 from suite.files import clean, without_home
+from suite.runs.folder.columns import is_needless
 
 
 def problem_section(records: Records) -> Problems | None:
     """Return the trials that are not done and the damaged files; `None` if there are none."""
-    bad = [trial for trial in records.trials if not trial.done or trial.damage]
+    bad = [
+        trial
+        for trial in records.trials
+        if (not trial.done and not is_needless(trial.text("status"), trial.text("message"))) or trial.damage
+    ]
     if not bad and not records.damage:
         return None
     no_message = missing_cell("The record has no message.")

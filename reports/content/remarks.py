@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from reports.data.disturbed_times import is_disturbed_pass
 from reports.data.groups import seed_of
 from reports.data.method_rows import MethodRow
 from reports.data.records import Records, Trial
@@ -163,13 +162,14 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
         for name, time in timed
     ]
     trials = "; ".join(dict.fromkeys(one.trial for _, time in timed for one in time.passes))
-    marked = [name for name, time in timed if any(map(is_disturbed_pass, time.passes))]
+    disturbed = {name: [one.load for one in time.passes if one.is_disturbed] for name, time in timed}
+    marked = [name for name, loads in disturbed.items() if loads]
     remarks = [
         f"Time passes: training time × dense, from alternating steps on {threads}: {', '.join(pieces)}. Timed were the "
         f"networks of {trials}."
     ]
     if marked:
-        load = max(time.load for _, time in timed)
+        load = max(load for loads in disturbed.values() for load in loads)
         remarks.append(
             f"Some time passes were disturbed: other programs used up to {load:.1f} cores when a measurement of "
             f"{', '.join(marked)} began. These passes do not count."

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, quantity_cell
 from reports.content.verdict import inference_share, word
-from reports.data.disturbed_times import DISTURBED_NOTE, is_disturbed_pass, mark_disturbed
+from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
 from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, by_seed, not_measured
 from reports.data.records import Trial
-from reports.data.rule import Answer, Judged
+from reports.data.rule import Answer, Judged, costs_more
 from reports.data.verdict import Cost
 from suite.runs.folder.columns import COLUMNS
 from suite.runs.folder.times import MethodTime
@@ -69,16 +69,16 @@ def verdict_table(
         return None
     judged = {} if answer is None else {one.candidate.label: one for one in answer.judged}
     claims = 0 if answer is None else answer.claims
-    ratios = Column("Training time", "× dense", "measured", _TIMED)
+    ratios, less = Column("Training time", "× dense", "measured", _TIMED), "in less time"
     if cost == "flops":
-        ratios = Column("Executed training FLOPs", "× dense", "counted", _RATIOS)
+        ratios, less = Column("Executed training FLOPs", "× dense", "counted", _RATIOS), "for fewer FLOPs"
     columns = (
         Column("Method", numeric=False),
         Column("Accuracy", "%", "measured", _INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED),
         ratios,
         Column("Gain over dense for this cost", "points", "measured", _GAIN),
         Column(f"At equal {'time' if cost == 'time' else 'FLOPs'}", numeric=False, note=_OUTCOME.format(margin=margin)),
-        Column("As good as dense, for less", numeric=False, note=_AS_GOOD.format(margin=margin)),
+        Column(f"As good as dense, {less}", numeric=False, note=_AS_GOOD.format(margin=margin)),
         Column("Inference FLOPs", "× dense", "counted", _INFERENCE),
     )
     body: list[tuple[Cell, ...]] = []
@@ -127,10 +127,10 @@ def _dense_cells(judged: Judged) -> tuple[Cell, ...]:
     """Return the row of dense training for the cost of a method, which was not trained."""
     assert judged.dense is not None
     assert judged.cost is not None
-    share = 1.0 if judged.cost.is_same else min(judged.cost.share, 1.0)
+    share = judged.cost.of_dense
     empty = Cell("")
     accuracy = Cell(f"{judged.dense:.2f}", _CURVE, judged.dense / 100)
-    name = "· dense for this cost" if judged.cost.is_same or judged.cost.log < 0 else "· the whole dense training"
+    name = "· the whole dense training" if costs_more(judged) else "· dense for this cost"
     return Cell(name), accuracy, Cell(f"{share:.3f}", value=share), empty, empty, empty, empty
 
 
@@ -151,11 +151,10 @@ def _cost_cell(row: MethodRow, judged: Judged | None, cost: Cost) -> Cell:
 
 def _passes_cell(timed: MethodTime) -> Cell:
     """Return the ratio of passes that are too few, or disturbed, for an interval."""
-    count = len(timed.passes)
+    count = len(timed.sound or timed.passes)
     passes = f"{count} {'pass' if count == 1 else 'passes'}: no interval between passes."
-    disturbed = any(map(is_disturbed_pass, timed.passes))
-    note = f"{passes} {DISTURBED_NOTE}" if disturbed else passes
-    return Cell(mark_disturbed(f"{timed.ratio:.3f}", disturbed), note, timed.ratio)
+    note = f"{passes} {DISTURBED_NOTE}" if timed.is_disturbed else passes
+    return Cell(mark_disturbed(f"{timed.ratio:.3f}", timed.is_disturbed), note, timed.ratio)
 
 
 def group_tables(rows: Sequence[MethodRow], slug: str, device: str) -> tuple[Table, ...]:
@@ -173,7 +172,7 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
     """Return accuracy, training time, and the realised and theoretical savings."""
     disturbed = any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows)
     warning = f" {DISTURBED_NOTE}" if disturbed else ""
-    disturbed_pass = any(is_disturbed_pass(one) for row in rows if row.timed for one in row.timed.passes)
+    disturbed_pass = any(row.timed.is_disturbed for row in rows if row.timed)
     ratio_warning = f" {DISTURBED_NOTE}" if disturbed_pass else "" if all_timed(rows) else warning
     several = any(row.seeds > 1 for row in rows)
     realised = "1 − training time × dense." if several else f"1 − training time × dense. {_ONE_SEED}"

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from reports.content.model import Headline, Verdict
 from reports.content.why.causes import causes
-from reports.data.disturbed_times import is_disturbed_pass
 from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.method_rows import MethodRow
 from reports.data.rule import FEWEST_PASSES, FEWEST_SEEDS, LEVEL, POWER, Answer, Judged, costs_more
 from reports.data.verdict import Answers, Cost
 from reports.formatting import duration, ratio, signed
-from suite.recipe import FEWEST_BUDGETS, control_epochs
+from suite.recipe import FEWEST_BUDGETS, WIDEST_GAP, control_epochs
 from suite.runs.folder.profiles import MethodProfile
 
 _AT: Mapping[Cost, str] = {"time": "equal time", "flops": "equal executed FLOPs"}
 _ITS: Mapping[Cost, str] = {"time": "its time", "flops": "its executed FLOPs"}
+_LESS: Mapping[Cost, str] = {"time": "in less time", "flops": "for fewer FLOPs"}
 _UNIT: Mapping[Cost, str] = {"time": "of dense's time", "flops": "of dense's FLOPs"}
 _NOTHING = 1e-9  # a share of dense's FLOPs or parameters
 _CHEAPER = 0.005  # costs relative to dense that differ by less count as equal
@@ -69,7 +69,7 @@ class Setting:
 
 def main_cost(rows: Sequence[MethodRow]) -> Cost:
     """Return the cost that decides: time if a time pass was run, otherwise executed FLOPs."""
-    return "time" if any(row.timed is not None for row in rows) else "flops"
+    return "time" if any(row.timed is not None for row in rows if not row.is_control) else "flops"
 
 
 def verdict(
@@ -91,20 +91,19 @@ def verdict(
     lines = []
     for name, row in methods.items():
         found = [(one, of) for of in answers for one in answers[of].judged if one.candidate.label == name]
-        outcomes = "; ".join(_outcome(one, of, setting) for one, of in found if of == "flops" or cost == "time")
+        shown = [(one, of) for one, of in found if of in ("flops", cost)]
+        outcomes = "; ".join(_outcome(one, of, answers[of].claims, setting) for one, of in shown)
         judged = next(one for one, of in found if of == cost)
         why = [*_why(row, judged), *causes((profiles or {}).get(name), setting.epochs)]
         lines.append(Headline(name, f"{outcomes}. Why: {'; '.join(why)}.", row.colour))
     return Verdict(
         warnings=tuple(_warnings([*methods.values()], answer, setting)),
-        purposes=tuple(_purposes(methods, answer, cost, setting)) if answer.curve is not None else (
-            f"No verdict: {answer.reason}.",
-        ),
+        purposes=tuple(_purposes(methods, answer, cost, setting)),
         basis=_basis(rows, answer, cost, setting),
         advice=" ".join(_advice(methods, answer, cost, setting)),
-        certainty=_certainty(answer, setting) if answer.claims else "",
+        certainty=_certainty(answer, cost, setting) if answer.claims else "",
         lines=tuple(lines),
-    )  # fmt: skip
+    )
 
 
 def smoke_verdict() -> Verdict:
@@ -121,13 +120,19 @@ def pruned_nothing(row: MethodRow) -> bool:
 
 def _warnings(methods: Sequence[MethodRow], answer: Answer, setting: Setting) -> list[str]:
     """Return what a reader must know before any number: methods that did nothing, and data that cannot decide."""
-    lines = [f"{_code(row.label)} pruned nothing: it is dense training." for row in methods if pruned_nothing(row)]
+    lines = [
+        f"{_code(row.label)} pruned nothing: its network and FLOPs are those of dense."
+        for row in methods
+        if pruned_nothing(row)
+    ]
     for one in answer.judged:
         if one.candidate.diverged:
             total = one.candidate.diverged + len(one.candidate.accuracies)
             lines.append(
                 f"{_code(one.candidate.label)}: {one.candidate.diverged} of {total} seeds diverged or learned nothing."
             )
+    if answer.curve is not None and (whole := answer.curve.at(0.0).value) > 100 - setting.margin:
+        lines.append(f"Dense reaches {whole:.1f} %, so that no method can be {setting.margin:g} points better here.")
     if setting.is_coarse:
         lines.append(
             f"{setting.test_images} test images cannot show a difference of {setting.margin:g} points: one image is "
@@ -137,7 +142,9 @@ def _warnings(methods: Sequence[MethodRow], answer: Answer, setting: Setting) ->
 
 
 def _purposes(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, setting: Setting) -> list[str]:
-    """Return one sentence for each purpose."""
+    """Return one sentence for each purpose, or why there is none."""
+    if answer.without_curve is not None:
+        return [f"No verdict: {answer.without_curve.reason}."]
     return [
         _most_accurate(answer, cost),
         _fastest(answer, cost, setting),
@@ -157,9 +164,13 @@ def _most_accurate(answer: Answer, cost: Cost) -> str:
             f"Most accurate for {_ITS[cost]}: {_code(best.candidate.label)}, {_points(best, answer)} points above "
             f"dense training for {best.cost.share:.3f} {_UNIT[cost]}{more}."
         )
-    open_ones = [one for one in answer.judged if one.at_equal_cost in ("undecided", "unstable")]
-    end = f" {_names(open_ones)} {'is' if len(open_ones) == 1 else 'are'} undecided." if open_ones else ""
-    return f"Most accurate for {_ITS[cost]}: dense; no method is shown to be better.{end}"
+    if all(one.gain is None for one in answer.judged):
+        return f"Most accurate for {_ITS[cost]}: no method could be compared with dense."
+    ends = []
+    for word in ("undecided", "unstable"):
+        if found := [one for one in answer.judged if one.at_equal_cost == word]:
+            ends.append(f" {_names(found)} {'is' if len(found) == 1 else 'are'} {word}.")
+    return f"Most accurate for {_ITS[cost]}: dense; no method is shown to be better.{''.join(ends)}"
 
 
 def _fastest(answer: Answer, cost: Cost, setting: Setting) -> str:
@@ -167,6 +178,8 @@ def _fastest(answer: Answer, cost: Cost, setting: Setting) -> str:
     fast = [one for one in answer.judged if one.as_good == "yes" and one.cost and one.cost.high < shortest]
     purpose = f"{'Fastest' if cost == 'time' else 'Cheapest'} within {setting.margin:g} points of dense:"
     dense = f"dense for {shortest:.2f} {_UNIT[cost]}" if shortest < 1 else "dense"
+    if all(one.as_good == "not measured" for one in answer.judged):
+        return f"{purpose} no method could be compared with dense."
     if not fast:
         return f"{purpose} {dense}; no method is shown to be {'faster' if cost == 'time' else 'cheaper'}."
     best = min(fast, key=lambda one: one.cost.share if one.cost else math.inf)
@@ -226,29 +239,28 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
         return [_LONGER]
     if setting.is_ieee:
         return [_EARLIER]
-    needs = [answer.need, *(one.need for one in answer.judged)]
+    without = answer.without_curve
+    needs = [*([without.need] if without else []), *(one.need for one in answer.judged)]
     advice, options = [], []
     time_pass = f"`python run_suite.py time {setting.out.removeprefix('--out ')}`"
     if setting.is_coarse:
-        return [f"A margin above {100 / setting.test_images:.1f} points (`--margin`), or more test images, can."]
+        least = f"{100 / setting.test_images:.1f} points"
+        return [f"A margin above {least} (`--margin`), or more test images, can give a verdict."]
     if "seeds" in needs:
         tried = [{trial.number("seed") for trial in row.trials} for row in methods.values()]
         failed = [len(one) - row.seeds for one, row in zip(tried, methods.values(), strict=True)]
         options.append(f"--seeds {FEWEST_SEEDS + max([0, *failed])}")
-    if {"controls", "dense"} & {*needs}:
+    if "controls" in needs:
         if setting.epochs and len(control_epochs(int(setting.epochs))) + 1 < FEWEST_BUDGETS:
-            advice.append(
-                f"{setting.epochs:g} epochs allow no {FEWEST_BUDGETS} lengths of dense training: train longer "
-                "(`--epochs`)."
-            )
+            return [
+                f"{setting.epochs:g} epochs allow no {FEWEST_BUDGETS} lengths of dense training: train for "
+                f"{FEWEST_BUDGETS + 1} or more (`--epochs {FEWEST_BUDGETS + 1}`)."
+            ]
         else:
             options.append("--controls")
     if options:
         advice.append(f"The same command with `{' '.join([*options, setting.out])}` can give a verdict.")
-    disturbed = any(is_disturbed_pass(one) for row in methods.values() if row.timed for one in row.timed.passes)
-    if disturbed:
-        advice.append("Passes that other programs disturbed do not count: first let the machine be quiet.")
-    elif cost == "flops":
+    if cost == "flops":
         advice.append(f"Times need the time pass: {time_pass}.")
     elif "passes" in needs:
         most = max(
@@ -257,20 +269,23 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
                 *(len(one.candidate.ratios) + 3 for one in answer.judged if one.need == "passes" and one.gain),
             ]
         )
-        advice.append(f"More passes can give one: {time_pass.removesuffix('`')} --passes {most}`.")
+        if any(one.is_disturbed for row in methods.values() if row.timed for one in row.timed.passes):
+            advice.append("On a quiet machine, `time` measures again the passes that other programs disturbed.")
+        else:
+            advice.append(f"More passes can give one: {time_pass.removesuffix('`')} --passes {most}`.")
     pruned = [one for one in answer.judged if not pruned_nothing(methods[one.candidate.label])]
-    for need, word in (("shorter", "fewer"), ("longer", "more")):
-        costs = [one.cost.share for one in pruned if one.need == need and one.cost]
-        count = math.floor(min(costs) * setting.epochs) if need == "shorter" and costs else (
-            math.ceil(max(costs) * setting.epochs) if costs else 0
-        )  # fmt: skip
-        if need == "shorter" and count >= 1:
-            advice.append(
-                f"Dense for {word} epochs, `--methods dense --epochs {count} {setting.out}`, covers the smallest cost."
-            )
-        if need == "longer" and count:
-            names = _names([one for one in pruned if one.need == need])
-            advice.append(f"{names} would have to be compared with dense for {count} epochs, as a command of its own.")
+    shorter = [one.cost.share for one in pruned if one.need == "shorter" and one.cost]
+    if without is not None and without.gap is not None:
+        low, high = (round(share * setting.epochs) for share in without.gap)
+        advice += _shorter_dense(_between(low, high, setting), methods, setting)
+    elif shorter and answer.curve is not None:
+        low, high = math.floor(min(shorter) * setting.epochs), round(answer.curve.budgets[0].share * setting.epochs)
+        advice += _shorter_dense([low, *_between(low, high, setting)] if low else [], methods, setting)
+    dearer = [one for one in pruned if one.need == "longer" and one.cost]
+    if dearer and setting.epochs:
+        count = math.ceil(max(one.cost.share for one in dearer if one.cost) * setting.epochs)
+        longer = f"`--methods dense --epochs {count} --seeds {_most_seeds(methods)} {setting.out}`"
+        advice.append(f"{_names(dearer)} would have to be compared with dense for {count} epochs, {longer}.")
     more = [one.seeds_needed - len(one.candidate.accuracies) for one in answer.judged if one.seeds_needed]
     if more:
         advice.append(
@@ -278,6 +293,25 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
             "something is decided raises the rate of false claims."
         )
     return [*advice, *_faster_kernels(pruned, methods, answer), *_changed(setting)]
+
+
+def _between(low: int, high: int, setting: Setting) -> list[int]:
+    """Return numbers of epochs that leave no gap between two lengths of dense training that the rule refuses."""
+    return list(range(high, low, -max(1, math.floor(WIDEST_GAP * setting.epochs))))[:0:-1]
+
+
+def _shorter_dense(counts: Sequence[int], methods: Mapping[str, MethodRow], setting: Setting) -> list[str]:
+    """Return the command that trains dense for fewer epochs."""
+    if not counts:
+        return []
+    first, *others = counts
+    more = f", and for {' and '.join(map(str, others))} epochs" if others else ""
+    typed = f"--methods dense --epochs {first} --seeds {_most_seeds(methods)} {setting.out}"
+    return [f"Dense for fewer epochs can give one: the same command with `{typed}`{more}."]
+
+
+def _most_seeds(methods: Mapping[str, MethodRow]) -> int:
+    return max([FEWEST_SEEDS, *(row.seeds for row in methods.values())])
 
 
 def _faster_kernels(judged: Sequence[Judged], methods: Mapping[str, MethodRow], answer: Answer) -> list[str]:
@@ -307,18 +341,18 @@ def _changed(setting: Setting) -> list[str]:
     return [f"The margin was {100 * setting.margins[0]:g} points in the first command and was changed later."]
 
 
-def _certainty(answer: Answer, setting: Setting) -> str:
+def _certainty(answer: Answer, cost: Cost, setting: Setting) -> str:
     """Return what the tests cover."""
     methods = "1 method" if answer.claims == 1 else f"{answer.claims} methods"
     return (
-        f"A page makes a false claim of each kind (better, worse, same within {setting.margin:g} points, as good in "
-        f"less time) with a probability of at most {100 * LEVEL:g} %, for its {methods} together. Not covered: a "
+        f"A page makes a false claim of each kind (better, worse, same within {setting.margin:g} points, as good "
+        f"{_LESS[cost]}) with a probability of at most {100 * LEVEL:g} %, for its {methods} together. Not covered: a "
         "method whose spread over seeds is several times that of the others, and seeds that are added until something "
         "is decided. Other networks, data and machines were not measured."
     )
 
 
-def _outcome(judged: Judged, cost: Cost, setting: Setting) -> str:
+def _outcome(judged: Judged, cost: Cost, claims: int, setting: Setting) -> str:
     """Return the answers to both questions about a method at one cost, in words."""
     if judged.at_equal_cost == "not measured":
         text = f"at {_AT[cost]}: not measured ({judged.reason})"
@@ -329,15 +363,14 @@ def _outcome(judged: Judged, cost: Cost, setting: Setting) -> str:
         assert judged.cost is not None
         text = (
             f"at {_AT[cost]}: {word(judged, setting.margin)} ({signed(judged.gain.value, 2)} ± "
-            f"{judged.gain.half_width():.2f} points against dense for {min(judged.cost.share, 1):.3f})"
+            f"{judged.gain.half_width(claims):.2f} points against dense for {judged.cost.of_dense:.3f})"
         )
         if judged.reason:
             text += f", {judged.reason}"
         if judged.seeds_needed and not setting.is_coarse:
             more = judged.seeds_needed - len(judged.candidate.accuracies)
             text += f", about {more} more {'seed' if more == 1 else 'seeds'} would decide"
-    cheaper = "in less time" if cost == "time" else "for fewer FLOPs"
-    return f"{text}; as good as dense {cheaper}: {judged.as_good}"
+    return f"{text}; as good as dense {_LESS[cost]}: {judged.as_good}"
 
 
 def word(judged: Judged, margin: float) -> str:
@@ -364,8 +397,9 @@ def _why(row: MethodRow, judged: Judged) -> list[str]:
         f"{_saved(executed)} were skipped",
     ]
     if row.timed is not None:
-        passes = "1 pass" if len(row.timed.passes) == 1 else f"{len(row.timed.passes)} passes"
-        disturbed = ", disturbed" if any(map(is_disturbed_pass, row.timed.passes)) else ""
+        count = len(row.timed.sound or row.timed.passes)
+        passes = "1 pass" if count == 1 else f"{count} passes"
+        disturbed = ", disturbed" if row.timed.is_disturbed else ""
         pieces.append(f"training takes {row.timed.ratio:.3f} × the time of dense ({passes}{disturbed})")
     elif isinstance(row.time_ratio, Estimate):
         disturbed = ", disturbed" if row.ratio_is_disturbed else ""

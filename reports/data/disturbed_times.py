@@ -10,12 +10,10 @@ from weakref import WeakKeyDictionary
 from reports.data.records import Trial
 from reports.data.trial_files import finite
 from suite.files import clean
-from suite.runs.folder.times import PassTime
+from suite.runs.folder.times import BUSY
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
 _UNSTEADY = 1.5
-# Threads wait for each other, so another program on one core delays all of them.
-_BUSY = 0.5
 
 # The tables and figures of a report ask for the same trials again and again.
 _SPREADS: WeakKeyDictionary[Trial, float] = WeakKeyDictionary()
@@ -26,12 +24,7 @@ DISTURBED_NOTE = "Disturbed: something other than the method affected this time 
 
 def is_disturbed(trial: Trial) -> bool:
     """Return whether the records show that a trial's times were disturbed. They cannot prove the opposite."""
-    return trial.done and (_spread(trial) > _UNSTEADY or _busy_share(trial) >= _BUSY or _shared_with(trial) > 0)
-
-
-def is_disturbed_pass(measured: PassTime) -> bool:
-    """Return whether other programs ran when a time pass began to measure a method."""
-    return measured.load >= _BUSY * measured.threads
+    return trial.done and (_spread(trial) > _UNSTEADY or _busy_share(trial) >= BUSY or _shared_with(trial) > 0)
 
 
 def mark_disturbed(text: str, disturbed: bool) -> str:
@@ -58,7 +51,7 @@ def unsteady_times(trials: Sequence[Trial]) -> list[str]:
 def competing_programs(trials: Sequence[Trial]) -> list[str]:
     """Return a warning if other programs used at least half as many cores as a trial, when it started or resumed."""
     done = [trial for trial in trials if trial.done]
-    busy = {trial.name: load for trial in done if (load := _busy_share(trial)) >= _BUSY}
+    busy = {trial.name: load for trial in done if (load := _busy_share(trial)) >= BUSY}
     if not busy:
         return []
     worst = max(busy, key=lambda name: busy[name])

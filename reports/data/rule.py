@@ -48,8 +48,8 @@ _ROUNDING = 1e-9
 
 AtEqualCost = Literal["better", "worse", "same", "undecided", "unstable", "not measured"]
 AsGood = Literal["yes", "no", "undecided", "not measured"]
-Need = Literal["seeds", "controls", "shorter", "longer", "passes", "time", "dense", "none"]
-"""What would give an outcome where there is none; `shorter` and `longer` are dense trainings."""
+Need = Literal["seeds", "controls", "between", "shorter", "longer", "passes", "none"]
+"""What would give an outcome where there is none; `between`, `shorter` and `longer` are dense trainings."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,11 @@ class CostShare:
         """Whether it cannot be told from the cost of dense."""
         return abs(self.log) <= self.half_width + _ROUNDING
 
+    @property
+    def of_dense(self) -> float:
+        """Cost of the dense training that it is compared with: 1 if the two cannot be told apart, and at most 1."""
+        return 1.0 if self.is_same else min(self.share, 1.0)
+
 
 @dataclass(frozen=True)
 class Mean:
@@ -180,7 +185,7 @@ class Judged:
         at_equal_cost, as_good: The answers to both questions.
         cost: Its cost; `None` if it is not known.
         accuracy: Mean accuracy.
-        dense: Accuracy of dense training at its cost, or for the whole training if it costs more; `None` if not known.
+        dense: Accuracy of the dense training that it is compared with at equal cost; `None` if not known.
         gain: Accuracy minus that of dense at equal cost.
         loss: Accuracy minus that of the whole dense training.
         p_value: Of the claim at equal cost, corrected for the page; `None` without a claim.
@@ -242,6 +247,21 @@ class DenseCurve:
 
 
 @dataclass(frozen=True)
+class NoCurve:
+    """Why the accuracy of dense training by cost is not known.
+
+    Attributes:
+        reason: In words.
+        need: What would give one.
+        gap: Costs of two neighbouring lengths between which one is missing.
+    """
+
+    reason: str
+    need: Need
+    gap: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
 class Answer:
     """What the rule says about one group of comparable trials at one cost.
 
@@ -250,7 +270,7 @@ class Answer:
         curve: Dense training by cost; `None` if there are too few dense trainings.
         shortest: Cost of the shortest dense training that is as good as the whole one.
         pass_error: Standard deviation of ln of a time ratio between passes; `None` for FLOPs and without passes.
-        reason, need: Why there is no curve, and what would give one.
+        without_curve: Why there is no curve, and what would give one.
         claims: Number of methods on the page for which something was tested.
     """
 
@@ -258,8 +278,7 @@ class Answer:
     curve: DenseCurve | None = None
     shortest: float | None = None
     pass_error: float | None = None
-    reason: str = ""
-    need: Need = "none"
+    without_curve: NoCurve | None = None
     claims: int = 0
 
     @property
@@ -283,12 +302,12 @@ def judge(page: Sequence[Evidence], margin: float) -> list[Answer]:
         margin: δ, in points.
     """
     answers = [_answer(one) for one in page]
-    tested = [one for answer in answers for one in answer.judged if one.gain is not None]
+    tested = [one for answer in answers for one in answer.judged if _is_testable(one)]
     decided = iter(_decide(tested, margin))
     return [
         replace(
             answer,
-            judged=tuple(next(decided) if one.gain is not None else one for one in answer.judged),
+            judged=tuple(next(decided) if _is_testable(one) else one for one in answer.judged),
             shortest=None if answer.curve is None else shortest_dense(answer.curve, margin),
             claims=len(tested),
         )
@@ -296,7 +315,7 @@ def judge(page: Sequence[Evidence], margin: float) -> list[Answer]:
     ]
 
 
-def dense_curve(budgets: Iterable[Budget]) -> DenseCurve | tuple[str, Need]:
+def dense_curve(budgets: Iterable[Budget]) -> DenseCurve | NoCurve:
     """Return the accuracy of dense training by cost, or why it is not known and what would give it.
 
     Args:
@@ -305,26 +324,34 @@ def dense_curve(budgets: Iterable[Budget]) -> DenseCurve | tuple[str, Need]:
     known = sorted(budgets, key=lambda one: one.share)
     whole = next((one for one in known if abs(one.share - 1) < _ROUNDING), None)
     if whole is None:
-        return "dense was not trained", "dense"
+        return NoCurve("dense was not trained", "controls")
     if whole.diverged:
         total = whole.diverged + len(whole.accuracies)
-        return f"{whole.diverged} of {total} seeds of dense diverged or learned nothing", "none"
-    used = tuple(one for one in known if len(one.accuracies) >= FEWEST_SEEDS and not one.diverged)
-    for several, seeds in ((known, ""), (used, f" with {FEWEST_SEEDS} seeds")):
+        return NoCurve(f"{whole.diverged} of {total} seeds of dense diverged or learned nothing", "none")
+    sound = [one for one in known if not one.diverged]
+    used = tuple(one for one in sound if len(one.accuracies) >= FEWEST_SEEDS)
+    needs: tuple[tuple[Sequence[Budget], str, Need], ...] = (
+        (known, "", "controls"),
+        (sound, " without diverged seeds", "none"),
+        (used, f" with {FEWEST_SEEDS} seeds", "seeds"),
+    )
+    for several, which, need in needs:
+        if several is used and len(whole.accuracies) < FEWEST_SEEDS:
+            return NoCurve(f"dense has {len(whole.accuracies)} of at least {FEWEST_SEEDS} seeds", "seeds")
         if len(several) < FEWEST_BUDGETS:
             lengths = "1 length" if len(several) == 1 else f"{len(several)} lengths"
-            reason = f"dense was trained for {lengths}{seeds}, and at least {FEWEST_BUDGETS} are needed"
-            return reason, "seeds" if seeds else "controls"
-    if len(whole.accuracies) < FEWEST_SEEDS:
-        return f"dense has {len(whole.accuracies)} of at least {FEWEST_SEEDS} seeds", "seeds"
+            return NoCurve(f"dense was trained for {lengths}{which}, and at least {FEWEST_BUDGETS} are needed", need)
     shares = np.array([one.share for one in used])
-    if (widest := float(np.diff(shares).max())) > WIDEST_GAP + _ROUNDING:
-        return f"two lengths of dense training differ by {widest:.2f} of the whole, more than {WIDEST_GAP}", "controls"
+    place = int(np.diff(shares).argmax())
+    low, high = used[place].share, used[place + 1].share
+    if high - low > WIDEST_GAP + _ROUNDING:
+        reason = f"two lengths of dense training differ by {high - low:.2f} of the whole, more than {WIDEST_GAP}"
+        return NoCurve(reason, "between", (low, high))
     counts = np.array([len(one.accuracies) for one in used], dtype=float)
     means = np.array([math.fsum(one.accuracies) / len(one.accuracies) for one in used])
     variance, freedom = pooled(one.accuracies for one in used)
     if variance <= _ROUNDING**2:
-        return "all seeds of dense have the same accuracy, which tells nothing about their spread", "seeds"
+        return NoCurve("all seeds of dense have the same accuracy, which tells nothing about their spread", "none")
     logs = np.log(shares)
     design = np.stack([np.ones_like(logs), logs, logs * logs], axis=1)
     weights = np.linalg.solve(design.T @ (counts[:, None] * design), design.T * counts)
@@ -333,7 +360,7 @@ def dense_curve(budgets: Iterable[Budget]) -> DenseCurve | tuple[str, Need]:
     others = len(used) - 3
     lack = _p_of_ratio(float((counts * residuals**2).sum()) / others / variance, others, freedom)
     if lack < NOT_SMOOTH:
-        return f"the dense curve is not smooth (p = {lack:.2g} for a parabola)", "seeds"
+        return NoCurve(f"the dense curve is not smooth (p = {lack:.2g} for a parabola)", "none")
     return DenseCurve(used, coefficients, weights, (variance, freedom), lack)
 
 
@@ -411,13 +438,13 @@ def _answer(evidence: Evidence) -> Answer:
     judged = tuple(_before_tests(one, costs.get(one.label), curve, spread, evidence) for one in evidence.candidates)
     if isinstance(curve, DenseCurve):
         return Answer(judged, curve, pass_error=pass_error)
-    return Answer(judged, pass_error=pass_error, reason=curve[0], need=curve[1])
+    return Answer(judged, pass_error=pass_error, without_curve=curve)
 
 
 def _before_tests(
     candidate: Candidate,
     cost: CostShare | None,
-    curve: DenseCurve | tuple[str, Need],
+    curve: DenseCurve | NoCurve,
     spread: tuple[float, int],
     evidence: Evidence,
 ) -> Judged:
@@ -436,7 +463,10 @@ def _before_tests(
     accuracy = mean_accuracy(candidate.accuracies, spread)
     judged = replace(judged, accuracy=accuracy)
     if not isinstance(curve, DenseCurve):
-        return replace(judged, reason=judged.reason or curve[0], need=curve[1])
+        return replace(judged, reason=judged.reason or curve.reason, need=curve.need)
+    if accuracy.error <= _ROUNDING:
+        same = "all seeds of the methods have the same accuracy, which tells nothing about their spread"
+        return replace(judged, reason=judged.reason or same)
     whole = curve.at(0.0)
     judged = replace(judged, loss=Mean(accuracy.value - whole.value, (*accuracy.parts, *whole.parts)))
     if cost is None:
@@ -447,7 +477,7 @@ def _before_tests(
             reason=judged.reason or (passes if evidence.measured else counted),
             need="passes" if evidence.measured else "none",
         )
-    log = 0.0 if cost.is_same else min(cost.log, 0.0)
+    log = math.log(cost.of_dense)
     if log < math.log(curve.budgets[0].share) - _ROUNDING:
         reason = f"costs {cost.share:.3f} of dense, and the shortest dense training {curve.budgets[0].share:.3f}"
         return replace(judged, reason=judged.reason or reason, need="shorter")
@@ -486,18 +516,23 @@ def _decide(tested: Sequence[Judged], margin: float) -> list[Judged]:
             outcome, p_value = "worse", corrected["worse"]
         elif {"above", "below"} <= shown:
             outcome, p_value = "same", max(corrected["above"], corrected["below"])
-        elif outcome != "unstable":
+        elif one.gain is not None and outcome != "unstable":
             outcome = "not measured" if costs_more(one) else "undecided"
         as_good: AsGood = "yes" if "yes" in shown else "no" if shown & {"lossy", "slower"} else "undecided"
         found = replace(one, at_equal_cost=outcome, as_good=as_good, p_value=p_value)
-        if outcome == "not measured":
-            found = replace(found, reason="costs more than dense", need="longer")
+        if outcome == "not measured" and costs_more(one):
+            found = replace(found, reason="costs more than dense, which was not trained for longer", need="longer")
         if outcome == "undecided":
             found = replace(found, seeds_needed=seeds_needed(found, len(tested)))
             if found.seeds_needed is None:
                 found = replace(found, need="passes" if _cost_hides(found, len(tested)) else "none")
         decided.append(found)
     return decided
+
+
+def _is_testable(judged: Judged) -> bool:
+    """Return whether one of the questions about a method can be answered."""
+    return judged.loss is not None and judged.cost is not None
 
 
 def costs_more(judged: Judged) -> bool:
@@ -508,16 +543,15 @@ def costs_more(judged: Judged) -> bool:
 def _p_values(judged: Judged, margin: float) -> dict[str, float]:
     """Return the p-value of each claim about a method before the correction; 1 for a claim that cannot be made."""
     gain, loss, cost = judged.gain, judged.loss, judged.cost
-    assert gain is not None
     assert loss is not None
     assert cost is not None
     faster = _p_above(-cost.log / cost.error, cost.freedom) if cost.error else float(cost.log > -_ROUNDING)
     slower = _p_above(cost.log / cost.error, cost.freedom) if cost.error else float(cost.log < _ROUNDING)
     found = {
-        "better": gain.p_above(0.0),
-        "worse": 1 - gain.p_above(0.0),
-        "above": gain.p_above(-margin),
-        "below": 1 - gain.p_above(margin),
+        "better": gain.p_above(0.0) if gain else 1.0,
+        "worse": 1 - gain.p_above(0.0) if gain else 1.0,
+        "above": gain.p_above(-margin) if gain else 1.0,
+        "below": 1 - gain.p_above(margin) if gain else 1.0,
         "yes": max(loss.p_above(-margin), faster),
         "lossy": 1 - loss.p_above(-margin),
         "slower": slower,

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from reports.data.budget import epochs
 from reports.data.chance import is_guess
-from reports.data.disturbed_times import is_disturbed_pass
 from reports.data.groups import BASELINE, TrialGroup, label
 from reports.data.method_rows import MethodRow, by_seed, seed_of
 from reports.data.records import Trial
@@ -65,10 +64,9 @@ def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Eviden
             for row in methods
             for accuracies, diverged in [_accuracies(row.trials)]
         ),
-        twice=tuple(ratio for time in group.times.values() for one in time.passes if not is_disturbed_pass(one)
-                    for ratio in [one.dense_twice.ratio]),
+        twice=tuple(one.dense_twice.ratio for time in group.times.values() for one in time.sound),
         measured=cost == "time",
-    )  # fmt: skip
+    )
 
 
 def _accuracies(trials: Iterable[Trial]) -> tuple[tuple[float, ...], int]:
@@ -81,13 +79,13 @@ def _accuracies(trials: Iterable[Trial]) -> tuple[tuple[float, ...], int]:
 
 def _times(row: MethodRow) -> tuple[float, ...]:
     """Return the training time of each undisturbed pass. Times of the trials say too little: they are not paired."""
-    passes = () if row.timed is None else row.timed.passes
-    return tuple(one.ratio for one in passes if not is_disturbed_pass(one))
+    return () if row.timed is None else tuple(one.ratio for one in row.timed.sound)
 
 
 def _flops(row: MethodRow) -> tuple[float, ...]:
     executed, dense = (by_seed(row.done, f"train_flops_{kind}") for kind in ("executed", "dense"))
-    return tuple(executed[seed] / dense[seed] for seed in sorted(executed) if dense.get(seed, 0) and executed[seed])
+    known = [seed for seed in sorted(executed) if dense.get(seed, 0) and executed[seed]]
+    return tuple(executed[seed] / dense[seed] for seed in known) if len(known) == row.seeds else ()
 
 
 def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:

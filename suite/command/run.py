@@ -17,7 +17,7 @@ from suite.command.options.run import RunOptions, check_data_root, read_run_opti
 from suite.errors import UsageError
 from suite.runs.callbacks.listening import Callback, CallingListener
 from suite.runs.engines.forked import forked
-from suite.runs.engines.outcomes import REMOVED_NOTHING
+from suite.runs.folder.columns import is_needless
 from suite.runs.progress.listeners import listener_for
 from suite.runs.progress.text import duration
 from suite.runs.ranks.allocation import Allocation, follow, in_allocation, lead
@@ -293,7 +293,7 @@ def run_trials(
     for line in report.shown_damage if report else ():
         print(line)
     complete = ("done",) if tested else ("done", "diverged")
-    ended = all(row["status"] in complete or str(row["message"]).endswith(REMOVED_NOTHING) for row in ours)
+    ended = all(row["status"] in complete or is_needless(row["status"], str(row["message"])) for row in ours)
     return 0 if len(ours) == len(names) and ended else 1
 
 

@@ -43,7 +43,7 @@ def run(
     """Measure the methods of a suite's folder until each has so many passes, and add their times to `time.json`.
 
     Pass i measures the trial of seed number i modulo the seeds that are done, so that the passes differ as much as
-    the networks of several seeds and several processes do.
+    the networks of several seeds and several processes do. Without `busy`, disturbed passes are measured again.
 
     Args:
         folder: Folder of a suite.
@@ -63,32 +63,36 @@ def run(
         UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
     """
 
-    def entry_of(candidate: Candidate, threads: int) -> MethodTime | None:
-        earlier = _passes(folder, candidate)
+    shown = []
+
+    def entry_of(candidate: Candidate, count: int) -> MethodTime | None:
+        known = next((group.methods for group in TIMES.read(folder) if group.key == dict(candidate.key)), {})
+        entry = known.get(candidate.label)
+        earlier: tuple[PassTime, ...] = () if entry is None else entry.passes if busy else entry.sound
+        if threads is None and len(earlier) > candidate.number:
+            return None
+        if other := next((one.threads for one in known.values() if one.threads != count), None):
+            raise UsageError(
+                f"passes of this folder were measured with {other} threads, and these would have {count}; "
+                f"type --threads {other}, or delete {folder / TIMES.name}"
+            )
         if len(earlier) > candidate.number:
             return None
-        if any(one.threads != threads for one in earlier):
-            raise UsageError(
-                f"its passes were measured with {earlier[0].threads} threads, and these would have {threads}; "
-                f"type --threads {earlier[0].threads}, or delete {folder / TIMES.name}"
-            )
-        return MethodTime(
-            passes=(*earlier, _time_of(candidate, folder, pairs, threads, measure or in_subprocess(FUNCTION)))
-        )
+        found = _time_of(candidate, folder, pairs, count, measure or in_subprocess(FUNCTION))
+        return MethodTime(passes=(*earlier, found))
+
+    def line(label: str, time: MethodTime) -> str:
+        shown.append(label)
+        return _line(label, time)
 
     complete = True
     for number in range(passes):
         complete &= run_pass(
-            "time", TIMES, folder, methods, threads, busy, entry_of, _line, show, False, plugins, number
+            "time", TIMES, folder, methods, threads, busy, entry_of, line, show, False, plugins, number
         )
+    if complete and not shown:
+        show(f"time: every method has {passes} {'pass' if passes == 1 else 'passes'}; --passes measures more")
     return complete
-
-
-def _passes(folder: Path, candidate: Candidate) -> tuple[PassTime, ...]:
-    """Return the passes that a method has."""
-    groups = (group for group in TIMES.read(folder) if group.key == dict(candidate.key))
-    found = next((group.methods.get(candidate.label) for group in groups), None)
-    return () if found is None else found.passes
 
 
 def _time_of(candidate: Candidate, folder: Path, pairs: int | None, threads: int, measure: Measure) -> PassTime:

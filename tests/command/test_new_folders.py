@@ -262,6 +262,8 @@ def test_a_pass_that_several_folders_have_counts_once() -> None:
 
 
 def test_passes_with_other_threads_are_refused() -> None:
-    message = r"was measured with 1 threads in a/time\.json and with 7 in b/time\.json"
-    with pytest.raises(UsageError, match=message):
-        combine_times([(Path("a"), measured()), (Path("b"), measured(1.1, threads=7))])
+    message = r"times were measured with 1 threads in a/time\.json and with 7 in b/time\.json"
+    first, second = measured(), measured(1.1, threads=7)
+    for other in (second, [one.model_copy(update={"methods": {"another": only(second)}}) for one in second]):
+        with pytest.raises(UsageError, match=message):
+            combine_times([(Path("a"), first), (Path("b"), other)])

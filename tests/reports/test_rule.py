@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from reports.data.rule import Budget, Candidate, CostShare, Evidence, dense_curve, judge, shortest_dense
+from reports.data.rule import Budget, Candidate, CostShare, DenseCurve, Evidence, dense_curve, judge, shortest_dense
 
 DENSE = (
     Budget(0.55, (86.0, 86.3, 86.1)),
@@ -56,7 +57,7 @@ def test_the_worked_example():
     assert (round(b.cost.share, 3), round(b.gain.value, 3), round(b.gain.error, 3)) == (1.001, -0.055, 0.129)
     assert round(c.gain.value, 3) == -4.088
     assert [round(value, 3) for value in (d.cost.share, d.cost.low, d.cost.high)] == [1.051, 1.045, 1.056]
-    assert (d.reason, d.need) == ("costs more than dense", "longer")
+    assert (d.reason, d.need) == ("costs more than dense, which was not trained for longer", "longer")
 
 
 def test_what_costs_more_than_dense_can_only_be_worse():
@@ -69,7 +70,7 @@ def test_what_costs_more_than_dense_can_only_be_worse():
 @pytest.mark.parametrize(
     ("budgets", "reason", "need"),
     [
-        (DENSE[:4], "dense was not trained", "dense"),
+        (DENSE[:4], "dense was not trained", "controls"),
         (DENSE[2:], "dense was trained for 3 lengths, and at least 4 are needed", "controls"),
         (
             (*DENSE[2:], Budget(0.7, (87.0,))),
@@ -77,15 +78,22 @@ def test_what_costs_more_than_dense_can_only_be_worse():
             "seeds",
         ),
         ((DENSE[0], DENSE[1], *DENSE[3:], Budget(0.8, (88.0, 88.1))), None, None),
-        ((Budget(0.4, (83.0, 83.1, 83.2)), *DENSE[1:]), "differ by 0.30 of the whole", "controls"),
+        ((Budget(0.4, (83.0, 83.1, 83.2)), *DENSE[1:]), "differ by 0.30 of the whole", "between"),
+        ((Budget(0.49, (85.0, 85.1, 85.2)), *DENSE[1:]), "differ by 0.21 of the whole", "between"),
         ((*DENSE[:4], Budget(1.0, (88.0, 88.1))), "dense has 2 of at least 3 seeds", "seeds"),
         ((*DENSE[:4], Budget(1.0, (88.0, 88.1, 88.2), 1)), "1 of 4 seeds of dense diverged", "none"),
         (
             (*DENSE[:2], Budget(0.8, (86.0, 86.1, 86.2)), *DENSE[3:]),
             "the dense curve is not smooth",
-            "seeds",
+            "none",
         ),
-        (tuple(Budget(one.share, (one.accuracies[0],) * 3) for one in DENSE), "same accuracy", "seeds"),
+        (tuple(Budget(one.share, (one.accuracies[0],) * 3) for one in DENSE), "same accuracy", "none"),
+        (
+            (DENSE[0], *(dataclasses.replace(one, diverged=1) for one in DENSE[1:3]), *DENSE[3:]),
+            "dense was trained for 3 lengths without diverged seeds",
+            "none",
+        ),
+        (tuple(Budget(one.share, one.accuracies[:1]) for one in DENSE), "dense has 1 of at least 3 seeds", "seeds"),
     ],
 )
 def test_too_few_dense_trainings_give_no_outcome(budgets, reason, need):
@@ -93,8 +101,8 @@ def test_too_few_dense_trainings_give_no_outcome(budgets, reason, need):
     if reason is None:  # a length with two seeds enters nothing
         assert [one.share for one in answer.curve.budgets] == [0.55, 0.7, 0.9, 1.0]
         return
-    assert reason in answer.reason
-    assert answer.need == need
+    assert reason in answer.without_curve.reason
+    assert answer.without_curve.need == need
     assert {(one.at_equal_cost, one.as_good) for one in answer.judged} == {("not measured", "not measured")}
 
 
@@ -104,13 +112,111 @@ def test_too_few_dense_trainings_give_no_outcome(budgets, reason, need):
         ({"accuracies": (88.7, 88.9)}, "2 of at least 3 seeds", "seeds"),
         ({"ratios": (0.86, 0.87)}, "2 of at least 3 time passes", "passes"),
         ({"ratios": ()}, "0 of at least 3 time passes", "passes"),
-        ({"ratios": (0.5, 0.501, 0.502)}, "costs 0.501 of dense, and the shortest dense training 0.550", "shorter"),
     ],
 )
 def test_a_method_without_enough_evidence_is_not_measured(changes, reason, need):
     found = only(dataclasses.replace(EXAMPLE, candidates=(dataclasses.replace(A, **changes), B))).judged[0]
     assert (found.at_equal_cost, found.as_good, found.need) == ("not measured", "not measured", need)
     assert reason in found.reason
+
+
+def test_below_the_shortest_dense_training_only_the_second_question_has_an_answer():
+    short = dataclasses.replace(A, ratios=(0.5, 0.501, 0.502))
+    found = only(dataclasses.replace(EXAMPLE, candidates=(short, B))).judged[0]
+    assert (found.at_equal_cost, found.as_good, found.need) == ("not measured", "yes", "shorter")
+    assert found.reason == "costs 0.501 of dense, and the shortest dense training 0.550"
+    lossy = dataclasses.replace(short, accuracies=C.accuracies)
+    assert only(dataclasses.replace(EXAMPLE, candidates=(lossy, B))).judged[0].as_good == "no"
+
+
+def test_methods_whose_seeds_all_agree_have_no_outcome():
+    equal = dataclasses.replace(A, accuracies=(88.7, 88.7, 88.7))
+    (found,) = only(dataclasses.replace(EXAMPLE, candidates=(equal,))).judged
+    assert (found.at_equal_cost, found.as_good) == ("not measured", "not measured")
+    assert "same accuracy" in found.reason
+    assert only(dataclasses.replace(EXAMPLE, candidates=(equal, B))).judged[0].at_equal_cost == "better"
+
+
+def test_a_cost_that_cannot_be_told_from_dense_counts_as_1():
+    near = dataclasses.replace(B, ratios=(0.994, 1.0, 0.997))
+    found = only(dataclasses.replace(EXAMPLE, candidates=(near, A))).judged[0]
+    assert found.cost.is_same
+    assert found.cost.of_dense == 1.0
+    assert found.dense == pytest.approx(only(EXAMPLE).judged[1].dense)
+
+
+def test_numbers_with_unequal_seeds_are_those_of_another_computation():
+    """Weighted least squares by polyfit, and the formulas of the rule written out once more."""
+    budgets = (Budget(0.55, (*DENSE[0].accuracies, 86.4, 85.9)), *DENSE[1:4], Budget(1.0, (88.8, 88.6, 88.7, 88.9)))
+    other = dataclasses.replace(B, ratios=(0.93, 0.94, 0.93))
+    answer = only(Evidence(budgets, (A, other), EXAMPLE.twice))
+    x, n = np.log([one.share for one in budgets]), np.array([len(one.accuracies) for one in budgets])
+    means = np.array([np.mean(one.accuracies) for one in budgets])
+    within = np.concatenate([np.array(one.accuracies) - np.mean(one.accuracies) for one in budgets])
+    spread, freedom = (within**2).sum() / (n - 1).sum(), (n - 1).sum()
+    c = np.log(A.ratios).mean()
+    assert answer.curve.at(c).value == pytest.approx(np.polyval(np.polyfit(x, means, 2, w=np.sqrt(n)), c))
+    units = np.array([np.polyval(np.polyfit(x, unit, 2, w=np.sqrt(n)), c) for unit in np.eye(5)])
+    variances = [np.var(one.accuracies, ddof=1) for one in (A, other)]
+    of_method, of_dense, *_ = answer.judged[0].gain.parts
+    assert of_method == (pytest.approx(max(variances[0], np.mean(variances)) / 3), 4)
+    assert of_dense == (pytest.approx(spread * (units**2 / n).sum()), freedom)
+    gains = [one.gain for one in answer.judged]
+    shown = [(stats.t.ppf(1 - 0.025 / 2, one.freedom) + stats.t.ppf(0.8, one.freedom)) * one.error for one in gains]
+    assert answer.smallest_gain == pytest.approx(max(shown))
+
+
+def test_the_smallest_gain_is_that_of_methods_that_could_be_compared():
+    wide = dataclasses.replace(D, accuracies=(80.0, 89.0, 98.0))  # costs more than dense
+    answer = only(dataclasses.replace(EXAMPLE, candidates=(A, wide)))
+    first, second = (one.gain for one in answer.judged)
+    assert second.error > 10 * first.error or answer.judged[1].at_equal_cost == "not measured"
+    assert answer.smallest_gain == pytest.approx(
+        (stats.t.ppf(1 - 0.025 / 2, first.freedom) + stats.t.ppf(0.8, first.freedom)) * first.error
+    )
+
+
+def test_a_curve_that_falls_gives_the_cost_no_part_in_the_error():
+    noise = ((-0.1, 0.0, 0.11), (-0.1, 0.02, 0.1), (-0.09, 0.0, 0.1), (-0.1, 0.01, 0.1), (-0.1, 0.0, 0.08))
+    falling = tuple(
+        Budget(one.share, tuple(90 - one.share + value for value in values))
+        for one, values in zip(DENSE, noise, strict=True)
+    )
+    assert len(only(Evidence(falling, (A,), EXAMPLE.twice)).judged[0].gain.parts) == 2
+    assert len(only(Evidence(DENSE, (A,), EXAMPLE.twice)).judged[0].gain.parts) == 3
+
+
+def test_a_parabola_is_refused_below_one_percent_only():
+    found = set()
+    for shift in np.linspace(0, 0.6, 121):
+        budgets = (*DENSE[:2], Budget(0.8, tuple(one + shift for one in DENSE[2].accuracies)), *DENSE[3:])
+        curve = dense_curve(budgets)
+        found.add(curve.lack_of_fit if isinstance(curve, DenseCurve) else 0.0)
+    assert 0.0 in found
+    assert 0.01 <= min(found - {0.0}) < 0.015
+
+
+def test_an_exact_cost_of_1_is_neither_less_nor_more():
+    same = dataclasses.replace(A, accuracies=(89.7, 89.9, 89.6), ratios=(1.0, 1.0, 1.0))
+    flops = dataclasses.replace(EXAMPLE, measured=False, twice=(), candidates=(same, B))
+    assert only(flops).judged[0].as_good == "undecided"
+
+
+def test_the_number_of_seeds_that_is_asked_for_would_decide():
+    close = dataclasses.replace(A, accuracies=(88.5, 88.7, 88.3))
+    evidence = dataclasses.replace(EXAMPLE, candidates=(close, B))
+    (found, _) = only(evidence, 0.05).judged
+    gain, needed = found.gain, found.seeds_needed
+    ((first, f1), (second, f2), *cost) = gain.parts
+
+    def is_shown(seeds):
+        parts = ((first * 3 / seeds, f1 * (seeds - 1) / 2), (second * 3 / seeds, f2 * (seeds - 1) / 2), *cost)
+        variance = sum(one for one, _ in parts)
+        freedom = variance**2 / sum(one**2 / of for one, of in parts)
+        return abs(gain.value) >= stats.t.ppf(1 - 0.025 / 2, freedom) * math.sqrt(variance)
+
+    assert is_shown(needed)
+    assert not is_shown(needed - 1)
 
 
 def test_a_cell_with_two_seeds_or_passes_changes_nothing():

@@ -12,13 +12,15 @@ import pytest
 
 from reports import write_report
 from reports.content.build import build
+from reports.content.verdict import Setting
 from reports.data.budget import fold_budgets
 from reports.data.estimates import Estimate, Missing, paired, ratio_estimate
 from reports.data.groups import group_trials, looks, with_times
+from reports.data.groups import label as label_of
 from reports.data.method_rows import by_seed, method_rows
 from reports.data.records import Trial, read
 from reports.data.rule import holm
-from reports.data.verdict import evidence, margins
+from reports.data.verdict import answer, evidence, margins
 from reports.render import html, markdown
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -32,13 +34,13 @@ def lost(cost: float) -> float:
     return 7.0 * (cost**-0.7 - 1)
 
 
-def add_dense(suite: Any, epochs: int = EPOCHS, seeds: int = 3, **changed: Any) -> None:
+def add_dense(suite: Any, epochs: int = EPOCHS, seeds: int = 3, steepness: float = 1.0, **changed: Any) -> None:
     """Add dense trainings for some of 20 epochs."""
     share = epochs / EPOCHS
     flops = {f"train_flops_{kind}": 3.6e12 * share for kind in ("dense", "current", "effective", "executed")}
     for seed in range(seeds):
         # The spread must differ between lengths, or their means would lie on a curve without any.
-        accuracy = DENSE[(seed + epochs) % 3] - lost(share)
+        accuracy = DENSE[(seed + epochs) % 3] - steepness * lost(share)
         recipe = {"epochs": epochs}
         suite.add("dense", seed, accuracy=accuracy, time=18.0 * epochs, epochs=epochs, recipe=recipe, **flops | changed)
 
@@ -94,6 +96,13 @@ def group_of(suite: Any) -> Any:
 
 def cells(table: Any, name: str) -> list[str]:
     return next([cell.text for cell in row[1:]] for row in table.rows if row[0].text == name)
+
+
+def answers_of(suite: Any) -> Any:
+    """Return what the rule says about the whole dense training's group, for each cost."""
+    records = read(suite.write())
+    (group,) = with_times(fold_budgets(group_trials(records.trials)[0]), records.times)
+    return answer([(group, method_rows(group, looks(map(label_of, records.trials))))], 0.005)[0]
 
 
 def flops_table(group: Any) -> Any:
@@ -153,6 +162,108 @@ def test_without_a_time_pass_flops_decide_and_the_time_pass_is_next(suite: Any) 
     assert "at equal time" not in group.verdict.lines[0].text
 
 
+def test_the_best_of_several_is_named_and_numbers_of_a_page_agree(suite: Any) -> None:
+    add_budgets(suite)
+    add_method(suite, "quick", near(88.7), executed=0.9)
+    add_method(suite, "best", near(89.3), executed=0.9)
+    add_method(suite, "open", (88.2, 88.6, 88.3), executed=0.9)
+    write_time_passes(suite, "quick", (0.86, 0.87, 0.86))
+    write_time_passes(suite, "best", (0.896, 0.9, 0.902))
+    write_time_passes(suite, "open", (0.9, 0.91, 0.9))
+    group = group_of(suite)
+    most, fastest, _ = group.verdict.purposes
+    gain = cells(group.summary, "best")[2]
+    assert most.startswith(f"Most accurate for its time: `best`, {gain} points above")
+    assert most.endswith("; `quick` is better, too.")
+    assert fastest.startswith("Fastest within 0.5 points of dense: `quick`, 0.863")
+    lines = {one.name: one.text for one in group.verdict.lines}
+    assert f"better ({gain} points against dense for 0.899)" in lines["best"]
+    assert "`open` is undecided" not in most
+
+
+def test_fastest_must_be_faster_than_the_shortest_dense_training_with_its_whole_interval(suite: Any) -> None:
+    for epochs in (11, 14, 16, 18, 20):
+        add_dense(suite, epochs, steepness=0.2)
+    add_method(suite, "close", near(88.9), executed=0.9)
+    write_time_passes(suite, "close", (0.784, 0.8, 0.805))
+    assert cells(group_of(suite).summary, "close")[4] == "yes"
+    shortest = answers_of(suite)["time"].shortest
+    (judged,) = answers_of(suite)["time"].judged
+    assert judged.cost.share < shortest < judged.cost.high
+    assert "dense for 0.80 of dense's time; no method is shown" in group_of(suite).verdict.purposes[1]
+
+
+def test_a_cost_that_counts_as_1_is_compared_with_the_whole_dense_training(suite: Any) -> None:
+    add_budgets(suite)
+    add_method(suite, "near", near(88.7), executed=0.9)
+    write_time_passes(suite, "near", (0.9, 0.96, 1.0))
+    group = group_of(suite)
+    assert cells(group.summary, "· dense for this cost")[1] == "1.000"
+    assert "points against dense for 1.000)" in group.verdict.lines[0].text
+
+
+def test_where_nothing_could_be_compared_the_page_says_so(suite: Any) -> None:
+    add_budgets(suite)
+    add_method(suite, "quick", near(88.7)[:2], executed=0.85)
+    most, cheapest, _ = group_of(suite).verdict.purposes
+    assert most == "Most accurate for its executed FLOPs: no method could be compared with dense."
+    assert cheapest == "Cheapest within 0.5 points of dense: no method could be compared with dense."
+
+
+def test_a_gap_between_lengths_is_filled_by_a_command(suite: Any) -> None:
+    for epochs in (6, 11, 14, 16, 18, 20):
+        add_dense(suite, epochs)
+    add_method(suite, "quick", near(88.7), executed=0.85)
+    verdict = group_of(suite).verdict
+    assert verdict.purposes == (
+        "No verdict: two lengths of dense training differ by 0.25 of the whole, more than 0.2.",
+    )
+    assert f"`--methods dense --epochs 7 --seeds 3 {out(suite)}`." in verdict.advice
+    assert "--controls" not in verdict.advice
+
+
+def test_a_disturbed_pass_beside_enough_others_changes_nothing(suite: Any) -> None:
+    add_budgets(suite)
+    add_method(suite, "quick", near(88.7), executed=0.85)
+    write_time_passes(suite, "quick", (0.86, 0.87, 0.86))
+    before = answers_of(suite)["time"]
+    file = suite.folder / "time.json"
+    content = json.loads(file.read_text())
+    passes = content["groups"][0]["methods"]["quick"]["passes"]
+    twice = {"ratio": 2.0, "low": 2.0, "high": 2.0}
+    passes.append({**passes[0], "ratio": 0.99, "low": 0.99, "high": 0.99, "load": 5.0, "dense_twice": twice})
+    file.write_text(json.dumps(content))
+    group = group_of(suite)
+    assert answers_of(suite)["time"].pass_error == before.pass_error
+    assert "training takes 0.863 × the time of dense (3 passes)" in group.verdict.lines[0].text
+    assert "disturbed" not in group.verdict.advice
+
+
+def test_a_control_alone_that_was_timed_decides_nothing(suite: Any) -> None:
+    add_budgets(suite)
+    add_method(suite, "quick", near(88.7), executed=0.85)
+    add_method(suite, "dense", near(88.7), variant="repeat=2")
+    write_time_passes(suite, "dense[repeat=2]", (1.0, 1.0, 1.0))
+    assert group_of(suite).summary.name.endswith("-flops")
+
+
+def test_dense_without_errors_leaves_no_room_for_a_gain(suite: Any) -> None:
+    for epochs in (11, 14, 16, 18, 20):
+        for seed, more in enumerate((0.0, 0.1, 0.05)):
+            flops = {f"train_flops_{kind}": 1.8e11 * epochs for kind in ("dense", "current", "effective", "executed")}
+            accuracy = 99.8 - lost(epochs / 20) / 50 + (more if epochs % 2 else -more)
+            suite.add("dense", seed, accuracy=accuracy, time=9.0, epochs=epochs, recipe={"epochs": epochs}, **flops)
+    add_method(suite, "quick", near(99.8), executed=0.85)
+    assert group_of(suite).verdict.warnings == (
+        "Dense reaches 99.8 %, so that no method can be 0.5 points better here.",
+    )
+
+
+def test_one_image_of_exactly_the_margin_is_not_too_coarse() -> None:
+    assert not Setting(20, (0.005,), 200).is_coarse
+    assert Setting(20, (0.005,), 199).is_coarse
+
+
 def test_one_or_two_passes_give_no_verdict_but_a_command(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "quick", near(88.7), executed=0.85)
@@ -172,7 +283,7 @@ def test_disturbed_passes_do_not_count_and_are_not_advised(suite: Any) -> None:
     write_time_passes(suite, "quick", (0.86, 0.87, 0.86), load=1.0)
     group = group_of(suite)
     assert cells(group.summary, "quick")[1:4] == ["0.863 (disturbed)", "–", "not measured"]
-    assert "first let the machine be quiet" in group.verdict.advice
+    assert "On a quiet machine, `time` measures again" in group.verdict.advice
     assert "run_suite.py time" not in group.verdict.advice
     assert any(
         text.startswith("Some time passes were disturbed: other programs used up to 1.0") for text in group.remarks
@@ -194,7 +305,7 @@ def test_too_few_lengths_of_dense_ask_for_controls_where_they_can_give_them(
     if command:
         assert f"The same command with `{command} {out(suite)}` can give a verdict." in verdict.advice
     else:
-        assert "4 epochs allow no 4 lengths of dense training: train longer (`--epochs`)." in verdict.advice
+        assert "4 epochs allow no 4 lengths of dense training: train for 5 or more (`--epochs 5`)." in verdict.advice
 
 
 def test_too_few_seeds_ask_for_seeds_and_failed_ones_for_more(suite: Any) -> None:
@@ -236,7 +347,7 @@ def test_a_method_that_pruned_nothing_is_named_first(suite: Any) -> None:
     whole = {"params": 400_000, "params_dense": 400_000, "inference_flops_effective": 8e7, "nonzero_params": 400_000}
     add_method(suite, "idle", near(88.7), executed=1.0, **whole)
     add_method(suite, "busy", near(88.7), executed=0.9, **whole)
-    assert group_of(suite).verdict.warnings == ("`idle` pruned nothing: it is dense training.",)
+    assert group_of(suite).verdict.warnings == ("`idle` pruned nothing: its network and FLOPs are those of dense.",)
 
 
 def test_too_few_test_images_are_said_and_seeds_are_not_advised(suite: Any) -> None:
@@ -291,7 +402,7 @@ def test_a_cost_below_the_shortest_dense_training_has_a_command(suite: Any) -> N
     add_budgets(suite)
     add_method(suite, "tiny", near(80.0), executed=0.3)
     verdict = group_of(suite).verdict
-    assert f"`--methods dense --epochs 6 {out(suite)}`, covers the smallest cost" in verdict.advice
+    assert f"`--methods dense --epochs 6 --seeds 3 {out(suite)}`, and for 7 epochs." in verdict.advice
     assert "costs 0.300 of dense, and the shortest dense training 0.550" in verdict.lines[0].text
 
 

@@ -284,6 +284,18 @@ def test_a_control_of_a_trial_that_removed_nothing_is_not_trained(tmp_path, para
     assert why_skipped(trial, tmp_path / trial.trial_id) == reason
 
 
+def test_a_twin_of_a_method_that_starts_from_dense_weights_is_trained_if_the_method_removed_something(tmp_path):
+    others = {}
+    for name, params in (("dense", 100), ("ssl", 60)):
+        other = spec("dense" if name == "dense" else "dense[repeat=2]", train_images=64, epochs=1)
+        train(tmp_path / other.trial_id, other)
+        result = {"params": params, "params_dense": 100, "inference_flops": 200.0, "inference_flops_dense": 200.0}
+        write_record(tmp_path / other.trial_id, other, "done", result=result)
+        others[name] = other.trial_id
+    trial = dataclasses.replace(spec("dense[match=ssl]"), depends_on=others, control=True)
+    assert why_skipped(trial, tmp_path / trial.trial_id) == ""
+
+
 @pytest.mark.parametrize(("method", "control"), [
     ("dense", False), ("dense[repeat=2]", True), ("dense[match=prunetrain]", True), ("scratch", True), ("sdgp", False),
     ("sdgp[mode=random]", True), ("clicktrain[selection=random]", True), ("oneshot[selection=random]", True),

@@ -252,7 +252,31 @@ def test_passes_take_the_seeds_in_turn_and_continue(tmp_path, lines):
 def test_passes_with_other_threads_are_refused(shrinking, lines):
     assert time_pass.run(shrinking, measure=invented, threads=1, passes=1)
     assert not time_pass.run(shrinking, measure=invented, threads=3, passes=2, show=lines.append)
-    assert "its passes were measured with 1 threads, and these would have 3; type --threads 1" in lines[0]
+    message = "passes of this folder were measured with 1 threads, and these would have 3; type --threads 1"
+    assert message in lines[0]
+    assert not time_pass.run(shrinking, measure=invented, threads=3, passes=1, show=lines.append)  # nothing is missing
+    assert message in lines[1]
+
+
+def last_entry(folder):
+    (entry,) = TIMES.read(folder)[0].methods.values()
+    return entry
+
+
+def test_disturbed_passes_are_measured_again_and_a_complete_folder_says_so(shrinking, lines, monkeypatch):
+    def disturbed(*arguments):
+        found = invented(*arguments)
+        return {**found, "provenance": {**found["provenance"], "busy_cores": 5.0}}
+
+    assert time_pass.run(shrinking, measure=disturbed, threads=1, passes=2, busy=True)
+    entry = last_entry(shrinking)
+    assert (len(entry.passes), entry.is_disturbed, len(entry.sound)) == (2, True, 0)
+    assert time_pass.run(shrinking, measure=invented, passes=2, show=lines.append)
+    entry = last_entry(shrinking)
+    assert (len(entry.passes), len(entry.sound)) == (2, 2)
+    lines.clear()
+    assert time_pass.run(shrinking, measure=invented, passes=2, show=lines.append)
+    assert lines == ["time: every method has 2 passes; --passes measures more"]
 
 
 def test_a_trial_without_stages_is_named(shrinking, tmp_path, lines):

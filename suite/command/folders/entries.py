@@ -18,7 +18,7 @@ def combine_times(groups: Sequence[tuple[Path, Sequence[GroupTimes]]]) -> tuple[
     merged from it, counts once.
 
     Raises:
-        UsageError: A method was measured with another number of threads in another folder.
+        UsageError: Methods of a group were measured with different numbers of threads.
     """
     merged: dict[tuple[tuple[str, str], ...], dict[str, list[tuple[Path, MethodTime]]]] = {}
     for folder, several in groups:
@@ -29,7 +29,8 @@ def combine_times(groups: Sequence[tuple[Path, Sequence[GroupTimes]]]) -> tuple[
     notes = []
     found = []
     for key, methods in merged.items():
-        combined = {label: _combined(label, entries) for label, entries in methods.items()}
+        _refuse_several_threads([one for entries in methods.values() for one in entries])
+        combined = {label: _combined(entries) for label, entries in methods.items()}
         found.append(GroupEntries[MethodTime](key=dict(key), methods=combined))
         for label, entries in methods.items():
             total = combined[label]
@@ -72,15 +73,19 @@ def _when(entry: tuple[Path, MethodProfile]) -> str:
     return str(entry[1].provenance.get("time_utc", ""))
 
 
-def _combined(label: str, entries: Sequence[tuple[Path, MethodTime]]) -> MethodTime:
-    """Return one entry with all passes of a method."""
-    known: list[PassTime] = []
-    (first, mine), *_ = entries
-    for folder, entry in entries:
+def _refuse_several_threads(entries: Sequence[tuple[Path, MethodTime]]) -> None:
+    (first, mine), *others = entries
+    for folder, entry in others:
         if entry.threads != mine.threads:
             raise UsageError(
-                f"merge: {label} was measured with {mine.threads} threads in {first / TIMES.name} and with "
+                f"merge: times were measured with {mine.threads} threads in {first / TIMES.name} and with "
                 f"{entry.threads} in {folder / TIMES.name}; remove one of the two files, or merge and measure again"
             )
+
+
+def _combined(entries: Sequence[tuple[Path, MethodTime]]) -> MethodTime:
+    """Return one entry with all passes of a method."""
+    known: list[PassTime] = []
+    for _, entry in entries:
         known += [one for one in entry.passes if one not in known]
     return MethodTime(passes=tuple(known))

@@ -101,13 +101,13 @@ def _add_trials(what: argparse._ArgumentGroup) -> None:
         nargs="?",
         const="true",
         help="add control trials: dense with fewer epochs, dense twice, dense as narrow as each pruned network, and "
-        "random selection",
+        "random selection; a verdict needs them and --seeds 3",
     )
     what.add_argument(
         "--margin",
         metavar="POINTS",
-        help="smallest difference in accuracy that matters for the report's verdict, in percentage points (default: "
-        f"{DEFAULTS['margin']})",
+        help="smallest difference in accuracy that matters for the report's verdict, in percentage points; declare "
+        f"it before the first trial (default: {DEFAULTS['margin']})",
     )
     what.add_argument(
         "--target",

@@ -8,13 +8,11 @@ from typing import Any
 
 from suite import files
 from suite.errors import UsageError, in_words
+from suite.runs.folder.columns import REMOVED_NOTHING
 from suite.runs.folder.records import RUNNING, damage, read_record, write_record
 from suite.runs.progress.files import EpochReader, ProgressFile
 from suite.runs.progress.listeners import ProgressListener
 from suite.runs.spec import TrialSpec
-
-REMOVED_NOTHING = "removed nothing"
-"""End of the message of a control that was skipped for this reason, which is no failure."""
 
 
 def record_end(trial: TrialSpec, folder: Path, status: str, message: str) -> dict[str, Any]:
@@ -48,17 +46,19 @@ def next_ready(waiting: Collection[tuple[TrialSpec, Path]], running: Iterable[st
 def why_skipped(trial: TrialSpec, folder: Path) -> str:
     """Return why a trial cannot be trained because of one that it depends on; empty if it can.
 
-    A control of a method that removed nothing would repeat dense training (`REMOVED_NOTHING`).
+    A control of methods that removed nothing would repeat dense training (`REMOVED_NOTHING`).
     """
+    results = {}
     for other in trial.depends_on.values():
         record = read_record(folder.parent / other)
         if record is None or record["status"] != "done" or damage(folder.parent / other, record):
             return f"it depends on {other}, which is not done"
-        result = record.get("result", {})
-        if trial.control and all(
-            result.get(name) == result.get(f"{name}_dense") for name in ("params", "inference_flops")
-        ):
-            return f"it is a control of {other}, which {REMOVED_NOTHING}"
+        results[other] = record.get("result", {})
+    counts = ("params", "inference_flops")
+    # Some methods also depend on the dense training whose weights they start from, which removes nothing.
+    whole = all(one.get(name) == one.get(f"{name}_dense") for one in results.values() for name in counts)
+    if trial.control and results and whole:
+        return f"it is a control of {' and '.join(results)}, which {REMOVED_NOTHING}"
     return ""
 
 

@@ -286,6 +286,8 @@ SCHEMA: tuple[Column, ...] = (
     Column("energy_to_target_j", float, "J", "measured", "Energy to target", "Part of `energy_j` until then."),
 )
 COLUMNS: dict[str, Column] = {column.name: column for column in SCHEMA}
+REMOVED_NOTHING = "removed nothing"
+"""End of the message of a control that was skipped for this reason (`is_needless`)."""
 TEXT_COLUMNS = tuple(column.name for column in SCHEMA if column.type is str)
 NUMBER_COLUMNS = tuple(column.name for column in SCHEMA if column.type is not str)
 REQUIRED_COLUMNS = ("trial_id", "method", "status")
@@ -293,6 +295,11 @@ REQUIRED_COLUMNS = ("trial_id", "method", "status")
 
 FORMER_COLUMNS = ("modelled_train_time_s",)
 """Columns of earlier tables that this schema does not have; they were always empty."""
+
+
+def is_needless(status: str, message: str) -> bool:
+    """Return whether a trial was skipped since it would repeat dense training, which is no failure."""
+    return status == "skipped" and message.endswith(REMOVED_NOTHING)
 
 
 def minor_version(version: str) -> str:

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 
 from suite.runs.folder.entries import Content, EntryFile, GroupEntries, Strict
 
+BUSY = 0.5
+"""Cores that other programs use, as a share of a measurement's threads, from which it is disturbed."""
 Ratio = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
 
 
@@ -79,6 +81,11 @@ class PassTime(Interval):
     threads: Annotated[int, Ge(1)]
     provenance: dict[str, Any]
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs ran when a measurement began."""
+        return self.load >= BUSY * self.threads
+
     def share_of_step(self, stage: StageTime) -> float:
         """Return the part of dense's training time that a dense step with the images of a stage takes."""
         relative = {one.image_size: one.step for one in self.dense_sizes}
@@ -110,15 +117,27 @@ class MethodTime(Strict):
     def _of_one_pass(cls, entry: Any) -> Any:
         return {"passes": [entry]} if isinstance(entry, dict) and "passes" not in entry else entry
 
-    @property
-    def ratio(self) -> float:
-        """Geometric mean of the passes' ratios."""
-        return math.exp(math.fsum(math.log(one.ratio) for one in self.passes) / len(self.passes))
+    @model_validator(mode="after")
+    def _have_one_number_of_threads(self) -> MethodTime:
+        if len({one.threads for one in self.passes}) > 1:
+            raise ValueError("its passes have different numbers of threads")
+        return self
 
     @property
-    def load(self) -> float:
-        """Largest number of cores that other programs used when a measurement began."""
-        return max(one.load for one in self.passes)
+    def sound(self) -> tuple[PassTime, ...]:
+        """The passes that other programs did not disturb."""
+        return tuple(one for one in self.passes if not one.is_disturbed)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether no pass is undisturbed."""
+        return not self.sound
+
+    @property
+    def ratio(self) -> float:
+        """Geometric mean of the ratios of the undisturbed passes, or of all if there are none."""
+        counted = self.sound or self.passes
+        return math.exp(math.fsum(math.log(one.ratio) for one in counted) / len(counted))
 
     @property
     def threads(self) -> int:
