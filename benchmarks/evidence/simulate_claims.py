@@ -46,6 +46,7 @@ class Page:
         diverging: Probability that a seed of a method ends at a guess.
         passes, pass_error: Time passes, and their standard deviation of ln of a ratio.
         grows: Whether seeds are added until something is decided.
+        images: Test images, which accuracies are multiples of; 0 for exact ones.
     """
 
     methods: int = 3
@@ -65,6 +66,7 @@ class Page:
     passes: int = 3
     pass_error: float = 0.0075
     grows: bool = False
+    images: int = 0
 
     def dense(self, cost: float) -> float:
         """Return the true accuracy of dense training for a cost."""
@@ -83,7 +85,8 @@ class Page:
             if self.degrees:
                 noise /= math.sqrt(self.degrees / (self.degrees - 2))
             mixed = math.sqrt(self.correlation) * shared + math.sqrt(1 - self.correlation) * noise
-            return tuple(mean + factor * self.spread * mixed)
+            values = mean + factor * self.spread * mixed
+            return tuple(np.round(values / 100 * self.images) / self.images * 100 if self.images else values)
 
         def ratios(cost: float) -> tuple[float, ...]:
             return tuple(cost * np.exp(random.normal(0, self.pass_error, self.passes)))
@@ -144,6 +147,13 @@ FALSE: tuple[tuple[str, str, Page], ...] = (
     ("no", "loss of the margin, cost 0.85", Page(loss=-0.5, costs=(0.85, 0.85))),
     ("no", "no loss, cost 1", Page(loss=0.0, costs=(1.0, 1.0))),
     ("better", "seeds added until something is decided", Page(grows=True)),
+    ("better", "1 method", Page(methods=1, costs=(0.85, 0.85))),
+    ("worse", "1 method", Page(methods=1, costs=(0.85, 0.85))),
+    ("yes", "1 method, loss of the margin, cost 0.85", Page(methods=1, loss=-0.5, costs=(0.85, 0.85))),
+    ("better", "2 methods", Page(methods=2)),
+    ("worse", "2 methods", Page(methods=2)),
+    ("better", "360 test images", Page(images=360)),
+    ("worse", "360 test images", Page(images=360)),
 )
 TRUE: tuple[tuple[str, str, Page], ...] = tuple(
     (claim, f"{text}, {methods} methods", replace(page, methods=methods))
