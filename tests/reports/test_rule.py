@@ -196,6 +196,13 @@ def test_a_parabola_is_refused_below_one_percent_only():
     assert 0.01 <= min(found - {0.0}) < 0.015
 
 
+def test_the_p_value_of_same_is_the_larger_of_both():
+    same = only(EXAMPLE).judged[1]
+    distances = [MARGIN + same.gain.value, MARGIN - same.gain.value]
+    single = [stats.t.sf(one / same.gain.error, same.gain.freedom) for one in distances]
+    assert 4 * min(single) < max(single) <= same.p_value <= 4 * max(single)
+
+
 def test_an_exact_cost_of_1_is_neither_less_nor_more():
     same = dataclasses.replace(A, accuracies=(89.7, 89.9, 89.6), ratios=(1.0, 1.0, 1.0))
     flops = dataclasses.replace(EXAMPLE, measured=False, twice=(), candidates=(same, B))
@@ -268,6 +275,9 @@ def test_the_shortest_dense_training_stops_at_the_first_length_that_loses():
     assert shortest_dense(curve, 0.5) == 0.9
     assert shortest_dense(curve, 0.01) == 1.0
     assert shortest_dense(curve, 5.0) == 0.55
+    loss = curve.less(0.9)
+    edge = stats.t.ppf(1 - 0.025, loss.freedom) * loss.error - loss.value
+    assert (shortest_dense(curve, edge - 0.001), shortest_dense(curve, edge + 0.001)) == (1.0, 0.9)
 
 
 def test_more_seeds_are_asked_for_only_where_they_decide():
