@@ -35,7 +35,7 @@ MACHINE = {"hardware_id": "h1234567", "hardware": {"threads": 2}, "software": {"
 
 
 def spec(seed: int = 0, **fields: Any) -> TrialSpec:
-    recipe = vars(Recipe(epochs=3, batch_size=4, learning_rate=0.1))
+    recipe = vars(Recipe(epochs=5, batch_size=4, learning_rate=0.1))
     copy = {"kind": "original", "checksum": "ab" * 32, "path": "/data/x.npz", "note": ""}
     known = {"method": "dense", "task": "digits", "model": "resnet9", "preset": "quick", "device": "cpu"}
     return TrialSpec(
