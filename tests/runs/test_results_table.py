@@ -49,6 +49,14 @@ def test_rows_stay_whose_trials_are_not_there(store):
     assert frame["params"].dtype == "int64"
 
 
+def test_a_row_whose_id_is_damaged_does_not_count_twice(store):
+    whole = table(store)
+    path = store.folder / "results.csv"
+    path.write_text(path.read_text().replace(spec(1).trial_id, spec(1).trial_id.replace("-s1-", "-s1"), 1))
+    write_results(store)
+    assert table(store) == whole
+
+
 def test_trials_alone_make_the_table(store):
     whole = table(store)
     (store.folder / "results.csv").unlink()

@@ -168,8 +168,17 @@ def current_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def _merged(table: Mapping[str, dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    merged = {**table, **{line["trial_id"]: line for line in found}}
+    """Return all rows, by trial id. A row without a trial that repeats the row of one has a damaged id, and is lost."""
+    ours = {line["trial_id"]: line for line in found}
+    known = {_content(line) for line in found if line["status"] == "done"}
+    merged = {**{name: line for name, line in table.items() if name in ours or _content(line) not in known}, **ours}
     return [merged[name] for name in sorted(merged)]
+
+
+def _content(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what a row says besides the trial's id; measured times make it that of one trial."""
+    parsed = (column.parse(line.get(name)) for name, column in COLUMNS.items() if name != "trial_id")
+    return tuple(None if value == "" else value for value in parsed)
 
 
 def write_results(
