@@ -41,6 +41,7 @@ from reports.data.verdict import COSTS, Answers, answer, evidence, margins
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from suite.files import clean
+from suite.subnormals import FLUSH
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "arithmetic": "arithmetic"}
@@ -130,7 +131,7 @@ def _group(
     is_smoke = answers is None
     caution = "" if is_smoke else chance_caution(rows)
     images = max((facts(trial)[1] for row in rows for trial in row.done), default=0)
-    is_ieee = group.key["arithmetic"] != "flush"
+    is_ieee = group.key["arithmetic"] != FLUSH
     setting_of = Setting(epochs(group), declared, images, not caution, is_ieee, out_option(records.folder))
     first = main_cost(rows)
     verdicts = {

@@ -257,19 +257,14 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
                 f"{setting.epochs:g} epochs allow no {FEWEST_BUDGETS} lengths of dense training: train for "
                 f"{FEWEST_BUDGETS + 1} or more (`--epochs {FEWEST_BUDGETS + 1}`)."
             ]
-        else:
-            options.append("--controls")
+        options.append("--controls")
     if options:
         advice.append(f"The same command with `{' '.join([*options, setting.out])}` can give a verdict.")
     if cost == "flops":
         advice.append(f"Times need the time pass: {time_pass}.")
     elif "passes" in needs:
-        most = max(
-            [
-                FEWEST_PASSES,
-                *(len(one.candidate.ratios) + 3 for one in answer.judged if one.need == "passes" and one.gain),
-            ]
-        )
+        hidden = (len(one.candidate.ratios) for one in answer.judged if one.need == "passes" and one.gain)
+        most = max([FEWEST_PASSES, *(count + FEWEST_PASSES for count in hidden)])
         if any(one.is_disturbed for row in methods.values() if row.timed for one in row.timed.passes):
             advice.append("On a quiet machine, `time` measures again the passes that other programs disturbed.")
         else:

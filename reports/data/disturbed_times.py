@@ -11,6 +11,7 @@ from reports.data.records import Trial
 from reports.data.trial_files import finite
 from suite.files import clean
 from suite.runs.folder.times import BUSY
+from suite.subnormals import FLUSH
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
 _UNSTEADY = 1.5
@@ -106,7 +107,7 @@ def emulated_dtypes(trials: Sequence[Trial]) -> list[str]:
 def unflushed(trials: Sequence[Trial]) -> list[str]:
     """Return a warning if trials computed with subnormal numbers on a CPU."""
     done = [trial for trial in trials if trial.done and trial.text("device") == "cpu"]
-    count = sum(trial.text("arithmetic") != "flush" for trial in done)
+    count = sum(trial.text("arithmetic") != FLUSH for trial in done)
     if not count:
         return []
     return [

@@ -151,7 +151,6 @@ def time(arguments: Sequence[str]) -> int:
     folder = _suite_folder(typed.folder, "time")
     pairs = _integer(typed.pairs, "--pairs", 10, 100_000)
     threads = _integer(typed.threads, "--threads", 1, 1000)
-
     passes = _integer(typed.passes, "--passes", 1, 100)
 
     from suite.timing import time_pass

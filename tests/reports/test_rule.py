@@ -170,7 +170,8 @@ def test_the_smallest_gain_is_that_of_methods_that_could_be_compared():
     wide = dataclasses.replace(D, accuracies=(80.0, 89.0, 98.0))  # costs more than dense
     answer = only(dataclasses.replace(EXAMPLE, candidates=(A, wide)))
     first, second = (one.gain for one in answer.judged)
-    assert second.error > 10 * first.error or answer.judged[1].at_equal_cost == "not measured"
+    assert second.error > first.error
+    assert answer.judged[1].at_equal_cost == "not measured"
     assert answer.smallest_gain == pytest.approx(
         (stats.t.ppf(1 - 0.025 / 2, first.freedom) + stats.t.ppf(0.8, first.freedom)) * first.error
     )

@@ -202,6 +202,15 @@ def test_a_cost_that_counts_as_1_is_compared_with_the_whole_dense_training(suite
     assert "points against dense for 1.000)" in group.verdict.lines[0].text
 
 
+def test_a_cost_that_is_too_uncertain_needs_more_passes_than_there_are(suite: Any) -> None:
+    add_budgets(suite)
+    add_method(suite, "vague", near(88.3), executed=0.85)
+    write_time_passes(suite, "vague", (0.7, 0.86, 0.99))
+    (judged,) = answers_of(suite)["time"].judged
+    assert (judged.at_equal_cost, judged.need) == ("undecided", "passes")
+    assert f"`python run_suite.py time {suite.folder} --passes 6`" in group_of(suite).verdict.advice
+
+
 def test_where_nothing_could_be_compared_the_page_says_so(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "quick", near(88.7)[:2], executed=0.85)

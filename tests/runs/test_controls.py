@@ -272,11 +272,14 @@ def test_the_flag_goes_from_the_command_line_to_the_folder(suite, folder, caplog
     assert not json.loads((folder / "out" / "suite.json").read_text())["spec"]["controls"]
 
 
-@pytest.mark.parametrize(("params", "control", "skipped"), [(90, True, False), (100, False, False), (100, True, True)])
-def test_a_control_of_a_trial_that_removed_nothing_is_not_trained(tmp_path, params, control, skipped):
+@pytest.mark.parametrize(
+    ("params", "flops", "control", "skipped"),
+    [(90, 200.0, True, False), (100, 180.0, True, False), (100, 200.0, False, False), (100, 200.0, True, True)],
+)
+def test_a_control_of_a_trial_that_removed_nothing_is_not_trained(tmp_path, params, flops, control, skipped):
     other = spec("dense", train_images=64, epochs=1)
     train(tmp_path / other.trial_id, other)
-    result = {"params": params, "params_dense": 100, "inference_flops": 2.0 * params, "inference_flops_dense": 200.0}
+    result = {"params": params, "params_dense": 100, "inference_flops": flops, "inference_flops_dense": 200.0}
     write_record(tmp_path / other.trial_id, other, "done", result=result)
     trial = spec("dense[match=prunetrain]")
     trial = dataclasses.replace(trial, depends_on={"prunetrain": other.trial_id}, control=control)
