@@ -200,7 +200,10 @@ def signed(folder: Path, chance: random.Random) -> str:
         key = chance.choice(sorted(place))
         known = place[key]
         number = isinstance(known, (int, float)) or known is None
-        place[key] = chance.choice(NUMBERS if number else TEXTS if isinstance(known, str) else OTHERS)
+        values = NUMBERS if number else TEXTS if isinstance(known, str) else OTHERS
+        if isinstance(known, bool):  # the other truth has the right type
+            values = tuple(value for value in values if not isinstance(value, bool))
+        place[key] = chance.choice(values)
         digest = packed.digest(record)
         path.write_text(json.dumps(record | {"sha256": digest}), encoding="utf-8")
     except UNREADABLE:

@@ -1,10 +1,12 @@
-"""Random damages of folders through every verb that reads them; a new seed each time, which a failure names."""
+"""Random damages of folders through every verb that reads them.
 
-import secrets
+The seed is fixed, so that a change is refused for its own faults; `damaged_folders.py` draws new ones.
+"""
 
 import damaged_folders
 import pytest
 
+SEED = 198713  # its damage 2 was once not noticed
 SAMPLE, MANY, LONG = 12, 60, 500
 
 
@@ -16,9 +18,7 @@ def damaged(tmp_path_factory):
 
 def tried(base, tmp_path, monkeypatch, tally, count):
     damaged_folders.without_figures(monkeypatch.setattr)
-    seed = secrets.randbelow(10**6)
-    print(f"seed {seed}")
-    found, faults = damaged_folders.run(base, seed, count, tmp_path)
+    found, faults = damaged_folders.run(base, SEED, count, tmp_path)
     tally["edits"] += count
     tally["refused"] += sum(number for outcome, number in found.items() if outcome.endswith(" 2"))
     assert not faults, "\n".join(faults)

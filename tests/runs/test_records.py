@@ -212,6 +212,7 @@ def test_a_record_without_its_own_checksum_or_in_the_folder_of_another_hash_is_d
     (lambda record: record["spec"].update(device_index="0.5"), "its device_index is 0.5"),
     (lambda record: record["spec"].update(callbacks="x"), "its callbacks are not a list of strings"),
     (lambda record: record["spec"].update(replaced=3), "not a trial's spec"),
+    (lambda record: record["spec"].update(control={"x": [None]}), "its control is neither true nor false"),
     (lambda record: record["spec"].update(recipe_source=3), "its recipe_source is not a string"),
 ])  # fmt: skip
 def test_a_value_of_another_type_is_damage_whatever_the_checksum_says(two, change, reason):

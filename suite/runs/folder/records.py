@@ -203,6 +203,8 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
     for field in ("data_copy", "depends_on", "files", "defined_by"):
         if not isinstance(getattr(read, field), Mapping):
             raise ValueError(f"its {field} is not an object")
+    if not isinstance(read.control, bool):
+        raise ValueError("its control is neither true nor false")
     for field in ("plugins", "callbacks"):
         listed = spec.get(field, [])
         if not (isinstance(listed, list) and all(isinstance(name, str) for name in listed)):
