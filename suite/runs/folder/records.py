@@ -9,6 +9,7 @@ these records are checked, and so is the content of their files.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -31,6 +32,12 @@ FILES = ("model.pt", "epochs.jsonl", "layers.csv")
 LARGEST_RECORD = 64 * 2**20  # bytes
 _LARGEST = {int: 2**63 - 1, float: 1.7e308}
 _OURS = {"trial_id", "files", "sha256"}
+# What fields of a specification are by their annotation, and what is said of others; numbers have their own limits.
+_KINDS: dict[str, tuple[type, str]] = {
+    "str": (str, "is not a string"),
+    "Mapping": (Mapping, "is not an object"),
+    "bool": (bool, "is neither true nor false"),
+}
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -197,14 +204,10 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
     read = TrialSpec.from_json(spec)
     if not (_is_integer(read.seed) and 0 <= read.seed <= LARGEST_SEED):
         raise ValueError(f"its seed is {str(read.seed)[:40]}")
-    for field in ("method", "variant", "task", "model", "preset", "device", "dtype", "arithmetic", "recipe_source"):
-        if not isinstance(getattr(read, field), str):
-            raise ValueError(f"its {field} is not a string")
-    for field in ("data_copy", "depends_on", "files", "defined_by"):
-        if not isinstance(getattr(read, field), Mapping):
-            raise ValueError(f"its {field} is not an object")
-    if not isinstance(read.control, bool):
-        raise ValueError("its control is neither true nor false")
+    for one in dataclasses.fields(TrialSpec):
+        kind, mistake = _KINDS.get(str(one.type).partition("[")[0], (object, ""))
+        if not isinstance(getattr(read, one.name), kind):
+            raise ValueError(f"its {one.name} {mistake}")
     for field in ("plugins", "callbacks"):
         listed = spec.get(field, [])
         if not (isinstance(listed, list) and all(isinstance(name, str) for name in listed)):
