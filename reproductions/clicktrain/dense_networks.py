@@ -15,6 +15,7 @@ from reproductions.clicktrain.quantities import SMALL
 from reproductions.comparison import Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.trial_values import classes, done, final_model, image_shape, learned_nothing, line, trained_model
+from suite.choices import build_model
 from suite.registry import register
 
 if TYPE_CHECKING:
@@ -111,7 +112,6 @@ def network_shares(network: str) -> tuple[list[float], list[float]]:
     """Return the percent of a step's FLOPs in each of `PRODUCTS`, by this suite's count and by PruneTrain's."""
     import torch
 
-    from suite.choices import build_model
     from suite.cost.flops import count_layers
 
     shape, count = NETWORKS[network]
@@ -228,8 +228,6 @@ def _of(drawn: list[str], names: list[str]) -> str:
 def untrained(data: ReproductionData, trial: Trial) -> nn.Module:
     """Return the network of a trial before its training, with weights drawn from the seed of the trial."""
     import torch
-
-    from suite.choices import build_model
 
     spec = data.specs[trial.name]
     with torch.random.fork_rng(devices=[]):

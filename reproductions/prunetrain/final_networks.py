@@ -27,6 +27,7 @@ from reproductions.trial_values import (
     trained_model,
     with_own_trials,
 )
+from suite.choices import build_model
 from suite.registry import register
 from suite.runs.engines.subprocess_call import SubprocessResult, call_in_subprocess
 
@@ -328,8 +329,6 @@ class Figure12(Reproduction):
 def densities(data: ReproductionData, trial: Trial) -> dict[str, dict[str, float]]:
     """Return for each layer the number of weights as `built`, `left`, and `near zero` among those left."""
     from torch import nn
-
-    from suite.choices import build_model
 
     whole = build_model(data.specs[trial.name].model, image_shape(data, trial), classes(data, trial))
     final = dict(final_model(data, trial).named_modules())

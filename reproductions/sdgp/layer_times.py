@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from suite.choices import MethodChoice, build_model
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -33,7 +35,6 @@ def product_seconds(
     import torch
     import torch.nn.functional as F
 
-    from suite.choices import MethodChoice, build_model
     from suite.cost.parts.step_clock import StepClock
     from suite.ops import apply
 

@@ -15,6 +15,7 @@ from reports.figures.figure import Figure
 from reproductions.comparison import Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from suite import registry
+from suite.choices import build_model
 from suite.registry import register
 from suite.runs.engines.subprocess_call import call_in_subprocess
 
@@ -144,7 +145,6 @@ def part_totals(seconds: Seconds) -> dict[str, float]:
 
 def counted_share() -> float:
     """Return the data gradient's share of the FLOPs of a training step of ResNet-18 at 224 pixels."""
-    from suite.choices import build_model
     from suite.cost.flops import PRODUCTS as COUNTED
     from suite.cost.flops import count_layers
 
