@@ -1,14 +1,16 @@
-"""Stages of a trial: epochs whose training steps cost the same, each with a state from which such steps run again.
+"""Stages of a trial: epochs whose training steps cost the same, each with states from which such steps run again.
 
 A trial keeps the checkpoint from which the first epoch of a stage started, as `stages/EPOCH.pt`. The first stage has no
-file, since it starts from the new network. Which stages a trial has follows from its `epochs.jsonl` alone.
+such file, since it starts from the new network. It also keeps the state after the last step of a stage, before the
+reconfiguration or the end of the training, as `stages/EPOCH-end.pt` with the last epoch of the stage: what a step costs
+may depend on the weights. Which stages a trial has follows from its `epochs.jsonl` alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +19,8 @@ from typing import Any
 from suite import files
 
 MOST_STAGES = 12
+MOST_BYTES = 2**30
+"""Size of all ends of a trial's stages together; an end that would exceed it is not kept."""
 TOLERANCE = 1e-3
 """Relative difference of FLOPs up to which two steps cost the same; densities that are measured vary a little."""
 
@@ -81,12 +85,13 @@ class Stage:
     """One stage of a trial.
 
     Attributes:
-        epoch: Its first epoch, counted from 1; the name of its file.
+        epoch, last: Its first and its last epoch, counted from 1; the names of its files.
         steps: Number of steps that it stands for.
         cost: Cost of a step in its first epoch.
     """
 
     epoch: int
+    last: int
     steps: int
     cost: Cost
 
@@ -119,10 +124,10 @@ class StageList:
         if not (isinstance(epoch, int) and isinstance(steps, int) and steps > 0):
             raise ValueError(f"epoch {epoch} has no number of steps in epochs.jsonl")
         if self._found and self._found[-1].cost.equals(cost):
-            self._found[-1] = dataclasses.replace(self._found[-1], steps=self._found[-1].steps + steps)
+            self._found[-1] = dataclasses.replace(self._found[-1], last=epoch, steps=self._found[-1].steps + steps)
             return
         self._kept.append(len(self._found))
-        self._found.append(Stage(epoch, steps, cost))
+        self._found.append(Stage(epoch, epoch, steps, cost))
         if len(self._kept) > MOST_STAGES:
             del self._kept[_least_needed([self._found[index].cost for index in self._kept])]
 
@@ -160,6 +165,11 @@ def stage_file(folder: Path, epoch: int) -> Path:
     return folder / "stages" / f"{epoch}.pt"
 
 
+def end_file(folder: Path, epoch: int) -> Path:
+    """Return the file with the state after the last step of an epoch that ended a stage."""
+    return folder / "stages" / f"{epoch}-end.pt"
+
+
 class StageKeeper:
     """Keeps the files of a trial's stages while it trains.
 
@@ -172,6 +182,16 @@ class StageKeeper:
         self._folder, self._list = folder, StageList(records)
         self._remove_others()
 
+    def keep_end(self, epoch: int, save: Callable[[Path], None]) -> None:
+        """Keep the state after the last step of an epoch, which ends a stage if the next epoch has another cost.
+
+        Args:
+            epoch: The epoch, whose record is added later.
+            save: Writes the state to a file.
+        """
+        files.make_folder(self._folder / "stages")
+        save(end_file(self._folder, epoch))
+
     def add(self, record: Mapping[str, Any]) -> None:
         """Add an epoch. Call this while `checkpoint.pt` still is the one from which the epoch started.
 
@@ -179,15 +199,18 @@ class StageKeeper:
             OSError: The file of a stage cannot be written.
         """
         self._list.add(record)
-        newest = self._remove_others()[-1].epoch
-        if newest == record["epoch"] > 1:
+        newest = self._remove_others()[-1]
+        if newest.epoch == record["epoch"] > 1:
             files.make_folder(self._folder / "stages")
-            files.keep_copy(self._folder / "checkpoint.pt", stage_file(self._folder, newest))
+            files.keep_copy(self._folder / "checkpoint.pt", stage_file(self._folder, newest.epoch))
+        if sum(path.stat().st_size for path in self._folder.glob("stages/*-end.pt")) > MOST_BYTES:
+            end_file(self._folder, newest.last).unlink(missing_ok=True)
 
     def _remove_others(self) -> list[Stage]:
         """Remove the files that belong to none of the stages, and return the stages."""
         stages = self._list.stages()
         wanted = {stage_file(self._folder, stage.epoch) for stage in stages[1:]}
+        wanted |= {end_file(self._folder, stage.last) for stage in stages}
         place = self._folder / "stages"
         files.refuse_link(place)
         for path in place.glob("[0-9]*.pt"):

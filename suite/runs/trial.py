@@ -135,6 +135,7 @@ class Trial:
             processes.join_ranks(spec)
         progress = ProgressFile(self.folder)  # tells the engine where the trial is
         callbacks = {
+            "on_trained": lambda state: self._keep_end(state, trainer.ctx.epochs_done + 1),
             "on_epoch": lambda record: self._append_record(record, trainer.clock),
             "on_checkpoint": lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
             "on_step": lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
@@ -240,6 +241,16 @@ class Trial:
             self.stages = StageKeeper(self.folder, map(json.loads, lines))
         log.info("resumed after epoch %d", done)
         return int(done)
+
+    def _keep_end(self, state: Callable[[], dict[str, Any]], epoch: int) -> None:
+        """Keep the weights and the method's state after the steps of an epoch, for the time pass."""
+        from suite.network import model_files
+
+        if self.spec.processes > 1:  # whose steps are not measured again
+            return
+        kept = {"trainer": {**state(), "optimizer": None, "average": None}, "trial": self.spec.hash}
+        kept["provenance"] = {"pruning": self.provenance["pruning"]}
+        self.stages.keep_end(epoch, lambda path: model_files.save(path, kept))
 
     def _append_record(self, record: dict[str, Any], clock: Any) -> None:
         files.append(self.folder / "epochs.jsonl", json.dumps(record, allow_nan=False) + "\n")

@@ -45,6 +45,7 @@ class Trainer:
         device: Device of the training.
         dtype: `torch.float32`; or `torch.bfloat16` or `torch.float16` for autocast, the latter with a loss scale.
         task, network, preset, others: Values of these attributes of the context.
+        on_trained: Function that receives `state_dict` after the steps of each epoch, before a reconfiguration.
         on_epoch: Function that receives the record of each epoch, before the checkpoint.
         on_checkpoint: Function that receives `state_dict` after each epoch.
         on_step: Function that receives the share of the training that is done, in [0, 1].
@@ -70,6 +71,7 @@ class Trainer:
         network: str = "",
         preset: str = "",
         others: Mapping[str, OtherTrial] | None = None,
+        on_trained: Callable[[Callable[[], dict[str, Any]]], None] = lambda state: None,
         on_epoch: Callable[[Record], None] = lambda record: None,
         on_checkpoint: Callable[[Callable[[], dict[str, Any]]], None] = lambda state: None,
         on_step: Callable[[float], None] = lambda share: None,
@@ -77,7 +79,7 @@ class Trainer:
     ) -> None:
         check_execution(recipe.execution, device.type, type(method), processes=Ranks.of_this_process().size)
         self.model, self.recipe, self.splits, self.device, self.dtype = model, recipe, splits, device, dtype
-        self.on_epoch, self.on_checkpoint, self.on_step = on_epoch, on_checkpoint, on_step
+        self.on_trained, self.on_epoch, self.on_checkpoint, self.on_step = on_trained, on_epoch, on_checkpoint, on_step
         self.clock = Clock(device)
         self.progress = Progress()
         self.dense_params = sum(parameter.numel() for parameter in model.parameters())
@@ -130,6 +132,8 @@ class Trainer:
             self._check_products()
             with self.clock.span("train"):
                 record = self.train_epoch()
+            with self.clock.span("io"):
+                self.on_trained(self.state_dict)
             # Run the hooks at the end of the epoch, and carry out a reconfiguration.
             self.ctx.progress = (self.ctx.epochs_done + 1 - self.progress.first_epoch) / self.recipe.epochs
             with self.clock.span("reconfigure"):
@@ -326,11 +330,15 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`: carry out the reconfigurations, then load everything into the changed model."""
+        """Restore `state_dict`: carry out the reconfigurations, then load everything into the changed model.
+
+        A state without that of the optimizer or of the average, such as the end of a stage, leaves these as they are.
+        """
         self.hooks.replay([ReconfigPlan.from_json(plan) for plan in state["reconfigurations"]])
         self.model.load_state_dict(state["model"], strict=True)
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.average:
+        if state["optimizer"] is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
+        if self.average and state["average"] is not None:
             self.average.load_state_dict(state["average"])
         if self.scaler:
             self.scaler.load_state_dict(state["scaler"])

@@ -10,7 +10,8 @@ from suite import files, registry
 from suite.choices import build_model
 from suite.errors import UsageError
 from suite.network import model_files
-from suite.runs.stages import MOST_STAGES, Cost, StageKeeper, StageList, stage_file
+from suite.runs import stages as stages_module
+from suite.runs.stages import MOST_STAGES, Cost, StageKeeper, StageList, end_file, stage_file
 from suite.runs.trial import Trial
 
 
@@ -110,6 +111,33 @@ def test_files_are_kept_for_stages_and_removed_with_them(tmp_path):
     assert not list((tmp_path / "stages").iterdir())
 
 
+def test_the_state_of_the_last_epoch_of_each_stage_is_kept(tmp_path):
+    keeper = StageKeeper(tmp_path)
+
+    def ends():
+        return sorted(path.name for path in (tmp_path / "stages").glob("*-end.pt"))
+
+    files.write(tmp_path / "checkpoint.pt", "any")
+    for epoch, executed in enumerate((100.0, 100.0, 90.0, 90.0, 80.0), 1):
+        keeper.keep_end(epoch, lambda path, text=f"after {epoch}": files.write(path, text))
+        keeper.add(record(epoch, executed))
+    assert ends() == ["2-end.pt", "4-end.pt", "5-end.pt"]
+    assert end_file(tmp_path, 4).read_text() == "after 4"
+    # A training that resumes after the third epoch keeps the end of its first stage.
+    StageKeeper(tmp_path, [record(1), record(2), record(3, 90.0)])
+    assert ends() == ["2-end.pt"]
+
+
+def test_ends_that_are_too_large_together_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(stages_module, "MOST_BYTES", 9)
+    keeper = StageKeeper(tmp_path)
+    files.write(tmp_path / "checkpoint.pt", "any")
+    for epoch, executed in enumerate((100.0, 100.0, 90.0), 1):
+        keeper.keep_end(epoch, lambda path: files.write(path, "5 byt"))
+        keeper.add(record(epoch, executed))
+    assert sorted(path.name for path in (tmp_path / "stages").iterdir()) == ["2-end.pt", "3.pt"]
+
+
 def test_a_file_system_without_links_gets_copies(tmp_path, monkeypatch):
     def refuse(*names):
         raise OSError(files.errno.EPERM, "Operation not permitted")
@@ -136,8 +164,15 @@ def test_a_trial_keeps_the_state_before_each_change(tmp_path):
     assert any(line["reconfigured"] for line in records[:-1]), "the test needs a network that shrinks"
     stages = StageList(records).stages()
     assert len(stages) > 1
-    assert {path.name for path in (tmp_path / "stages").iterdir()} == {f"{stage.epoch}.pt" for stage in stages[1:]}
-    for stage in stages[1:]:
+    expected = {f"{stage.epoch}.pt" for stage in stages[1:]} | {f"{stage.last}-end.pt" for stage in stages}
+    assert {path.name for path in (tmp_path / "stages").iterdir()} == expected
+    for before, stage in itertools.pairwise(stages):
+        assert before.last == stage.epoch - 1
+        ended = model_files.load(end_file(tmp_path, before.last))["trainer"]
+        assert ended["hooks"]["epochs_done"] == before.last - 1  # the epoch is not closed
+        sizes = [sum(value.numel() for value in state["model"].values())
+                 for state in (ended, model_files.load(stage_file(tmp_path, stage.epoch))["trainer"])]  # fmt: skip
+        assert sizes[0] > sizes[1]
         state = model_files.load(stage_file(tmp_path, stage.epoch))
         assert state["trial"] == spec("prunetrain").hash
         assert state["trainer"]["hooks"]["epochs_done"] == stage.epoch - 1
@@ -175,10 +210,10 @@ def build():
 
 
 @pytest.mark.parametrize("method", ["dense", "sdgp[backend=masked]"])
-def test_a_trial_whose_steps_never_change_keeps_none(method, tmp_path):
+def test_a_trial_whose_steps_never_change_keeps_its_end(method, tmp_path):
     records = train(tmp_path, spec(method, epochs=2))
     assert len(StageList(records).stages()) == 1
-    assert not (tmp_path / "stages").exists()
+    assert [path.name for path in (tmp_path / "stages").iterdir()] == ["2-end.pt"]
 
 
 def test_an_overhead_is_recorded_for_a_full_batch(tmp_path):
