@@ -182,6 +182,10 @@ class ClickTrain(Method):
         """Choose the backends in the first epoch, so that every checkpoint holds the choice."""
         self._backends.choose(ctx, self._structures, self._masks.example)
 
+    def choose_again(self, ctx: Context) -> None:
+        self._backends.forget()
+        self._backends.choose(ctx, self._structures, self._masks.example)
+
     def density(self, name: str, ctx: Context) -> Density:
         """Return the share of remaining weights for all three products: gradients of masked weights have no effect.
 

@@ -118,8 +118,15 @@ class SDGP(Method):
         # Compile the kernels before training time is measured.
         self._backends.compile_kernels()
         kernels.prepare(shapes, ctx.device, self._rule)
+        self._choose(ctx)
+
+    def _choose(self, ctx: Context) -> None:
         if self.n < self.m:  # n = m keeps everything
             self._backends.choose(ctx, [name for name, layer in ctx.layers.items() if self._pruned_channels(layer)])
+
+    def choose_again(self, ctx: Context) -> None:
+        self._backends.forget()
+        self._choose(ctx)
 
     def plan(self, name: str, layer: nn.Module) -> OpPlan | None:
         self._channels.pop(name, None)

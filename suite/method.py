@@ -352,3 +352,9 @@ class Method:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. Tensors are on the device of the training."""
+
+    def choose_again(self, ctx: Context) -> None:
+        """Measure again what was chosen by measurement, such as backends; the layers are planned again afterwards.
+
+        Called after `load_state_dict` by a time pass with another number of threads than the trial had.
+        """

@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.steps.training_steps import Setting, device_clock, random_splits, trainer_steps
+from benchmarks.steps.training_steps import Setting, random_splits, trainer_steps
 from benchmarks.trial_environment import enter_trial_environment
 from suite import registry
 from suite.cost.interleaved import interleaved_ratio
+from suite.cost.stamps import stamps_of
 from suite.runs.provenance import collect
 from suite.runs.spec import resolve_device
 
@@ -69,7 +70,7 @@ def main() -> None:
     for case in CASES:
         if case.model in chosen.networks:
             float32, bfloat16 = (steps_of_case(case, dtype, device) for dtype in (torch.float32, torch.bfloat16))
-            ratio = interleaved_ratio(float32, bfloat16, chosen.pairs, now=device_clock(device))
+            ratio = interleaved_ratio(float32, bfloat16, chosen.pairs, stamps_of(device))
             found[case.model] = {**case._asdict(), "steps": STEPS, **vars(ratio)}
             times = f"{1e3 * ratio.first_s / STEPS:8.1f} / {1e3 * ratio.second_s / STEPS:8.1f} ms"
             print(f"{case.model:31} {case.side:3} px, batch {case.batch:3}  {ratio}   {times}", flush=True)

@@ -33,12 +33,13 @@ from torch import nn
 
 from benchmarks.partial_results import OtherRunError, kept
 from benchmarks.steps.cut_networks import by_prunetrain, cut, final_plan, smaller
-from benchmarks.steps.training_steps import SHAPE, Setting, device_clock, random_splits, trainer_steps
+from benchmarks.steps.training_steps import SHAPE, Setting, random_splits, trainer_steps
 from benchmarks.trial_environment import enter_trial_environment
 from methods.prunetrain import PruneTrain
 from suite.choices import build_model
 from suite.cost.flops import count_model
 from suite.cost.interleaved import interleaved_ratio
+from suite.cost.stamps import stamps_of
 from suite.errors import UsageError
 from suite.method import ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
@@ -99,7 +100,7 @@ def measure_steps(
     setting: Setting, plans: Mapping[str, Sequence[ReconfigPlan]], pairs: int, found: dict[str, Any]
 ) -> None:
     """Measure steps of a network cut by each plan, relative to dense steps; profile the fastest."""
-    dense, now = trainer_steps(setting), device_clock(setting.device)
+    dense, stamps = trainer_steps(setting), stamps_of(setting.device)
     medians: dict[str, float] = {}
     for label, plan in plans.items():
         name = f"{setting.model}, {label}"
@@ -108,7 +109,7 @@ def measure_steps(
             medians[label] = found[name]["median"]
             continue
         share = training_share(setting, plan)
-        ratio = interleaved_ratio(trainer_steps(setting, method=cut(plan)), dense, pairs, now)
+        ratio = interleaved_ratio(trainer_steps(setting, method=cut(plan)), dense, pairs, stamps)
         saved = (1 - ratio.median) / (1 - share)
         whole = setting.new_model()
         left, dense_flops = (count_model(one, SHAPE)["inference_flops"] for one in (smaller(whole, plan), whole))
@@ -156,7 +157,7 @@ def measure_lasso(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
     if name in found:
         return
     steps = trainer_steps(setting, method=PruneTrain()), trainer_steps(setting)
-    ratio = interleaved_ratio(*steps, pairs, device_clock(setting.device))
+    ratio = interleaved_ratio(*steps, pairs, stamps_of(setting.device))
     print(f"{name:50} {ratio}")
     found[name] = dataclasses.asdict(ratio)
 
@@ -208,11 +209,11 @@ def measure_gating(setting: Setting, pairs: int, found: dict[str, Any]) -> None:
     extra = (flops[1] - flops[2]) / flops[0]
     print(f"  inference FLOPs left: union {flops[1] / flops[0]:.3f}, gated {flops[2] / flops[0]:.3f}; the union needs "
           f"{100 * extra:.1f} % of the dense FLOPs more (paper: 1 to 6 %)")  # fmt: skip
-    dense, now = trainer_steps(setting), device_clock(setting.device)
+    dense, stamps = trainer_steps(setting), stamps_of(setting.device)
     for label, gating in (("union", False), ("gated", True)):
         if f"{setting.model}: {label} / dense" in found:
             continue
-        ratio = interleaved_ratio(trainer_steps(setting, method=cut([plans[gating]])), dense, pairs, now)
+        ratio = interleaved_ratio(trainer_steps(setting, method=cut([plans[gating]])), dense, pairs, stamps)
         print(f"  {label:6} / dense, per step: {ratio}")
         found[f"{setting.model}: {label} / dense"] = {
             **dataclasses.asdict(ratio),

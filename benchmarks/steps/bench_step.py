@@ -32,12 +32,13 @@ from torch import Tensor, nn
 
 import kernels
 from benchmarks.partial_results import OtherRunError, kept
-from benchmarks.steps.training_steps import SHAPE, Setting, device_clock, random_splits, trainer_steps
+from benchmarks.steps.training_steps import SHAPE, Setting, random_splits, trainer_steps
 from benchmarks.trial_environment import enter_trial_environment
 from suite import registry
 from suite.choices import build_method
 from suite.cost.flops import count_layers
 from suite.cost.interleaved import interleaved_ratio
+from suite.cost.stamps import stamps_of
 from suite.errors import UsageError
 from suite.method import OpPlan
 from suite.ops import convert
@@ -174,7 +175,7 @@ def main() -> None:
     recipe, device = setting.recipe, setting.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events are recorded on the current device
-    now = device_clock(device)
+    stamps = stamps_of(device)
 
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     facts = {
@@ -200,7 +201,7 @@ def main() -> None:
         if name in found:
             print(f"{name:58} already measured")
             return
-        ratio = interleaved_ratio(first, second, chosen.pairs, now)
+        ratio = interleaved_ratio(first, second, chosen.pairs, stamps)
         milliseconds = f"{1e3 * ratio.first_s / repeated:8.2f} / {1e3 * ratio.second_s / repeated:8.2f}"
         print(f"{name:58} {ratio}  {milliseconds}", flush=True)
         found[name] = dataclasses.asdict(ratio)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 
 import torch
@@ -95,24 +94,3 @@ def steps_of(trainer: Trainer) -> Callable[[], None]:
         trainer.ctx.batch_index = 0  # repeat the same epoch
 
     return run
-
-
-def device_clock(device: torch.device) -> Callable[[], float]:
-    """Return a clock of the device in seconds, which waits for all its work; a GPU must be the current device."""
-    if device.type != "cuda":
-        return time.perf_counter
-    last, total = torch.cuda.Event(enable_timing=True), 0.0
-    last.record()
-
-    def now() -> float:
-        nonlocal last, total
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        event.synchronize()
-        total += (
-            last.elapsed_time(event) / 1e3
-        )  # milliseconds between successive events: one long interval would be less precise
-        last = event
-        return total
-
-    return now

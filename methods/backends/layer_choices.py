@@ -75,6 +75,10 @@ class LayerChoices:
             self.choices[name] = found[asked]
             self.chosen[name] = found[asked]["chosen"]
 
+    def forget(self) -> None:
+        """Let the next call of `choose_for` choose again."""
+        self.chosen, self.choices = None, {}
+
     def record(self, ctx: Context) -> dict[str, Any]:
         """Return the backend by layer and, in the first epoch, what was measured for the choice."""
         chosen = {"backends": self.chosen or {}}

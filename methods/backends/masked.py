@@ -104,6 +104,11 @@ class MaskedBackends(LayerChoices):
             candidates.append("blocks")
         return candidates
 
+    def forget(self) -> None:
+        """Let the next call of `choose` choose again."""
+        super().forget()
+        self._backends = {}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the choice of a checkpoint.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from reports.data.groups import seed_of
 from reports.data.method_rows import MethodRow
@@ -158,23 +159,41 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
     threads = f"{timed[0][1].threads} thread" + ("" if timed[0][1].threads == 1 else "s")
     pieces = [
         f"{name} {_listed(one.ratio for one in time.passes)} (a second dense network in its place: "
-        f"{_listed(one.dense_twice.ratio for one in time.passes)})"
+        f"{_listed(one.dense_twice for one in time.passes)})"
         for name, time in timed
     ]
-    trials = "; ".join(dict.fromkeys(one.trial for _, time in timed for one in time.passes))
+    passes = [one for _, time in timed for one in time.passes]
+    trials = "; ".join(dict.fromkeys(one.trial for one in passes))
+    commits = " and ".join(dict.fromkeys(_commit(one.provenance) for one in passes))
     disturbed = {name: [one.load for one in time.passes if one.is_disturbed] for name, time in timed}
     marked = [name for name, loads in disturbed.items() if loads]
     remarks = [
         f"Time passes: training time × dense, from alternating steps on {threads}: {', '.join(pieces)}. Timed were the "
-        f"networks of {trials}."
+        f"networks of {trials}, by {commits}."
     ]
+    starts = [name for name, time in timed if any(stage.end is None for one in time.passes for stage in one.stages)]
+    if starts:
+        remarks.append(
+            f"Stages of {', '.join(starts)} were timed only in the state in which they began, since the folder has not "
+            "kept that in which they ended: a cost that grows with the weights' training is missing."
+        )
     if marked:
         load = max(load for loads in disturbed.values() for load in loads)
         remarks.append(
-            f"Some time passes were disturbed: other programs used up to {load:.1f} cores when a measurement of "
-            f"{', '.join(marked)} began. These passes do not count."
+            f"Some time passes were disturbed: other programs used up to {load:.1f} cores before or after "
+            f"{', '.join(marked)} was measured. These passes do not count."
         )
     return remarks
+
+
+def _commit(provenance: Mapping[str, Any]) -> str:
+    """Return the commit that measured, and whether its files were changed."""
+    git = provenance.get("git")
+    commit = git.get("commit") if isinstance(git, Mapping) else None
+    if not commit:
+        return "an unknown commit"
+    assert isinstance(git, Mapping)
+    return f"commit {str(commit)[:10]}{' with changes' if git.get('dirty') else ''}"
 
 
 def _listed(ratios: Iterable[float]) -> str:

@@ -9,7 +9,7 @@ from reports.content.model import Cell, Column, Kind, Table, missing_cell, quant
 from reports.content.verdict import inference_share, word
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
-from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, by_seed, not_measured
+from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, by_seed, not_measured, times_rank
 from reports.data.records import Trial
 from reports.data.rule import Answer, Judged, costs_more
 from reports.data.verdict import Cost
@@ -191,12 +191,11 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
         Column("Realised saving of time", "%", "measured", realised + ratio_warning),
         Column("Theoretical saving of FLOPs", "%", _SKIPPING, f"1 − effective training FLOPs × dense. {_SKIPS}"),
     )
+    by = "their measured trade-off" if times_rank(rows) else "accuracy alone, since times are disturbed"
     caption = (
-        "Accuracy and training time. Dense is first; the others are sorted by their measured trade-off, best first. "
-        "The order compares means, whether or not intervals overlap."
+        f"Accuracy and training time. Dense is first; the others are sorted by {by}, best first. The order compares "
+        "means, whether or not intervals overlap."
     )
-    if ratio_warning:
-        caption += " Disturbed times affect this order: do not rely on it."
     return _table(f"{slug}-results", caption, columns, rows, _results_cells)
 
 

@@ -344,8 +344,8 @@ def _certainty(answer: Answer, cost: Cost, setting: Setting) -> str:
     return (
         f"A page makes a false claim of each kind (better, worse, same within {setting.margin:g} points, as good "
         f"{_LESS[cost]}) with a probability of at most {100 * level:g} %, for its {methods} together. Not covered: a "
-        "method whose spread over seeds is several times that of the others, and seeds that are added until something "
-        "is decided. Other networks, data and machines were not measured."
+        "method whose spread over seeds or between passes is several times that of the others, and seeds that are "
+        "added until something is decided. Other networks, data and machines were not measured."
     )
 
 

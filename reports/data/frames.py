@@ -124,8 +124,10 @@ def _times(groups: Sequence[GroupTimes]) -> Iterable[dict[str, Any]]:
 
 
 def _measured(time: PassTime) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    return {
         "trial_id": time.trial,
+        "time_ratio": time.ratio,
+        "dense_twice": time.dense_twice,
         "reconfiguration": time.reconfiguration,
         "pairs": time.pairs,
         "stages": len(time.stages),
@@ -133,9 +135,6 @@ def _measured(time: PassTime) -> dict[str, Any]:
         "threads": time.threads,
         "time_utc": time.provenance.get("time_utc"),
     }
-    for name, interval in (("time_ratio", time), ("dense_twice", time.dense_twice)):
-        found |= {name: interval.ratio, f"{name}_low": interval.low, f"{name}_high": interval.high}
-    return found
 
 
 def _number(text: str) -> float | None:

@@ -78,6 +78,11 @@ class MethodRow:
         return Estimate(self.timed.ratio, None, self.seeds)  # its interval is the rule's
 
     @property
+    def share_is_disturbed(self) -> bool:
+        """Whether `time_share` is disturbed."""
+        return self.ratio_is_disturbed if self.timed is None else self.timed.is_disturbed
+
+    @property
     def done(self) -> tuple[Trial, ...]:
         """Finished trials. Only their numbers count."""
         return tuple(trial for trial in self.trials if trial.done)
@@ -241,13 +246,14 @@ def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
     Rows are sorted by Pareto front: first those that no other row beats in one number without losing in the other, then
     those that only rows of the first front beat, and so on. Within a front the more accurate row comes first. Compared
     are the means of the differences and ratios if dense was run, otherwise the means themselves. Rows without
-    both numbers come last, sorted by name. Counted, modelled and published numbers have no influence.
+    both numbers come last, sorted by name. Counted, modelled and published numbers have no influence, and times have
+    none if one of them is disturbed.
     """
     points: dict[str, tuple[float, float]] = {}
-    compared = any(row.is_baseline and row.done for row in rows)
+    compared, by_time = _with_dense(rows), times_rank(rows)
     for row in rows:
         gain = mean_of(row.accuracy_difference) if compared else mean_of(row.accuracy)
-        cost = mean_of(row.time_share) if compared else mean_of(row.train_time)
+        cost = (mean_of(row.time_share) if compared else mean_of(row.train_time)) if by_time else 0.0
         if row.is_baseline and cost is not None:
             gain = 0.0
         if gain is not None and cost is not None:
@@ -265,6 +271,17 @@ def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
             row.label,
         ),
     )
+
+
+def times_rank(rows: Sequence[MethodRow]) -> bool:
+    """Return whether times have a part in the order of rows: none of those that are compared is disturbed."""
+    compared = _with_dense(rows)
+    return not any(row.share_is_disturbed if compared else row.time_is_disturbed for row in rows)
+
+
+def _with_dense(rows: Sequence[MethodRow]) -> bool:
+    """Return whether rows are compared with dense."""
+    return any(row.is_baseline and row.done for row in rows)
 
 
 def _fronts(points: Mapping[str, tuple[float, float]]) -> dict[str, int]:

@@ -259,7 +259,7 @@ def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
             return None
         if number <= epoch:
             stage = measured.stages[sum(number >= end for end in ends)]
-            total += steps * stage.ratio * measured.share_of_step(stage)
+            total += steps * stage.ratio * measured.share_of_step(stage.image_size)
     records = {finite(record.get("epoch")): record for record in trial.epochs}
     until, whole = (finite(one.get("reconfigure_time_s")) for one in (records[epoch], trial.epochs[-1]))
     if measured.reconfiguration and until is not None and whole:

@@ -64,7 +64,7 @@ def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Eviden
             for row in methods
             for accuracies, diverged in [_accuracies(row.trials)]
         ),
-        twice=tuple(one.dense_twice.ratio for time in group.times.values() for one in time.sound),
+        twice=tuple(one.dense_twice for time in group.times.values() for one in time.sound),
         measured=cost == "time",
     )
 
@@ -100,10 +100,9 @@ def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:
         flops = [_dense_flops(one) for one in (budget, group)]
         return flops[0] / flops[1] if all(flops) else epochs(budget) / epochs(group)
     timed = next(iter(group.times.values()), None)
-    steps = {} if timed is None else {one.image_size: one.step for one in timed.passes[0].dense_sizes}
-    if not steps:
+    if timed is None or len(timed.passes[0].seconds) == 1:
         return epochs(budget) / epochs(group)
-    times = [sum(steps.get(size, 1.0) for size in _image_sizes(one)) for one in (budget, group)]
+    times = [sum(map(timed.passes[0].relative_step, _image_sizes(one))) for one in (budget, group)]
     return times[0] / times[1]
 
 

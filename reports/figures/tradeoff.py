@@ -61,7 +61,7 @@ class _Axis:
         note: Text of the caption.
         line_note: What it means that a method is above the line of dense training for fewer epochs.
         kind: The kind of the costs.
-        is_time: Whether the costs are the times of the trials, which may be disturbed.
+        disturbed: Returns whether the cost of a trial of a row is a disturbed time.
     """
 
     name: str
@@ -73,7 +73,7 @@ class _Axis:
     note: str
     line_note: str
     kind: Cost
-    is_time: bool = False
+    disturbed: Callable[[MethodRow, Trial], bool] = lambda row, trial: False
 
 
 def tradeoff_figures(
@@ -105,7 +105,10 @@ def _time_pass_axis() -> _Axis:
         return 1.0 if row.timed is None else row.timed.ratio
 
     title = "Accuracy against measured training time"
-    return _Axis("accuracy-time", title, "Training time, measured", "× dense", cost, None, _TIMED, _BEATS, "time")
+    return _Axis(
+        "accuracy-time", title, "Training time, measured", "× dense", cost, None, _TIMED, _BEATS, "time",
+        lambda row, trial: row.timed is not None and row.timed.is_disturbed,
+    )  # fmt: skip
 
 
 def _time_axis(rows: Sequence[MethodRow]) -> _Axis:
@@ -120,8 +123,9 @@ def _time_axis(rows: Sequence[MethodRow]) -> _Axis:
     title = "Accuracy against measured training time"
     cost = _column("train_time_s", divisor)
     return _Axis(
-        "accuracy-time", title, "Training time, measured", unit, cost, spread, "", _BEATS, "time", is_time=True
-    )
+        "accuracy-time", title, "Training time, measured", unit, cost, spread, "", _BEATS, "time",
+        lambda row, trial: is_disturbed(trial),
+    )  # fmt: skip
 
 
 def _flops_axis(rows: Sequence[MethodRow]) -> _Axis:
@@ -153,8 +157,8 @@ def _points(row: MethodRow, axis: _Axis) -> list[_Point]:
     for trial in row.done:
         cost, accuracy = axis.cost(row, trial), trial.number("test_accuracy")
         if cost is not None and accuracy is not None:
-            disturbed = axis.is_time and is_disturbed(trial)
-            points.append(_Point(trial.name, trial.number("seed"), cost, 100 * accuracy, disturbed))
+            seed = trial.number("seed")
+            points.append(_Point(trial.name, seed, cost, 100 * accuracy, axis.disturbed(row, trial)))
     return points
 
 
@@ -227,7 +231,7 @@ def _scatter(
             summary = [row.label, f"mean of {row.seeds} {'seed' if row.seeds == 1 else 'seeds'}", alts[-1].removeprefix(
                 f"{row.label}: ")]  # fmt: skip
             plot.mean(names[row.label], row.look, x.mean, y.mean, x_spread, y_spread, summary)
-        front = pareto_line(means)
+        front = [] if crossed else pareto_line(means)
         _draw_references(axes, plot, budget, front, axis.unit)
         if crossed:
             plot.crosses(*zip(*crossed, strict=True))
@@ -253,7 +257,7 @@ def _scatter(
         inline, standalone = svg.render(figure, name, axis.title, alt)
     parts = (
         f"{_MEANS}, {_OWN if dense is None else _PAIRED}", axis.note,
-        _CROSSES if axis.is_time and any(row.time_is_disturbed for row, _ in methods) else "",
+        _CROSSES if crossed else "",
         f"{_BUDGET} {axis.line_note}" if budget else "", _PARETO if len(front) > 1 else "", _BELOW if below else "",
     )  # fmt: skip
     caption, wide = " ".join(filter(None, parts)), is_long(len(methods))

@@ -139,7 +139,7 @@ def time(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--pairs",
         metavar="N",
-        help="pairs of steps for each stage of a trial, at least 10 (default: 30, or fewer if steps take long)",
+        help="pairs of steps of a pass, which the stages of its trial share by their steps (default: 45)",
     )
     parser.add_argument(
         "--passes",
@@ -147,9 +147,9 @@ def time(arguments: Sequence[str]) -> int:
         help="passes over the methods that the folder has at the end, each with another seed and in new processes; the "
         "verdict needs three, and later commands add to them (default: 3)",
     )
-    typed = _read_pass(parser, arguments)
+    typed = _read_pass(parser, arguments, "as many as run uses with --jobs 1")
     folder = _suite_folder(typed.folder, "time")
-    pairs = _integer(typed.pairs, "--pairs", 10, 100_000)
+    pairs = _integer(typed.pairs, "--pairs", 3, 100_000)
     threads = _integer(typed.threads, "--threads", 1, 1000)
     passes = _integer(typed.passes, "--passes", 1, 100)
 
@@ -157,7 +157,7 @@ def time(arguments: Sequence[str]) -> int:
 
     with files.errors_of(folder):
         complete = time_pass.run(
-            folder, typed.methods or "", pairs, threads, typed.busy, plugins=typed.plugin,
+            folder, typed.methods or "", pairs or time_pass.DEFAULT_PAIRS, threads, typed.busy, plugins=typed.plugin,
             passes=passes or time_pass.DEFAULT_PASSES,
         )  # fmt: skip
     report([typed.folder])
@@ -203,9 +203,9 @@ def profile(arguments: Sequence[str]) -> int:
     return 0 if complete else 1
 
 
-def _read_pass(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+def _read_pass(parser: Parser, arguments: Sequence[str], threads: str = "those of the trials") -> argparse.Namespace:
     """Parse the options of a pass, with those that all passes have."""
-    parser.add_argument("--threads", metavar="N", help="threads of torch (default: those of the trials)")
+    parser.add_argument("--threads", metavar="N", help=f"threads of torch (default: {threads})")
     parser.add_argument("--busy", action="store_true", help="measure even if other programs use the machine")
     parser.add_argument(
         "--plugin",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+
+from suite.cost.stamps import CpuStamps, Stamps
 
 
 @dataclass(frozen=True)
@@ -33,26 +35,41 @@ class Ratio:
 
 
 def interleaved_ratio(
-    first: Callable[[], object], second: Callable[[], object], pairs: int, now: Callable[[], float] = time.perf_counter
+    first: Callable[[], object], second: Callable[[], object], pairs: int, stamps: Stamps | None = None
 ) -> Ratio:
     """Measure the time of `first` over that of `second`; each runs once before, unmeasured. The order alternates."""
-    times = interleaved_times(first, second, pairs, now)
+    times = interleaved_times(first, second, pairs, stamps)
     return ratio_of(times[:, 0], times[:, 1])
 
 
 def interleaved_times(
-    first: Callable[[], object], second: Callable[[], object], pairs: int, now: Callable[[], float] = time.perf_counter
+    first: Callable[[], object],
+    second: Callable[[], object],
+    pairs: int,
+    stamps: Stamps | None = None,
+    first_begins: bool = True,
 ) -> NDArray[np.float64]:
-    """Return the seconds of `first` and `second`, (pairs, 2), as `interleaved_ratio` measures them."""
-    times = np.empty((pairs, 2))
-    for function in (first, second):
-        function()
-    for index, pair in enumerate(times):
-        for column in (0, 1) if index % 2 == 0 else (1, 0):
-            began = now()
+    """Return the seconds of `first` and `second`, (pairs, 2), as `interleaved_ratio` measures them.
+
+    Args:
+        first, second: What is measured.
+        pairs: Number of pairs.
+        stamps: Points in time of the device that computes; wall time if `None`.
+        first_begins: Whether `first` runs first in the first pair; it alternates from pair to pair.
+    """
+    stamps = stamps or CpuStamps()
+    order = (0, 1) if first_begins else (1, 0)
+    for column in order:
+        (first, second)[column]()
+    points: list[dict[int, tuple[Any, Any]]] = []
+    for index in range(pairs):
+        points.append({})
+        for column in order if index % 2 == 0 else reversed(order):
+            began = stamps.now()
             (first, second)[column]()
-            pair[column] = now() - began
-    return times
+            points[-1][column] = (began, stamps.now())
+    # On a GPU, reading a duration waits for the device, so that nothing is read between the pairs.
+    return np.array([[stamps.seconds(*pair[column]) for column in (0, 1)] for pair in points])
 
 
 def ratio_of(first: ArrayLike, second: ArrayLike) -> Ratio:

@@ -16,6 +16,7 @@ from suite.runs.folder.records import read_record
 from suite.runs.folder.results import current_rows
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import Stage, StageList, stage_file
+from suite.subnormals import FLUSH
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Candidate:
         threads: Threads of the trial; 0 if they are not known.
         reason: Why the trial cannot be run again; empty if it can.
         number: Number of the pass, from 0.
+        place: Number of the method among those that the pass measures, from 1.
     """
 
     key: Mapping[str, str]
@@ -43,6 +45,7 @@ class Candidate:
     threads: int = 0
     reason: str = ""
     number: int = 0
+    place: int = 1
 
 
 def find_candidates(
@@ -111,6 +114,9 @@ def _candidate(folder: Path, key: Mapping[str, str], name: str, trial: Trial) ->
     if spec.processes > 1:
         reason = f"it was trained by {spec.processes} processes, and only steps of one process are measured"
         return dataclasses.replace(refused, reason=reason)
+    if spec.device == "cpu" and spec.arithmetic != FLUSH:
+        reason = "its trial computed with subnormal numbers, as those of earlier versions; its accuracy counts"
+        return dataclasses.replace(refused, reason=f"{reason}, and the same command trains one that can be timed")
     missing = [stage.epoch for stage in stages[1:] if not stage_file(place, stage.epoch).is_file()]
     if missing:
         reason = f"no stages: its steps changed in epoch {missing[0]}, whose state was not kept"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ METHOD_S = 120.0
 
 Entry = TypeVar("Entry", bound=Strict)
 Measure = Callable[[Candidate, Mapping[str, Any], int], dict[str, Any]]
-"""Measures one stage: takes the candidate, the arguments of a function and the number of threads."""
+"""Measures stages: takes the candidate, the arguments of a function and the number of threads."""
 
 
 def run_pass(
@@ -38,6 +39,7 @@ def run_pass(
     with_dense: bool = False,
     plugins: Sequence[str] = (),
     number: int = 0,
+    shuffle: bool = False,
 ) -> bool:
     """Measure the methods of a suite's folder, and add their entries to a file.
 
@@ -55,6 +57,7 @@ def run_pass(
         with_dense: Whether dense training may be one of the methods (`find_candidates`).
         plugins: Plugin files that the user has typed.
         number: Number of the pass, from 0 (`find_candidates`).
+        shuffle: Whether the order of the methods is drawn, by the number of the pass.
 
     Returns:
         Whether every method could be measured.
@@ -66,18 +69,20 @@ def run_pass(
     with store.lock():
         file.read(folder)  # a damaged file is refused before anything is measured
         candidates = find_candidates(folder, verb, methods, with_dense, number)
+        if shuffle:
+            random.Random(number).shuffle(candidates)
         for path in plugins:
             load_recorded(path, [one.spec.defined_by for one in candidates if one.spec is not None])
         if not busy:
             _refuse_competition(verb, folder, [threads or one.threads or available_cores() for one in candidates])
         several = len({tuple(one.key.items()) for one in candidates}) > 1
         measured = kept = 0
-        for candidate in candidates:
+        for place, candidate in enumerate(candidates, 1):
             where = f"{candidate.key['task']}, {candidate.key['model']}: " if several else ""
             try:
                 if candidate.spec is None:
                     raise UsageError(candidate.reason)
-                candidate = dataclasses.replace(candidate, spec=candidate.spec.of_record(plugins))
+                candidate = dataclasses.replace(candidate, spec=candidate.spec.of_record(plugins), place=place)
                 entry = entry_of(candidate, threads or candidate.threads or available_cores())
             except UsageError as error:
                 show(clean(f"{where}{candidate.label}: not measured: {' '.join(str(error).split())}"))
@@ -111,8 +116,8 @@ def in_subprocess(function: str) -> Measure:
     return measure
 
 
-def measure_stage(measure: Measure, candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
-    """Measure one stage of a trial on the machine that the trial ran on.
+def measure_here(measure: Measure, candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
+    """Measure stages of a trial on the machine that the trial ran on.
 
     Raises:
         UsageError: The trial cannot be run again, or ran on other hardware or with another version of torch.

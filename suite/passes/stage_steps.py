@@ -13,7 +13,7 @@ from suite.errors import UsageError
 from suite.network import model_files
 from suite.runs.building import build_trainer
 from suite.runs.spec import TrialSpec
-from suite.runs.stages import Cost, stage_file
+from suite.runs.stages import Cost
 from suite.training.trainer import Trainer
 
 WARM_UPS = 3
@@ -24,7 +24,7 @@ MOST_WARM_UPS = 10
 
 
 class Steps:
-    """Training steps of one trainer, one per call, on real batches; timed by the trainer's own clock.
+    """Training steps of one trainer, one per call, on real batches.
 
     Each call is an epoch of `Trainer.train_epoch` with a single batch. All calls stay in the trainer's present epoch,
     whose batches are repeated; a smaller last batch is left out.
@@ -45,11 +45,6 @@ class Steps:
     def image_size(self) -> int | None:
         """Side of the training images; `None` for that of an evaluation."""
         return self.trainer.ledger.image_size
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training so far, as a trial's clock counts them."""
-        return self.trainer.clock.seconds["train"]
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of batches of a whole epoch."""
@@ -73,23 +68,27 @@ class Steps:
             self._running = self._batches.epoch(ctx.epochs_done, ctx.batch_size)
             ctx.batch_index = 0
         self._left -= 1
-        with self.trainer.clock.span("train"):
-            self.cost = self.trainer.train_epoch()
+        self.cost = self.trainer.train_epoch()
+
+    def timed(self) -> float:
+        """Run a step, and return its seconds as a trial's clock counts them."""
+        clock = self.trainer.clock
+        before = clock.seconds["train"]
+        with clock.span("train"):
+            self()
+        return clock.seconds["train"] - before
 
 
-def dense_trainer(spec: TrialSpec, trials: Path, splits: Any, image_size: int | None) -> Trainer:
-    """Return a trainer of a new dense network whose next epoch has training images of a size.
+def at_image_size(trainer: Trainer, image_size: int | None) -> Trainer:
+    """Let the next epoch of a new dense trainer have training images of a size, and return the trainer.
 
     Args:
-        spec: Specification of dense training.
-        trials: Folder of the trials.
-        splits: The images.
+        trainer: The trainer.
         image_size: One of the recipe's `train_sizes`; `None` if it has none.
 
     Raises:
         UsageError: Dense training has no epoch with this size.
     """
-    trainer = build_trainer(spec, trials, splits)
     sizes = trainer.recipe.train_sizes_by_epoch()
     if image_size not in sizes:
         raise UsageError(f"dense training has no epoch with training images of {image_size} pixels")
@@ -97,42 +96,58 @@ def dense_trainer(spec: TrialSpec, trials: Path, splits: Any, image_size: int | 
     return trainer
 
 
-def trainer_of_stage(spec: TrialSpec, trials: Path, splits: Any, epoch: int) -> Trainer:
-    """Return a trainer that continues with an epoch of a trial.
+def trainer_of_stage(
+    spec: TrialSpec, trials: Path, splits: Any, path: Path | None, choose_again: bool = False
+) -> Trainer:
+    """Return a trainer that continues a trial from a state of one of its stages.
+
+    Args:
+        spec: Specification of the trial.
+        trials: Folder of the trials.
+        splits: The images.
+        path: File of the state; `None` for the new network.
+        choose_again: Whether the method measures again what it chose by measurement (`Method.choose_again`).
 
     Raises:
-        UsageError: The file of the stage is damaged or belongs to another trial.
+        UsageError: The file is damaged or belongs to another trial.
     """
     import kernels
 
     trainer = build_trainer(spec, trials, splits)
-    if epoch > 1:
-        path = stage_file(trials / spec.trial_id, epoch)
+    if path is not None:
         state = model_files.load(path, trainer.device)
         if state.get("trial") != spec.hash:
             raise UsageError(f"{path} belongs to another trial")
         kernels.replay_backends(state["provenance"].get("pruning", {}))
         trainer.load_state_dict(state["trainer"])
+        if choose_again:
+            trainer.hooks.choose_again()
     return trainer
 
 
-def warm_up(steps: Steps) -> None:
-    """Run steps whose times do not count."""
+def warm_up(steps: Steps) -> float:
+    """Run steps whose times do not count, and return the seconds of the last one."""
     for _ in range(WARM_UPS):
-        before = steps.seconds
-        steps()
-        if steps.seconds - before > LONG_STEP_S:
+        seconds = steps.timed()
+        if seconds > LONG_STEP_S:
             break
+    return seconds
 
 
-def other_cost(steps: Steps, expected: Cost, executed_before: float) -> str:
+def other_cost(steps: Steps, expected: Cost, executed_before: float, chosen_again: bool = False) -> str:
     """Run steps until they cost what the trial's did; return why they do not, or an empty text.
 
     A method that changes the cost within an epoch executes a number of FLOPs between those before and in the stage.
+
+    Args:
+        steps: The steps.
+        expected: Cost of a step in the trial.
+        executed_before: FLOPs that a step before the stage executed.
+        chosen_again: Whether layers may have other backends than in the trial, and so execute other FLOPs.
     """
     for _ in range(MOST_WARM_UPS):
         found = Cost.of({**steps.cost, "epoch": "of the stage"})
-        if found.equals(expected):
+        if found.equals(expected.with_backends_of(found) if chosen_again else expected):
             return ""
         steps()
     low, high = sorted((executed_before, expected.executed))

@@ -13,7 +13,7 @@ from typing import Any
 
 from reports.data.groups import BASELINE
 from suite.passes.candidates import Candidate, dense_spec
-from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, measure_stage, run_pass
+from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, measure_here, run_pass
 from suite.runs.folder.profiles import PART_TITLES, PROFILES, MethodProfile, StageProfile, StepProfile
 from suite.runs.stages import Stage
 
@@ -87,7 +87,7 @@ def _profile_of(
             "rounds": rounds or DEFAULT_ROUNDS,
             "limit_s": METHOD_S / len(stages) if rounds is None else 1e9,
         }
-        found.append(measure_stage(measure, candidate, arguments, threads))
+        found.append(measure_here(measure, candidate, arguments, threads))
     return MethodProfile(
         trial=candidate.trial,
         stages=tuple(

@@ -14,12 +14,12 @@ from suite.cost.parts.step_clock import PARTS, Key
 from suite.errors import UsageError
 from suite.network.layers import backend_name
 from suite.network.planned_layer import PlannedLayer
-from suite.passes.stage_steps import Steps, dense_trainer, other_cost, trainer_of_stage, warm_up
+from suite.passes.stage_steps import Steps, at_image_size, other_cost, trainer_of_stage, warm_up
 from suite.profiling.clocked_steps import ProfiledSteps
-from suite.runs.building import device_of, load_splits
+from suite.runs.building import build_trainer, device_of, load_splits
 from suite.runs.provenance import collect
 from suite.runs.spec import TrialSpec
-from suite.runs.stages import Cost
+from suite.runs.stages import Cost, stage_file
 
 FEWEST_ROUNDS = 6
 WARM_UPS = 2  # of steps with clocks
@@ -83,11 +83,11 @@ def measure(
         place = device_of(own)
         provenance = collect(place)
         splits = load_splits(own)
-        steps = [ProfiledSteps(Steps(trainer_of_stage(own, Path(trials), splits, epoch)))]
+        start = stage_file(Path(trials) / own.trial_id, epoch) if epoch > 1 else None
+        steps = [ProfiledSteps(Steps(trainer_of_stage(own, Path(trials), splits, start)))]
         if dense is not None:
-            size = steps[0].steps.image_size
-            baseline = dense_trainer(TrialSpec.from_json(dense), Path(trials), splits, size)
-            steps.append(ProfiledSteps(Steps(baseline)))
+            baseline = build_trainer(TrialSpec.from_json(dense), Path(trials), splits)
+            steps.append(ProfiledSteps(Steps(at_image_size(baseline, steps[0].steps.image_size))))
     except UsageError as error:
         return {"error": str(error)}
     for one in steps:

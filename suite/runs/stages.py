@@ -69,6 +69,10 @@ class Cost:
             math.isclose(mine, theirs, rel_tol=TOLERANCE) for mine, theirs in pairs
         )
 
+    def with_backends_of(self, other: Cost) -> Cost:
+        """Return this cost with the backends of another, and what these execute."""
+        return dataclasses.replace(self, backends=other.backends, flops=(*self.flops[:-1], other.executed))
+
     @property
     def dense_per_image(self) -> float:
         """FLOPs of the dense network for one image, which are those of the size of the images."""

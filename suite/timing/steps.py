@@ -1,82 +1,159 @@
-"""Training steps of a stage and of dense in turn, in a process of their own (`suite.timing.time_pass`)."""
+"""Steps of all stages of a trial and of dense in turn, in a process of their own (`suite.timing.time_pass`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import groupby
+import gc
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
+from suite.cost.hardware import busy_cores
 from suite.cost.interleaved import interleaved_times
+from suite.cost.stamps import stamps_of
 from suite.errors import UsageError
-from suite.passes.stage_steps import Steps, dense_trainer, other_cost, trainer_of_stage, warm_up
+from suite.passes.stage_steps import Steps, at_image_size, other_cost, trainer_of_stage, warm_up
 from suite.recipe import Recipe
-from suite.runs.building import device_of, load_splits
+from suite.runs.building import build_trainer, device_of, load_splits
+from suite.runs.folder.times import FEWEST_PAIRS
 from suite.runs.provenance import collect
 from suite.runs.spec import TrialSpec
-from suite.runs.stages import Cost
+from suite.runs.stages import Cost, end_file, stage_file
 from suite.task import Splits
+from suite.training.trainer import Trainer
 
-FEWEST_PAIRS = 10
+TURN_S = 0.05
+"""Seconds that a trainer runs at least before the other one does, so that caches are not those of the other."""
+MOST_STEPS = 20
+"""Of a turn."""
+
+Pairs = list[list[float]]
 
 
 def measure(
     spec: Mapping[str, Any],
     dense: Mapping[str, Any],
     trials: str,
-    epoch: int,
-    cost: Mapping[str, Any],
-    executed_before: float,
+    stages: Sequence[Mapping[str, Any]],
     pairs: int,
-    limit_s: float,
-    twice: bool,
+    method_built_first: bool,
+    method_steps_first: bool,
+    choose_again: bool,
     device: str,
 ) -> dict[str, Any]:
-    """Measure steps of one stage of a trial in turn with dense steps.
+    """Measure steps of all stages of a trial in turn with dense steps, and dense steps with those of a second trainer.
+
+    A stage is measured in the state in which it began and, if the trial kept it, in that in which it ended. Both
+    trainers are built anew for each state. Which one is built first alternates, since its place in memory makes the
+    second one up to half a percent faster.
 
     Args:
         spec, dense: Specifications of the trial and of dense training.
         trials: Folder of the trials.
-        epoch: First epoch of the stage.
-        cost: Fields of the `Cost` of the stage.
-        executed_before: FLOPs that a step before the stage executed.
-        pairs: Number of pairs of steps.
-        limit_s: Seconds that the pairs may take; fewer are measured if they take longer, but never fewer than 10.
-        twice: Whether a second dense trainer is measured, too.
+        stages: Fields of each `Stage`.
+        pairs: Pairs of turns that the states share by their steps, with at least `FEWEST_PAIRS` each.
+        method_built_first: Whether the trainer of the method is built first in the first state.
+        method_steps_first: Whether it has the first turn of each state.
+        choose_again: Whether the method measures again what it chose by measurement.
         device: Not used; the specification has it.
 
     Returns:
-        `times` and `twice`: seconds of the method or the second dense trainer, and of dense, by pair; `image_size`:
-        side of the training images of this stage; `dense_steps`: steps of dense training, as pairs of such a size and
-        a number of successive steps, in order; `provenance`; or only `error`: why the stage cannot be measured.
+        `stages`: for each stage `image_size`, `start` and `end`, which are pairs of seconds of a step of the method and
+        of dense, or `None` for an end that was not kept; `twice`: pairs of the second dense trainer and the first;
+        `dense`: steps of dense training, as successive pairs of a size of training images and a number; `load`: cores
+        that other programs used; `provenance`; or only `error`: why the trial cannot be measured.
     """
+    own, other, folder = TrialSpec.from_json(spec), TrialSpec.from_json(dense), Path(trials)
+    built_first = cycle((method_built_first, not method_built_first))
+
+    def of_trial(path: Path | None) -> Callable[[], Trainer]:
+        return lambda: trainer_of_stage(own, folder, splits, path, choose_again)
+
+    def of_dense() -> Trainer:
+        return build_trainer(other, folder, splits)
+
     try:
-        own, other = TrialSpec.from_json(spec), TrialSpec.from_json(dense)
         own.check_files()
         provenance = collect(device_of(own))
         splits = load_splits(own)
-        method = Steps(trainer_of_stage(own, Path(trials), splits, epoch))
-        baseline = Steps(dense_trainer(other, Path(trials), splits, method.image_size))
-        again = Steps(dense_trainer(other, Path(trials), splits, method.image_size)) if twice else None
+        found: list[dict[str, Any]] = []
+        before = stages[0]["cost"]["flops"][0]  # dense
+        for stage, states in _states(folder / own.trial_id, stages, pairs):
+            cost = Cost(**{**stage["cost"], "flops": tuple(stage["cost"]["flops"])})
+            refuse = partial(other_cost, expected=cost, executed_before=before, chosen_again=choose_again)
+            found.append({"start": None, "end": None})
+            for name, (path, count) in states.items():
+                both = (of_trial(path), of_dense)
+                times, size = in_turn(both, count, next(built_first), method_steps_first, refuse)
+                found[-1] |= {name: times, "image_size": size}
+            before = cost.executed
+        twice: Pairs = []
+        both = (lambda: at_image_size(of_dense(), found[0]["image_size"]), of_dense)
+        for first_is_built_first in (method_built_first, not method_built_first):
+            count = max(FEWEST_PAIRS, pairs // 2)
+            twice += in_turn(both, count, first_is_built_first, method_steps_first)[0]
     except UsageError as error:
         return {"error": str(error)}
-    for steps in filter(None, (method, baseline, again)):
-        warm_up(steps)
-    expected = Cost(**{**cost, "flops": tuple(cost["flops"])})
-    if reason := other_cost(method, expected, executed_before):
-        return {"error": reason}
-    seconds = method.seconds + baseline.seconds
-    method()
-    baseline()
-    seconds = method.seconds + baseline.seconds - seconds
-    count = max(FEWEST_PAIRS, min(pairs, int(limit_s / max(seconds, 1e-9))))
     return {
-        "times": _times(method, baseline, count),
-        "twice": _times(again, baseline, count) if again else [],
-        "image_size": method.image_size,
-        "dense_steps": _dense_steps(own.make_recipe(), splits),
+        "stages": found,
+        "twice": twice,
+        "dense": _dense_steps(own.make_recipe(), splits),
+        "load": max(float(provenance["busy_cores"]), busy_cores()),
         "provenance": provenance,
     }
+
+
+def in_turn(
+    trainers: tuple[Callable[[], Trainer], Callable[[], Trainer]],
+    count: int,
+    first_is_built_first: bool,
+    first_begins: bool,
+    refuse: Callable[[Steps], str] = lambda steps: "",
+) -> tuple[Pairs, int | None]:
+    """Build two trainers, and return seconds of a step of each in pairs of turns, and the size of their images.
+
+    Args:
+        trainers: Functions that build them. The second is dense, and has images of the size of the first.
+        count: Number of pairs.
+        first_is_built_first: Whether the first one is built and warmed up first.
+        first_begins: Whether it has the first turn.
+        refuse: Returns why the steps of the first one cannot be measured, or an empty text.
+
+    Raises:
+        UsageError: The steps cannot be measured.
+    """
+    gc.collect()  # earlier trainers, so that their memory does not decide where these are
+    order = (0, 1) if first_is_built_first else (1, 0)
+    built = {number: trainers[number]() for number in order}
+    first = Steps(built[0])
+    both = (first, Steps(at_image_size(built[1], first.image_size)))
+    seconds = {number: warm_up(both[number]) for number in order}
+    if reason := refuse(first):
+        raise UsageError(reason)
+    lengths = [min(MOST_STEPS, math.ceil(TURN_S / max(seconds[number], 1e-9))) for number in (0, 1)]
+
+    def turn(number: int) -> None:
+        for _ in range(lengths[number]):
+            both[number]()
+
+    stamps = stamps_of(first.trainer.device)
+    times = interleaved_times(partial(turn, 0), partial(turn, 1), count, stamps, first_begins)
+    return [list(map(float, pair)) for pair in times / lengths], first.image_size
+
+
+def _states(
+    folder: Path, stages: Sequence[Mapping[str, Any]], pairs: int
+) -> Iterator[tuple[Mapping[str, Any], dict[str, tuple[Path | None, int]]]]:
+    """Yield each stage with its states: the file of the state, `None` for the new network, and its number of pairs."""
+    steps = sum(stage["steps"] for stage in stages)
+    for stage in stages:
+        start = stage_file(folder, stage["epoch"]) if stage["epoch"] > 1 else None
+        end = end_file(folder, stage["last"])
+        files = {"start": start, **({"end": end} if end.is_file() else {})}
+        count = max(FEWEST_PAIRS, round(pairs * stage["steps"] / steps / len(files)))
+        yield stage, {name: (path, count) for name, path in files.items()}
 
 
 def _dense_steps(recipe: Recipe, splits: Splits) -> list[tuple[int | None, int]]:
@@ -85,8 +162,3 @@ def _dense_steps(recipe: Recipe, splits: Splits) -> list[tuple[int | None, int]]
         (size, len(list(epochs)) * splits.training(size).steps_per_epoch(recipe.batch_size))
         for size, epochs in groupby(recipe.train_sizes_by_epoch())
     ]
-
-
-def _times(first: Steps, second: Steps, pairs: int) -> list[list[float]]:
-    times = interleaved_times(first, second, pairs, now=lambda: first.seconds + second.seconds)
-    return [list(map(float, pair)) for pair in times]

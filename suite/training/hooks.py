@@ -307,6 +307,11 @@ class Hooks:
         self.ctx.progress = state["progress"]
         self._plan_all()
 
+    def choose_again(self) -> None:
+        """Let the method measure again what it chose by measurement, for a machine or threads that differ."""
+        self.method.choose_again(self.ctx)
+        self._plan_all()
+
     def _replay(self, plan: ReconfigPlan) -> IndexMap:
         index_map = apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer, self.averages)
         self.reconfigurations.append(plan)

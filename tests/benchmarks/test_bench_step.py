@@ -10,7 +10,6 @@ import torch
 
 from benchmarks.steps import bench_step
 from suite.choices import build_model
-from suite.cost.interleaved import interleaved_ratio
 
 
 @pytest.mark.parametrize("pairs", ["1", "0", "-3"])
@@ -35,7 +34,7 @@ def test_events_are_of_the_device_that_was_typed(monkeypatch):
     device = torch.device("cuda", 1)
     monkeypatch.setattr(bench_step, "read_setting", lambda chosen: SimpleNamespace(recipe=None, device=device))
     monkeypatch.setattr(bench_step, "read_executions", lambda text, device: ["eager"])
-    monkeypatch.setattr(bench_step, "device_clock", clock)
+    monkeypatch.setattr(bench_step, "stamps_of", clock)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -57,35 +56,3 @@ def test_each_convolution_is_measured_once():
         "128->64 3x3 at 8x8",
     ]
     assert [side for _, side in found.values()] == [32, 32, 16, 16, 8, 8]
-
-
-def test_asynchronous_work_is_included_in_the_time(monkeypatch):
-    """A measured call only launches work; the clock must wait until the device has finished it."""
-    done_at = 0.0
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-            self.waited = False
-
-        def record(self):
-            self.at = done_at
-
-        def synchronize(self):
-            self.waited = True
-
-        def elapsed_time(self, later):
-            assert later.waited
-            return 1e3 * (later.at - self.at)
-
-    def launch(seconds):
-        def run():
-            nonlocal done_at
-            done_at += seconds
-
-        return run
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    now = bench_step.device_clock(torch.device("cuda", 0))
-    ratio = interleaved_ratio(launch(0.5), launch(0.25), 4, now)
-    assert (ratio.median, ratio.first_s, ratio.second_s) == (2.0, 0.5, 0.25)

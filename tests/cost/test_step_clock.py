@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from suite.cost.parts.step_clock import BackwardClock, CudaStamps, NormalizationClock, StepClock, is_normalization
+from suite.cost.parts.step_clock import BackwardClock, NormalizationClock, StepClock, is_normalization
+from suite.cost.stamps import CudaStamps
 
 
 class Ticks:
@@ -120,8 +121,7 @@ def test_the_backward_of_a_term_is_pruning_without_what_it_shares_with_the_loss(
 
 
 def test_cuda_parts_are_between_events(monkeypatch):
-    """Events only have times after the device has finished."""
-    done = []
+    """Events only have times after the device has reached them."""
 
     class Event:
         count = 0
@@ -131,14 +131,16 @@ def test_cuda_parts_are_between_events(monkeypatch):
 
         def record(self):
             Event.count += 1
-            self.milliseconds = 10.0 * Event.count
+            self.milliseconds, self.reached = 10.0 * Event.count, False
+
+        def synchronize(self):
+            self.reached = True
 
         def elapsed_time(self, other):
-            assert done
+            assert other.reached
             return other.milliseconds - self.milliseconds
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", done.append)
     clock = StepClock(torch.device("cuda"))
     assert isinstance(clock._stamps, CudaStamps)
     clock.begin()

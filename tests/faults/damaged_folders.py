@@ -72,7 +72,7 @@ def make_base(folder: Path) -> Path:
         record["spec"]["data_copy"]["path"] = str(Path.home() / "data" / "x.npz")
         path.write_text(json.dumps(record | {"sha256": packed.digest(record)}))
     with fake_times():
-        assert called(["time", str(out), "--busy", "--pairs", "10"])[0] == 0
+        assert called(["time", str(out), "--busy", "--pairs", "3"])[0] == 0
     (group,) = TIMES.read(out)
     (method,) = group.methods
     own = json.loads(json.dumps(profile(profiled(step(), step(), 1.0)))) | {"provenance": {}}
@@ -119,11 +119,11 @@ def fake_times(real: bool = False) -> Iterator[None]:
         def measure(candidate: Any, arguments: Any, threads: int) -> dict[str, Any]:
             key = candidate.key
             if not real:
-                provenance = {"hardware_id": key["hardware_id"], "software": {"torch": key["torch"]}, "busy_cores": 0.0}
                 pairs = [[1.0, 2.0], [1.1, 2.0]] * 5
-                steps_ = [[None, 8]]
                 return {
-                    "times": pairs, "twice": pairs, "image_size": None, "dense_steps": steps_, "provenance": provenance
+                    "stages": [{"image_size": None, "start": pairs, "end": pairs}] * len(arguments["stages"]),
+                    "twice": pairs, "dense": [[None, 8]], "load": 0.0,
+                    "provenance": {"hardware_id": key["hardware_id"], "software": {"torch": key["torch"]}},
                 }  # fmt: skip
             try:
                 return json.loads(json.dumps(steps.measure(**json.loads(json.dumps(arguments)), device="cpu")))
@@ -419,7 +419,7 @@ def examine(base: Path, exported: Path, truth: Truth, folder: Path, chance: rand
                 "compare": ["compare", str(mine), str(other), "--json"],
                 "merge": ["merge", str(mine), str(other), "-o", str(folder / "merged")],
                 "export": ["export", str(mine), str(folder / "copy")],
-                "time": ["time", str(mine), "--busy", "--pairs", "10"],
+                "time": ["time", str(mine), "--busy", "--pairs", "3"],
                 "report": ["report", str(mine)],
             }[verb]
             before = _state(mine)

@@ -262,3 +262,14 @@ def test_skipping_says_where_it_cannot_be_had(monkeypatch):
     run = Run(stages(backend="auto"))
     run.epochs(4)
     assert set(run.method.record(run.hooks.ctx)["backends"].values()) == {"masked"}
+
+
+def test_what_was_measured_is_measured_again_for_other_threads(skipping, monkeypatch):
+    monkeypatch.setattr("methods.backends.masked.fastest", lambda *given: choice("skipping"))
+    run = Run(stages(backend="auto"))
+    run.epochs(3)
+    assert all(run.hooks.ctx.layers[name].op_plan.backend.name == "skipping" for name in run.weights())
+    monkeypatch.setattr("methods.backends.masked.fastest", lambda *given: choice("masked"))
+    run.hooks.choose_again()
+    assert set(run.method.record(run.hooks.ctx)["backends"].values()) == {"masked"}
+    assert all(run.hooks.ctx.layers[name].op_plan.empty for name in run.weights())

@@ -455,3 +455,16 @@ def test_skip_says_where_it_cannot_be_had(without):
 
 def test_only_the_cpu_has_kernels_that_skip():
     assert not pruned_gradients.can_skip(torch.device("cuda"))
+
+
+def test_what_was_measured_is_measured_again_for_other_threads(skipping, monkeypatch):
+    Chooses(monkeypatch, lambda layer: "skip")
+    saved = Checkpoints()
+    small_trainer(SDGP(m=8), dataclasses.replace(RECIPE, epochs=1), on_checkpoint=saved.keep).fit()
+    monkeypatch.setattr(pruned_gradients, "fastest", lambda *given: Choice("masked", {}, rounds=0, from_cache=False))
+    again = small_trainer(SDGP(m=8))
+    again.load_state_dict(saved[0])
+    assert "skip" in again.hooks.method.record(again.ctx)["backends"].values()
+    again.hooks.choose_again()
+    assert set(again.hooks.method.record(again.ctx)["backends"].values()) == {"masked"}
+    assert all(layer.op_plan is None or layer.op_plan.backend is None for layer in again.ctx.layers.values())

@@ -271,6 +271,7 @@ def test_a_disturbed_dense_trial_makes_every_ratio_to_it_doubtful(suite: Any) ->
     (group,) = build(read(folder)).groups
     sdgp = group.tables[0].rows[1]
     assert [cell.text.endswith("(disturbed)") for cell in sdgp[4:7]] == [False, True, True]
+    assert "sorted by accuracy alone, since times are disturbed" in group.tables[0].caption
     assert "× dense" in group.headlines[1].text.partition(" (disturbed: do not rely on it)")[0]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from time_passes import one_pass, stage
 
 from reports import write_report
 from reports.content.build import build
@@ -19,7 +20,7 @@ from reports.data.groups import KEY, TrialGroup, label, looks
 from reports.data.method_rows import method_rows
 from reports.data.records import Trial, read
 from reports.data.targets import NOT_REACHED, median, of_dense, target_rows, targets_of, time_share
-from suite.runs.folder.times import DenseSize, Interval, MethodTime, PassTime, StageTime
+from suite.runs.folder.times import MethodTime
 
 RISING = (0.3, 0.6, 0.7, 0.8)
 
@@ -52,15 +53,11 @@ def rows_of(one: TrialGroup, target: float) -> dict[str, Any]:
 
 def timed(*ratios: float, reconfiguration: float = 0.0) -> MethodTime:
     """A time pass with one stage for each epoch from the first on, of 40 dense steps."""
-    stages = tuple(
-        StageTime(ratio=ratio, low=ratio, high=ratio, epoch=1 + place, steps=10, pairs=30)
-        for place, ratio in enumerate(ratios)
+    stages = [stage(ratio, place, 10) for place, ratio in enumerate(ratios, 1)]
+    seconds = reconfiguration * 40 * 0.1
+    return MethodTime.model_validate(
+        {"passes": [one_pass(1.0, stages=stages, dense=[{"steps": 40}], reconfigure_s=seconds)]}
     )
-    one = PassTime(
-        ratio=1, low=1, high=1, trial="x", pairs=30, stages=stages, dense_steps=40, load=0, threads=1, provenance={},
-        reconfiguration=reconfiguration, dense_twice=Interval(ratio=1, low=1, high=1),
-    )  # fmt: skip
-    return MethodTime(passes=(one,))
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=9), st.integers(0, 9))
@@ -127,12 +124,9 @@ def test_the_time_pass_gives_the_time_until_an_epoch_by_stages() -> None:
 
 def test_epochs_with_larger_images_take_more_of_the_time() -> None:
     """Two of four epochs have larger images, whose dense steps take three times as long."""
-    sizes = tuple(DenseSize(image_size=size, steps=20, step=step) for size, step in ((96, 0.5), (160, 1.5)))
-    stages = tuple(
-        StageTime(ratio=ratio, low=ratio, high=ratio, epoch=epoch, steps=20, pairs=30, image_size=size)
-        for ratio, epoch, size in ((1.0, 1, 96), (0.8, 3, 160))
-    )
-    pass_ = MethodTime(passes=(timed(1.0).passes[0].model_copy(update={"stages": stages, "dense_sizes": sizes}),))
+    sizes = [{"image_size": size, "steps": 20} for size in (96, 160)]
+    stages = [stage(1.0, 1, 20, 0.5, 96), stage(0.8, 3, 20, 1.5, 160)]
+    pass_ = MethodTime.model_validate({"passes": [one_pass(1.0, stages=stages, dense=sizes)]})
     assert time_share(trial("a", 0), 2, pass_) == pytest.approx(0.25)
     assert time_share(trial("a", 0), 3, pass_) == pytest.approx(0.25 + 0.375 * 0.8)
     short = group(trial("dense", 0, (0.1, 0.75)))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from matplotlib.colors import to_hex
+from time_passes import one_pass
 
 from reports.data.groups import group_trials, looks
 from reports.data.method_rows import method_rows
@@ -159,18 +160,19 @@ def test_the_time_of_the_time_pass_is_drawn_where_all_methods_have_one(suite):
         for method in ("dense", "sdgp"):
             suite.add(method, seed, accuracy=accuracy, time=100.0, variant="")
     (group,), _ = group_trials(read(suite.write()).trials)
-    interval = {"ratio": 0.9, "low": 0.88, "high": 0.93}
-    stage = {**interval, "epoch": 1, "steps": 10, "pairs": 30}
-    timed = MethodTime.model_validate(
-        {**interval, "trial": "t", "pairs": 30, "stages": [stage], "dense_steps": 10, "reconfiguration": 0.0,
-         "dense_twice": interval, "load": 0.0, "threads": 1, "provenance": {}},
-    )  # fmt: skip
+    timed = MethodTime.model_validate({"passes": [one_pass(0.9)]})
     rows = method_rows(replace(group, times={"sdgp": timed}), looks(["sdgp"]))
     (by_time, by_flops), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
     (mean,) = [one for one in by_time.interactive["data"] if one["name"] == "sdgp" and one["showlegend"]]
-    assert mean["x"] == [0.9]
+    assert mean["x"] == pytest.approx([0.9])
     assert by_time.interactive["layout"]["xaxis"]["title"]["text"].startswith("Training time, measured (× dense)")
     assert "time passes" in by_time.caption
+    assert "Pareto line" in by_time.caption
+    disturbed = MethodTime.model_validate({"passes": [one_pass(0.9, load=1.0)]})
+    rows = method_rows(replace(group, times={"sdgp": disturbed}), looks(["sdgp"]))
+    (by_time, by_flops), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
+    assert "Crosses mark disturbed times" in by_time.caption
+    assert "Pareto line" not in by_time.caption
     assert "time pass" not in by_flops.caption
 
 

@@ -294,6 +294,7 @@ def test_disturbed_passes_do_not_count_and_are_not_advised(suite: Any) -> None:
     assert cells(group.summary, "quick")[1:4] == ["0.863 (disturbed)", "–", "not measured"]
     assert "On a quiet machine, `time` measures again" in group.verdict.advice
     assert "run_suite.py time" not in group.verdict.advice
+    assert "sorted by accuracy alone, since times are disturbed" in group.tables[0].caption
     assert any(
         text.startswith("Some time passes were disturbed: other programs used up to 1.0") for text in group.remarks
     )

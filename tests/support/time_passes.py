@@ -1,14 +1,24 @@
 """Content of `time.json` with time passes that were not measured."""
 
 
-def one_pass(ratio, trial="some-trial", **changed):
+def pairs(ratio, dense=0.1, count=3):
+    """Return pairs of seconds with this ratio."""
+    return [[ratio * dense, dense]] * count
+
+
+def stage(ratio, epoch=1, steps=100, dense=0.1, size=None):
+    """Return a stage whose steps have this ratio in both states."""
+    own = pairs(ratio, dense)
+    return {"epoch": epoch, "steps": steps, "image_size": size, "start": own, "end": own}
+
+
+def one_pass(ratio, trial="some-trial", twice=1.0, **changed):
     """Return a pass with this ratio as JSON."""
-    interval = {"ratio": ratio, "low": 0.99 * ratio, "high": 1.01 * ratio}
-    stages = [{**interval, "epoch": epoch, "steps": 100, "pairs": 15} for epoch in (1, 4)]
-    twice = {"ratio": 1.0, "low": 0.99, "high": 1.01}
+    order = {"place": 1, "built_first": "method", "steps_first": "dense"}
     return {
-        **interval, "trial": trial, "pairs": 30, "stages": stages, "dense_steps": 200, "reconfiguration": 0.0,
-        "dense_twice": twice, "load": 0.1, "threads": 1, "provenance": {"time_utc": "2026-01-01T00:00:00Z"}, **changed,
+        "trial": trial, "stages": [stage(ratio, epoch) for epoch in (1, 4)], "dense": [{"steps": 200}],
+        "reconfigure_s": 0.0, "twice": pairs(twice), "order": order, "load": 0.1, "threads": 1,
+        "provenance": {"time_utc": "2026-01-01T00:00:00Z"}, **changed,
     }  # fmt: skip
 
 

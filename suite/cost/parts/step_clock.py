@@ -7,14 +7,15 @@ interrupts it: normalisation that runs inside the forward of the network is not 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Hashable, Iterator
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from suite.cost.stamps import Stamps, stamps_of
 
 PARTS = ("forward", "dgrad", "wgrad", "normalization", "pruning", "optimizer", "input", "network", "rest")
 """Parts of a step.
@@ -40,38 +41,6 @@ _NORMALIZATION = re.compile(
 )
 
 
-class Stamps(Protocol):
-    """Points in time of one device."""
-
-    def now(self) -> Any:
-        """Return the present point in time."""
-
-    def seconds(self, first: Any, second: Any) -> float:
-        """Return the seconds between two points. All work on the device is done."""
-
-
-class CpuStamps:
-    """Wall time."""
-
-    def now(self) -> float:
-        return time.perf_counter()
-
-    def seconds(self, first: float, second: float) -> float:
-        return second - first
-
-
-class CudaStamps:
-    """Events in the current stream, so that a part has the time in which the device works on it or waits for it."""
-
-    def now(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def seconds(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
-        return first.elapsed_time(second) / 1e3
-
-
 class _Span:
     __slots__ = ("_clock", "_key")
 
@@ -94,8 +63,7 @@ class StepClock:
     """
 
     def __init__(self, device: torch.device, stamps: Stamps | None = None) -> None:
-        self._device = device
-        self._stamps = stamps or (CudaStamps() if device.type == "cuda" else CpuStamps())
+        self._stamps = stamps or stamps_of(device)
         self._marks: list[tuple[Key, Any]] = []  # the part that starts, and when
         self._open: list[Key] = []
 
@@ -126,8 +94,6 @@ class StepClock:
     def end(self) -> dict[Key, float]:
         """End the step, and return the seconds of its parts. They add up to the time since `begin`."""
         last = self._stamps.now()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
         found: dict[Key, float] = {}
         points = [*self._marks, (("", ""), last)]
         for (key, start), (_, stop) in pairwise(points):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from suite.runs.engines.lifeline import PARENT
+from suite.runs.engines.lifeline import PARENT, die_with
 from suite.runs.engines.local import environment
 from suite.subnormals import FLUSH, use_arithmetic
 
@@ -39,7 +41,7 @@ def call_in_subprocess(
     threads: int | None = None,
     arithmetic: str = FLUSH,
 ) -> SubprocessResult:
-    """Call a function in a new process and wait for its result.
+    """Call a function in a new process and wait for its result. On Linux, the process ends with this one.
 
     Args:
         function: `module:name`. Its arguments and result must be plain data.
@@ -52,7 +54,8 @@ def call_in_subprocess(
     Raises:
         RuntimeError: The function failed; the message has the last line of its output.
     """
-    asked = {"arguments": {**arguments, "device": device}, "plugins": plugins, "arithmetic": arithmetic}
+    asked: dict[str, Any] = {"arguments": {**arguments, "device": device}, "plugins": plugins}
+    asked |= {"arithmetic": arithmetic, "parent": os.getpid()}
     variables = environment(1) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     done = subprocess.run(
         [sys.executable, "-P", "-m", "suite.runs.engines.subprocess_call", function],
@@ -74,6 +77,8 @@ def main() -> None:
 
     module, _, name = sys.argv[1].partition(":")
     asked = json.loads(sys.stdin.read())
+    if sys.platform == "linux" and not die_with(asked["parent"]):
+        os.kill(os.getpid(), signal.SIGKILL)
     use_arithmetic(asked["arithmetic"])  # before torch starts threads
     for plugin in asked["plugins"]:
         registry.load_plugin(plugin)

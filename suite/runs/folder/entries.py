@@ -61,32 +61,34 @@ class EntryFile(Generic[Entry]):
 
     Attributes:
         name: Name of the file in the folder of a suite.
-        written_by: The pass that writes it, for messages.
+        verb: The verb that writes it.
         content: The file's schema.
     """
 
     name: str
-    written_by: str
+    verb: str
     content: type[Content[Entry]]
 
     def read(self, folder: Path) -> list[GroupEntries[Entry]]:
         """Return the entries in a suite's folder; empty if there is no such file.
 
         Raises:
-            UsageError: The file is damaged; one line.
+            UsageError: The file is damaged, or from a version of the suite that wrote others; one line.
         """
         path = folder / self.name
         files.refuse_link(path)
         if not path.exists():
             return []
-        again = f"delete it and run the {self.written_by} again"
         try:
             data = files.read_json(files.read_bytes(path, self.name.partition(".")[0], LARGEST))
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is damaged: {error}; {again}") from error
-        groups: list[GroupEntries[Entry]] = validate(self.content, data, f"{path} is damaged").groups
-        if len({tuple(sorted(group.key.items())) for group in groups}) < len(groups):
-            raise UsageError(f"{path} is damaged: a group occurs twice; {again}")
+            groups: list[GroupEntries[Entry]] = validate(self.content, data, "").groups
+            if len({tuple(sorted(group.key.items())) for group in groups}) < len(groups):
+                raise ValueError("a group occurs twice")
+        except (UsageError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"{path} is damaged, or of an earlier version: {str(error).removeprefix(': ')}; delete it, and measure "
+                f"again: python run_suite.py {self.verb} {folder}"
+            ) from error
         return groups
 
     def add(self, folder: Path, key: Mapping[str, str], label: str, entry: Entry) -> None:

@@ -88,20 +88,17 @@ LAYERS: tuple[Column, ...] = (
       for product in PRODUCTS for kind in FLOPS_KINDS),
     _column("overhead", float, "FLOPs", "counted", "Operations of the method itself, summed over the interval."),
 )  # fmt: skip
-_RATIO = "Training time over that of dense, reconfigurations included"
-_TWICE = "Steps of a second dense trainer over dense steps"
-_END = {"": "", **{f"_{end}": f": {end} end of the 95 % interval of its steps" for end in ("low", "high")}}
 TIMES: tuple[Column, ...] = (
     *(COLUMNS[name] for name in ("method", "variant", "task", "data_copy", "model", "preset", "dtype", "arithmetic")),
     *(COLUMNS[name] for name in ("hardware_id", "threads", "torch", "epochs", "batch_size", "execution")),
     _column("recipe", str, "", "setting", "Recipe as JSON, as it identifies the group of comparable trials."),
     _column("pass", int, "", "trial", "Number of the pass, from 1."),
     _TRIAL_ID,
-    *(_column(f"time_ratio{end}", float, "× dense", "measured", f"{_RATIO}{text}.") for end, text in _END.items()),
+    _column("time_ratio", float, "× dense", "measured", "Training time over that of dense, reconfigurations included."),
     _column("reconfiguration", float, "× dense", "measured", "Part of the ratio that is time of reconfigurations."),
-    *(_column(f"dense_twice{end}", float, "× dense", "measured", f"{_TWICE}{text}.") for end, text in _END.items()),
+    _column("dense_twice", float, "× dense", "measured", "Steps of a second dense trainer over dense steps."),
     _column("pairs", int, "", "setting", "Pairs of steps that were measured, in all stages."),
     _column("stages", int, "", "counted", "Stages of the trial."),
-    _column("load", float, "cores", "measured", "Most cores that other programs used when a measurement began."),
-    _column("time_utc", str, "", "machine", "When the first measurement began."),
+    _column("load", float, "cores", "measured", "Most cores that other programs used before or after the steps."),
+    _column("time_utc", str, "", "machine", "When the measurement began."),
 )

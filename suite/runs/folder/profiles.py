@@ -9,7 +9,6 @@ from annotated_types import Ge, Gt
 from pydantic import Field, model_validator
 
 from suite.runs.folder.entries import Content, EntryFile, GroupEntries, Strict
-from suite.runs.folder.times import Interval
 
 NotNegative = Annotated[float, Ge(0), Field(allow_inf_nan=False)]
 Positive = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
@@ -29,6 +28,14 @@ PART_TITLES: dict[Part, str] = {
 }
 ADDS_UP = 0.1
 """Relative difference up to which the parts add up to a step without clocks."""
+
+
+class Interval(Strict):
+    """A ratio of times with its 95 % interval (percentile bootstrap over pairs of steps)."""
+
+    ratio: Positive
+    low: Positive
+    high: Positive
 
 
 class LowerBound(Strict):
@@ -193,4 +200,4 @@ class MethodProfile(Strict):
 
 
 GroupProfiles = GroupEntries[MethodProfile]
-PROFILES = EntryFile("profile.json", "profile pass", Content[MethodProfile])
+PROFILES = EntryFile("profile.json", "profile", Content[MethodProfile])

@@ -3,119 +3,219 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+import statistics
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import groupby
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt
-from pydantic import Field, model_validator
+from annotated_types import Ge, MinLen
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from suite.runs.folder.entries import Content, EntryFile, GroupEntries, Strict
 
 BUSY = 0.5
 """Cores that other programs use, as a share of a measurement's threads, from which it is disturbed."""
-Ratio = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
+FEWEST_PAIRS = 3
+"""Of steps in one state of a trial."""
+_LONGEST = 10**15  # microseconds
 
 
-class Interval(Strict):
-    """A ratio of times with its 95 % interval (percentile bootstrap over pairs of steps)."""
+def _read_pairs(value: Any) -> Any:
+    """Return pairs of seconds from a text of microseconds, or the given ones to the microsecond."""
+    if isinstance(value, str):
+        words = value.split()
+        if len(words) % 2 or not all(word.isascii() and word.isdecimal() and len(word) < 16 for word in words):
+            raise ValueError("must be an even number of microseconds, separated by spaces")
+        numbers = [int(word) for word in words]
+    else:
+        try:
+            numbers = [round(1e6 * seconds) for pair in value for seconds in pair]
+        except (TypeError, OverflowError) as error:
+            raise ValueError("must be pairs of seconds") from error
+    if not all(0 < number < _LONGEST for number in numbers):
+        raise ValueError("times must be positive")
+    return tuple(zip((one / 1e6 for one in numbers[::2]), (one / 1e6 for one in numbers[1::2]), strict=True))
 
-    ratio: Ratio
-    low: Ratio
-    high: Ratio
+
+def _write_pairs(pairs: tuple[tuple[float, float], ...]) -> str:
+    return " ".join(f"{round(1e6 * seconds)}" for pair in pairs for seconds in pair)
 
 
-class StageTime(Interval):
-    """Time of a step of one stage, relative to a dense step.
+Pairs = Annotated[
+    tuple[tuple[float, float], ...], MinLen(FEWEST_PAIRS), BeforeValidator(_read_pairs), PlainSerializer(_write_pairs)
+]
+"""Seconds of a step of the method and of a dense step, which ran one after the other. The file has microseconds, as one
+text: as short as compressed numbers."""
+
+
+def ratio_of(pairs: Pairs) -> float:
+    """Return the median ratio of pairs."""
+    return statistics.median(method / dense for method, dense in pairs)
+
+
+class StageTime(Strict):
+    """Steps of one stage of a trial and of dense.
 
     Attributes:
         epoch: First epoch of the stage, counted from 1.
         steps: Steps of the trial that the stage stands for.
-        pairs: Pairs of steps that were measured.
-        image_size: Side of the training images in pixels, if they have several sizes; otherwise `None`.
+        image_size: Side of the training images in pixels; `None` for that of an evaluation.
+        start: Pairs in the state in which the stage began.
+        end: Pairs in the state in which it ended; empty if the trial has not kept it.
     """
 
     epoch: Annotated[int, Ge(1)]
     steps: Annotated[int, Ge(1)]
-    pairs: Annotated[int, Ge(2)]
     image_size: Annotated[int, Ge(1)] | None = None
+    start: Pairs
+    end: Pairs | None = None
+
+    @property
+    def pairs(self) -> tuple[tuple[float, float], ...]:
+        """All pairs."""
+        return (*self.start, *(self.end or ()))
+
+    @cached_property
+    def ratio(self) -> float:
+        """Time of a step relative to a dense step: the mean of both states."""
+        states = [ratio_of(self.start), *([ratio_of(self.end)] if self.end else [])]
+        return math.fsum(states) / len(states)
 
 
-class DenseSize(Strict):
-    """Successive dense steps with training images of one of several sizes.
+class DenseSteps(Strict):
+    """Successive steps of dense training with images of one size.
 
     Attributes:
-        image_size: Side of the images in pixels.
-        steps: Number of these steps.
-        step: Time of one of them, relative to the mean of all dense steps.
+        image_size: Side of the images in pixels; `None` for that of an evaluation.
+        steps: Number of steps.
     """
 
-    image_size: Annotated[int, Ge(1)]
+    image_size: Annotated[int, Ge(1)] | None = None
     steps: Annotated[int, Ge(1)]
-    step: Ratio
 
 
-class PassTime(Interval):
-    """Training time of one method relative to dense, as one time pass measured it. The interval covers its steps.
+class Order(Strict):
+    """What was drawn for a pass.
+
+    Attributes:
+        place: Number of the method among those of its pass, from 1.
+        built_first: Which trainer was built first in the first state; it alternates from state to state.
+        steps_first: Which of them ran the first step of the first pair; it alternates from pair to pair.
+    """
+
+    place: Annotated[int, Ge(1)]
+    built_first: Literal["method", "dense"]
+    steps_first: Literal["method", "dense"]
+
+
+class PassTime(Strict):
+    """Training time of one method relative to dense, as one time pass measured it in one process.
 
     Attributes:
         trial: Id of the trial whose stages were measured.
-        pairs: Pairs of steps that were measured, in all stages.
         stages: The stages, in order.
-        dense_steps: Steps of dense training with this recipe.
-        dense_sizes: The same steps in order, successive ones with images of one size together; empty if all images
-            have one size.
-        reconfiguration: Part of `ratio` that is the recorded time of reconfigurations.
-        dense_twice: Steps of a second dense trainer relative to dense steps.
-        load: Largest number of cores that other programs used when a measurement began.
+        dense: Steps of dense training with this recipe, in order.
+        reconfigure_s: Recorded seconds of the trial's reconfigurations.
+        twice: Pairs of steps of a second dense trainer and of the first.
+        order: What was drawn for this pass.
+        load: Largest number of cores that other programs used before or after the steps.
         threads: Threads that torch computed with.
-        provenance: Machine, versions, commit and time of the first measurement (`suite.runs.provenance`).
+        provenance: Machine, versions, commit and time of the measurement (`suite.runs.provenance`).
     """
 
     trial: str
-    pairs: Annotated[int, Ge(2)]
     stages: Annotated[tuple[StageTime, ...], Field(min_length=1)]
-    dense_steps: Annotated[int, Ge(1)]
-    dense_sizes: tuple[DenseSize, ...] = ()
-    reconfiguration: Annotated[float, Ge(0), Field(allow_inf_nan=False)]
-    dense_twice: Interval
+    dense: Annotated[tuple[DenseSteps, ...], Field(min_length=1)]
+    reconfigure_s: Annotated[float, Ge(0), Field(allow_inf_nan=False)]
+    twice: Pairs
+    order: Order
     load: Annotated[float, Ge(0), Field(allow_inf_nan=False)]
     threads: Annotated[int, Ge(1)]
     provenance: dict[str, Any]
 
+    @model_validator(mode="after")
+    def _have_equal_sizes(self) -> PassTime:
+        own, of_dense = ({one.image_size for one in several} for several in (self.stages, self.dense))
+        if missing := of_dense - own:
+            raise ValueError(f"no stage of its trial has training images of {missing.pop()} pixels, of which dense has")
+        if missing := own - of_dense:
+            raise ValueError(f"a stage has training images of {missing.pop()} pixels, of which dense has none")
+        return self
+
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs ran when a measurement began."""
+        """Whether other programs ran before or after the steps."""
         return self.load >= BUSY * self.threads
 
-    def share_of_step(self, stage: StageTime) -> float:
-        """Return the part of dense's training time that a dense step with the images of a stage takes."""
-        relative = {one.image_size: one.step for one in self.dense_sizes}
-        return relative.get(stage.image_size or 0, 1.0) / self.dense_steps
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of steps in all stages."""
+        return sum(len(stage.pairs) for stage in self.stages)
+
+    @property
+    def dense_twice(self) -> float:
+        """Time of a step of a second dense trainer relative to a dense step."""
+        return ratio_of(self.twice)
+
+    @property
+    def dense_steps(self) -> int:
+        """Steps of dense training."""
+        return sum(one.steps for one in self.dense)
+
+    @cached_property
+    def seconds(self) -> Mapping[int | None, float]:
+        """Seconds of a dense step with training images of each size: the median over all stages that have them.
+
+        Steps of two sizes were not measured next to each other, so that a drift of the machine changes the shares of
+        the sizes in dense training a little, but not the ratios.
+        """
+        by_size = groupby(sorted(self.stages, key=lambda one: one.image_size or 0), key=lambda one: one.image_size)
+        return {
+            size: statistics.median(dense for one in several for _, dense in one.pairs) for size, several in by_size
+        }
+
+    @cached_property
+    def dense_s(self) -> float:
+        """Seconds of all steps of dense training."""
+        return math.fsum(one.steps * self.seconds[one.image_size] for one in self.dense)
+
+    @property
+    def reconfiguration(self) -> float:
+        """Time of the reconfigurations relative to dense training; part of `ratio`."""
+        return self.reconfigure_s / self.dense_s
+
+    @cached_property
+    def ratio(self) -> float:
+        """Time of all steps of the trial, and of its reconfigurations, relative to dense training."""
+        parts = [one.steps * one.ratio * self.share_of_step(one.image_size) for one in self.stages]
+        return math.fsum([*parts, self.reconfiguration])
+
+    def share_of_step(self, image_size: int | None) -> float:
+        """Return the part of dense's training time that a dense step with images of a size takes."""
+        return self.seconds[image_size] / self.dense_s
+
+    def relative_step(self, image_size: int) -> float:
+        """Return the time of a dense step with images of a size relative to the mean; 1 for a size without any."""
+        return self.share_of_step(image_size) * self.dense_steps if image_size in self.seconds else 1.0
 
     def dense_share(self, progress: float) -> float:
         """Return the part of dense's training time after a part of its steps."""
-        done = progress * self.dense_steps
-        if not self.dense_sizes:
-            return progress
-        time = 0.0
-        for one in self.dense_sizes:
+        done, share = progress * self.dense_steps, 0.0
+        for one in self.dense:
             steps = min(done, one.steps)
-            time, done = time + steps * one.step, done - steps
-        return time / self.dense_steps
+            share, done = share + steps * self.share_of_step(one.image_size), done - steps
+        return share
 
 
 class MethodTime(Strict):
     """Training time of one method relative to dense, in one or more passes.
 
     Attributes:
-        passes: The passes, in the order in which they were measured; an entry without them is one pass.
+        passes: The passes, in the order in which they were measured.
     """
 
     passes: Annotated[tuple[PassTime, ...], Field(min_length=1)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_one_pass(cls, entry: Any) -> Any:
-        return {"passes": [entry]} if isinstance(entry, dict) and "passes" not in entry else entry
 
     @model_validator(mode="after")
     def _have_one_number_of_threads(self) -> MethodTime:
@@ -150,4 +250,4 @@ class MethodTime(Strict):
 
 
 GroupTimes = GroupEntries[MethodTime]
-TIMES = EntryFile("time.json", "time pass", Content[MethodTime])
+TIMES = EntryFile("time.json", "time", Content[MethodTime])

@@ -1,0 +1,57 @@
+"""What is said about time passes of dense against dense, and next to whole trainings."""
+
+import pytest
+from time_passes import one_pass
+
+from benchmarks.evidence import time_passes
+from reports.data.records import Trial
+from suite.runs.folder.entries import GroupEntries
+from suite.runs.folder.times import TIMES, MethodTime
+
+
+def write(folder, **methods):
+    entries = {
+        name: MethodTime.model_validate({"passes": [one_pass(*ratios) if isinstance(ratios, tuple) else one_pass(ratios)
+                                                    for ratios in several]})
+        for name, several in methods.items()
+    }  # fmt: skip
+    TIMES.write(folder, [GroupEntries[MethodTime](key={"task": "cifar10"}, methods=entries)])
+
+
+def test_each_three_passes_of_dense_are_a_measurement(tmp_path, capsys):
+    write(tmp_path, **{"dense[repeat=2]": [1.001, 0.999, 1.0, 1.05, 1.051, 1.052, 1.0]})
+    assert time_passes.main(["same", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7
+    assert lines[0].startswith(" 1  passes 1.0010 0.9990 1.0000  1.0000 [0.99")
+    assert lines[2] == "1 of 2 intervals contain 1"
+    assert lines[3].startswith("7 passes: mean +2.1")
+    assert lines[4] == "7 dense twice: mean +0.00 %, standard deviation 0.00 %"
+
+
+@pytest.mark.parametrize(("seconds", "inside"), [((90.0, 90.4), "inside"), ((80.0, 80.0), "outside")])
+def test_whole_trainings_are_compared_with_the_interval_of_the_passes(tmp_path, monkeypatch, capsys, seconds, inside):
+    write(tmp_path, sdgp=[0.9, 0.902, 0.904], other=[0.5, 0.501, 0.502])
+    folders = {tmp_path: ((100.0, seconds[0]), 40.0), tmp_path / "second": ((100.0, seconds[1]), None)}
+
+    class Found:
+        def __init__(self, folder):
+            own, third = folders[folder]
+            named = {"dense": own[0], "sdgp": own[1]} | ({"other": third} if third else {})
+            self.trials = [Trial({"method": name}, {"train_time_s": one}) for name, one in named.items()]
+
+    monkeypatch.setattr(time_passes, "read", Found)
+    assert time_passes.main(["whole", str(tmp_path), str(tmp_path / "second")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "dense: trained in 100.0 100.0 s"
+    assert lines[2].startswith(
+        f"sdgp: trained in {seconds[0]:.1f} {seconds[1]:.1f} s, {sum(seconds) / 200:.4f} of dense"
+    )
+    assert lines[2].endswith(f": {inside}")
+    assert lines[3] == "other: trained in 40.0 s"
+
+
+def test_a_wrong_number_of_folders_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        time_passes.main(["whole", str(tmp_path)])
+    assert capsys.readouterr().err.endswith("error: whole takes 2 folders\n")

@@ -1,0 +1,71 @@
+"""The time pass, killed at random moments: the same command continues; nothing is lost, orphaned or measured twice."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from suite.runs.folder.times import TIMES
+
+KILLS, PASSES = 10, 12
+SUITE = (
+    *("--methods", "dense,sdgp[backend=masked],clicktrain[backend=masked]", "--task", "digits", "--preset", "smoke"),
+    *("--device", "cpu", "--dtype", "float32", "--epochs", "2", "--batch-size", "16"),
+    *("--set", "recipe.train_images=64", "--set", "recipe.test_images=32"),
+)
+
+
+def command(*words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "suite.command.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def stored(folder):
+    """Return the passes of each method."""
+    return {label: one.passes for group in TIMES.read(folder) for label, one in group.methods.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_time_pass_that_is_killed_at_random_moments(tmp_path):
+    out, chance = tmp_path / "out", random.Random(40)
+    run = command("run", *SUITE, "--data-root", str(tmp_path), "--out", str(out))
+    assert "report: " in run.communicate()[0]
+    words = ("time", str(out), "--busy", "--pairs", "3", "--passes", str(PASSES))
+    before, kills = {}, 0
+    while kills < KILLS:
+        process = command(*words)
+        # From the moment in which a measurement has begun, to some time after it.
+        while not (children := psutil.Process(process.pid).children(recursive=True)):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 8))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children += psutil.Process(process.pid).children(recursive=True)
+        assert process.poll() is None, f"it has ended after {kills} kills: {process.communicate()[0]}"
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += 1
+        _, alive = psutil.wait_procs(set(children), timeout=10)
+        assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE], "a measurement goes on"
+        after = stored(out)
+        for label, passes in before.items():
+            assert after[label][: len(passes)] == passes
+        before = after
+    assert 0 < sum(map(len, before.values())) < 2 * PASSES, "no pass was stored between the kills, or all were"
+    output, _ = (last := command(*words)).communicate()
+    assert last.returncode == 0, output
+    after = stored(out)
+    for label, passes in after.items():
+        assert passes[: len(before.get(label, ()))] == before.get(label, ())
+        assert len(passes) == PASSES
+        assert len({one.model_dump_json() for one in passes}) == PASSES
+    assert len(after) == 2
+    assert not list(out.rglob("*.part"))
