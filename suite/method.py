@@ -347,6 +347,7 @@ class Method:
         """Return what a resumed trial needs: tensors, numbers, strings, and lists and dicts of these.
 
         A resumed trial must end with the same bits as an undisturbed one, so include masks, scores and counters.
+        Called at the end of each epoch, before `on_epoch_end` and after a reconfiguration.
         """
         return {}
 

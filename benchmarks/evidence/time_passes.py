@@ -23,7 +23,7 @@ from pathlib import Path
 from reports.data.groups import BASELINE, label
 from reports.data.records import read
 from reports.data.rule import Candidate, Evidence, cost_shares
-from suite.runs.folder.times import TIMES, MethodTime
+from suite.runs.folder.times import TIMES, MethodTime, ratio_of
 
 PASSES = 3
 """Of a measurement."""
@@ -31,7 +31,7 @@ PASSES = 3
 
 def same(folder: Path) -> list[str]:
     """Return lines about the passes of dense against itself in a folder."""
-    passes = _times(folder)["dense[repeat=2]"].passes
+    passes = _times(folder)["dense[repeat=2]"].sound
     lines, covered = [], 0
     measurements = [passes[place : place + PASSES] for place in range(0, len(passes) - PASSES + 1, PASSES)]
     for number, some in enumerate(measurements, 1):
@@ -47,16 +47,13 @@ def same(folder: Path) -> list[str]:
         ("dense twice", [one.dense_twice for one in passes]),
     ):
         lines.append(f"{len(ratios)} {name}: {_spread(ratios)}")
-    for name, several in (
-        ("built first", {one.order.built_first for one in passes}),
-        ("steps first", {one.order.steps_first for one in passes}),
-    ):
-        for first in sorted(several):
-            field = name.replace(" ", "_")
-            lines.append(
-                f"{name}: {first:6}  {_spread([one.ratio for one in passes if getattr(one.order, field) == first])}"
-            )
-    return lines
+    by_order: dict[str, list[float]] = {}
+    for one in passes:
+        turned = {"method": "dense", "dense": "method"}[one.order.built_first]
+        for pairs, built_first in ((one.stages[0].start, one.order.built_first), (one.stages[0].end, turned)):
+            by_order.setdefault(f"states in which {built_first} was built first", []).append(ratio_of(pairs or ()))
+        by_order.setdefault(f"passes in which {one.order.steps_first} had the first turn", []).append(one.ratio)
+    return [*lines, *(f"{name}: {_spread(ratios)}" for name, ratios in sorted(by_order.items()))]
 
 
 def whole(first: Path, second: Path) -> list[str]:
@@ -66,20 +63,20 @@ def whole(first: Path, second: Path) -> list[str]:
         for trial in read(folder).trials:
             seconds.setdefault(label(trial), []).append(trial.numbers["train_time_s"])
     times = _times(first)
-    candidates = tuple(Candidate(name, (), tuple(one.ratio for one in time.passes)) for name, time in times.items())
-    twice = tuple(one.dense_twice for time in times.values() for one in time.passes)
+    candidates = tuple(Candidate(name, (), tuple(one.ratio for one in time.sound)) for name, time in times.items())
+    twice = tuple(one.dense_twice for time in times.values() for one in time.sound)
     costs, error = cost_shares(Evidence((), candidates, twice))
     lines = [f"passes differ by {100 * (error or 0):.2f} % (standard deviation)"]
     for name, own in seconds.items():
         trained = " ".join(f"{one:.1f}" for one in own)
-        if name == BASELINE or len(own) < 2:
+        if name == BASELINE or len(own) < 2 or name not in costs:
             lines.append(f"{name}: trained in {trained} s")
             continue
         ratio = math.fsum(own) / math.fsum(seconds[BASELINE])
         cost = costs[name]
         inside = "inside" if cost.low <= ratio <= cost.high else "outside"
         lines.append(
-            f"{name}: trained in {trained} s, {ratio:.4f} of dense; {len(times[name].passes)} passes "
+            f"{name}: trained in {trained} s, {ratio:.4f} of dense; {len(times[name].sound)} passes "
             f"{cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]: {inside}"
         )
     return lines

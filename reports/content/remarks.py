@@ -180,7 +180,7 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
     if marked:
         load = max(load for loads in disturbed.values() for load in loads)
         remarks.append(
-            f"Some time passes were disturbed: other programs used up to {load:.1f} cores before or after "
+            f"Some time passes were disturbed: other programs used up to {load:.1f} cores while "
             f"{', '.join(marked)} was measured. These passes do not count."
         )
     return remarks

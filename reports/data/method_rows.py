@@ -276,7 +276,7 @@ def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
 def times_rank(rows: Sequence[MethodRow]) -> bool:
     """Return whether times have a part in the order of rows: none of those that are compared is disturbed."""
     compared = _with_dense(rows)
-    return not any(row.share_is_disturbed if compared else row.time_is_disturbed for row in rows)
+    return not any(row.share_is_disturbed if compared else row.time_is_disturbed for row in rows if row.done)
 
 
 def _with_dense(rows: Sequence[MethodRow]) -> bool:

@@ -29,11 +29,18 @@ class CpuStamps:
 
 
 class CudaStamps:
-    """Events in the stream of the current device: the time in which it works between two of them, or waits for work."""
+    """Events in the present stream of a GPU: the time in which it works between two of them, or waits for work.
+
+    Args:
+        device: The GPU, which need not be the current one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
@@ -43,4 +50,4 @@ class CudaStamps:
 
 def stamps_of(device: torch.device) -> Stamps:
     """Return the points in time of a device."""
-    return CudaStamps() if device.type == "cuda" else CpuStamps()
+    return CudaStamps(device) if device.type == "cuda" else CpuStamps()

@@ -57,7 +57,7 @@ def run_pass(
         with_dense: Whether dense training may be one of the methods (`find_candidates`).
         plugins: Plugin files that the user has typed.
         number: Number of the pass, from 0 (`find_candidates`).
-        shuffle: Whether the order of the methods is drawn, by the number of the pass.
+        shuffle: Whether the order of the methods is drawn, by the number of the pass; every second one is turned round.
 
     Returns:
         Whether every method could be measured.
@@ -70,13 +70,14 @@ def run_pass(
         file.read(folder)  # a damaged file is refused before anything is measured
         candidates = find_candidates(folder, verb, methods, with_dense, number)
         if shuffle:
-            random.Random(number).shuffle(candidates)
+            random.Random(number // 2).shuffle(candidates)
+            candidates = candidates[:: -1 if number % 2 else 1]
         for path in plugins:
             load_recorded(path, [one.spec.defined_by for one in candidates if one.spec is not None])
         if not busy:
             _refuse_competition(verb, folder, [threads or one.threads or available_cores() for one in candidates])
         several = len({tuple(one.key.items()) for one in candidates}) > 1
-        measured = kept = 0
+        measured = 0
         for place, candidate in enumerate(candidates, 1):
             where = f"{candidate.key['task']}, {candidate.key['model']}: " if several else ""
             try:
@@ -87,15 +88,11 @@ def run_pass(
             except UsageError as error:
                 show(clean(f"{where}{candidate.label}: not measured: {' '.join(str(error).split())}"))
                 continue
-            if entry is None:
-                kept += 1
-                continue
-            file.add(folder, candidate.key, candidate.label, entry)
-            show(f"{where}{line(candidate.label, entry)}")
+            if entry is not None:
+                file.add(folder, candidate.key, candidate.label, entry)
+                show(f"{where}{line(candidate.label, entry)}")
             measured += 1
-    if measured:
-        show(f"{verb}: {folder / file.name}")
-    return measured + kept == len(candidates)
+    return measured == len(candidates)
 
 
 def in_subprocess(function: str) -> Measure:

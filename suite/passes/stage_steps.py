@@ -153,7 +153,7 @@ def other_cost(steps: Steps, expected: Cost, executed_before: float, chosen_agai
     low, high = sorted((executed_before, expected.executed))
     if found.batch_size == expected.batch_size and low * (1 - 1e-6) <= found.executed <= high * (1 + 1e-6):
         return ""
-    if found.backends != expected.backends:
+    if found.backends != expected.backends and not chosen_again:
         other = sorted(name for name, backend in found.backends.items() if expected.backends.get(name) != backend)
         return (
             f"layers have other backends than in the trial ({', '.join(other[:3])}); measure on the machine, and with "

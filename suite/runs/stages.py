@@ -184,17 +184,21 @@ class StageKeeper:
 
     def __init__(self, folder: Path, records: Iterable[Mapping[str, Any]] = ()) -> None:
         self._folder, self._list = folder, StageList(records)
+        self._ends_fit = True
         self._remove_others()
 
     def keep_end(self, epoch: int, save: Callable[[Path], None]) -> None:
         """Keep the state after the last step of an epoch, which ends a stage if the next epoch has another cost.
 
+        After one that did not fit into `MOST_BYTES`, none is kept.
+
         Args:
             epoch: The epoch, whose record is added later.
             save: Writes the state to a file.
         """
-        files.make_folder(self._folder / "stages")
-        save(end_file(self._folder, epoch))
+        if self._ends_fit:
+            files.make_folder(self._folder / "stages")
+            save(end_file(self._folder, epoch))
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add an epoch. Call this while `checkpoint.pt` still is the one from which the epoch started.
@@ -208,6 +212,7 @@ class StageKeeper:
             files.make_folder(self._folder / "stages")
             files.keep_copy(self._folder / "checkpoint.pt", stage_file(self._folder, newest.epoch))
         if sum(path.stat().st_size for path in self._folder.glob("stages/*-end.pt")) > MOST_BYTES:
+            self._ends_fit = False
             end_file(self._folder, newest.last).unlink(missing_ok=True)
 
     def _remove_others(self) -> list[Stage]:

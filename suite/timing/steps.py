@@ -66,6 +66,7 @@ def measure(
         that other programs used; `provenance`; or only `error`: why the trial cannot be measured.
     """
     own, other, folder = TrialSpec.from_json(spec), TrialSpec.from_json(dense), Path(trials)
+    loads: list[float] = []
     built_first = cycle((method_built_first, not method_built_first))
 
     def of_trial(path: Path | None) -> Callable[[], Trainer]:
@@ -87,6 +88,7 @@ def measure(
             for name, (path, count) in states.items():
                 both = (of_trial(path), of_dense)
                 times, size = in_turn(both, count, next(built_first), method_steps_first, refuse)
+                loads.append(busy_cores())
                 found[-1] |= {name: times, "image_size": size}
             before = cost.executed
         twice: Pairs = []
@@ -94,13 +96,14 @@ def measure(
         for first_is_built_first in (method_built_first, not method_built_first):
             count = max(FEWEST_PAIRS, pairs // 2)
             twice += in_turn(both, count, first_is_built_first, method_steps_first)[0]
+            loads.append(busy_cores())
     except UsageError as error:
         return {"error": str(error)}
     return {
         "stages": found,
         "twice": twice,
         "dense": _dense_steps(own.make_recipe(), splits),
-        "load": max(float(provenance["busy_cores"]), busy_cores()),
+        "load": max(float(provenance["busy_cores"]), *loads),
         "provenance": provenance,
     }
 

@@ -18,6 +18,7 @@ from suite.cost.hardware import available_cores
 from suite.errors import UsageError, validate
 from suite.passes.candidates import Candidate, dense_spec
 from suite.passes.running import Measure, disturbance, in_subprocess, measure_here, run_pass
+from suite.runs.engines.local import environment
 from suite.runs.folder.times import TIMES, MethodTime, PassTime
 
 DEFAULT_PAIRS = 45
@@ -58,48 +59,64 @@ def run(
     Raises:
         UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
     """
-    shown = []
+    measured: dict[tuple[str, str], Candidate] = {}
+
+    def known(candidate: Candidate) -> dict[str, MethodTime]:
+        groups = TIMES.read(folder)
+        return next((dict(group.methods) for group in groups if group.key == dict(candidate.key)), {})
+
+    def counted(entry: MethodTime | None) -> tuple[PassTime, ...]:
+        return () if entry is None else entry.passes if busy else entry.sound
 
     def entry_of(candidate: Candidate, count: int) -> MethodTime | None:
-        known = next((group.methods for group in TIMES.read(folder) if group.key == dict(candidate.key)), {})
-        entry = known.get(candidate.label)
-        earlier: tuple[PassTime, ...] = () if entry is None else entry.passes if busy else entry.sound
-        if threads is None and len(earlier) > candidate.number:
+        others = known(candidate)
+        entry = others.get(candidate.label)
+        done = counted(entry)
+        is_known = len(done) >= passes or candidate.number in {one.number for one in done}
+        if threads is None and is_known:
             return None
-        if other := next((one.threads for one in known.values() if one.threads != count), None):
+        if other := next((one.threads for one in others.values() if one.threads != count), None):
             raise UsageError(
                 f"passes of this folder were measured with {other} threads, and these would have {count}; "
                 f"type --threads {other}, or delete {folder / TIMES.name}"
             )
-        if len(earlier) > candidate.number:
+        if is_known:
             return None
         found = _pass_of(candidate, folder, pairs, count, measure or in_subprocess(FUNCTION))
-        return MethodTime(passes=(*earlier, found))
+        measured[str(candidate.key), candidate.label] = candidate
+        kept = [] if entry is None else [one for one in entry.passes if one in done or one.number != found.number]
+        return MethodTime(passes=(*kept, found))
 
-    def line(label: str, time: MethodTime) -> str:
-        shown.append(label)
-        return _line(label, time)
-
-    complete, chosen = True, threads or available_cores()
+    complete, chosen = True, threads or _threads_of_run()
     for number in range(passes):
+        # Later, the machine is only as busy as the passes themselves say.
         complete &= run_pass(
-            "time", TIMES, folder, methods, chosen, busy, entry_of, line, show,
+            "time", TIMES, folder, methods, chosen, busy or number > 0, entry_of, _line, show,
             plugins=plugins, number=number, shuffle=True,
         )  # fmt: skip
-    if complete and not shown:
+    for (_, label), candidate in measured.items():
+        if (count := len(counted(known(candidate).get(label)))) < passes:
+            complete = False
+            show(f"time: {label} has {count} undisturbed of {passes} passes; the same command measures the others")
+    if complete:
         show(f"time: every method has {passes} {'pass' if passes == 1 else 'passes'}; --passes measures more")
     return complete
 
 
 def drawn(label: str, number: int) -> tuple[bool, bool]:
-    """Return whether the method is built first, and whether its steps run first, in a pass.
+    """Return whether the method is built first, and whether it has the first turn, in a pass.
 
-    Both are drawn in every second pass, and turned round in the one after it.
+    The first of four passes draws both, and the others turn round both, the second, and the first of them.
     """
-    draw = random.Random(f"{number // 2} {label}")
+    draw = random.Random(f"{number // 4} {label}")
     built_first, steps_first = (draw.random() < 0.5 for _ in range(2))
-    turned = number % 2 == 1
-    return built_first != turned, steps_first != turned
+    return built_first != (number % 4 in (1, 3)), steps_first != (number % 4 in (1, 2))
+
+
+def _threads_of_run() -> int:
+    """Return the threads of a trial that runs alone."""
+    text = environment(1)["OMP_NUM_THREADS"].partition(",")[0]
+    return int(text) if text.isdecimal() and int(text) else available_cores()
 
 
 def _pass_of(candidate: Candidate, folder: Path, pairs: int, threads: int, measure: Measure) -> PassTime:
@@ -131,20 +148,21 @@ def _pass_of(candidate: Candidate, folder: Path, pairs: int, threads: int, measu
         "dense": [{"image_size": size, "steps": count} for size, count in found["dense"]],
         "reconfigure_s": candidate.reconfigure_s,
         "order": {
-            "place": candidate.place, "built_first": names[built_first], "steps_first": names[steps_first]
+            "number": candidate.number, "place": candidate.place,
+            "built_first": names[built_first], "steps_first": names[steps_first],
         },
         "threads": threads,
         **{name: found[name] for name in ("twice", "load", "provenance")},
     }  # fmt: skip
-    pass_: PassTime = validate(PassTime, entry, candidate.trial)
-    return pass_
+    found_pass: PassTime = validate(PassTime, entry, candidate.trial)
+    return found_pass
 
 
 def _line(label: str, time: MethodTime) -> str:
     last = time.passes[-1]
     stages = "1 stage" if len(last.stages) == 1 else f"{len(last.stages)} stages"
     return (
-        f"pass {len(time.passes)}, {label}: {last.ratio:.3f} of the training time of dense; dense twice "
+        f"pass {last.number + 1}, {label}: {last.ratio:.3f} of the training time of dense; dense twice "
         f"{last.dense_twice:.3f}; {stages}, {last.pairs} pairs, {last.threads} threads"
         f"{disturbance(last.load, last.threads)}"
     )

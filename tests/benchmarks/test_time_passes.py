@@ -22,11 +22,14 @@ def test_each_three_passes_of_dense_are_a_measurement(tmp_path, capsys):
     write(tmp_path, **{"dense[repeat=2]": [1.001, 0.999, 1.0, 1.05, 1.051, 1.052, 1.0]})
     assert time_passes.main(["same", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 7
+    assert len(lines) == 8
     assert lines[0].startswith(" 1  passes 1.0010 0.9990 1.0000  1.0000 [0.99")
     assert lines[2] == "1 of 2 intervals contain 1"
     assert lines[3].startswith("7 passes: mean +2.1")
     assert lines[4] == "7 dense twice: mean +0.00 %, standard deviation 0.00 %"
+    assert lines[6:] == [
+        f"states in which {one} was built first: {lines[3].removeprefix('7 passes: ')}" for one in ("dense", "method")
+    ]
 
 
 @pytest.mark.parametrize(("seconds", "inside"), [((90.0, 90.4), "inside"), ((80.0, 80.0), "outside")])

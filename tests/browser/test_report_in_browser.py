@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from report_fixtures import ACCURACIES, TIMES, Suite
 from scipy.stats import t
+from time_passes import time_json
 
 from reports import write_report
 from reports.data.groups import group_trials
@@ -47,20 +48,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     suite.add("sdgp", 3, accuracy=None, time=None, status="error", message=f"killed {EVIL}")
     made = suite.write()
     group = max(group_trials(read(made).trials)[0], key=lambda one: len(one.trials))
-    (made / "time.json").write_text(json.dumps(_times(dict(group.key))))
+    (made / "time.json").write_text(
+        json.dumps(time_json(dict(group.key), **{name: (ratio,) for name, ratio in TIMED.items()}))
+    )
     write_report(made)
     return made
-
-
-def _times(key: dict[str, str]) -> dict[str, Any]:
-    def method(ratio: float) -> dict[str, Any]:
-        interval = {"ratio": ratio, "low": ratio - 0.0123, "high": ratio + 0.0234}
-        stage = {**interval, "epoch": 1, "steps": 750, "pairs": 30}
-        return {**interval, "trial": "a", "pairs": 30, "stages": [stage], "dense_steps": 750, "reconfiguration": 0.0,
-                "dense_twice": {"ratio": 1.0, "low": 0.99, "high": 1.01}, "load": 0.0, "threads": 2,
-                "provenance": {}}  # fmt: skip
-
-    return {"version": 1, "groups": [{"key": key, "methods": {name: method(ratio) for name, ratio in TIMED.items()}}]}
 
 
 @pytest.fixture(scope="module")

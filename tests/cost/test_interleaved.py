@@ -25,7 +25,8 @@ def test_asynchronous_work_is_included_in_the_time(monkeypatch):
             assert enable_timing
             self.waited = False
 
-        def record(self):
+        def record(self, stream):
+            assert stream == ("stream of", torch.device("cuda", 1))
             self.at = done_at
 
         def synchronize(self):
@@ -43,5 +44,6 @@ def test_asynchronous_work_is_included_in_the_time(monkeypatch):
         return run
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    ratio = interleaved_ratio(launch(0.5), launch(0.25), 4, stamps_of(torch.device("cuda", 0)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("stream of", device))
+    ratio = interleaved_ratio(launch(0.5), launch(0.25), 4, stamps_of(torch.device("cuda", 1)))
     assert (ratio.median, ratio.first_s, ratio.second_s) == (2.0, 0.5, 0.25)

@@ -129,7 +129,8 @@ def test_cuda_parts_are_between_events(monkeypatch):
         def __init__(self, enable_timing):
             assert enable_timing
 
-        def record(self):
+        def record(self, stream):
+            assert stream == ("stream of", torch.device("cuda", 1))
             Event.count += 1
             self.milliseconds, self.reached = 10.0 * Event.count, False
 
@@ -141,7 +142,8 @@ def test_cuda_parts_are_between_events(monkeypatch):
             return other.milliseconds - self.milliseconds
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    clock = StepClock(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("stream of", device))
+    clock = StepClock(torch.device("cuda", 1))
     assert isinstance(clock._stamps, CudaStamps)
     clock.begin()
     with clock.span("optimizer"):

@@ -53,7 +53,7 @@ def test_frames_have_the_values_of_an_export(tmp_path: Path) -> None:
     sums = found.layers.groupby("trial_id")[parts].sum().sum(axis=1)
     trials = found.trials.set_index("trial_id")
     assert (sums / trials["train_flops_effective"]).to_numpy() == pytest.approx(1.0)
-    assert list(found.times["time_ratio"]) == [0.86, 0.85, 0.91]
+    assert list(found.times["time_ratio"]) == pytest.approx([0.86, 0.85, 0.91])
     assert list(found.times["pass"]) == [1, 2, 1]
     # Each time joins the trials, one per seed, of its method, variant and epochs.
     assert set(found.times["epochs"]) == {7}

@@ -136,6 +136,7 @@ def test_ends_that_are_too_large_together_are_not_kept(tmp_path, monkeypatch):
         keeper.keep_end(epoch, lambda path: files.write(path, "5 byt"))
         keeper.add(record(epoch, executed))
     assert sorted(path.name for path in (tmp_path / "stages").iterdir()) == ["2-end.pt", "3.pt"]
+    keeper.keep_end(4, lambda path: pytest.fail("another would not fit either"))
 
 
 def test_a_file_system_without_links_gets_copies(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from time_passes import pairs as pairs_of
 from suite.command import cli
 from suite.command.export import contents
 from suite.cost import clock, stamps
+from suite.cost.interleaved import interleaved_times
 from suite.cost.ledger import Ledger
 from suite.errors import UsageError
 from suite.method import Method
@@ -27,6 +28,7 @@ from suite.runs.folder.records import write_record
 from suite.runs.folder.times import TIMES, PassTime
 from suite.subnormals import FLUSH
 from suite.timing import steps, time_pass
+from suite.training.hooks import Hooks
 
 SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 4}
 
@@ -164,7 +166,7 @@ def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(shrinking, seco
     expected = result["train_flops_executed"] / result["train_flops_dense"] + time.reconfiguration
     assert time.ratio == pytest.approx(expected, rel=1e-3)
     assert time.stages[-1].ratio < time.stages[0].ratio == pytest.approx(1.0)
-    assert time.trial == TRIAL.trial_id
+    assert (time.trial, time.load) == (TRIAL.trial_id, 0.2)
     assert lines[0].startswith(f"pass 1, prunetrain: {time.ratio:.3f} of the training time of dense; dense twice 1.000")
     assert (shrinking / "time.json").read_bytes() in [content for _, content in contents(shrinking)]
 
@@ -254,12 +256,30 @@ def test_the_trainer_that_is_built_first_alternates(shrinking, monkeypatch, meas
     assert pairs == [first, first[::-1]] * len(time.stages)
 
 
+def test_the_first_turn_is_that_of_the_order(shrinking, monkeypatch, measured, seconds_are_flops):
+    begins = []
+
+    def noted(first, second, pairs, stamps, first_begins):
+        begins.append(first_begins)
+        return interleaved_times(first, second, pairs, stamps, first_begins)
+
+    monkeypatch.setattr(steps, "interleaved_times", noted)
+    for number in range(2):
+        (shrinking / "time.json").unlink(missing_ok=True)
+        begins.clear()
+        monkeypatch.setattr(time_pass, "drawn", lambda label, _, first=number == 0: (True, first))
+        time = measured(shrinking)
+        assert begins == [number == 0] * (2 * len(time.stages) + 2)
+        assert time.order.steps_first == ("method" if number == 0 else "dense")
+
+
 def test_what_runs_first_is_drawn_and_turned_round():
     for label in ("a", "b", "c"):
-        for number in range(0, 8, 2):
-            first, second = time_pass.drawn(label, number), time_pass.drawn(label, number + 1)
-            assert [not one for one in first] == list(second)
-    assert len({time_pass.drawn(f"{label}", 2 * number) for label in range(9) for number in range(3)}) == 4
+        for number in range(0, 12, 4):
+            four = [time_pass.drawn(label, number + more) for more in range(4)]
+            assert [not one for one in four[0]] == list(four[1])
+            assert len(set(four)) == 4
+    assert len({time_pass.drawn(f"{label}", 4 * number) for label in range(9) for number in range(3)}) == 4
 
 
 def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
@@ -321,6 +341,7 @@ def test_passes_take_the_seeds_in_turn_and_continue(tmp_path, lines):
         assert time_pass.run(out, measure=invented, show=lines.append, passes=passes)
     (time,) = TIMES.read(out)[0].methods.values()
     assert [one.trial for one in time.passes] == [trials[index].trial_id for index in (1, 0, 1)]
+    assert [one.number for one in time.passes] == [0, 1, 2]
     assert time.pass_of(trials[0].trial_id) == time.passes[1]
     assert [line.split(",")[0] for line in lines if line.startswith("pass")] == ["pass 1", "pass 2", "pass 3"]
 
@@ -350,13 +371,13 @@ def test_threads_are_those_of_run_and_backends_are_chosen_for_them(
         return [dataclasses.replace(one, threads=of_trial) for one in find_candidates(*arguments)]
 
     monkeypatch.setattr(running, "find_candidates", candidates)
-    monkeypatch.setattr(time_pass, "available_cores", lambda: 5)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert time_pass.run(shrinking, measure=measure, threads=typed, passes=1)
     assert asked == [(used, again)]
     assert last_entry(shrinking).threads == used
 
 
-def test_other_backends_are_measured_only_if_they_were_chosen_again(shrinking, lines, measured):
+def test_other_backends_are_measured_only_if_they_were_chosen_again(shrinking, lines, measured, monkeypatch):
     def other(candidate, arguments, threads, again):
         for stage in arguments["stages"]:
             cost = stage["cost"]
@@ -366,7 +387,10 @@ def test_other_backends_are_measured_only_if_they_were_chosen_again(shrinking, l
 
     assert not time_pass.run(shrinking, pairs=3, measure=partial(other, again=False), show=lines.append, passes=1)
     assert "prunetrain: not measured: layers have other backends than in the trial" in lines[0]
-    assert measured(shrinking, pairs=3, measure=partial(other, again=True))
+    called = []
+    monkeypatch.setattr(Hooks, "choose_again", lambda self: called.append(self))
+    time = measured(shrinking, pairs=3, measure=partial(other, again=True))
+    assert len(called) == 2 * len(time.stages) - 1  # the new network of the first stage has chosen for these threads
 
 
 def last_entry(folder):
@@ -381,9 +405,27 @@ def test_disturbed_passes_are_measured_again_and_a_complete_folder_says_so(shrin
     assert time_pass.run(shrinking, measure=invented, threads=1, passes=2, show=lines.append)
     entry = last_entry(shrinking)
     assert (len(entry.passes), len(entry.sound)) == (2, 2)
+    assert lines[-1] == "time: every method has 2 passes; --passes measures more"
     lines.clear()
     assert time_pass.run(shrinking, measure=invented, threads=1, passes=2, show=lines.append)
     assert lines == ["time: every method has 2 passes; --passes measures more"]
+
+
+def test_a_pass_that_is_disturbed_is_kept_until_another_replaces_it(shrinking, lines):
+    """The second of three; its number is that of the pass which is measured again."""
+
+    def measure(candidate, arguments, threads, disturbed):
+        return invented(candidate, arguments, threads, load=5.0 if candidate.number == disturbed else 0.1)
+
+    assert not time_pass.run(shrinking, measure=partial(measure, disturbed=1), threads=1, show=lines.append)
+    assert lines[-1] == "time: prunetrain has 2 undisturbed of 3 passes; the same command measures the others"
+    assert [(one.number, one.is_disturbed) for one in last_entry(shrinking).passes] == [
+        (0, False), (1, True), (2, False)
+    ]  # fmt: skip
+    assert time_pass.run(shrinking, measure=partial(measure, disturbed=None), threads=1, show=lines.append)
+    assert [(one.number, one.is_disturbed) for one in last_entry(shrinking).passes] == [
+        (0, False), (2, False), (1, False)
+    ]  # fmt: skip
 
 
 def test_trials_from_before_subnormal_numbers_were_flushed_are_not_timed(tmp_path, lines):
@@ -405,10 +447,17 @@ def test_the_order_of_the_methods_is_drawn_by_the_number_of_the_pass(tmp_path, l
         [line.split(", ")[1].partition(":")[0] for line in lines if f"pass {number}" in line] for number in (1, 2, 3)
     ]
     assert all(sorted(order) == names for order in orders)
-    assert len({tuple(order) for order in orders}) == 3
+    assert orders[1] == orders[0][::-1] != orders[2]
     (group,) = TIMES.read(tmp_path)
     for number, order in enumerate(orders):
         assert [group.methods[name].passes[number].order.place for name in order] == [1, 2, 3, 4]
+
+
+def test_threads_of_run_may_be_those_of_the_environment(monkeypatch):
+    monkeypatch.setattr(time_pass, "available_cores", lambda: 7)
+    for text, threads in (("3", 3), ("4,2", 4), ("", 7), ("x", 7)):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert time_pass._threads_of_run() == threads
 
 
 def test_a_trial_without_stages_is_named(shrinking, tmp_path, lines):

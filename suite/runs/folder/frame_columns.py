@@ -99,6 +99,6 @@ TIMES: tuple[Column, ...] = (
     _column("dense_twice", float, "× dense", "measured", "Steps of a second dense trainer over dense steps."),
     _column("pairs", int, "", "setting", "Pairs of steps that were measured, in all stages."),
     _column("stages", int, "", "counted", "Stages of the trial."),
-    _column("load", float, "cores", "measured", "Most cores that other programs used before or after the steps."),
+    _column("load", float, "cores", "measured", "Most cores that other programs used during the pass."),
     _column("time_utc", str, "", "machine", "When the measurement began."),
 )

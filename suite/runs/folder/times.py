@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Le, MinLen
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from suite.runs.folder.entries import Content, EntryFile, GroupEntries, Strict
@@ -19,6 +19,7 @@ BUSY = 0.5
 FEWEST_PAIRS = 3
 """Of steps in one state of a trial."""
 _LONGEST = 10**15  # microseconds
+Steps = Annotated[int, Ge(1), Le(10**12)]
 
 
 def _read_pairs(value: Any) -> Any:
@@ -30,7 +31,7 @@ def _read_pairs(value: Any) -> Any:
         numbers = [int(word) for word in words]
     else:
         try:
-            numbers = [round(1e6 * seconds) for pair in value for seconds in pair]
+            numbers = [round(1e6 * seconds) for method, dense in value for seconds in (method, dense)]
         except (TypeError, OverflowError) as error:
             raise ValueError("must be pairs of seconds") from error
     if not all(0 < number < _LONGEST for number in numbers):
@@ -66,7 +67,7 @@ class StageTime(Strict):
     """
 
     epoch: Annotated[int, Ge(1)]
-    steps: Annotated[int, Ge(1)]
+    steps: Steps
     image_size: Annotated[int, Ge(1)] | None = None
     start: Pairs
     end: Pairs | None = None
@@ -92,18 +93,20 @@ class DenseSteps(Strict):
     """
 
     image_size: Annotated[int, Ge(1)] | None = None
-    steps: Annotated[int, Ge(1)]
+    steps: Steps
 
 
 class Order(Strict):
     """What was drawn for a pass.
 
     Attributes:
+        number: Number of the pass, from 0, which decides the seed and what is drawn.
         place: Number of the method among those of its pass, from 1.
         built_first: Which trainer was built first in the first state; it alternates from state to state.
         steps_first: Which of them ran the first step of the first pair; it alternates from pair to pair.
     """
 
+    number: Annotated[int, Ge(0)]
     place: Annotated[int, Ge(1)]
     built_first: Literal["method", "dense"]
     steps_first: Literal["method", "dense"]
@@ -119,7 +122,7 @@ class PassTime(Strict):
         reconfigure_s: Recorded seconds of the trial's reconfigurations.
         twice: Pairs of steps of a second dense trainer and of the first.
         order: What was drawn for this pass.
-        load: Largest number of cores that other programs used before or after the steps.
+        load: Largest number of cores that other programs used before, between or after the states.
         threads: Threads that torch computed with.
         provenance: Machine, versions, commit and time of the measurement (`suite.runs.provenance`).
     """
@@ -127,7 +130,7 @@ class PassTime(Strict):
     trial: str
     stages: Annotated[tuple[StageTime, ...], Field(min_length=1)]
     dense: Annotated[tuple[DenseSteps, ...], Field(min_length=1)]
-    reconfigure_s: Annotated[float, Ge(0), Field(allow_inf_nan=False)]
+    reconfigure_s: Annotated[float, Ge(0), Le(10**12)]
     twice: Pairs
     order: Order
     load: Annotated[float, Ge(0), Field(allow_inf_nan=False)]
@@ -144,8 +147,13 @@ class PassTime(Strict):
         return self
 
     @property
+    def number(self) -> int:
+        """Number of the pass, from 0."""
+        return self.order.number
+
+    @property
     def is_disturbed(self) -> bool:
-        """Whether other programs ran before or after the steps."""
+        """Whether other programs ran before, between or after the states."""
         return self.load >= BUSY * self.threads
 
     @property
