@@ -46,8 +46,8 @@ def measure(
     """Measure steps of all stages of a trial in turn with dense steps, and dense steps with those of a second trainer.
 
     A stage is measured in the state in which it began and, if the trial kept it, in that in which it ended. Both
-    trainers are built anew for each state. Which one is built first alternates, since its place in memory makes the
-    second one up to half a percent faster.
+    trainers are built anew for each state. Which one is built first alternates: the second of two dense trainers was
+    0.4 % faster in the mean of 20 passes that always built it second.
 
     Args:
         spec, dense: Specifications of the trial and of dense training.

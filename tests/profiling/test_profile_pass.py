@@ -5,9 +5,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from profiles import stage as stage_of
 from profiles import step
-from small_trials import spec, train_in_suite
+from small_trials import flushed as spec
+from small_trials import train_in_suite
 
 from suite.command import cli
 from suite.command.export import contents
@@ -46,6 +48,8 @@ def idle(monkeypatch):
     monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.05)
     monkeypatch.setitem(roofline.SIDE, "cpu", 64)
     monkeypatch.setattr(roofline, "COPIES", (2**14, 2**16))
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture
@@ -160,7 +164,10 @@ def test_the_faster_half_of_the_steps_counts(monkeypatch):
 
 
 def test_first_and_last_stage_unless_all_are_asked_for():
-    stages = [Stage(epoch, 10, type("Cost", (), {"flops": (9.0,), "executed": 10.0 - epoch})) for epoch in (1, 3, 5)]
+    stages = [
+        Stage(epoch, epoch + 1, 10, type("Cost", (), {"flops": (9.0,), "executed": 10.0 - epoch}))
+        for epoch in (1, 3, 5)
+    ]
     both = profile_pass.chosen_stages(stages, all_stages=False)
     assert [(stage.epoch, before) for stage, before in both] == [(1, 9.0), (5, 7.0)]
     assert [stage.epoch for stage, _ in profile_pass.chosen_stages(stages, all_stages=True)] == [1, 3, 5]
@@ -226,11 +233,11 @@ def test_wrong_options_are_one_line(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{", "profile.json is damaged: "),
+        ("{", "profile.json is damaged, or of an earlier version: "),
         ('{"version": 2, "groups": []}', "version is '?2"),
         ('{"version": 1, "groups": [{"key": {}, "methods": {"a": {"trial": "t"}}}]}', "is missing"),
         ('{"version": 1, "groups": [{"key": {}, "methods": {}}, {"key": {}, "methods": {}}]}', "occurs twice"),
-        ("[" * 100_000, "run the profile pass again"),
+        ("[" * 100_000, "python run_suite.py profile "),
     ],
 )
 def test_a_damaged_file_is_one_line(content, reason, tmp_path):

@@ -1,5 +1,6 @@
 """Small trials, by default on digits, that run in the process of the test."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from suite.recipe import Recipe
 from suite.runs.folder.records import write_record
 from suite.runs.spec import TrialSpec
 from suite.runs.trial import Trial
+from suite.subnormals import FLUSH
 
 
 def spec(method, seed=0, task="digits", **changes):
@@ -29,6 +31,14 @@ def spec(method, seed=0, task="digits", **changes):
         dtype="float32",
         data_copy=vars(task.prepare(Path("unused"), "smoke")),
     )
+
+
+def flushed(method, **changes):
+    """Return the spec of a small trial that flushes subnormal numbers, as those of commands do.
+
+    A test that trains it calls `torch.set_flush_denormal(False)` at its end.
+    """
+    return dataclasses.replace(spec(method, **changes), arithmetic=FLUSH)
 
 
 def train(folder, trial):

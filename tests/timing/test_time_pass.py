@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import small_trials
 import torch
+from small_trials import flushed as spec
 from small_trials import train_in_suite
 from stopwatches import FakeTime
 from time_passes import pairs as pairs_of
@@ -26,15 +27,10 @@ from suite.registry import register
 from suite.runs.folder import store
 from suite.runs.folder.records import write_record
 from suite.runs.folder.times import TIMES, PassTime
-from suite.subnormals import FLUSH
 from suite.timing import steps, time_pass
 from suite.training.hooks import Hooks
 
 SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 4}
-
-
-def spec(method, **changes):
-    return dataclasses.replace(small_trials.spec(method, **changes), arithmetic=FLUSH)
 
 
 TRIAL = spec("prunetrain")
