@@ -60,6 +60,12 @@ def run(
         UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
     """
     measured: dict[tuple[str, str], Candidate] = {}
+    said: set[str] = set()
+
+    def say_once(text: str) -> None:
+        if text not in said:  # each pass finds anew what cannot be measured
+            said.add(text)
+            show(text)
 
     def known(candidate: Candidate) -> dict[str, MethodTime]:
         groups = TIMES.read(folder)
@@ -91,7 +97,7 @@ def run(
     for number in range(passes):
         # Later, the machine is only as busy as the passes themselves say.
         complete &= run_pass(
-            "time", TIMES, folder, methods, chosen, busy or number > 0, entry_of, _line, show,
+            "time", TIMES, folder, methods, chosen, busy or number > 0, entry_of, _line, say_once,
             plugins=plugins, number=number, shuffle=True,
         )  # fmt: skip
     for (_, label), candidate in measured.items():

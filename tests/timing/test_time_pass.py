@@ -426,7 +426,7 @@ def test_a_pass_that_is_disturbed_is_kept_until_another_replaces_it(shrinking, l
 
 def test_trials_from_before_subnormal_numbers_were_flushed_are_not_timed(tmp_path, lines):
     train_in_suite(tmp_path, small_trials.spec("sdgp[n=1,m=4]", **SMALL | {"epochs": 1}))
-    assert not time_pass.run(tmp_path, measure=invented, show=lines.append, passes=1)
+    assert not time_pass.run(tmp_path, measure=invented, show=lines.append)
     assert lines == [
         "sdgp[n=1,m=4]: not measured: its trial computed with subnormal numbers, as those of earlier versions; its "
         "accuracy counts, and the same command trains one that can be timed"
