@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from reports.data.disturbed_times import mark_disturbed
 from reports.data.groups import seed_of
 from reports.data.method_rows import MethodRow
 from reports.data.records import Records, Trial
 from reports.formatting import si
 from suite.files import clean
+from suite.runs.folder.times import PassTime
 
 _DENSE = "torch"
 _MAX_NAMES = 6
@@ -158,8 +160,8 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
         return []
     threads = f"{timed[0][1].threads} thread" + ("" if timed[0][1].threads == 1 else "s")
     pieces = [
-        f"{name} {_listed(one.ratio for one in time.passes)} (a second dense network in its place: "
-        f"{_listed(one.dense_twice for one in time.passes)})"
+        f"{name} {', '.join(_ratio(one) for one in time.passes)} (a second dense network in its place: "
+        f"{', '.join(f'{one.dense_twice:.3f}' for one in time.passes)})"
         for name, time in timed
     ]
     passes = [one for _, time in timed for one in time.passes]
@@ -196,5 +198,5 @@ def _commit(provenance: Mapping[str, Any]) -> str:
     return f"commit {str(commit)[:10]}{' with changes' if git.get('dirty') else ''}"
 
 
-def _listed(ratios: Iterable[float]) -> str:
-    return ", ".join(f"{one:.3f}" for one in ratios)
+def _ratio(one: PassTime) -> str:
+    return mark_disturbed(f"{one.ratio:.3f}", one.is_disturbed)

@@ -21,8 +21,8 @@ _INTERVAL = (
     "lengths, and that of a method over all methods unless its own is larger."
 )
 _TIMED = (
-    "Geometric mean of the ratios of all time passes, each of which compares steps that run in turn. The 95 % interval "
-    "in brackets covers differences between passes; it needs three."
+    "Geometric mean of the ratios of the undisturbed time passes, each of which compares steps that run in turn. The "
+    "95 % interval in brackets covers differences between passes; it needs three of them."
 )
 _GAIN = (
     "Accuracy minus that of dense training for the same cost (the row below). The intervals of a page hold together "
@@ -95,7 +95,7 @@ def verdict_table(
 
 def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: float, claims: int) -> tuple[Cell, ...]:
     accuracy = _cell(row.accuracy, row.seeds, formatting.percent)
-    ratio = _cost_cell(row, judged, cost)
+    ratio = _cost_cell(row, cost)
     inference = _cell(inference_share(row), row.seeds, _exact_ratio)
     if row.is_baseline:
         nothing = missing_cell("Dense is what methods are compared with.")
@@ -134,25 +134,25 @@ def _dense_cells(judged: Judged) -> tuple[Cell, ...]:
     return Cell(name), accuracy, Cell(f"{share:.3f}", value=share), empty, empty, empty, empty
 
 
-def _cost_cell(row: MethodRow, judged: Judged | None, cost: Cost) -> Cell:
+def _cost_cell(row: MethodRow, cost: Cost) -> Cell:
     if cost == "flops":
         return _cell(row.flops_ratio["executed"], row.seeds, _exact_ratio)
     if row.is_baseline:
         return Cell("1.00", value=1.0)
     if row.timed is None:
         return missing_cell("No time pass measured it.")
-    if judged is not None and judged.cost is not None:
-        one = judged.cost
+    return _passes_cell(row, row.timed)
+
+
+def _passes_cell(row: MethodRow, timed: MethodTime) -> Cell:
+    """Return the ratio of the passes, with its interval if there are enough that are not disturbed."""
+    if row.cost is not None:
+        one = row.cost
         return Cell(f"{one.share:.3f} [{one.low:.3f}, {one.high:.3f}]", value=one.share)
-    if row.is_control:
-        return Cell(f"{row.timed.ratio:.3f}", value=row.timed.ratio)
-    return _passes_cell(row.timed)
-
-
-def _passes_cell(timed: MethodTime) -> Cell:
-    """Return the ratio of passes that are too few, or disturbed, for an interval."""
+    if row.is_control and not timed.is_disturbed:
+        return Cell(f"{timed.ratio:.3f}", value=timed.ratio)
     count = len(timed.sound or timed.passes)
-    passes = f"{count} {'pass' if count == 1 else 'passes'}: no interval between passes."
+    passes = f"{count} {'pass' if count == 1 else 'passes'}: an interval needs three undisturbed ones."
     note = f"{passes} {DISTURBED_NOTE}" if timed.is_disturbed else passes
     return Cell(mark_disturbed(f"{timed.ratio:.3f}", timed.is_disturbed), note, timed.ratio)
 
@@ -174,7 +174,7 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
     warning = f" {DISTURBED_NOTE}" if disturbed else ""
     disturbed_pass = any(row.timed.is_disturbed for row in rows if row.timed)
     ratio_warning = f" {DISTURBED_NOTE}" if disturbed_pass else "" if all_timed(rows) else warning
-    several = any(row.seeds > 1 for row in rows)
+    several, passes = any(row.seeds > 1 for row in rows), all_timed(rows)
     realised = "1 − training time × dense." if several else f"1 − training time × dense. {_ONE_SEED}"
     columns = (
         Column("Method", numeric=False),
@@ -187,7 +187,7 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
             "measured",
             f"Mean over seeds. It includes input pipeline, pruning, regulariser and reconfiguration.{warning}",
         ),
-        Column(COLUMNS["train_time_s"].title, "× dense", "measured", f"{_RATIOS}{ratio_warning}"),
+        Column(COLUMNS["train_time_s"].title, "× dense", "measured", f"{_TIMED if passes else _RATIOS}{ratio_warning}"),
         Column("Realised saving of time", "%", "measured", realised + ratio_warning),
         Column("Theoretical saving of FLOPs", "%", _SKIPPING, f"1 − effective training FLOPs × dense. {_SKIPS}"),
     )
@@ -223,7 +223,7 @@ def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
 
 def _ratio_cell(row: MethodRow) -> Cell:
     if row.timed is not None:
-        return _passes_cell(row.timed)
+        return _passes_cell(row, row.timed)
     return _cell(
         row.time_ratio, row.seeds, lambda value: mark_disturbed(formatting.ratio(value), row.ratio_is_disturbed)
     )
@@ -231,7 +231,8 @@ def _ratio_cell(row: MethodRow) -> Cell:
 
 def _saving_cell(row: MethodRow) -> Cell:
     if row.timed is not None:
-        return Cell(formatting.plain(100 * (1 - row.timed.ratio), 1), _TIMED, 1 - row.timed.ratio)
+        saving = formatting.plain(100 * (1 - row.timed.ratio), 1)
+        return Cell(mark_disturbed(saving, row.timed.is_disturbed), value=1 - row.timed.ratio)
     return _cell(
         _saving(row.time_ratio), row.seeds, lambda value: mark_disturbed(_whole_percent(value), row.ratio_is_disturbed)
     )

@@ -9,7 +9,7 @@ from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, Ratio, estimate, mean_of, paired
 from reports.data.groups import BASELINE, Look, TrialGroup, is_control, label, seed_of
 from reports.data.records import Trial
-from reports.data.rule import Mean, mean_accuracy, pooled
+from reports.data.rule import Candidate, CostShare, Evidence, Mean, cost_shares, mean_accuracy, pooled
 from suite.runs.folder.times import MethodTime
 
 FLOPS = ("dense", "current", "effective", "executed")
@@ -39,6 +39,7 @@ class MethodRow:
         inference_effective_ratio: The same without multiply-adds of zero weights.
         params_ratio: Parameters of the final model over those of the dense network.
         timed: Training time over that of dense from the time pass; `None` if it was not run.
+        cost: The same with its interval between passes, of which it needs three; `None` for controls.
         time_is_disturbed: Whether the time of one of the trials is disturbed.
         ratio_is_disturbed: Whether that holds for one of the trials or one of dense's.
     """
@@ -57,6 +58,7 @@ class MethodRow:
     inference_effective_ratio: Quantity = NOT_MEASURED
     params_ratio: Quantity = NOT_MEASURED
     timed: MethodTime | None = None
+    cost: CostShare | None = None
     time_is_disturbed: bool = False
     ratio_is_disturbed: bool = False
 
@@ -113,6 +115,11 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]
     rows = [
         replace(_row(name, looks[name], trials, dense), timed=group.times.get(name)) for name, trials in members.items()
     ]
+    methods = [row for row in rows if row.timed is not None and not row.is_baseline and not row.is_control]
+    candidates = [Candidate(row.label, (), tuple(one.ratio for one in row.timed.sound)) for row in methods if row.timed]
+    twice = tuple(one.dense_twice for time in group.times.values() for one in time.sound)
+    costs, _ = cost_shares(Evidence((), tuple(candidates), twice))
+    rows = [replace(row, cost=costs.get(row.label)) for row in rows]
     budgets = (by_seed((trial for trial in one.trials if trial.done), "test_accuracy") for one in group.budgets)
     return ranked(pooled_accuracies(rows, [[*one.values()] for one in budgets]))
 

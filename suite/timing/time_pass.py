@@ -83,7 +83,7 @@ def run(
             return None
         if other := next((one.threads for one in others.values() if one.threads != count), None):
             raise UsageError(
-                f"passes of this folder were measured with {other} threads, and these would have {count}; "
+                f"passes of this folder were measured with {in_words(other)}, and these would have {count}; "
                 f"type --threads {other}, or delete {folder / TIMES.name}"
             )
         if is_known:
@@ -106,6 +106,12 @@ def run(
             show(f"time: {label} has {count} undisturbed of {passes} passes; the same command measures the others")
     if complete:
         show(f"time: every method has {passes} {'pass' if passes == 1 else 'passes'}; --passes measures more")
+    times = [time for group in TIMES.read(folder) for time in group.methods.values()]
+    if disturbed := sum(one.is_disturbed for time in times for one in time.passes):
+        show(
+            f"time: {disturbed} of the folder's passes are disturbed and give no verdict; without --busy, the same "
+            "command measures them again on a quiet machine"
+        )
     return complete
 
 
@@ -117,6 +123,11 @@ def drawn(label: str, number: int) -> tuple[bool, bool]:
     draw = random.Random(f"{number // 4} {label}")
     built_first, steps_first = (draw.random() < 0.5 for _ in range(2))
     return built_first != (number % 4 in (1, 3)), steps_first != (number % 4 in (1, 2))
+
+
+def in_words(threads: int) -> str:
+    """Return a number of threads in words."""
+    return f"{threads} {'thread' if threads == 1 else 'threads'}"
 
 
 def _threads_of_run() -> int:
@@ -169,6 +180,6 @@ def _line(label: str, time: MethodTime) -> str:
     stages = "1 stage" if len(last.stages) == 1 else f"{len(last.stages)} stages"
     return (
         f"pass {last.number + 1}, {label}: {last.ratio:.3f} of the training time of dense; dense twice "
-        f"{last.dense_twice:.3f}; {stages}, {last.pairs} pairs, {last.threads} threads"
+        f"{last.dense_twice:.3f}; {stages}, {last.pairs} pairs, {in_words(last.threads)}"
         f"{disturbance(last.load, last.threads)}"
     )

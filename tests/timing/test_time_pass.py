@@ -345,7 +345,7 @@ def test_passes_take_the_seeds_in_turn_and_continue(tmp_path, lines):
 def test_passes_with_other_threads_are_refused(shrinking, lines):
     assert time_pass.run(shrinking, measure=invented, threads=1, passes=1)
     assert not time_pass.run(shrinking, measure=invented, threads=3, passes=2, show=lines.append)
-    message = "passes of this folder were measured with 1 threads, and these would have 3; type --threads 1"
+    message = "passes of this folder were measured with 1 thread, and these would have 3; type --threads 1"
     assert message in lines[0]
     assert not time_pass.run(shrinking, measure=invented, threads=3, passes=1, show=lines.append)  # nothing is missing
     assert message in lines[1]
