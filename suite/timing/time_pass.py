@@ -107,7 +107,7 @@ def run(
     if complete:
         show(f"time: every method has {passes} {'pass' if passes == 1 else 'passes'}; --passes measures more")
     times = [time for group in TIMES.read(folder) for time in group.methods.values()]
-    if disturbed := sum(one.is_disturbed for time in times for one in time.passes):
+    if busy and (disturbed := sum(one.is_disturbed for time in times for one in time.passes)):
         show(
             f"time: {disturbed} of the folder's passes are disturbed and give no verdict; without --busy, the same "
             "command measures them again on a quiet machine"
