@@ -177,7 +177,7 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
     if starts:
         remarks.append(
             f"Stages of {', '.join(starts)} were timed only in the state in which they began, since the folder has not "
-            "kept that in which they ended: a cost that grows with the weights' training is missing."
+            "kept that in which they ended: a cost that depends on the weights may be missing."
         )
     if marked:
         load = max(load for loads in disturbed.values() for load in loads)

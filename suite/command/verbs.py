@@ -139,8 +139,8 @@ def time(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--pairs",
         metavar="N",
-        help="pairs of steps of a pass, which the stages of its trial share by their steps, "
-        "each at least 3 in each of its two states (default: 45)",
+        help="pairs of steps of a pass, shared by the stages of its trial, with at least 3 "
+        "for the start and for the end of each (default: 45)",
     )
     parser.add_argument(
         "--passes",

@@ -63,7 +63,7 @@ def run(
     said: set[str] = set()
 
     def say_once(text: str) -> None:
-        if text not in said:  # each pass finds anew what cannot be measured
+        if text not in said:  # each pass finds again what cannot be measured
             said.add(text)
             show(text)
 
