@@ -77,8 +77,9 @@ def instructions(cubin: Path) -> dict[str, list[str]]:
 
 
 # Turing has no instruction for bf16, but the kernels run there.
-COMPILED = [*itertools.product(["sm_90a"], GROUPS), *itertools.product(["sm_80"], GROUPS[1:]), ("sm_75", (2, 4))]
 FAST = (("sm_90a", (2, 4)), ("sm_75", (2, 4)))
+SLOW = [*(("sm_90a", group) for group in GROUPS if group != (2, 4)), ("sm_80", (2, 4))]
+LONG = [("sm_80", group) for group in GROUPS if group != (2, 4)]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,11 @@ class Compiled:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(one, id=str(one), marks=() if one in FAST else pytest.mark.slow) for one in COMPILED],
+    params=[
+        pytest.param(one, id=str(one), marks=marks)
+        for several, marks in ((FAST, ()), (SLOW, pytest.mark.slow), (LONG, pytest.mark.long))
+        for one in several
+    ],
 )
 def compiled(request, tmp_path_factory):
     architecture, (n, m) = request.param

@@ -44,8 +44,9 @@ def test_random_edits_of_any_file_leave_a_report_or_one_line(unreported: Path, t
     assert sum(map(bool, lines)) < len(lines) / 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=pytest.mark.slow if part < 4 else pytest.mark.long) for part in range(20)]
+)
 def test_random_edits_with_figures(unreported: Path, tmp_path: Path, part: int) -> None:
     for seed in range(10_000 + 25 * part, 10_000 + 25 * (part + 1)):
         report_of(unreported, tmp_path / str(seed), seed)
