@@ -1,14 +1,18 @@
 """What a time pass is worth: its passes of dense against dense, and its ratios against those of whole trainings.
 
     python -m benchmarks.evidence.time_passes same DIR
-    python -m benchmarks.evidence.time_passes whole FIRST SECOND
+    python -m benchmarks.evidence.time_passes whole FIRST SECOND ...
+    python -m benchmarks.evidence.time_passes ieee COPY
 
 `same`: DIR has trials of `dense[repeat=2]`, with ten times three passes. Each three passes are a measurement, with the
 interval of the rule. A correct clock has intervals of which 19 in 20 contain 1.
 
 `whole`: FIRST has a trial of dense and then one of a method, SECOND the same trials in the other order, all trained on
-a quiet machine, so that a drift of the machine cancels (ABBA); FIRST has the time passes. The ratio of the trainings
-should lie in the interval of the passes.
+a quiet machine, so that a drift of the machine cancels (ABBA); more folders repeat both. FIRST has the time passes. The
+ratio of the trainings should lie in the interval of the passes.
+
+`ieee`: measures three passes of each method with subnormal numbers, which `time` does not do. COPY has the trials of a
+folder and no times.
 """
 
 from __future__ import annotations
@@ -17,13 +21,18 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from reports.data.groups import BASELINE, label
 from reports.data.records import read
-from reports.data.rule import Candidate, Evidence, cost_shares
+from reports.data.rule import Candidate, CostShare, Evidence, cost_shares
+from suite.passes.running import in_subprocess
 from suite.runs.folder.times import TIMES, MethodTime, ratio_of
+from suite.subnormals import IEEE, use_arithmetic
+from suite.timing import time_pass
+from suite.timing.steps import measure
 
 PASSES = 3
 """Of a measurement."""
@@ -56,30 +65,58 @@ def same(folder: Path) -> list[str]:
     return [*lines, *(f"{name}: {_spread(ratios)}" for name, ratios in sorted(by_order.items()))]
 
 
-def whole(first: Path, second: Path) -> list[str]:
-    """Return lines that compare the ratio of whole trainings with that of time passes."""
+def whole(folders: Sequence[Path]) -> list[str]:
+    """Return lines that compare the ratio of whole trainings with that of the time passes of the first folder."""
     seconds: dict[str, list[float]] = {}
-    for folder in (first, second):
+    for folder in folders:
         for trial in read(folder).trials:
             seconds.setdefault(label(trial), []).append(trial.numbers["train_time_s"])
-    times = _times(first)
+    costs, _ = _costs(_times(folders[0]))
+    dense, lines = seconds[BASELINE], []
+    for name, own in seconds.items():
+        lines.append(f"{name}: trained in {' '.join(f'{one:.1f}' for one in own)} s")
+        if name in costs and len(own) == len(dense) > 1:
+            ratio, low, high = math.fsum(own) / math.fsum(dense), costs[name].low, costs[name].high
+            each = " ".join(f"{one / other:.4f}" for one, other in zip(own, dense, strict=True))
+            place = "inside" if low <= ratio <= high else "outside"
+            lines.append(f"  of dense: {each}, together {ratio:.4f}: {place} [{low:.4f}, {high:.4f}]")
+    return [*lines, *passes(folders[0])]
+
+
+def passes(folder: Path) -> list[str]:
+    """Return lines about the time passes of a folder, stage by stage where a method has several."""
+    times = _times(folder)
+    costs, error = _costs(times)
+    lines = [f"passes differ by {100 * (error or 0):.2f} % (standard deviation)"]
+    for name, cost in costs.items():
+        found = times[name].sound
+        each = " ".join(f"{one.ratio:.4f}" for one in found)
+        own = "" if cost.own_deviation is None else f"; its own differ by {100 * cost.own_deviation:.2f} %"
+        lines.append(f"{name}: passes {each}  {cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]{own}")
+        one_trial = len({one.trial for one in found}) == 1 and len(found[0].stages) > 1
+        for stage in zip(*(one.stages for one in found), strict=True) if one_trial else ():
+            states = zip(*([ratio_of(pairs) for pairs in (one.start, one.end) if pairs] for one in stage), strict=True)
+            means = (f"{math.exp(statistics.fmean(map(math.log, state))):.3f}" for state in states)
+            lines.append(f"  from epoch {stage[0].epoch}: {', '.join(means)} at its start and end")
+    return lines
+
+
+def _costs(times: Mapping[str, MethodTime]) -> tuple[dict[str, CostShare], float | None]:
     candidates = tuple(Candidate(name, (), tuple(one.ratio for one in time.sound)) for name, time in times.items())
     twice = tuple(one.dense_twice for time in times.values() for one in time.sound)
-    costs, error = cost_shares(Evidence((), candidates, twice))
-    lines = [f"passes differ by {100 * (error or 0):.2f} % (standard deviation)"]
-    for name, own in seconds.items():
-        trained = " ".join(f"{one:.1f}" for one in own)
-        if name == BASELINE or len(own) < 2 or name not in costs:
-            lines.append(f"{name}: trained in {trained} s")
-            continue
-        ratio = math.fsum(own) / math.fsum(seconds[BASELINE])
-        cost = costs[name]
-        inside = "inside" if cost.low <= ratio <= cost.high else "outside"
-        lines.append(
-            f"{name}: trained in {trained} s, {ratio:.4f} of dense; {len(times[name].sound)} passes "
-            f"{cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]: {inside}"
-        )
-    return lines
+    return cost_shares(Evidence((), candidates, twice))
+
+
+def ieee(folder: Path) -> list[str]:
+    """Measure passes in which subnormal numbers are not flushed, and return lines about them."""
+    time_pass.run(folder, measure=in_subprocess("benchmarks.evidence.time_passes:without_flushing"))
+    return passes(folder)
+
+
+def without_flushing(**arguments: Any) -> dict[str, Any]:
+    """Measure a pass with subnormal numbers."""
+    use_arithmetic(IEEE)
+    return measure(**arguments)
 
 
 def _times(folder: Path) -> dict[str, MethodTime]:
@@ -96,12 +133,13 @@ def _spread(ratios: Iterable[float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("same", "whole"))
+    parser.add_argument("what", choices=("same", "whole", "ieee"))
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     typed = parser.parse_args(arguments)
-    if len(typed.folders) != {"same": 1, "whole": 2}[typed.what]:
-        parser.error(f"{typed.what} takes {'1 folder' if typed.what == 'same' else '2 folders'}")
-    print("\n".join(same(*typed.folders) if typed.what == "same" else whole(*typed.folders)))
+    if (typed.what == "whole") != (len(typed.folders) > 1):
+        parser.error(f"{typed.what} takes {'folders' if typed.what == 'whole' else '1 folder'}")
+    lines = whole(typed.folders) if typed.what == "whole" else {"same": same, "ieee": ieee}[typed.what](*typed.folders)
+    print("\n".join(lines))
     return 0
 
 

@@ -46,15 +46,17 @@ def test_whole_trainings_are_compared_with_the_interval_of_the_passes(tmp_path, 
     monkeypatch.setattr(time_passes, "read", Found)
     assert time_passes.main(["whole", str(tmp_path), str(tmp_path / "second")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "dense: trained in 100.0 100.0 s"
-    assert lines[2].startswith(
-        f"sdgp: trained in {seconds[0]:.1f} {seconds[1]:.1f} s, {sum(seconds) / 200:.4f} of dense"
-    )
-    assert lines[2].endswith(f": {inside}")
+    each = " ".join(f"{one / 100:.4f}" for one in seconds)
+    assert lines[:2] == ["dense: trained in 100.0 100.0 s", f"sdgp: trained in {seconds[0]:.1f} {seconds[1]:.1f} s"]
+    assert lines[2].startswith(f"  of dense: {each}, together {sum(seconds) / 200:.4f}: {inside} [0.9003, 0.9037]")
     assert lines[3] == "other: trained in 40.0 s"
+    assert lines[4].startswith("passes differ by 0.")
+    assert lines[5].startswith("sdgp: passes 0.9000 0.9020 0.9040  0.9020 [0.9003, 0.9037]")
+    assert lines[7] == "  from epoch 4: 0.902, 0.902 at its start and end"
+    assert len(lines) == 11
 
 
 def test_a_wrong_number_of_folders_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         time_passes.main(["whole", str(tmp_path)])
-    assert capsys.readouterr().err.endswith("error: whole takes 2 folders\n")
+    assert capsys.readouterr().err.endswith("error: whole takes folders\n")
