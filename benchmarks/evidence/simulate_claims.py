@@ -45,6 +45,7 @@ class Page:
         degrees: Of the t distribution of accuracies; 0 for a normal one.
         diverging: Probability that a seed of a method ends at a guess.
         passes, pass_error: Time passes, and their standard deviation of ln of a ratio.
+        uneven: Factor of it for the first method.
         grows: Whether seeds are added until something is decided.
         images: Test images, which accuracies are multiples of; 0 for exact ones.
     """
@@ -65,6 +66,7 @@ class Page:
     diverging: float = 0.0
     passes: int = 3
     pass_error: float = 0.0075
+    uneven: float = 1.0
     grows: bool = False
     images: int = 0
 
@@ -88,8 +90,8 @@ class Page:
             values = mean + factor * self.spread * mixed
             return tuple(np.round(values / 100 * self.images) / self.images * 100 if self.images else values)
 
-        def ratios(cost: float) -> tuple[float, ...]:
-            return tuple(cost * np.exp(random.normal(0, self.pass_error, self.passes)))
+        def ratios(cost: float, factor: float = 1.0) -> tuple[float, ...]:
+            return tuple(cost * np.exp(random.normal(0, factor * self.pass_error, self.passes)))
 
         budgets = tuple(Budget(share, accuracies(self.dense(share), self.spreads[0])) for share in self.shares)
         candidates = []
@@ -97,7 +99,8 @@ class Page:
             mean = self.dense(cost) + self.gain if self.loss is None else WHOLE + self.loss
             values = accuracies(mean, self.spreads[min(number, 1) + 1])
             left = tuple(value for value in values if not self.diverging or random.random() >= self.diverging)
-            candidates.append(Candidate(str(number), left, ratios(cost), diverged=seeds - len(left)))
+            times = ratios(cost, 1.0 if number else self.uneven)
+            candidates.append(Candidate(str(number), left, times, diverged=seeds - len(left)))
         return Evidence(budgets, tuple(candidates), ratios(1.0))
 
 
@@ -117,6 +120,7 @@ def as_good(word: str) -> Claim:
 COARSE = Page(shares=(4 / 7, 5 / 7, 6 / 7, 1.0), steepness=1.65, bend=2.0)  # loses 3.4 points at 4 of 7 epochs
 FLAT = Page(steepness=0.45, bend=1.0, spread=0.15)  # 15 % less training loses 0.08 points
 SHORTER = replace(FLAT, loss=0.0, costs=(0.85, 0.85), margin=0.3)
+NEVER = Page(loss=0.0, costs=(1.0, 1.0))
 FALSE: tuple[tuple[str, str, Page], ...] = (
     ("better", "concave curve", Page()),
     ("worse", "concave curve", Page()),
@@ -143,9 +147,9 @@ FALSE: tuple[tuple[str, str, Page], ...] = (
     ("same", "loss of the margin, 0.5", Page(gain=-0.5)),
     ("yes", "loss of the margin, cost 0.85", Page(loss=-0.5, costs=(0.85, 0.85))),
     ("yes", "loss of the margin, 0.3, cost 0.85", Page(loss=-0.3, margin=0.3, costs=(0.85, 0.85))),
-    ("yes", "no loss, cost 1", Page(loss=0.0, costs=(1.0, 1.0))),
+    ("yes", "no loss, cost 1", NEVER),
     ("no", "loss of the margin, cost 0.85", Page(loss=-0.5, costs=(0.85, 0.85))),
-    ("no", "no loss, cost 1", Page(loss=0.0, costs=(1.0, 1.0))),
+    ("no", "no loss, cost 1", NEVER),
     ("better", "seeds added until something is decided", Page(grows=True)),
     ("better", "1 method", Page(methods=1, costs=(0.85, 0.85))),
     ("worse", "1 method", Page(methods=1, costs=(0.85, 0.85))),
@@ -154,6 +158,11 @@ FALSE: tuple[tuple[str, str, Page], ...] = (
     ("worse", "2 methods", Page(methods=2)),
     ("better", "360 test images", Page(images=360)),
     ("worse", "360 test images", Page(images=360)),
+    *(
+        (claim, f"passes of one method differ {factor} times as much, no loss, cost 1", replace(NEVER, uneven=factor))
+        for factor in (3, 10)
+        for claim in ("yes", "no")
+    ),
 )
 TRUE: tuple[tuple[str, str, Page], ...] = tuple(
     (claim, f"{text}, {methods} methods", replace(page, methods=methods))
