@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from rented_machine import BENCHMARKS, CASES, PARTS, ROOT, Machine, kill_session
+from shards import shards
 
 from benchmarks.evidence import carry
 
@@ -63,10 +64,9 @@ def test_measurements_before_an_interruption_are_in_the_archive(machine):
     cut_off(machine, 3, seed=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 12))
-def test_measurements_before_many_interruptions_are_in_the_archive(machine, seed):
-    cut_off(machine, 12, seed)
+@shards(range(2, 12), slow=(2, 3))
+def test_measurements_before_many_interruptions_are_in_the_archive(machine, number):
+    cut_off(machine, 12, number)
 
 
 def test_all_parts_run_in_order_and_the_same_command_continues(machine):

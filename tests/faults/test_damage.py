@@ -7,6 +7,7 @@ import pytest
 import suites
 from edits import edit
 from forked import Operations, pdt
+from shards import shards
 
 SAMPLE = 5
 SHARDS, EDITS = 8, 45  # number of edits per shard
@@ -77,12 +78,10 @@ def test_an_edited_file(base, interrupted, tmp_path, tally, seed):
     damaged_and_run_again(base, interrupted, tmp_path, seed, tally)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)  # many edits, on a machine that may be busy
-@pytest.mark.parametrize("shard", range(SHARDS))
-def test_edits_of_every_file(base, interrupted, tmp_path, tally, shard):
-    for number in range(EDITS):
-        seed = 1000 + shard * EDITS + number
+@shards(range(SHARDS), slow=(0, 4))
+def test_edits_of_every_file(base, interrupted, tmp_path, tally, number):
+    for seed in range(1000 + number * EDITS, 1000 + (number + 1) * EDITS):
         damaged_and_run_again(base, interrupted, tmp_path / str(seed), seed, tally)
 
 

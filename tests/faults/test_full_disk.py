@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 import suites
+from shards import shards
 
 SIZES = 10
 
@@ -53,7 +54,6 @@ def test_a_disk_that_is_full(base, tmp_path, tally):
     full_and_run_again(base, tmp_path, 0.5, tally)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(SIZES))
+@shards(range(SIZES), slow=(0, 4, 9))
 def test_full_disks_of_ten_sizes(base, tmp_path, tally, number):
     full_and_run_again(base, tmp_path, 0.02 + 0.098 * number, tally)

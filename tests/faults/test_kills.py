@@ -6,6 +6,7 @@ import re
 import pytest
 import suites
 from forked import Operations
+from shards import shards
 
 from suite.network.model_files import load
 
@@ -75,11 +76,10 @@ def test_a_process_that_is_killed_at_a_write(base, tmp_path, tally, number):
     killed_and_run_again(base, tmp_path, 7 + number * base.operations // SAMPLE, victim, tally)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)  # many commands, on a machine that may be busy
-@pytest.mark.parametrize("shard", range(SHARDS))
-def test_a_process_that_is_killed_at_every_write(base, tmp_path, tally, shard):
-    for at in positions(base.operations, shard):
+@shards(range(SHARDS), slow=(0, 4))
+def test_a_process_that_is_killed_at_every_write(base, tmp_path, tally, number):
+    for at in positions(base.operations, number):
         killed_and_run_again(base, tmp_path / f"writer-{at}", at, "writer", tally)
         tally["operations"] += 1
         if at % 4 == 0:

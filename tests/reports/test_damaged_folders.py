@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from random_edits import damage
+from shards import shards
 
 from reports import write_report
 from reports.content.build import build
@@ -44,11 +45,9 @@ def test_random_edits_of_any_file_leave_a_report_or_one_line(unreported: Path, t
     assert sum(map(bool, lines)) < len(lines) / 3
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=pytest.mark.slow if part < 4 else pytest.mark.long) for part in range(20)]
-)
-def test_random_edits_with_figures(unreported: Path, tmp_path: Path, part: int) -> None:
-    for seed in range(10_000 + 25 * part, 10_000 + 25 * (part + 1)):
+@shards(range(20), slow=(0, 1, 2, 3))
+def test_random_edits_with_figures(unreported: Path, tmp_path: Path, number: int) -> None:
+    for seed in range(10_000 + 25 * number, 10_000 + 25 * (number + 1)):
         report_of(unreported, tmp_path / str(seed), seed)
 
 
