@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -220,22 +219,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts = [int(text) for text in typed.seeds.split(",")]
     limit = LEVEL + 2 * math.sqrt(LEVEL * (1 - LEVEL) / typed.draws)
     head = f"| claim | condition | {' | '.join(f'n = {count}' for count in counts)} | seed |"
+    tables = (
+        (f"False claims on a page, % of {typed.draws:,} pages; limit {100 * limit:.1f} %", FALSE, False),
+        (f"True claims found, % of methods on {typed.draws:,} pages", TRUE, True),
+    )
     exceeded = 0
     with ProcessPoolExecutor(typed.jobs) as pool:
-        for title, lines, each in (
-            (f"False claims on a page, % of {typed.draws:,} pages; limit {100 * limit:.1f} %", FALSE, False),
-            (f"True claims found, % of methods on {typed.draws:,} pages", TRUE, True),
-        ):
+        started = {
+            (title, number): [pool.submit(rate, claim, page, count, typed.draws, number, each) for count in counts]
+            for title, lines, each in tables
+            for number, (claim, text, page) in enumerate(lines)
+            if typed.only in f"{claim} {text}"
+        }
+        for title, lines, each in tables:
             print(f"{title}\n\n{head}\n| --- | --- | {'---: | ' * len(counts)}---: |", flush=True)
-            for number, (claim, text, page) in enumerate(lines):
-                if typed.only not in f"{claim} {text}":
-                    continue
-                measure = partial(rate, claim, page, draws=typed.draws, seed=number, each=each)
-                found = list(pool.map(measure, counts))
+            for number, (claim, text, _) in enumerate(lines):
+                found = [one.result() for one in started.get((title, number), ())]
                 marks = [" **above**" if not each and one > limit else "" for one in found]
                 exceeded += any(marks)
                 shown = " | ".join(f"{100 * one:.1f}{mark}" for one, mark in zip(found, marks, strict=True))
-                print(f"| `{claim}` | {text} | {shown} | {number} |", flush=True)
+                if found:
+                    print(f"| `{claim}` | {text} | {shown} | {number} |", flush=True)
             print()
     return 1 if exceeded else 0
 

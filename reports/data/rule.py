@@ -25,6 +25,7 @@ Satterthwaite's formula.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -595,10 +596,12 @@ def seeds_needed(judged: Judged, claims: int) -> int | None:
         A number of seeds; `None` if `MOST_SEEDS` would not decide.
     """
     count = len(judged.candidate.accuracies)
-    for more in range(count + 1, MOST_SEEDS + 1):
-        if _is_told_apart(judged, claims, more / count, (more - 1) / (count - 1)):
-            return more
-    return None
+    more = range(count + 1, MOST_SEEDS + 1)
+    # With more seeds the error is smaller, so that the first number that decides can be found by halving.
+    place = bisect_left(
+        more, True, key=lambda one: _is_told_apart(judged, claims, one / count, (one - 1) / (count - 1))
+    )
+    return more[place] if place < len(more) else None
 
 
 def _cost_hides(judged: Judged, claims: int) -> bool:
