@@ -56,7 +56,7 @@ def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[s
     Not penalised are groups that are never removed, since all their index spaces are frozen: input groups of layers
     that read the model's input, output groups of layers that produce its output, and groups that meet an operation
     which is not followed. Grouped and depthwise convolutions, layers that the forward pass does not
-    run, biases and normalisation are not penalised either.
+    run, weights that are not trained, biases and normalisation are not penalised either.
     """
     found = {}
     for name, layer in layers.items():
@@ -68,7 +68,7 @@ def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[s
             any(not (spaces[space].frozen or spaces.consists_of_heads(spaces[space])) for space in of_axis)
             for of_axis in (spaces.outputs_of(name), spaces.inputs_of(name))
         )
-        if outputs or inputs:
+        if weight.requires_grad and (outputs or inputs):
             found[name] = LassoLayer(weight, outputs, inputs)
     return found
 

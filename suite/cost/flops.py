@@ -44,12 +44,13 @@ class LayerCost:
         macs: Multiply-adds of the forward; each gradient of a layer takes as many. Attention multiplies two
             activations, twice; its backward has two products for each, all of them data gradients.
         has_dgrad: Whether the layer's input needs a gradient.
+        has_wgrad: Whether the layer's weight is trained.
         params: Number of weights and biases.
         input_elements: Number of elements of the input, which training keeps for backward.
         training_only: Whether the layer runs only in training mode (an auxiliary head) and not in inference.
         weight: Name of the parameter that a product outside of layers multiplies with; empty for layers and others.
         gradient_macs: Multiply-adds of all data gradients and of all weight gradients, where the products of a row
-            decide which exist; `None` if they follow from `kind`, `macs` and `has_dgrad`.
+            decide which exist; `None` if they follow from `kind`, `macs`, `has_dgrad` and `has_wgrad`.
     """
 
     name: str
@@ -66,6 +67,7 @@ class LayerCost:
     training_only: bool = False
     weight: str = ""
     gradient_macs: tuple[int, int] | None = None
+    has_wgrad: bool = True
 
     @property
     def is_layer(self) -> bool:
@@ -76,7 +78,7 @@ class LayerCost:
         """Return the FLOPs of one product for one image."""
         if self.gradient_macs is not None and product != "forward":
             return 2 * self.gradient_macs[product == "wgrad"]
-        if product == "dgrad" and not self.has_dgrad:
+        if (product == "dgrad" and not self.has_dgrad) or (product == "wgrad" and not self.has_wgrad):
             return 0
         if self.kind == "attention" and self.gradient_macs is None:
             return {"forward": 2, "dgrad": 4, "wgrad": 0}[product] * self.macs
@@ -157,13 +159,13 @@ def _run(
             macs = layer.out_channels * places * (layer.in_channels // layer.groups) * kernel[0] * kernel[1] // images
             costs[name] = LayerCost(
                 name, "conv", layer.in_channels, layer.out_channels, (kernel[0], kernel[1]), (read[0], read[1]),
-                (size[0], size[1]), previous + macs, has_dgrad, params, elements,
+                (size[0], size[1]), previous + macs, has_dgrad, params, elements, has_wgrad=layer.weight.requires_grad,
             )  # fmt: skip
         elif isinstance(layer, nn.Linear):
             macs = output.numel() // output.shape[-1] * layer.out_features * layer.in_features // images
             costs[name] = LayerCost(
                 name, "linear", layer.in_features, layer.out_features, (1, 1), (1, 1), (1, 1),
-                previous + macs, has_dgrad, params, elements,
+                previous + macs, has_dgrad, params, elements, has_wgrad=layer.weight.requires_grad,
             )  # fmt: skip
 
     found = run_blank(model, input_shape, images, training, on_layer=note).products
