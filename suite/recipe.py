@@ -17,6 +17,8 @@ ADDED: Final = {
     **{"optimizer": "sgd", "second_momentum": 0.999},
     **{"warmup_epochs": 0.0, "ema": 0.0, "mixup": 0.0, "cutmix": 0.0},
     **{"train_sizes": (), "size_milestones": (), "eval_every": 1, "decoder": "torchvision"},
+    **{"alternating_flip": False, "norm_bias_lr": 1.0, "relative_decay": False, "six_views": False},
+    **{"lookahead_steps": 0, "lookahead_decay": 0.95, "lookahead_after": 0.0},
 }
 """Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
 this value, so that the ids of earlier trials stay the same."""
@@ -89,6 +91,9 @@ class Recipe:
         nesterov: Whether the momentum is Nesterov's.
         weight_decay: Weight decay of the optimizer.
         decay_norm_and_bias: Whether weight decay also applies to normalisation layers and biases.
+        relative_decay: Whether the weight decay is divided by the highest learning rate of its parameters, so that it
+            does not change with the learning rate.
+        norm_bias_lr: Factor of the learning rate for biases of normalisation layers.
         label_smoothing: Label smoothing of the cross entropy.
         micro_batches: Number of parts into which a batch is split for forward and backward.
         execution: How forward and backward of a step are executed, for every method alike: `eager`; `compile`, as one
@@ -98,6 +103,12 @@ class Recipe:
         ema: Decay per step of an exponential moving average of the weights, which is evaluated and saved in place of
             the weights; 0 for none. It covers about the last 1 / (1 - `ema`) steps, and averages the statistics of
             batch normalisation too.
+        lookahead_steps: Number of steps after which an average is updated and the network becomes it, as it also does
+            at the end of each epoch; 0 for none. The average moves towards the weights by a factor of 1 -
+            `lookahead_decay` ** `lookahead_steps` * p ** 3, where p is the finished part of the training (K. Jordan,
+            arXiv 2404.00498; after M. R. Zhang et al., arXiv 1907.08610). It covers statistics of batch normalisation.
+        lookahead_decay: Decay of this average per step, at the end of the training.
+        lookahead_after: Epochs after which this average begins, as a copy of the weights after the next step.
         mixup: Both parameters of the Beta distribution for mixing pairs of training images and their labels; 0 for
             none. The training loss is then that of mixed images.
         cutmix: The same for replacing a rectangle of a training image by that of another; 0 for none. With `mixup`,
@@ -108,11 +119,16 @@ class Recipe:
         split_seed: Seed that selects splits and subsets of images.
         train_images, test_images: Size of a stratified subset of the images; `none` uses all of them.
         flip: Whether images are mirrored at random.
+        alternating_flip: Whether each image is mirrored in every other epoch, beginning with the first or the second
+            epoch, drawn for each image (K. Jordan, arXiv 2404.00498).
         translate: Largest random translation in pixels, in each direction; equal to a random crop of the padded image.
         cutout: Side of a square that is overwritten by the mean colour; 0 for none.
         flip_tta: Whether an evaluation averages the logits of an image and of its mirror image.
-        crop_padding: Colour of pixels that a translation leaves empty: `mean`, the mean colour of the training images,
-            or `black`, as in torchvision's `RandomCrop(size, padding)`.
+        six_views: Whether the last evaluation averages the logits of six views of an image: it and its mirror image
+            with weight 1/4 each, and both moved by one pixel up and to the left, and down and to the right, over a
+            reflected border, with weight 1/8 each (K. Jordan, arXiv 2404.00498).
+        crop_padding: Colour of pixels that a translation leaves empty: `mean`, the mean colour of the training images;
+            `black`, as in torchvision's `RandomCrop(size, padding)`; or `reflect`, the image mirrored at its border.
         evaluate_test: Whether the model is evaluated on the test images. Without, they are not loaded, and only the
             validation split is evaluated, as in the trials of `tune`.
         drop_last: Whether an epoch drops the last batch if fewer than `batch_size` images are left for it.
@@ -148,8 +164,13 @@ class Recipe:
     second_momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.999
     weight_decay: Annotated[float, Ge(0)] = 5e-4
     decay_norm_and_bias: bool = True
+    relative_decay: bool = False
+    norm_bias_lr: Annotated[float, Gt(0)] = 1.0
     label_smoothing: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     ema: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    lookahead_steps: Annotated[int, Ge(0)] = 0
+    lookahead_decay: Annotated[float, Interval(gt=0, lt=1)] = 0.95
+    lookahead_after: Annotated[float, Ge(0)] = 0.0
     mixup: Annotated[float, Ge(0)] = 0.0
     cutmix: Annotated[float, Ge(0)] = 0.0
     micro_batches: Annotated[int, Ge(1)] = 1
@@ -160,10 +181,12 @@ class Recipe:
     train_images: Annotated[int, Ge(1)] | None = None
     test_images: Annotated[int, Ge(1)] | None = None
     flip: bool = True
+    alternating_flip: bool = False
     translate: Annotated[int, Ge(0)] = 0
     cutout: Annotated[int, Ge(0)] = 0
     flip_tta: bool = False
-    crop_padding: Literal["mean", "black"] = "mean"
+    six_views: bool = False
+    crop_padding: Literal["mean", "black", "reflect"] = "mean"
     drop_last: bool = True
     image_size: Annotated[int, Interval(ge=8, le=4096)] | None = None
     train_sizes: tuple[Annotated[int, Interval(ge=8, le=4096)], ...] = ()
@@ -188,6 +211,17 @@ class Recipe:
             raise ValueError("recipe.nesterov needs a recipe.momentum above 0")
         if self.nesterov and self.optimizer != "sgd":
             raise ValueError(f"recipe.nesterov is of SGD; with recipe.optimizer={self.optimizer} set it to false")
+        if self.relative_decay and not self.learning_rate:
+            raise ValueError("recipe.relative_decay needs a recipe.learning_rate above 0")
+        if self.lookahead_steps and self.ema:
+            raise ValueError("recipe.lookahead_steps and recipe.ema are two averages of the weights; set one to 0")
+        if self.lookahead_steps and self.lookahead_after >= self.epochs:
+            raise ValueError(
+                f"recipe.lookahead_after is {self.lookahead_after:g}; it must be below recipe.epochs, which is "
+                f"{self.epochs}"
+            )
+        if self.alternating_flip and not self.flip:
+            raise ValueError("recipe.alternating_flip needs recipe.flip=true")
         if self.warmup_epochs and self.peak_at:
             raise ValueError(
                 f"recipe.warmup_epochs is {self.warmup_epochs:g} and recipe.peak_at is {self.peak_at:g}; both set the "
@@ -219,9 +253,17 @@ class Recipe:
         """Return the side of training images in each epoch of one schedule; `None` for `image_size`."""
         return [self.train_size_at(epoch / self.epochs) for epoch in range(self.epochs)]
 
+    def weight_decay_at(self, factor: float) -> float:
+        """Return the weight decay of parameters whose learning rate has a factor."""
+        return self.weight_decay / (self.learning_rate * factor) if self.relative_decay else self.weight_decay
+
     def evaluations(self, epochs: int) -> int:
-        """Return the number of evaluations in a training that ends after so many epochs, the last one included."""
-        return -(-epochs // self.eval_every)
+        """Return the number of evaluations in a training that ends after so many epochs, the last one included.
+
+        A last evaluation of six views, and of one, counts as seven evaluations of one view or four of two.
+        """
+        more = (3 if self.flip_tta else 6) if self.six_views else 0
+        return -(-epochs // self.eval_every) + more
 
     def learning_rate_at(self, progress: float) -> float:
         """Return the learning rate after the share `progress`, in [0, 1], of the training."""

@@ -118,6 +118,22 @@ class LabelledBatches(Batches, Protocol):
     labels: Tensor
 
 
+@runtime_checkable
+class SampledBatches(Batches, Protocol):
+    """Batches that give images without an epoch, for a model whose initialisation depends on them."""
+
+    def sample(self, count: int, seed: int) -> Tensor:
+        """Return images of the split, drawn without replacement in the proportions of its classes.
+
+        Args:
+            count: Number of images; all if there are fewer.
+            seed: Seed of the trial.
+
+        Returns:
+            (n, C, H, W) float32, normalised and not augmented, on the training device.
+        """
+
+
 @dataclass(frozen=True)
 class Splits:
     """The splits of a trial.

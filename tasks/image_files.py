@@ -145,6 +145,7 @@ class ImageFilesTask(Task):
                 eval_resize=resize,
                 crop_area=recipe.crop_area,
                 flip=recipe.flip,
+                alternating_flip=recipe.alternating_flip,
                 normalization=IMAGENET,
                 device=device,
                 training=training,

@@ -165,6 +165,11 @@ class DeviceBatches(EpochBatches):
             images = self._normalized(self._pixels.index_select(0, positions.flatten()))
             yield images, self.labels[draws.order[span.start : span.stop]]
 
+    def _unaugmented(self, images: Tensor) -> Tensor:
+        area = self._height * self._width
+        pixels = images.to(self._device).view(-1, 1) * area + torch.arange(area, device=self._device)
+        return self._normalized(self._pixels.index_select(0, pixels.flatten()))
+
     def _ordered(self, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
         area = self._height * self._width
         for span in spans:
@@ -191,7 +196,9 @@ def make_splits(
     if changed:
         raise UsageError(f"recipe.{changed[0]} applies to tasks of image files of any size, not to this task")
     chosen = choose_splits(data.train_labels, data.test_labels, recipe)
-    augmentation = Augmentation(recipe.flip, recipe.translate, recipe.cutout, recipe.crop_padding)
+    augmentation = Augmentation(
+        recipe.flip, recipe.translate, recipe.cutout, recipe.crop_padding, recipe.alternating_flip
+    )
 
     def split(images: NDArray[np.uint8], labels: NDArray[np.int64], training: bool) -> DeviceBatches:
         return DeviceBatches(

@@ -59,7 +59,9 @@ def random_splits(recipe: Recipe, steps: int, device: torch.device, shape: tuple
         normalization=NORMALIZATION,
         device=device,
         training=True,
-        augmentation=Augmentation(recipe.flip, recipe.translate, recipe.cutout, recipe.crop_padding),
+        augmentation=Augmentation(
+            recipe.flip, recipe.translate, recipe.cutout, recipe.crop_padding, recipe.alternating_flip
+        ),
     )
     return Splits(batches, batches)
 

@@ -134,6 +134,8 @@ class Probe:
         self.trainer.progress.lr_scale = 0.0
         # The first epoch times the evaluation, however seldom the recipe asks for one.
         self.trainer.recipe = dataclasses.replace(self.trainer.recipe, eval_every=1)
+        # It may be the last one too, and six views count as several evaluations.
+        self.trainer.evaluation.recipe = dataclasses.replace(self.trainer.recipe, six_views=False)
         _keep_network(self.trainer)
         self.steady = steady(type(self.trainer.hooks.method), trial.make_recipe().train_sizes)
         self.start_s = time.time() - psutil.Process().create_time()

@@ -18,6 +18,7 @@ from suite.runs.folder.records import damage, read_record
 from suite.runs.ranks.processes import cuda_device
 from suite.runs.spec import TrialSpec
 from suite.task import DataCopy, Inputs, LabelledBatches, Splits
+from suite.training.initialization import initialize
 from suite.training.trainer import Trainer
 
 
@@ -74,13 +75,17 @@ def data_facts(splits: Splits, classes: int) -> dict[str, int]:
     return found
 
 
-def build_trainer(spec: TrialSpec, trials: Path, splits: Splits, **callbacks: Any) -> Trainer:
+def build_trainer(
+    spec: TrialSpec, trials: Path, splits: Splits, from_images: bool = False, **callbacks: Any
+) -> Trainer:
     """Return the trainer of a trial before its first step.
 
     Args:
         spec: Specification of the trial.
         trials: Folder of the trials that this one may depend on.
         splits: The data (`load_splits`).
+        from_images: Whether a model whose initialisation depends on training images gets them. Weights that are loaded
+            later, or whose values do not matter, need none.
         callbacks: Arguments of `Trainer` whose names begin with `on_`.
 
     Raises:
@@ -99,6 +104,8 @@ def build_trainer(spec: TrialSpec, trials: Path, splits: Splits, **callbacks: An
     torch.manual_seed(spec.seed)  # the same weights for every method of a seed
     model = build_model(spec.model, *inputs)
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if from_images:
+        initialize(model, splits, spec.seed)
     return Trainer(
         model,
         build_method(spec.method, spec.parameters, spec.label),

@@ -144,6 +144,7 @@ class Trial:
             spec,
             self.folder.parent,
             load_splits(spec),
+            from_images=not (self.folder / "checkpoint.pt").is_file(),
             **(callbacks if self.writes else {}),
         )
         provenance["data"] = data_facts(trainer.splits, trainer.ctx.num_classes)
@@ -302,6 +303,7 @@ class Trial:
             parameters = list(trainer.model.parameters())
             result |= {
                 "test_accuracy": record.get("test_accuracy"),
+                "test_accuracy_one_view": record.get("test_accuracy_one_view"),
                 "test_loss": record.get("test_loss"),
                 "val_accuracy": record.get("val_accuracy"),
                 "best_epoch_accuracy": progress.best_accuracy if "test_accuracy" in record else None,

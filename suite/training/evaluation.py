@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,13 +33,22 @@ class Evaluation:
         self.parallel = parallel
         self.model, self.recipe, self.device, self.dtype = model, recipe, device, dtype
 
-    def record(self, splits: Splits) -> dict[str, float]:
-        """Return accuracy and loss of the test split and of the validation split, as far as there are splits."""
+    def record(self, splits: Splits, is_last: bool = False) -> dict[str, float]:
+        """Return accuracy and loss of the test split and of the validation split, as far as there are splits.
+
+        Args:
+            splits: The splits.
+            is_last: Whether it is the last evaluation, which averages six views if the recipe says so.
+        """
         found: dict[str, float] = {}
+        six = is_last and self.recipe.six_views
+        logits = self._of_six_views if six else self._of_two_views if self.recipe.flip_tta else self.predict
         if splits.test is not None:
-            found["test_accuracy"], found["test_loss"] = self.accuracy_and_loss(splits.test)
+            found["test_accuracy"], found["test_loss"] = self.accuracy_and_loss(splits.test, logits)
+            if six:
+                found["test_accuracy_one_view"], _ = self.accuracy_and_loss(splits.test, self.predict)
         if splits.validation is not None:
-            found["val_accuracy"], found["val_loss"] = self.accuracy_and_loss(splits.validation)
+            found["val_accuracy"], found["val_loss"] = self.accuracy_and_loss(splits.validation, logits)
         return found
 
     @staticmethod
@@ -54,17 +63,22 @@ class Evaluation:
                 raise Diverged(f"the {name} is {record[name]} after epoch {epoch}")
 
     @torch.no_grad()
-    def accuracy_and_loss(self, batches: Batches) -> tuple[float, float]:
-        """Return accuracy and mean cross entropy (without label smoothing) over a split."""
+    def accuracy_and_loss(
+        self, batches: Batches, logits_of: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[float, float]:
+        """Return accuracy and mean cross entropy (without label smoothing) over a split.
+
+        Args:
+            batches: The split.
+            logits_of: Returns logits (n, classes) of images (n, C, H, W); by default those of `predict`.
+        """
         self.model.eval()
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for images, labels, _ in self.parallel.epoch(batches, 0, self.recipe.eval_batch_size):
             if not len(images):  # a last batch of fewer images than ranks
                 continue
-            logits = self.predict(images)
-            if self.recipe.flip_tta:
-                logits = (logits + self.predict(images.flip(3))) / 2
+            logits = (logits_of or self.predict)(images)
             correct += (logits.argmax(1) == labels).sum()
             loss += F.cross_entropy(logits, labels, reduction="sum")
         correct, loss = (self.parallel.ranks.all_reduce(value, "bookkeeping") for value in (correct, loss))
@@ -75,3 +89,14 @@ class Evaluation:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             logits: Tensor = self.model(images)
         return logits.float()
+
+    def _of_two_views(self, images: Tensor) -> Tensor:
+        return (self.predict(images) + self.predict(images.flip(3))) / 2
+
+    def _of_six_views(self, images: Tensor) -> Tensor:
+        height, width = images.shape[2:]
+        padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
+        logits = self._of_two_views(images) / 2
+        for place in (2, 0):
+            logits += self._of_two_views(padded[:, :, place : place + height, place : place + width]) / 4
+        return logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ _KEEPS = {
     "Adafactor": "its statistics are those of rows and columns",
     "ZeroRedundancyOptimizer": "its state is spread over the ranks",
 }
+
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def why_not_cut(optimizer: Optimizer) -> str:
@@ -76,19 +80,36 @@ class AdamW(torch.optim.AdamW):
 def make_optimizer(model: nn.Module, recipe: Recipe) -> SGD | AdamW:
     """Return the recipe's optimizer of all parameters.
 
-    Weight decay applies to normalisation and biases only if the recipe says so.
+    Each of its groups has an `lr_factor`, by which the learning rate of the schedule is multiplied; 1 in the first.
     """
-    parameters = list(model.parameters())
-    if recipe.decay_norm_and_bias:
-        groups = [{"params": parameters, "weight_decay": recipe.weight_decay}]
-    else:
-        groups = [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
-            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-        ]
+    groups = _parameter_groups(model, recipe)
     if recipe.optimizer == "adamw":
         return AdamW(groups, lr=recipe.learning_rate_at(0.0), betas=(recipe.momentum, recipe.second_momentum))
     return SGD(groups, lr=recipe.learning_rate_at(0.0), momentum=recipe.momentum, nesterov=recipe.nesterov)
+
+
+def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Return groups of parameters with the same weight decay and the same factor of the learning rate."""
+    biases = {
+        id(module.bias)
+        for module in model.modules()
+        if isinstance(module, _NORMS) and isinstance(module.bias, nn.Parameter)
+    }
+    # By factor and whether they decay; the first two are there even if they are empty, as in earlier checkpoints.
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): []}
+    if not recipe.decay_norm_and_bias:
+        groups[1.0, False] = []
+    for parameter in model.parameters():
+        factor = recipe.norm_bias_lr if id(parameter) in biases else 1.0
+        groups.setdefault((factor, recipe.decay_norm_and_bias or parameter.ndim > 1), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": recipe.weight_decay_at(factor) if decays else 0.0,
+            "lr_factor": factor,
+        }
+        for (factor, decays), parameters in groups.items()
+    ]
 
 
 def tensors_per_parameter(recipe: Recipe) -> int:

@@ -27,7 +27,7 @@ from suite.training.parts.image_sizes import ImageSizes
 from suite.training.parts.losses import Diverged, EpochLosses
 from suite.training.parts.mixing import BatchMixing
 from suite.training.parts.progress import Progress, Record
-from suite.training.parts.weight_average import WeightAverage
+from suite.training.parts.weight_average import Lookahead, WeightAverage
 from suite.training.product_check import ProductCheck
 from suite.training.ranks import Ranks
 
@@ -109,6 +109,8 @@ class Trainer:
         self.optimizer = make_optimizer(model, recipe)
         self.hooks.attach(self.optimizer)
         self.average = WeightAverage(self.hooks, recipe.ema) if recipe.ema else None
+        if recipe.lookahead_steps:
+            self.average = Lookahead(self.hooks, recipe, splits.train.steps_per_epoch(recipe.batch_size))
         self.mixing = BatchMixing(recipe, num_classes, seed)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = make_step(self.hooks, recipe, dtype, self.scaler, compile_backend)
@@ -131,7 +133,11 @@ class Trainer:
             self.set_image_size()
             self._check_products()
             with self.clock.span("train"):
+                if self.average:
+                    self.average.begin_epoch()
                 record = self.train_epoch()
+                if self.average:
+                    self.average.end_epoch()
             with self.clock.span("io"):
                 self.on_trained(self.state_dict)
             # Run the hooks at the end of the epoch, and carry out a reconfiguration.
@@ -144,14 +150,14 @@ class Trainer:
             is_last = not self._epochs_left()
             if is_last:
                 if self.average:
-                    self.average.replace_weights()
+                    self.average.finish()
                 self.hooks.finish()
             with self.clock.span("check"):
                 self.parallel.check_states()
             if is_last or self.ctx.epochs_done % self.recipe.eval_every == 0:
                 averaged = self.average.evaluated() if self.average and not is_last else nullcontext()
                 with self.clock.span("eval"), averaged:
-                    record |= self.evaluation.record(self.splits)
+                    record |= self.evaluation.record(self.splits, is_last)
                 self.evaluation.check(record, self.ctx.epochs_done)
             # Write the record and the checkpoint.
             self.progress.finished = is_last
@@ -179,7 +185,8 @@ class Trainer:
             done = ctx.epochs_done - self.progress.first_epoch + ctx.batch_index / steps
             ctx.progress = done / recipe.epochs
             for group in self.optimizer.param_groups:
-                group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale
+                factor = group.get("lr_factor", 1.0)  # checkpoints of earlier versions have none
+                group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale * factor
             # Compute the gradients of the batch, of which this rank has its share.
             images, labels = hooks.transform_batch(images, labels)
             if not self.step.is_ready(images, labels):
@@ -196,7 +203,7 @@ class Trainer:
                 if recipe.clip_norm is not None:
                     torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), recipe.clip_norm, norm)
                 if hooks.optimizer_step() and self.average:
-                    self.average.update()
+                    self.average.update((done + 1 / steps) / recipe.epochs)
             else:
                 hooks.end_step()
             if self.scaler:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tasks.images.batches import epoch_generator
+from tasks.images.batches import draw_mirrored, epoch_generator
 
 
 class Augmentation(NamedTuple):
@@ -21,16 +21,19 @@ class Augmentation(NamedTuple):
 
     Attributes:
         flip: Whether images are mirrored with probability 1/2.
+        alternating_flip: Whether each image is mirrored in every other epoch instead.
         translate: Largest shift in pixels in each direction; shifts are uniform.
         cutout: Side in pixels of a square inside the image, at a uniform position, that gets the mean colour; 0 for
             none.
-        crop_padding: Colour of pixels that a translation leaves empty, `mean` or `black`.
+        crop_padding: Colour of pixels that a translation leaves empty: `mean`, `black`, or `reflect`, the image
+            mirrored at its border.
     """
 
     flip: bool = False
     translate: int = 0
     cutout: int = 0
     crop_padding: str = "mean"
+    alternating_flip: bool = False
 
 
 class Draws(NamedTuple):
@@ -59,10 +62,10 @@ def draw_epoch(
     generator, so that turning one off does not change the others.
     """
     generator = functools.partial(epoch_generator, seed=seed, epoch=epoch)
-    order = torch.randperm(num_samples, generator=generator("order")).to(device)
+    order = torch.randperm(num_samples, generator=generator("order"))
     mirrored = shift = corner = None
     if augmentation.flip:
-        mirrored = torch.randint(0, 2, (num_samples,), generator=generator("flip")).bool().to(device)
+        mirrored = draw_mirrored(seed, epoch, order, augmentation.alternating_flip).to(device)
     if augmentation.translate:
         places = 2 * augmentation.translate + 1
         shift = torch.randint(0, places, (num_samples, 2), generator=generator("translate")).to(device)
@@ -71,7 +74,7 @@ def draw_epoch(
         rows = torch.randint(0, height - augmentation.cutout + 1, (num_samples,), generator=cutout_generator)
         columns = torch.randint(0, width - augmentation.cutout + 1, (num_samples,), generator=cutout_generator)
         corner = torch.stack((rows, columns), dim=1).to(device)
-    return Draws(order, mirrored, shift, corner)
+    return Draws(order.to(device), mirrored, shift, corner)
 
 
 def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, augmentation: Augmentation) -> Tensor:
@@ -101,7 +104,10 @@ def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, 
     if draws.shift is not None:
         shift = draws.shift[first:last] - augmentation.translate
         rows, columns = rows + shift[:, :1], columns + shift[:, 1:]
-        rows_outside, columns_outside = (rows < 0) | (rows >= height), (columns < 0) | (columns >= width)
+        if augmentation.crop_padding == "reflect":
+            rows, columns = _reflected(rows, height), _reflected(columns, width)
+        else:
+            rows_outside, columns_outside = (rows < 0) | (rows >= height), (columns < 0) | (columns >= width)
     if draws.mirrored is not None:
         columns = torch.where(draws.mirrored[first:last].view(-1, 1), width - 1 - columns, columns)
     row_starts = (images.view(-1, 1) * height + rows) * width
@@ -109,7 +115,7 @@ def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, 
         row_starts, columns = row_starts.masked_fill(rows_outside, border), columns.masked_fill(columns_outside, border)
 
     positions = row_starts.unsqueeze(2) + columns.unsqueeze(1)
-    if draws.shift is not None:
+    if rows_outside is not None:
         positions.clamp_(max=border)
     if draws.corner is not None:
         side = torch.arange(augmentation.cutout, device=images.device)
@@ -117,3 +123,9 @@ def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, 
         cut_rows, cut_columns = (draws.corner[first:last, axis].view(-1, 1) + side for axis in (0, 1))
         positions[batch, cut_rows.unsqueeze(2), cut_columns.unsqueeze(1)] = mean_colour
     return positions
+
+
+def _reflected(places: Tensor, size: int) -> Tensor:
+    """Return the places inside an image that places beyond its border show, as `torch.nn.functional.pad` reflects."""
+    places = places.abs()
+    return torch.minimum(places, 2 * (size - 1) - places)

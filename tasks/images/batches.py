@@ -6,10 +6,12 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from suite.errors import UsageError
+from tasks.images.splits import stratified_order
 
 
 class EpochBatches(ABC):
@@ -17,7 +19,10 @@ class EpochBatches(ABC):
 
     Attributes:
         num_samples: Number of images in the split.
+        labels: (N,) int64.
     """
+
+    labels: Tensor
 
     def __init__(self, num_samples: int, training: bool, drop_last: bool) -> None:
         """Set how epochs are divided.
@@ -75,6 +80,23 @@ class EpochBatches(ABC):
         spans = [_share(batches[first : first + batch_size], rank, ranks) for first in range(0, wanted, batch_size)]
         return self._training_epoch(epoch, spans) if self._training else self._ordered(spans)
 
+    def sample(self, count: int, seed: int) -> Tensor:
+        """Return images of the split, drawn without replacement in the proportions of its classes.
+
+        Args:
+            count: Number of images; all if there are fewer.
+            seed: Seed of the trial.
+
+        Returns:
+            (n, C, H, W) float32, normalised and not augmented.
+        """
+        drawn = np.sort(stratified_order(self.labels.cpu().numpy(), seed % 2**32)[:count])
+        return self._unaugmented(torch.from_numpy(drawn))
+
+    @abstractmethod
+    def _unaugmented(self, images: Tensor) -> Tensor:
+        """Return normalised images as an evaluation sees them, given by their indices (n,)."""
+
     @abstractmethod
     def _training_epoch(self, epoch: int, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over augmented batches of one epoch, each a range of places in its shuffled order."""
@@ -94,6 +116,24 @@ def epoch_generator(kind: str, seed: int, epoch: int) -> torch.Generator:
     """
     digest = hashlib.blake2b(f"{kind} {seed} {epoch}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def draw_mirrored(seed: int, epoch: int, images: Tensor, alternating: bool) -> Tensor:
+    """Return which images are mirrored in an epoch.
+
+    Args:
+        seed: Seed of the trial.
+        epoch: Number of the epoch, from 0.
+        images: (N,) int64, indices of all images, in any order.
+        alternating: Whether the draw of the first epoch decides for each image, which is mirrored in every other epoch.
+
+    Returns:
+        (N,) bool, in the order of `images`.
+    """
+    if alternating:
+        first = torch.randint(0, 2, (len(images),), generator=epoch_generator("flip", seed, 0)).bool()
+        return first[images] ^ bool(epoch % 2)
+    return torch.randint(0, 2, (len(images),), generator=epoch_generator("flip", seed, epoch)).bool()
 
 
 def _share(batch: range, rank: int, ranks: int) -> range:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.images.batches import EpochBatches, epoch_generator
+from tasks.images.batches import EpochBatches, draw_mirrored, epoch_generator
 from tasks.images.cutting import Cuts, Cutter, TorchvisionCutter
 from tasks.images.normalization import Normalization, Normalizer
 from tasks.images.stored import ImageSource
@@ -83,6 +83,7 @@ class CropBatches(EpochBatches):
         eval_resize: int,
         crop_area: float,
         flip: bool,
+        alternating_flip: bool = False,
         normalization: Normalization,
         device: torch.device,
         training: bool,
@@ -99,6 +100,7 @@ class CropBatches(EpochBatches):
             eval_resize: Length of the shorter side of a test image before its centre is cut out.
             crop_area: Smallest share of an image's area in a training crop.
             flip: Whether training images are mirrored at random.
+            alternating_flip: Whether each is mirrored in every other epoch instead.
             normalization: Normalisation, applied last.
             device: Device of the batches.
             training: Whether epochs are shuffled and augmented.
@@ -111,6 +113,7 @@ class CropBatches(EpochBatches):
         self._sizes = torch.from_numpy(source.sizes[chosen])
         self.labels = torch.from_numpy(source.labels[chosen])
         self._size, self._eval_resize, self._crop_area, self._flip = size, eval_resize, crop_area, flip
+        self._alternating_flip = alternating_flip
         self._seed, self._device = seed, device
         self._normalized = Normalizer(normalization, size, size, device)
 
@@ -121,13 +124,17 @@ class CropBatches(EpochBatches):
         boxes = [draw_boxes(some, self._crop_area, crops).numpy() for some in self._sizes.split(_DRAWN_AT_ONCE)]
         mirrored = np.zeros(self.num_samples, dtype=bool)
         if self._flip:
-            mirrored = torch.randint(0, 2, (self.num_samples,), generator=generator("flip")).bool().numpy()
+            mirrored = draw_mirrored(self._seed, epoch, torch.arange(self.num_samples), self._alternating_flip).numpy()
         resized, windows = (np.broadcast_to(np.int64(value), (self.num_samples, 2)) for value in (self._size, 0))
         cuts = Cuts(np.concatenate(boxes), resized, windows, mirrored)
         return self._batches([order[span.start : span.stop] for span in spans], cuts)
 
     def _ordered(self, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
         return self._batches([np.arange(span.start, span.stop) for span in spans], self._central_cuts())
+
+    def _unaugmented(self, images: Tensor) -> Tensor:
+        ((found, _),) = self._batches([images.numpy()], self._central_cuts())
+        return found
 
     def _central_cuts(self) -> Cuts:
         """Return the cuts of torchvision's `Resize` and `CenterCrop`."""

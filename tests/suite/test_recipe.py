@@ -80,9 +80,13 @@ def test_warm_up_as_a_number_of_epochs_equals_one_as_a_share():
         {"momentum": 1.0},
         {"step_factor": -1.0},
         {"crop_padding": "white"},
+        {"alternating_flip": True, "flip": False},
         {"warmup_epochs": 3.0},
         {"warmup_epochs": 1.0, "peak_at": 0.5},
         {"ema": 1.0},
+        {"lookahead_steps": 5, "ema": 0.9},
+        {"lookahead_after": 3.0, "lookahead_steps": 5},
+        {"relative_decay": True, "learning_rate": 0.0},
         {"mixup": -0.1},
         {"cutmix": float("inf")},
         {"train_sizes": (4,)},
@@ -95,6 +99,14 @@ def test_recipe_names_the_field_that_is_wrong(wrong):
     field = "nesterov" if "nesterov" in wrong else next(iter(wrong))
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(RECIPE, **wrong)
+
+
+def test_a_last_evaluation_of_six_views_counts_as_several():
+    counts = [
+        dataclasses.replace(RECIPE, eval_every=2, six_views=six, flip_tta=flip).evaluations(5)
+        for six in (False, True) for flip in (False, True)
+    ]  # fmt: skip
+    assert counts == [3, 3, 9, 6]
 
 
 def test_sizes_of_training_images_follow_each_other_at_the_milestones():

@@ -95,6 +95,7 @@ def start(rank, folder):
         "pruned": trained(pruning()),
         "micro": trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=2)),
         "mixed": trained(Method(), dataclasses.replace(small, mixup=0.4, ema=0.9)),
+        "looked": trained(Method(), dataclasses.replace(small, lookahead_steps=2)),
         "grown": trained(Grows(), small),
         "grown_mixed": trained(Grows(), dataclasses.replace(small, mixup=0.4)),
         "normalised": normalised(),

@@ -16,8 +16,9 @@ from tasks.sources.image_cache import store
 from tasks.sources.image_tree import read_tree
 
 
-def batches(training: bool, drop_last: bool) -> CropBatches:
+def batches(training: bool, drop_last: bool, alternating_flip: bool = False) -> CropBatches:
     images = np.zeros((7, 8, 8, 3), dtype=np.uint8)
+    images[:, :, 4:] = 1  # the right half
     return CropBatches(
         MemoryImages(images, np.arange(7)),
         np.arange(7),
@@ -25,6 +26,7 @@ def batches(training: bool, drop_last: bool) -> CropBatches:
         eval_resize=8,
         crop_area=1.0,
         flip=True,
+        alternating_flip=alternating_flip,
         normalization=Normalization((0.0,) * 3, (1.0,) * 3),
         device=torch.device("cpu"),
         training=training,
@@ -39,6 +41,19 @@ def test_only_training_drops_its_last_batch() -> None:
 
     assert sizes(True, True) == [3, 3]
     assert sizes(True, False) == sizes(False, True) == [3, 3, 1]
+
+
+def test_an_alternating_flip_mirrors_each_image_in_every_other_epoch() -> None:
+    split = batches(True, False, alternating_flip=True)
+
+    def mirrored(epoch: int) -> list[bool]:
+        ((images, labels),) = split.epoch(epoch, 7)
+        return [bool(images[place, 0, 0, 0] > 0.5) for place in labels.argsort().tolist()]
+
+    first = mirrored(0)
+    assert 0 < sum(first) < 7
+    assert mirrored(1) == mirrored(3) == [not one for one in first]
+    assert mirrored(2) == first
 
 
 def test_boxes_reach_the_last_row_and_column() -> None:

@@ -67,9 +67,12 @@ def augmented_one_by_one(
             image = image[:, ::-1]
         if draws.shift is not None:
             border = augmentation.translate
-            padded = np.empty((height + 2 * border, width + 2 * border, 3), dtype=np.uint8)
-            padded[:] = FILL if augmentation.crop_padding == "mean" else 0
-            padded[border : border + height, border : border + width] = image
+            if augmentation.crop_padding == "reflect":
+                padded = np.pad(image, ((border, border), (border, border), (0, 0)), mode="reflect")
+            else:
+                padded = np.empty((height + 2 * border, width + 2 * border, 3), dtype=np.uint8)
+                padded[:] = FILL if augmentation.crop_padding == "mean" else 0
+                padded[border : border + height, border : border + width] = image
             down, right = draws.shift[position].tolist()
             image = padded[down : down + height, right : right + width]
         image = image.copy()
@@ -82,7 +85,14 @@ def augmented_one_by_one(
 
 @settings(max_examples=40)
 @given(
-    st.builds(Augmentation, st.booleans(), st.integers(0, 4), st.integers(0, 5), st.sampled_from(["mean", "black"])),
+    st.builds(
+        Augmentation,
+        st.booleans(),
+        st.integers(0, 4),
+        st.integers(0, 5),
+        st.sampled_from(["mean", "black", "reflect"]),
+        st.booleans(),
+    ),
     st.integers(0, 2**40),
     st.integers(0, 500),
 )
@@ -167,6 +177,20 @@ def test_switching_one_augmentation_off_leaves_the_others() -> None:
     assert everything.shift is not None
     assert without.shift is not None
     assert torch.equal(everything.shift, without.shift)
+
+
+def test_an_alternating_flip_mirrors_each_image_in_every_other_epoch() -> None:
+    augmentation = Augmentation(True, alternating_flip=True)
+    epochs = [draw_epoch(1, epoch, 50, 32, 32, augmentation, CPU) for epoch in range(4)]
+    by_image = []
+    for draws in epochs:
+        assert draws.mirrored is not None
+        by_image.append(draws.mirrored[draws.order.argsort()])
+    assert 15 < by_image[0].sum() < 35
+    assert torch.equal(by_image[1], ~by_image[0])
+    assert torch.equal(by_image[2], by_image[0])
+    assert torch.equal(by_image[3], by_image[1])
+    assert not torch.equal(epochs[0].order, epochs[2].order)
 
 
 def test_draws_cover_their_whole_range_evenly() -> None:

@@ -52,6 +52,12 @@ def test_mixed_batches_and_averaged_weights_equal_those_of_one_process(found):
     assert_equal_training(found[0]["mixed"], one)
 
 
+def test_a_network_that_becomes_its_average_equals_that_of_one_process(found):
+    assert_equal_training(
+        found[0]["looked"], trained(Method(), dataclasses.replace(UNEVEN, epochs=2, lookahead_steps=2))
+    )
+
+
 @pytest.mark.parametrize(("name", "changed"), [("grown", {}), ("grown_mixed", {"mixup": 0.4})])
 def test_a_rank_without_an_image_of_a_batch_takes_part_without_weight(found, name, changed):
     one = trained(Grows(), dataclasses.replace(UNEVEN, epochs=2, **changed))

@@ -48,18 +48,25 @@ def test_every_operand_and_hook_trains_and_resumes_bit_exactly(method, dtype):
         assert resumed.ledger.to_csv(5) == whole.ledger.to_csv(5)
 
 
-def test_dense_equals_a_loop_written_by_hand():
-    recipe = dataclasses.replace(RECIPE, label_smoothing=0.1, weight_decay=1e-3, nesterov=True)
+@pytest.mark.parametrize("changes", [{}, {"norm_bias_lr": 4.0}, {"relative_decay": True, "norm_bias_lr": 4.0}])
+def test_dense_equals_a_loop_written_by_hand(changes):
+    recipe = dataclasses.replace(RECIPE, label_smoothing=0.1, weight_decay=1e-3, nesterov=True, **changes)
     trainer = small_trainer(Nothing(), recipe)
     trainer.fit()
 
     torch.manual_seed(0)
     model = small_net().to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1, momentum=0.9, weight_decay=1e-3, nesterov=True)
+    factor = recipe.norm_bias_lr
+    decays = [1e-3 / (0.05 if recipe.relative_decay else 1), 1e-3 / (0.05 * factor if recipe.relative_decay else 1)]
+    biases = [module.bias for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    others = [one for one in model.parameters() if all(one is not bias for bias in biases)]
+    groups = [{"params": others, "weight_decay": decays[0]}, {"params": biases, "weight_decay": decays[1]}]
+    optimizer = torch.optim.SGD(groups, lr=1, momentum=0.9, nesterov=True)
     data, step = SmallBatches(64, seed=1), 0
     for epoch in range(3):
         for images, labels in data.epoch(epoch, 16):
-            optimizer.param_groups[0]["lr"] = 0.05 * (1 - 0.9 * step / 12)
+            for group, own in zip(optimizer.param_groups, (1, factor), strict=True):
+                group["lr"] = 0.05 * (1 - 0.9 * step / 12) * own
             optimizer.zero_grad()
             F.cross_entropy(model(images), labels, label_smoothing=0.1).backward()
             optimizer.step()
@@ -116,6 +123,22 @@ def test_evaluation_comes_after_the_reconfiguration_of_the_last_epoch():
     assert (records[-1]["test_accuracy"], records[-1]["test_loss"]) == (accuracy, loss)
     assert records[-1]["layers"]["0"]["out"] == 1
     assert records[-1]["params"] == sum(p.numel() for p in trainer.model.parameters())
+
+
+def test_the_last_evaluation_averages_six_views():
+    records, plain = [], []
+    trainer = small_trainer(Nothing(), dataclasses.replace(RECIPE, six_views=True), on_epoch=records.append)
+    trainer.fit()
+    small_trainer(Nothing(), on_epoch=plain.append).fit()
+    assert [record.get("test_accuracy_one_view") for record in records] == [None, None, plain[-1]["test_accuracy"]]
+    assert [record["test_loss"] for record in records[:2]] == [record["test_loss"] for record in plain[:2]]
+    ((images, labels),) = trainer.splits.test.epoch(0, 40)
+    padded, logits = F.pad(images, (1, 1, 1, 1), mode="reflect"), torch.zeros(len(labels), 4)
+    with torch.no_grad():
+        for weight, view in ((2, images), (1, padded[:, :, :-2, :-2]), (1, padded[:, :, 2:, 2:])):
+            logits += weight * (trainer.model(view) + trainer.model(view.flip(3))) / 8
+    assert records[-1]["test_accuracy"] == pytest.approx((logits.argmax(1) == labels).double().mean().item())
+    assert records[-1]["test_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])

@@ -4,14 +4,17 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from small_methods import Nothing, Replans, Shrinks, SkipsOdd, WeightMask
-from small_training import RECIPE, Checkpoints, small_trainer
+from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_trainer
 from test_trainer import without_times
 
+from suite.errors import UsageError
 from suite.method import Method, ReconfigPlan
 
 DECAY = 0.8
 AVERAGED = dataclasses.replace(RECIPE, ema=DECAY)
+LOOKAHEAD = dataclasses.replace(RECIPE, lookahead_steps=3, lookahead_decay=0.9, lookahead_after=1.0)
 
 
 def tensors(model):
@@ -57,14 +60,42 @@ def test_each_epoch_evaluates_the_average_and_trains_on_with_the_weights():
     assert trainer.evaluation.record(trainer.splits)["test_loss"] == records[-1]["test_loss"]
 
 
+def test_lookahead_equals_a_loop_written_by_hand():
+    trainer = small_trainer(Nothing(), LOOKAHEAD)
+    trainer.fit()
+
+    torch.manual_seed(0)
+    model = small_net().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1, momentum=0.9, weight_decay=5e-4)
+    data, step, average = SmallBatches(64, seed=1), 0, {}
+    own = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    for epoch in range(3):
+        for images, labels in data.epoch(epoch, 16):
+            optimizer.param_groups[0]["lr"] = 0.05 * (1 - 0.9 * step / 12)
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            step += 1
+            if step == 5:  # the first after one epoch
+                average = {name: tensor.clone() for name, tensor in own.items()}
+            elif average and step % 3 == 0:
+                decay = 0.9**3 * (step / 12) ** 3
+                for name, tensor in own.items():
+                    tensor.copy_(average[name].lerp_(tensor, 1 - decay))
+        for name, tensor in average.items():
+            own[name].copy_(tensor)
+    assert_close(tensors(trainer.model), own)
+
+
 @pytest.mark.parametrize("method", [Nothing, Replans, Shrinks])
-def test_a_training_with_an_average_resumes_bit_for_bit(method):
+@pytest.mark.parametrize("recipe", [AVERAGED, LOOKAHEAD])
+def test_a_training_with_an_average_resumes_bit_for_bit(method, recipe):
     records, states = [], Checkpoints()
-    whole = small_trainer(method(), AVERAGED, on_epoch=records.append, on_checkpoint=states.keep)
+    whole = small_trainer(method(), recipe, on_epoch=records.append, on_checkpoint=states.keep)
     whole.fit()
     for done, state in enumerate(states, start=1):
         again = []
-        resumed = small_trainer(method(), AVERAGED, on_epoch=again.append)
+        resumed = small_trainer(method(), recipe, on_epoch=again.append)
         resumed.load_state_dict(state)
         resumed.fit()
         for name, tensor in whole.model.state_dict().items():
@@ -134,19 +165,20 @@ def test_removed_branches_leave_the_average_with_its_own_constant():
     assert trainer.evaluation.record(trainer.splits)["test_loss"] == records[-1]["test_loss"]
 
 
-def test_masked_weights_are_zero_in_the_final_model():
+@pytest.mark.parametrize("recipe", [AVERAGED, dataclasses.replace(LOOKAHEAD, lookahead_after=0.0)])
+def test_masked_weights_are_zero_in_the_final_model(recipe):
     class ZeroesLate(Method):
         def after_optimizer_step(self, ctx):
             if ctx.epochs_done:
                 with torch.no_grad():
                     ctx.layers["4"].weight[:, ::2] = 0
 
-    trainer = small_trainer(ZeroesLate(), AVERAGED)
+    trainer = small_trainer(ZeroesLate(), recipe)
     trainer.fit()
     weight = trainer.model[4].weight
     assert not weight[:, ::2].any()
     assert weight[:, 1::2].all()
-    planned = small_trainer(WeightMask(), AVERAGED)
+    planned = small_trainer(WeightMask(), recipe)
     planned.fit()
     assert not planned.model[4].weight[:, ::2].any()
 
@@ -161,6 +193,45 @@ def test_a_restart_begins_a_new_average():
     trainer._carry_out(trainer.hooks.close_epoch())
     with trainer.average.evaluated():
         pass
-    trainer.average.update()
+    trainer.average.update(0.5)
     for name, tensor in tensors(trainer.model).items():
         assert torch.equal(trainer.average._averaged.module.state_dict()[name], tensor), name
+
+
+def test_lookahead_counts_steps_that_ran_and_a_restart_begins_anew():
+    skips = small_trainer(SkipsOdd(), dataclasses.replace(LOOKAHEAD, lookahead_steps=2, lookahead_after=0.0))
+    plain = small_trainer(SkipsOdd(), RECIPE)
+    for trainer in (skips, plain):
+        trainer.fit()
+    assert skips.average._steps == 6
+    assert not torch.equal(skips.model[0].weight, plain.model[0].weight)
+
+    trainer = small_trainer(Nothing(), dataclasses.replace(LOOKAHEAD, lookahead_after=0.0))
+    trainer.train_epoch()
+    trainer.average.begin_again()
+    before = tensors(trainer.model)
+    trainer.average.end_epoch()
+    assert all(map(torch.equal, tensors(trainer.model).values(), before.values()))
+
+
+def test_lookahead_keeps_what_a_method_changes_at_the_end_of_an_epoch():
+    class Halves(Method):
+        def on_epoch_end(self, ctx):
+            with torch.no_grad():
+                ctx.model[0].weight.mul_(0.5)
+
+    records, states = [], []
+    trainer = small_trainer(
+        Halves(), dataclasses.replace(LOOKAHEAD, lookahead_after=0.0, learning_rate=0.0, weight_decay=0.0),
+        on_epoch=records.append, on_checkpoint=lambda state: states.append(state()["model"]["0.weight"].clone()),
+    )  # fmt: skip
+    first = trainer.model[0].weight.detach().clone()
+    trainer.fit()
+    for epoch, weight in enumerate(states, 1):
+        torch.testing.assert_close(weight, first * 0.5**epoch, msg=str(epoch))
+    assert trainer.evaluation.record(trainer.splits)["test_loss"] == records[-1]["test_loss"]
+
+
+def test_lookahead_that_would_undo_whole_epochs_is_refused():
+    with pytest.raises(UsageError, match=r"^recipe.lookahead_steps is 5; an epoch has 4 steps"):
+        small_trainer(Nothing(), dataclasses.replace(RECIPE, lookahead_steps=5))

@@ -14,7 +14,7 @@ from suite.runs.callbacks.calls import CallbackTrial
 FOLDER = "tensorboard"
 _GROUPS = {
     "loss": ("train_loss", "regularization", "test_loss", "val_loss"),
-    "accuracy": ("test_accuracy", "val_accuracy"),
+    "accuracy": ("test_accuracy", "test_accuracy_one_view", "val_accuracy"),
     "time": ("train_time_s", "eval_time_s", "reconfigure_time_s", "compile_time_s", "energy_j"),
     "training": ("learning_rate", "batch_size", "steps", "skipped_steps", "loss_scale", "step_memory_bytes"),
     "network": ("params", "inference_flops"),

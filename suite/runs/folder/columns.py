@@ -119,6 +119,15 @@ SCHEMA: tuple[Column, ...] = (
     Column(
         "test_accuracy", float, "fraction", "measured", "Test accuracy", "Of the final model, on the whole test set.", 1
     ),
+    Column(
+        "test_accuracy_one_view",
+        float,
+        "fraction",
+        "measured",
+        "Test accuracy of one view",
+        "Of each test image as it is, where `test_accuracy` is that of six views (`recipe.six_views`); else empty.",
+        1,
+    ),
     Column("test_loss", float, "", "measured", "Test loss", "Cross entropy of the final model on the test set."),
     Column(
         "val_accuracy",

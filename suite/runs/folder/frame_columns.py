@@ -40,6 +40,8 @@ EPOCHS: tuple[Column, ...] = (
     _column("train_loss", float, "", "measured", "Loss of the task, averaged over the images of the epoch."),
     _column("regularization", float, "", "measured", "Term of the regularizer, averaged over steps."),
     _column("test_accuracy", float, "fraction", "measured", _EVALUATED),
+    _column("test_accuracy_one_view", float, "fraction", "measured",
+            "Of each test image as it is, in a last epoch that averages six views."),
     _column("test_loss", float, "", "measured", _EVALUATED),
     _column("val_accuracy", float, "fraction", "measured", _EVALUATED),
     _column("val_loss", float, "", "measured", _EVALUATED),

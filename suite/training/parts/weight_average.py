@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights, which is evaluated and saved in place of the weights."""
+"""Averages of a model's weights: one that is evaluated and saved in their place, and one that the model becomes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from suite.errors import UsageError
 from suite.method import EMPTY_PLAN
+from suite.recipe import Recipe
 from suite.training.hooks import Hooks
+
+_ROUNDING = 1e-9
 
 
 class WeightAverage:
@@ -47,9 +51,23 @@ class WeightAverage:
     def bytes(self) -> int:
         return sum(average.numel() * average.element_size() for _, _, average in self._tensors())
 
-    def update(self) -> None:
-        """Add the present weights to the average, after a step of the optimizer."""
+    def update(self, share: float) -> None:
+        """Add the present weights to the average, after a step of the optimizer.
+
+        Args:
+            share: Share of the training that is done, that step included.
+        """
         self._averaged.update_parameters(self._model)
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch, before its first step."""
+
+    def end_epoch(self) -> None:
+        """End an epoch, after its last step and before the hooks of the method at its end."""
+
+    def finish(self) -> None:
+        """End the training: set the model's weights to their average."""
+        self._replace_weights()
 
     def begin_again(self) -> None:
         """Discard the average, because the training was restarted; the next update begins a new one."""
@@ -67,8 +85,8 @@ class WeightAverage:
             for tensor, value in own:
                 tensor.data = value
 
-    def replace_weights(self) -> None:
-        """Set the model's weights to their average, at the end of the training."""
+    def _replace_weights(self) -> None:
+        """Set the model's weights to their average."""
         with torch.no_grad():
             for tensor, value in self._values():
                 tensor.copy_(value)
@@ -96,3 +114,74 @@ class WeightAverage:
             (tensor, average.masked_fill(tensor.detach() == 0, 0) if name in weights else average.detach())
             for name, tensor, average in self._tensors()
         ]
+
+
+class Lookahead(WeightAverage):
+    """An average that the model becomes every few steps and at the end of each epoch; the momentum stays.
+
+    What hooks change at the end of an epoch belongs to the average too.
+
+    Source: K. Jordan, "94 % on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498.
+
+    Args:
+        hooks: As for `WeightAverage`.
+        recipe: Recipe with the fields `lookahead_...`.
+        steps_per_epoch: Steps of an epoch.
+
+    Raises:
+        UsageError: An epoch has fewer steps than `lookahead_steps`, so that its end would undo all of them.
+    """
+
+    def __init__(self, hooks: Hooks, recipe: Recipe, steps_per_epoch: int) -> None:
+        super().__init__(hooks, recipe.lookahead_decay)
+        self._recipe, self._steps = recipe, 0  # steps that the method and the loss scale have not skipped
+        if recipe.lookahead_steps > steps_per_epoch:
+            raise UsageError(
+                f"recipe.lookahead_steps is {recipe.lookahead_steps}; an epoch has {steps_per_epoch} steps, "
+                "all of which its end would undo"
+            )
+
+    def update(self, share: float) -> None:
+        """Begin the average, or let the model become it, if it is time."""
+        from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+        recipe = self._recipe
+        self._steps += 1
+        if not self._averaged.n_averaged:
+            if share * recipe.epochs > recipe.lookahead_after + _ROUNDING:
+                super().update(share)
+        elif self._steps % recipe.lookahead_steps == 0:
+            decay = recipe.lookahead_decay**recipe.lookahead_steps * share**3
+            self._averaged.multi_avg_fn = get_ema_multi_avg_fn(decay)
+            super().update(share)
+            self._replace_weights()
+            self._follow()
+
+    def begin_epoch(self) -> None:
+        self._follow()
+
+    def end_epoch(self) -> None:
+        """Let the model become the average, so that steps since the last update are undone."""
+        self._replace_weights()
+
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Leave the model as it is: it became the average at the end of the epoch."""
+        yield
+
+    def finish(self) -> None:
+        """Leave the model as it is: it became the average at the end of the epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": super().state_dict(), "steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state["average"])
+        self._steps = state["steps"]
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Set the average to the weights, which a method may have changed: a weight that it regrows begins at zero."""
+        if self._averaged.n_averaged:
+            for _, tensor, average in self._tensors():
+                average.copy_(tensor)
