@@ -2,6 +2,7 @@
 
     python -m benchmarks.evidence.time_passes same DIR
     python -m benchmarks.evidence.time_passes whole FIRST SECOND ...
+    python -m benchmarks.evidence.time_passes together DIR
     python -m benchmarks.evidence.time_passes ieee COPY
 
 `same`: DIR has trials of `dense[repeat=2]`, with ten times three passes. Each three passes are a measurement, with the
@@ -10,6 +11,9 @@ interval of the rule. A correct clock has intervals of which 19 in 20 contain 1.
 `whole`: FIRST has a trial of dense and then one of a method, SECOND the same trials in the other order, all trained on
 a quiet machine, so that a drift of the machine cancels (ABBA); more folders repeat both. FIRST has the time passes. The
 ratio of the trainings should lie in the interval of the passes.
+
+`together`: trains each method of DIR whole once more, with dense, in one process in which they take turns of a step, so
+that both are slowed alike. Where the machine's speed changes within minutes, this check is far sharper than `whole`.
 
 `ieee`: measures three passes of each method with subnormal numbers, which `time` does not do. COPY has the trials of a
 folder and no times.
@@ -21,21 +25,30 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.trial_environment import enter_trial_environment
 from reports.data.groups import BASELINE, label
 from reports.data.records import read
 from reports.data.rule import Candidate, CostShare, Evidence, cost_shares
+from suite.passes.candidates import dense_spec, find_candidates
 from suite.passes.running import in_subprocess
+from suite.runs.building import build_trainer, load_splits
 from suite.runs.folder.times import TIMES, MethodTime, ratio_of
+from suite.runs.spec import TrialSpec
 from suite.subnormals import IEEE, use_arithmetic
 from suite.timing import time_pass
 from suite.timing.steps import measure
 
 PASSES = 3
 """Of a measurement."""
+CONTEXT = get_context("spawn")
+_turns: Turns
 
 
 def same(folder: Path) -> list[str]:
@@ -81,6 +94,70 @@ def whole(folders: Sequence[Path]) -> list[str]:
             place = "inside" if low <= ratio <= high else "outside"
             lines.append(f"  of dense: {each}, together {ratio:.4f}: {place} [{low:.4f}, {high:.4f}]")
     return [*lines, *passes(folders[0])]
+
+
+def together(folder: Path) -> Iterator[str]:
+    """Train each method whole, in turns with dense, and yield lines that compare their times with the passes."""
+    costs, _ = _costs(_times(folder))
+    for candidate in find_candidates(folder, "together"):
+        assert candidate.spec is not None
+        specs = (candidate.spec, dense_spec(candidate.spec))
+        turns = Turns(len(specs))
+        with ProcessPoolExecutor(len(specs), CONTEXT, _take, (turns,)) as pool:
+            own, dense = pool.map(_train, specs, [folder / "trials"] * len(specs), range(len(specs)))
+        cost = costs[candidate.label]
+        place = "inside" if cost.low <= own / dense <= cost.high else "outside"
+        yield (
+            f"{candidate.label}: trained in {own:.1f} s, dense in {dense:.1f} s: {own / dense:.4f} of dense, {place} "
+            f"{cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]"
+        )
+
+
+class Turns:
+    """Lets trainings in several processes run in turn, beginning with the first.
+
+    Attributes:
+        waited: Seconds that the training of this process has waited between its steps.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.waited = 0.0
+        self._turns = [CONTEXT.Semaphore(int(place == 0)) for place in range(count)]
+        self._ended = CONTEXT.Array("b", count)
+
+    def run(self, place: int, fit: Callable[[], None]) -> None:
+        """Run a training, whose steps call `end`."""
+        self._turns[place].acquire()
+        try:
+            fit()
+        finally:
+            self._ended[place] = 1
+            self._next(place)
+
+    def end(self, place: int) -> None:
+        """Give the turn to the next training, and wait for the own one."""
+        began = time.perf_counter()
+        self._next(place)
+        self._turns[place].acquire()
+        self.waited += time.perf_counter() - began
+
+    def _next(self, place: int) -> None:
+        others = [*range(place + 1, len(self._turns)), *range(place + 1)]
+        self._turns[next((other for other in others if not self._ended[other]), place)].release()
+
+
+def _take(turns: Turns) -> None:
+    """Receive the turns, which a process gets only when it starts."""
+    global _turns
+    _turns = turns
+    enter_trial_environment()
+
+
+def _train(spec: TrialSpec, trials: Path, place: int) -> float:
+    """Train a trial in turns, and return the seconds of its training."""
+    trainer = build_trainer(spec, trials, load_splits(spec), on_step=lambda _: _turns.end(place))
+    _turns.run(place, trainer.fit)
+    return trainer.clock.training - _turns.waited
 
 
 def passes(folder: Path) -> list[str]:
@@ -133,13 +210,17 @@ def _spread(ratios: Iterable[float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("same", "whole", "ieee"))
+    parser.add_argument("what", choices=("same", "whole", "together", "ieee"))
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     typed = parser.parse_args(arguments)
     if (typed.what == "whole") != (len(typed.folders) > 1):
         parser.error(f"{typed.what} takes {'folders' if typed.what == 'whole' else '1 folder'}")
-    lines = whole(typed.folders) if typed.what == "whole" else {"same": same, "ieee": ieee}[typed.what](*typed.folders)
-    print("\n".join(lines))
+    if typed.what == "together":
+        enter_trial_environment()
+    of_one: dict[str, Callable[[Path], Iterable[str]]] = {"same": same, "together": together, "ieee": ieee}
+    lines = whole(typed.folders) if typed.what == "whole" else of_one[typed.what](*typed.folders)
+    for line in lines:
+        print(line, flush=True)
     return 0
 
 

@@ -1,12 +1,21 @@
 """What is said about time passes of dense against dense, and next to whole trainings."""
 
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
+import torch
+from small_trials import flushed, train_in_suite
 from time_passes import one_pass
 
 from benchmarks.evidence import time_passes
 from reports.data.records import Trial
 from suite.runs.folder.entries import GroupEntries
 from suite.runs.folder.times import TIMES, MethodTime
+from suite.timing import time_pass
 
 
 def write(folder, **methods):
@@ -54,6 +63,44 @@ def test_whole_trainings_are_compared_with_the_interval_of_the_passes(tmp_path, 
     assert lines[5].startswith("sdgp: passes 0.9000 0.9020 0.9040  0.9020 [0.9003, 0.9037]")
     assert lines[7] == "  from epoch 4: 0.902, 0.902 at its start and end"
     assert len(lines) == 11
+
+
+def test_trainings_take_turns_until_the_longer_one_ends_alone():
+    turns, order = time_passes.Turns(2), []
+
+    def fit(place, steps):
+        for _ in range(steps):
+            order.append(place)
+            turns.end(place)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(turns.run, (1, 0), (partial(fit, 1, 5), partial(fit, 0, 2))))
+    assert order == [0, 1, 0, 1, 1, 1, 1]
+
+
+def test_a_training_that_fails_gives_its_turn_away():
+    turns = time_passes.Turns(2)
+
+    def fails():
+        raise ValueError("it fails")
+
+    with ThreadPoolExecutor(2) as pool, pytest.raises(ValueError, match="it fails"):
+        list(pool.map(turns.run, (0, 1), (fails, partial(turns.end, 1))))
+
+
+@pytest.mark.slow
+def test_whole_trainings_in_turn_are_compared_with_the_passes(tmp_path, capsys):
+    for method in ("dense", "ssl"):
+        train_in_suite(tmp_path, flushed(method, epochs=1, train_images=256))
+    torch.set_flush_denormal(False)
+    time_pass.run(tmp_path, pairs=3, busy=True, show=lambda line: None)
+    command = [sys.executable, "-m", "benchmarks.evidence.time_passes", "together", str(tmp_path)]
+    line = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"^ssl: trained in ([\d.]+) s, dense in ([\d.]+) s: ([\d.]+) of dense, ", line)
+    assert found, line
+    seconds, dense, ratio = map(float, found.groups())
+    assert seconds / dense == pytest.approx(ratio, rel=0.2)
+    assert 0.5 < ratio < 2
 
 
 def test_a_wrong_number_of_folders_is_refused(tmp_path, capsys):
