@@ -41,13 +41,14 @@ from suite.passes.running import in_subprocess
 from suite.runs.building import build_trainer, load_splits
 from suite.runs.folder.times import TIMES, MethodTime, ratio_of
 from suite.runs.spec import TrialSpec
-from suite.subnormals import IEEE, use_arithmetic
+from suite.subnormals import FLUSH, IEEE, use_arithmetic
 from suite.timing import time_pass
 from suite.timing.steps import measure
 
 PASSES = 3
 """Of a measurement."""
 CONTEXT = get_context("spawn")
+TURN_S = 0.3
 _turns: Turns
 
 
@@ -116,18 +117,23 @@ def together(folder: Path) -> Iterator[str]:
 class Turns:
     """Lets trainings in several processes run in turn, beginning with the first.
 
+    Args:
+        count: Number of trainings.
+        seconds: Seconds of a turn, which ends with the step that reaches them.
+
     Attributes:
         waited: Seconds that the training of this process has waited between its steps.
     """
 
-    def __init__(self, count: int) -> None:
-        self.waited = 0.0
+    def __init__(self, count: int, seconds: float = TURN_S) -> None:
+        self.waited, self._began, self._seconds = 0.0, 0.0, seconds
         self._turns = [CONTEXT.Semaphore(int(place == 0)) for place in range(count)]
         self._ended = CONTEXT.Array("b", count)
 
     def run(self, place: int, fit: Callable[[], None]) -> None:
         """Run a training, whose steps call `end`."""
         self._turns[place].acquire()
+        self._began = time.perf_counter()
         try:
             fit()
         finally:
@@ -135,11 +141,14 @@ class Turns:
             self._next(place)
 
     def end(self, place: int) -> None:
-        """Give the turn to the next training, and wait for the own one."""
-        began = time.perf_counter()
+        """Give the turn to the next training, and wait for the own one, unless the turn has just begun."""
+        ended = time.perf_counter()
+        if ended - self._began < self._seconds:
+            return
         self._next(place)
         self._turns[place].acquire()
-        self.waited += time.perf_counter() - began
+        self._began = time.perf_counter()
+        self.waited += self._began - ended
 
     def _next(self, place: int) -> None:
         others = [*range(place + 1, len(self._turns)), *range(place + 1)]
@@ -150,7 +159,7 @@ def _take(turns: Turns) -> None:
     """Receive the turns, which a process gets only when it starts."""
     global _turns
     _turns = turns
-    enter_trial_environment()
+    use_arithmetic(FLUSH)
 
 
 def _train(spec: TrialSpec, trials: Path, place: int) -> float:

@@ -66,7 +66,7 @@ def test_whole_trainings_are_compared_with_the_interval_of_the_passes(tmp_path, 
 
 
 def test_trainings_take_turns_until_the_longer_one_ends_alone():
-    turns, order = time_passes.Turns(2), []
+    turns, order = time_passes.Turns(2, seconds=0), []
 
     def fit(place, steps):
         for _ in range(steps):
@@ -79,7 +79,7 @@ def test_trainings_take_turns_until_the_longer_one_ends_alone():
 
 
 def test_a_training_that_fails_gives_its_turn_away():
-    turns = time_passes.Turns(2)
+    turns = time_passes.Turns(2, seconds=0)
 
     def fails():
         raise ValueError("it fails")
