@@ -106,11 +106,13 @@ def together(folder: Path) -> Iterator[str]:
         turns = Turns(len(specs))
         with ProcessPoolExecutor(len(specs), CONTEXT, _take, (turns,)) as pool:
             own, dense = pool.map(_train, specs, [folder / "trials"] * len(specs), range(len(specs)))
-        cost = costs[candidate.label]
-        place = "inside" if cost.low <= own / dense <= cost.high else "outside"
+        cost = costs.get(candidate.label)
+        where = f"it has fewer than {PASSES} undisturbed passes"
+        if cost is not None:
+            place = "inside" if cost.low <= own / dense <= cost.high else "outside"
+            where = f"{place} {cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]"
         yield (
-            f"{candidate.label}: trained in {own:.1f} s, dense in {dense:.1f} s: {own / dense:.4f} of dense, {place} "
-            f"{cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]"
+            f"{candidate.label}: trained in {own:.1f} s, dense in {dense:.1f} s: {own / dense:.4f} of dense, {where}"
         )
 
 
@@ -177,8 +179,7 @@ def passes(folder: Path) -> list[str]:
     for name, cost in costs.items():
         found = times[name].sound
         each = " ".join(f"{one.ratio:.4f}" for one in found)
-        own = "" if cost.own_deviation is None else f"; its own differ by {100 * cost.own_deviation:.2f} %"
-        lines.append(f"{name}: passes {each}  {cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]{own}")
+        lines.append(f"{name}: passes {each}  {cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]")
         one_trial = len({one.trial for one in found}) == 1 and len(found[0].stages) > 1
         for stage in zip(*(one.stages for one in found), strict=True) if one_trial else ():
             states = zip(*([ratio_of(pairs) for pairs in (one.start, one.end) if pairs] for one in stage), strict=True)

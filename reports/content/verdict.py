@@ -226,13 +226,7 @@ def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setti
         gain = f"a gain of {answer.smallest_gain:.2f} points"
         parts.append(f"{gain} would have been shown with {100 * POWER:g} %, for every method")
     if cost == "time" and answer.pass_error is not None:
-        others = "".join(
-            f", those of {one.candidate.label} by {100 * one.cost.own_deviation:.1f} %"
-            for one in answer.judged
-            if one.cost is not None and one.cost.own_deviation is not None
-        )
-        pooled = f"{100 * answer.pass_error:.1f} % (standard deviation)"
-        parts.append(f"ratios of time differ between passes by {pooled}{others}")
+        parts.append(f"ratios of time differ between passes by {100 * answer.pass_error:.1f} % (standard deviation)")
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}."
 

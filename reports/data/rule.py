@@ -13,9 +13,7 @@ No accuracy is extrapolated to less than the shortest of them.
 
 **Spread.** Seeds are not paired: accuracies of a method and of dense with the same seed are not correlated. The spread
 of dense is pooled over its lengths, and that of the methods over the methods; a method with a larger spread keeps its
-own. The error of a time ratio is pooled over all methods and dense twice; a method whose passes differ far more than
-the others' (`UNEVEN`) has its own. The error of a cost enters by the slope of d. Degrees of freedom are combined by
-Satterthwaite's formula.
+own. The error of a cost enters by the slope of d. Degrees of freedom are combined by Satterthwaite's formula.
 
 **Many claims.** Each kind of claim is corrected by Holm's method over all methods of a page, at `LEVEL`.
 
@@ -43,8 +41,6 @@ FEWEST_SEEDS = 3
 FEWEST_PASSES = 3
 NOT_SMOOTH = 0.01
 """Smallest p-value of the lack of fit of a parabola."""
-UNEVEN = 0.01
-"""Largest p-value of an F-test at which the time passes of a method differ more than those of the others."""
 MOST_SEEDS = 100
 POWER = 0.8
 CLAIMS = ("better", "worse", "above", "below", "yes", "lossy", "slower")
@@ -116,14 +112,12 @@ class CostShare:
         error: Standard error of `log`; 0 for a cost that is exact.
         freedom: Degrees of freedom of `error`.
         half_width: Half of the 95 % interval of `log`.
-        own_deviation: Standard deviation of ln of its time ratio between passes, if they alone give `error`.
     """
 
     log: float
     error: float = 0.0
     freedom: float = math.inf
     half_width: float = 0.0
-    own_deviation: float | None = None
 
     @property
     def share(self) -> float:
@@ -276,7 +270,7 @@ class Answer:
         judged: The methods, in the order of the evidence.
         curve: Dense training by cost; `None` if there are too few dense trainings.
         shortest: Cost of the shortest dense training that is as good as the whole one.
-        pass_error: Pooled standard deviation of ln of a time ratio between passes; `None` for FLOPs or without passes.
+        pass_error: Standard deviation of ln of a time ratio between passes; `None` for FLOPs and without passes.
         without_curve: Why there is no curve, and what would give one.
         claims: Number of methods on the page for which something was tested.
     """
@@ -410,38 +404,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def cost_shares(evidence: Evidence) -> tuple[dict[str, CostShare], float | None]:
-    """Return the cost of each method that has one, and for times the pooled standard deviation between passes."""
+    """Return the cost of each method that has one, and for times the standard deviation between passes."""
     logs = {one.label: [math.log(ratio) for ratio in one.ratios] for one in evidence.candidates}
     if not evidence.measured:
         return {label: _counted(values) for label, values in logs.items() if values}, None
     enough = {label: values for label, values in logs.items() if len(values) >= FEWEST_PASSES}
     twice = [math.log(ratio) for ratio in evidence.twice]
-    dense = [twice] if len(twice) >= FEWEST_PASSES else []
-    uneven = {
-        label
-        for label, values in enough.items()
-        if _differs_more(
-            pooled([values]), pooled([*dense, *(other for name, other in enough.items() if name != label)])
-        )
-    }
-    spread = pooled([*dense, *(values for label, values in enough.items() if label not in uneven)])
-    if not spread[1]:
+    variance, freedom = pooled([*enough.values(), *([twice] if len(twice) >= FEWEST_PASSES else [])])
+    if not freedom:
         return {}, None
+    deviation, quantile = math.sqrt(variance), _quantile(1 - LEVEL, freedom)
     shares = {}
     for label, values in enough.items():
-        variance, freedom = pooled([values]) if label in uneven else spread
-        own = math.sqrt(variance) if label in uneven else None
-        error = math.sqrt(variance / len(values))
-        half_width = _quantile(1 - LEVEL, freedom) * error
-        shares[label] = CostShare(math.fsum(values) / len(values), error, freedom, half_width, own)
-    return shares, math.sqrt(spread[0])
-
-
-def _differs_more(own: tuple[float, int], others: tuple[float, int]) -> bool:
-    """Return whether the passes of one method differ more than those of the others, given variances and freedoms."""
-    if not others[1] or own[0] <= others[0]:
-        return False
-    return not others[0] or _p_of_ratio(own[0] / others[0], own[1], others[1]) < UNEVEN
+        error = deviation / math.sqrt(len(values))
+        shares[label] = CostShare(math.fsum(values) / len(values), error, freedom, quantile * error)
+    return shares, deviation
 
 
 def _counted(logs: Sequence[float]) -> CostShare:

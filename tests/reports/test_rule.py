@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import statistics
 
 import numpy as np
 import pytest
@@ -235,27 +234,6 @@ def test_a_cell_with_two_seeds_or_passes_changes_nothing():
     one, two = only(EXAMPLE).judged[0], only(more).judged[0]
     assert one.accuracy.parts == two.accuracy.parts
     assert only(passes).judged[0].cost.half_width == one.cost.half_width
-
-
-def test_a_method_whose_passes_differ_far_more_has_an_error_of_its_own():
-    ratios = (0.75, 0.86, 0.98)
-    wild = dataclasses.replace(A, label="wild", ratios=ratios)
-    without, answer = only(EXAMPLE), only(dataclasses.replace(EXAMPLE, candidates=(A, wild, B, C, D)))
-    cost = answer.judged[1].cost
-    deviation = statistics.stdev(math.log(ratio) for ratio in ratios)
-    assert cost.own_deviation == pytest.approx(deviation)
-    assert (cost.error, cost.freedom) == (pytest.approx(deviation / math.sqrt(3)), 2)
-    assert math.log(cost.high / cost.low) == pytest.approx(2 * 4.30265 * cost.error, rel=1e-5)  # t with 2 degrees
-    assert answer.pass_error == without.pass_error
-    assert [one.cost for one in answer.judged if one.candidate != wild] == [one.cost for one in without.judged]
-
-
-@pytest.mark.parametrize(("deviation", "own"), [(0.0107, False), (0.0110, True)])
-def test_passes_differ_far_more_at_one_percent(deviation, own):
-    # The passes of the example have a variance of 0.00394² with 10 degrees of freedom; F(2, 10) is above 7.559 in 1 %.
-    wild = dataclasses.replace(A, label="wild", ratios=(math.exp(-deviation), 1.0, math.exp(deviation)))
-    cost = only(dataclasses.replace(EXAMPLE, candidates=(wild, A, B, C, D))).judged[0].cost
-    assert (cost.own_deviation is not None) is own
 
 
 def test_diverged_seeds_are_counted_and_never_better():

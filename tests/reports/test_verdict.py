@@ -241,13 +241,6 @@ def test_a_disturbed_pass_beside_enough_others_changes_nothing(suite: Any) -> No
     assert "disturbed" not in group.verdict.advice
 
 
-def test_a_method_whose_passes_differ_far_more_is_named(suite: Any) -> None:
-    add_budgets(suite)
-    add_method(suite, "quick", near(88.7), executed=0.85)
-    write_time_passes(suite, "quick", (0.75, 0.86, 0.98))
-    assert "between passes by 0.0 % (standard deviation), those of quick by 13.4 %." in group_of(suite).verdict.basis
-
-
 def test_a_control_alone_that_was_timed_decides_nothing(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "quick", near(88.7), executed=0.85)
