@@ -12,8 +12,8 @@ interval of the rule. A correct clock has intervals of which 19 in 20 contain 1.
 a quiet machine, so that a drift of the machine cancels (ABBA); more folders repeat both. FIRST has the time passes. The
 ratio of the trainings should lie in the interval of the passes.
 
-`together`: trains each method of DIR whole once more, with dense, in one process in which they take turns of a step, so
-that both are slowed alike. Where the machine's speed changes within minutes, this check is far sharper than `whole`.
+`together`: trains each method of DIR, which has time passes, whole once more in turns with dense, so that both are
+slowed alike. Each is a process of its own, and a turn ends with the step that reaches `TURN_S`.
 
 `ieee`: measures three passes of each method with subnormal numbers, which `time` does not do. COPY has the trials of a
 folder and no times.
@@ -49,6 +49,7 @@ PASSES = 3
 """Of a measurement."""
 CONTEXT = get_context("spawn")
 TURN_S = 0.3
+"""Seconds of a turn."""
 _turns: Turns
 
 

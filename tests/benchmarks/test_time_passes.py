@@ -98,7 +98,7 @@ def test_whole_trainings_in_turn_are_compared_with_the_passes(tmp_path, capsys):
     line = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.search(r"^ssl: trained in [\d.]+ s, dense in [\d.]+ s: ([\d.]+) of dense, ", line)
     assert found, line
-    assert 0.2 < float(found[1]) < 5  # so little is trained, beside other tests
+    assert 0.2 < float(found[1]) < 5  # so little is trained while other tests run
 
 
 def test_a_wrong_number_of_folders_is_refused(tmp_path, capsys):

@@ -47,13 +47,12 @@ def test_layers_and_what_is_trained() -> None:
 def test_the_first_layer_whitens_patches_of_training_images() -> None:
     task = CIFAR10()
     splits = task.load(task.prepare(Path(), "smoke"), task.recipe("smoke"), 0, torch.device("cpu"))
-    models = [airbench(width=0.25) for _ in range(3)]
-    for model, seed in zip(models, (0, 0, 1), strict=True):
-        initialize(model, splits, seed)
-    first, again, other = (model.get_submodule("whiten").weight for model in models)
+    models = [airbench(width=0.25) for _ in range(2)]
+    for model in models:
+        initialize(model, splits, 0)
+    first, again = (model.get_submodule("whiten").weight for model in models)
     assert torch.equal(first, again)
     assert torch.equal(first[:12], -first[12:])
-    assert torch.equal(first, other), "the sample has 2,000 images, all of which are used"
     images = splits.train.sample(5_000, 0)  # type: ignore[attr-defined]
     outputs = F.conv2d(images, first[:12]).transpose(0, 1).flatten(1).double()
     moment = outputs @ outputs.T / outputs.shape[1]

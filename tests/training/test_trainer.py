@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_methods import METHODS, Decays, Nothing, RandomChannels, Replans, Shrinks, WeightMask
-from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_trainer
+from small_training import RECIPE, Checkpoints, small_net, small_trainer, steps_by_hand
 from torch import nn
 
 from suite.method import Method, OpPlan, ReconfigPlan
@@ -62,15 +62,7 @@ def test_dense_equals_a_loop_written_by_hand(changes):
     others = [one for one in model.parameters() if all(one is not bias for bias in biases)]
     groups = [{"params": others, "weight_decay": decays[0]}, {"params": biases, "weight_decay": decays[1]}]
     optimizer = torch.optim.SGD(groups, lr=1, momentum=0.9, nesterov=True)
-    data, step = SmallBatches(64, seed=1), 0
-    for epoch in range(3):
-        for images, labels in data.epoch(epoch, 16):
-            for group, own in zip(optimizer.param_groups, (1, factor), strict=True):
-                group["lr"] = 0.05 * (1 - 0.9 * step / 12) * own
-            optimizer.zero_grad()
-            F.cross_entropy(model(images), labels, label_smoothing=0.1).backward()
-            optimizer.step()
-            step += 1
+    assert list(steps_by_hand(model, optimizer, (1, factor), label_smoothing=0.1))[-1] == 12
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(trainer.model.state_dict()[name], tensor, rtol=0, atol=1e-6)
 
@@ -84,14 +76,7 @@ def test_adamw_equals_a_loop_written_by_hand_and_resumes():
     torch.manual_seed(0)
     model = small_net().to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(recipe.momentum, 0.99), weight_decay=0.1)
-    data, step = SmallBatches(64, seed=1), 0
-    for epoch in range(3):
-        for images, labels in data.epoch(epoch, 16):
-            optimizer.param_groups[0]["lr"] = 0.05 * (1 - 0.9 * step / 12)
-            optimizer.zero_grad()
-            F.cross_entropy(model(images), labels).backward()
-            optimizer.step()
-            step += 1
+    assert list(steps_by_hand(model, optimizer))[-1] == 12
     resumed = small_trainer(Nothing(), recipe)
     resumed.load_state_dict(states[0])
     resumed.fit()

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-import torch.nn.functional as F
 from small_methods import Nothing, Replans, Shrinks, SkipsOdd, WeightMask
-from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_trainer
+from small_training import RECIPE, Checkpoints, small_net, small_trainer, steps_by_hand
 from test_trainer import without_times
 
 from suite.errors import UsageError
@@ -67,22 +66,16 @@ def test_lookahead_equals_a_loop_written_by_hand():
     torch.manual_seed(0)
     model = small_net().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1, momentum=0.9, weight_decay=5e-4)
-    data, step, average = SmallBatches(64, seed=1), 0, {}
+    average = {}
     own = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-    for epoch in range(3):
-        for images, labels in data.epoch(epoch, 16):
-            optimizer.param_groups[0]["lr"] = 0.05 * (1 - 0.9 * step / 12)
-            optimizer.zero_grad()
-            F.cross_entropy(model(images), labels).backward()
-            optimizer.step()
-            step += 1
-            if step == 5:  # the first after one epoch
-                average = {name: tensor.clone() for name, tensor in own.items()}
-            elif average and step % 3 == 0:
-                decay = 0.9**3 * (step / 12) ** 3
-                for name, tensor in own.items():
-                    tensor.copy_(average[name].lerp_(tensor, 1 - decay))
-        for name, tensor in average.items():
+    for step in steps_by_hand(model, optimizer):
+        if step == 5:  # the first after one epoch
+            average = {name: tensor.clone() for name, tensor in own.items()}
+        elif average and step % 3 == 0:
+            decay = 0.9**3 * (step / 12) ** 3
+            for name, tensor in own.items():
+                tensor.copy_(average[name].lerp_(tensor, 1 - decay))
+        for name, tensor in average.items() if step % 4 == 0 else ():
             own[name].copy_(tensor)
     assert_close(tensors(trainer.model), own)
 
