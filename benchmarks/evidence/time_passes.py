@@ -2,7 +2,7 @@
 
     python -m benchmarks.evidence.time_passes same DIR
     python -m benchmarks.evidence.time_passes whole FIRST SECOND ...
-    python -m benchmarks.evidence.time_passes together DIR
+    python -m benchmarks.evidence.time_passes together DIR --times N
     python -m benchmarks.evidence.time_passes ieee COPY
 
 `same`: DIR has trials of `dense[repeat=2]`, with ten times three passes. Each three passes are a measurement, with the
@@ -12,8 +12,9 @@ interval of the rule. A correct clock has intervals of which 19 in 20 contain 1.
 a quiet machine, so that a drift of the machine cancels (ABBA); more folders repeat both. FIRST has the time passes. The
 ratio of the trainings should lie in the interval of the passes.
 
-`together`: trains each method of DIR, which has time passes, whole once more in turns with dense, so that both are
-slowed alike. Each is a process of its own, and a turn ends with the step that reaches `TURN_S`.
+`together`: trains each method of DIR, which has time passes, whole in turns with dense, so that both are slowed alike;
+this N times. Each is a process of its own, and a turn ends with the step that reaches `TURN_S`. The ratios of these
+trainings have an interval like those of passes, and so does the difference of both.
 
 `ieee`: measures three passes of each method with subnormal numbers, which `time` does not do. COPY has the trials of a
 folder and no times.
@@ -28,9 +29,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.trial_environment import enter_trial_environment
 from reports.data.groups import BASELINE, label
@@ -59,12 +61,11 @@ def same(folder: Path) -> list[str]:
     lines, covered = [], 0
     measurements = [passes[place : place + PASSES] for place in range(0, len(passes) - PASSES + 1, PASSES)]
     for number, some in enumerate(measurements, 1):
-        twice = tuple(one.dense_twice for one in some)
-        costs, _ = cost_shares(Evidence((), (Candidate("again", (), tuple(one.ratio for one in some)),), twice))
-        cost = costs["again"]
+        twice = [one.dense_twice for one in some]
+        cost = _shares({"again": [one.ratio for one in some]}, twice)[0]["again"]
         covered += cost.low <= 1 <= cost.high
-        ratios = " ".join(f"{one.ratio:.4f}" for one in some)
-        lines.append(f"{number:2}  passes {ratios}  {cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]")
+        each = " ".join(f"{one.ratio:.4f}" for one in some)
+        lines.append(f"{number:2}  passes {each}  {_interval(cost)}")
     lines.append(f"{covered} of {len(measurements)} intervals contain 1")
     for name, ratios in (
         ("passes", [one.ratio for one in passes]),
@@ -98,23 +99,41 @@ def whole(folders: Sequence[Path]) -> list[str]:
     return [*lines, *passes(folders[0])]
 
 
-def together(folder: Path) -> Iterator[str]:
+def together(folder: Path, times: int = PASSES) -> Iterator[str]:
     """Train each method whole, in turns with dense, and yield lines that compare their times with the passes."""
-    costs, _ = _costs(_times(folder))
-    for candidate in find_candidates(folder, "together"):
-        assert candidate.spec is not None
-        specs = (candidate.spec, dense_spec(candidate.spec))
-        turns = Turns(len(specs))
-        with ProcessPoolExecutor(len(specs), CONTEXT, _take, (turns,)) as pool:
-            own, dense = pool.map(_train, specs, [folder / "trials"] * len(specs), range(len(specs)))
-        cost = costs.get(candidate.label)
-        where = f"it has fewer than {PASSES} undisturbed passes"
-        if cost is not None:
-            place = "inside" if cost.low <= own / dense <= cost.high else "outside"
-            where = f"{place} {cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]"
-        yield (
-            f"{candidate.label}: trained in {own:.1f} s, dense in {dense:.1f} s: {own / dense:.4f} of dense, {where}"
-        )
+    executed = {trial.name: trial.numbers["train_flops_executed"] for trial in read(folder).trials}
+    ratios: dict[str, list[float]] = {}
+    for number in range(times):
+        for candidate in find_candidates(folder, "together"):
+            assert candidate.spec is not None
+            specs = (candidate.spec, dense_spec(candidate.spec))
+            turns = Turns(len(specs))
+            with ProcessPoolExecutor(len(specs), CONTEXT, _take, (turns,)) as pool:
+                own, dense = pool.map(_train, specs, [folder / "trials"] * len(specs), range(len(specs)))
+            ratio, again = own.seconds / dense.seconds, own.flops / executed[candidate.trial]
+            ratios.setdefault(candidate.label, []).append(ratio)
+            yield (
+                f"{number + 1}. {candidate.label}: trained in {own.seconds:.1f} s, dense in {dense.seconds:.1f} s: "
+                f"{ratio:.4f} of dense; executed {again:.4f} of the FLOPs of its trial"
+            )
+    of_trainings, error = _shares(ratios)
+    of_passes, _ = _costs(_times(folder))
+    if error is not None:
+        yield f"trainings differ by {100 * error:.2f} % (standard deviation)"
+    for name, cost in of_trainings.items():
+        yield f"{name}: {_interval(cost)}"
+        if found := of_passes.get(name):
+            # Both errors are independent; their half widths add up like standard errors, nearly.
+            bound = math.hypot(cost.half_width, found.half_width)
+            difference = (f"{100 * (math.exp(cost.log - found.log + sign * bound) - 1):+.1f}" for sign in (0, -1, 1))
+            yield "  passes {}: trainings differ from them by {} [{}, {}] %".format(_interval(found), *difference)
+
+
+class Training(NamedTuple):
+    """Seconds of a whole training, and the FLOPs that it executed."""
+
+    seconds: float
+    flops: float
 
 
 class Turns:
@@ -165,11 +184,11 @@ def _take(turns: Turns) -> None:
     use_arithmetic(FLUSH)
 
 
-def _train(spec: TrialSpec, trials: Path, place: int) -> float:
-    """Train a trial in turns, and return the seconds of its training."""
+def _train(spec: TrialSpec, trials: Path, place: int) -> Training:
+    """Train a trial in turns."""
     trainer = build_trainer(spec, trials, load_splits(spec), on_step=lambda _: _turns.end(place))
     _turns.run(place, trainer.fit)
-    return trainer.clock.training - _turns.waited
+    return Training(trainer.clock.training - _turns.waited, trainer.ledger.train_flops["executed"])
 
 
 def passes(folder: Path) -> list[str]:
@@ -180,7 +199,7 @@ def passes(folder: Path) -> list[str]:
     for name, cost in costs.items():
         found = times[name].sound
         each = " ".join(f"{one.ratio:.4f}" for one in found)
-        lines.append(f"{name}: passes {each}  {cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]")
+        lines.append(f"{name}: passes {each}  {_interval(cost)}")
         one_trial = len({one.trial for one in found}) == 1 and len(found[0].stages) > 1
         for stage in zip(*(one.stages for one in found), strict=True) if one_trial else ():
             states = zip(*([ratio_of(pairs) for pairs in (one.start, one.end) if pairs] for one in stage), strict=True)
@@ -190,9 +209,19 @@ def passes(folder: Path) -> list[str]:
 
 
 def _costs(times: Mapping[str, MethodTime]) -> tuple[dict[str, CostShare], float | None]:
-    candidates = tuple(Candidate(name, (), tuple(one.ratio for one in time.sound)) for name, time in times.items())
-    twice = tuple(one.dense_twice for time in times.values() for one in time.sound)
-    return cost_shares(Evidence((), candidates, twice))
+    ratios = {name: [one.ratio for one in time.sound] for name, time in times.items()}
+    return _shares(ratios, [one.dense_twice for time in times.values() for one in time.sound])
+
+
+def _shares(
+    ratios: Mapping[str, Sequence[float]], twice: Sequence[float] = ()
+) -> tuple[dict[str, CostShare], float | None]:
+    candidates = tuple(Candidate(name, (), tuple(found)) for name, found in ratios.items())
+    return cost_shares(Evidence((), candidates, tuple(twice)))
+
+
+def _interval(cost: CostShare) -> str:
+    return f"{cost.share:.4f} [{cost.low:.4f}, {cost.high:.4f}]"
 
 
 def ieee(folder: Path) -> list[str]:
@@ -223,12 +252,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("same", "whole", "together", "ieee"))
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
+    parser.add_argument("--times", type=int, default=PASSES, metavar="N", help="trainings of each method (together)")
     typed = parser.parse_args(arguments)
     if (typed.what == "whole") != (len(typed.folders) > 1):
         parser.error(f"{typed.what} takes {'folders' if typed.what == 'whole' else '1 folder'}")
     if typed.what == "together":
         enter_trial_environment()
-    of_one: dict[str, Callable[[Path], Iterable[str]]] = {"same": same, "together": together, "ieee": ieee}
+    of_one: dict[str, Callable[[Path], Iterable[str]]] = {
+        "same": same, "together": partial(together, times=typed.times), "ieee": ieee,
+    }  # fmt: skip
     lines = whole(typed.folders) if typed.what == "whole" else of_one[typed.what](*typed.folders)
     for line in lines:
         print(line, flush=True)
