@@ -13,8 +13,9 @@ a quiet machine, so that a drift of the machine cancels (ABBA); more folders rep
 ratio of the trainings should lie in the interval of the passes.
 
 `together`: trains each method of DIR, which has time passes, whole in turns with dense, so that both are slowed alike;
-this N times. Each is a process of its own, and a turn ends with the step that reaches `TURN_S`. The ratios of these
-trainings have an interval like those of passes, and so does the difference of both.
+this N times. Each is a process of its own. A turn ends with the step that reaches `TURN_S`, and the next one belongs to
+the training of which less is done, so that both end together. The ratios of these trainings have an interval like those
+of passes, and so does the difference of both.
 
 `ieee`: measures three passes of each method with subnormal numbers, which `time` does not do. COPY has the trials of a
 folder and no times.
@@ -137,7 +138,7 @@ class Training(NamedTuple):
 
 
 class Turns:
-    """Lets trainings in several processes run in turn, beginning with the first.
+    """Lets trainings in several processes run in turn, beginning with the first, so that they stay equally far.
 
     Args:
         count: Number of trainings.
@@ -150,31 +151,38 @@ class Turns:
     def __init__(self, count: int, seconds: float = TURN_S) -> None:
         self.waited, self._began, self._seconds = 0.0, 0.0, seconds
         self._turns = [CONTEXT.Semaphore(int(place == 0)) for place in range(count)]
-        self._ended = CONTEXT.Array("b", count)
+        self._done = CONTEXT.Array("d", count)
 
     def run(self, place: int, fit: Callable[[], None]) -> None:
-        """Run a training, whose steps call `end`."""
+        """Run a training, whose steps call `step`."""
         self._turns[place].acquire()
         self._began = time.perf_counter()
         try:
             fit()
         finally:
-            self._ended[place] = 1
-            self._next(place)
+            self._done[place] = math.inf
+            self._turns[self._least_done(place)].release()
 
-    def end(self, place: int) -> None:
-        """Give the turn to the next training, and wait for the own one, unless the turn has just begun."""
-        ended = time.perf_counter()
+    def step(self, place: int, done: float) -> None:
+        """Let the training continue, or give the turn away and wait for the next one.
+
+        Args:
+            place: Number of the training.
+            done: Part of it that is done, in [0, 1].
+        """
+        self._done[place], ended = done, time.perf_counter()
         if ended - self._began < self._seconds:
             return
-        self._next(place)
-        self._turns[place].acquire()
+        if (other := self._least_done(place)) != place:
+            self._turns[other].release()
+            self._turns[place].acquire()
         self._began = time.perf_counter()
         self.waited += self._began - ended
 
-    def _next(self, place: int) -> None:
-        others = [*range(place + 1, len(self._turns)), *range(place + 1)]
-        self._turns[next((other for other in others if not self._ended[other]), place)].release()
+    def _least_done(self, place: int) -> int:
+        """Return which training has the next turn; equally far, the present one, so that the order is ABBA."""
+        done = self._done[:]
+        return min(range(len(done)), key=lambda other: (done[other], other != place))
 
 
 def _take(turns: Turns) -> None:
@@ -186,7 +194,7 @@ def _take(turns: Turns) -> None:
 
 def _train(spec: TrialSpec, trials: Path, place: int) -> Training:
     """Train a trial in turns."""
-    trainer = build_trainer(spec, trials, load_splits(spec), on_step=lambda _: _turns.end(place))
+    trainer = build_trainer(spec, trials, load_splits(spec), on_step=lambda done: _turns.step(place, done))
     _turns.run(place, trainer.fit)
     return Training(trainer.clock.training - _turns.waited, trainer.ledger.train_flops["executed"])
 

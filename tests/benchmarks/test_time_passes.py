@@ -1,5 +1,6 @@
 """What is said about time passes of dense against dense, and next to whole trainings."""
 
+import math
 import re
 import subprocess
 import sys
@@ -65,17 +66,17 @@ def test_whole_trainings_are_compared_with_the_interval_of_the_passes(tmp_path, 
     assert len(lines) == 11
 
 
-def test_trainings_take_turns_until_the_longer_one_ends_alone():
+def test_trainings_take_turns_so_that_they_stay_equally_far():
     turns, order = time_passes.Turns(2, seconds=0), []
 
     def fit(place, steps):
-        for _ in range(steps):
+        for step in range(steps):
             order.append(place)
-            turns.end(place)
+            turns.step(place, (step + 1) / steps)
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(turns.run, (1, 0), (partial(fit, 1, 5), partial(fit, 0, 2))))
-    assert order == [0, 1, 0, 1, 1, 1, 1]
+        list(pool.map(turns.run, (1, 0), (partial(fit, 1, 6), partial(fit, 0, 3))))
+    assert order == [0, 1, 1, 1, 0, 1, 1, 0, 1]
 
 
 def test_a_training_that_fails_gives_its_turn_away():
@@ -85,7 +86,7 @@ def test_a_training_that_fails_gives_its_turn_away():
         raise ValueError("it fails")
 
     with ThreadPoolExecutor(2) as pool, pytest.raises(ValueError, match="it fails"):
-        list(pool.map(turns.run, (0, 1), (fails, partial(turns.end, 1))))
+        list(pool.map(turns.run, (0, 1), (fails, partial(turns.step, 1, 1.0))))
 
 
 @pytest.mark.slow
@@ -94,11 +95,18 @@ def test_whole_trainings_in_turn_are_compared_with_the_passes(tmp_path, capsys):
         train_in_suite(tmp_path, flushed(method, epochs=1, train_images=256))
     torch.set_flush_denormal(False)
     time_pass.run(tmp_path, pairs=3, busy=True, show=lambda line: None)
-    command = [sys.executable, "-m", "benchmarks.evidence.time_passes", "together", str(tmp_path)]
-    line = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"^ssl: trained in [\d.]+ s, dense in [\d.]+ s: ([\d.]+) of dense, ", line)
-    assert found, line
-    assert 0.2 < float(found[1]) < 5  # so little is trained while other tests run
+    module = "benchmarks.evidence.time_passes"
+    command = [sys.executable, "-m", module, "together", str(tmp_path), "--times", "3"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    each = re.findall(
+        r"^(\d)\. ssl: trained in [\d.]+ s, dense in [\d.]+ s: ([\d.]+) of dense; executed ([\d.]+)", text, re.M
+    )
+    assert [number for number, _, _ in each] == ["1", "2", "3"], text
+    ratios = [float(ratio) for _, ratio, _ in each]
+    assert all(0.2 < ratio < 5 for ratio in ratios)  # so little is trained while other tests run
+    assert {executed for _, _, executed in each} == {"1.0000"}
+    mean = math.prod(ratios) ** (1 / 3)
+    assert re.search(rf"^ssl: {mean:.3f}\d? \[[\d.]+, [\d.]+\]$", text, re.M), text
 
 
 def test_a_wrong_number_of_folders_is_refused(tmp_path, capsys):
