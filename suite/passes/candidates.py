@@ -84,6 +84,8 @@ def find_candidates(
 def _chosen(found: Sequence[Candidate], typed: Iterable[str]) -> list[Candidate]:
     known = {name for one in found for name in (one.label, _name(one.label))}
     for text in typed:
+        if text == BASELINE and text not in known:
+            raise UsageError(f"--methods {BASELINE}: the other methods are measured next to it; name one of them")
         if text not in known:
             raise UsageError(f"--methods '{text}': the folder has no finished trial of it{nearest(text, known)}")
     return [one for one in found if {one.label, _name(one.label)} & set(typed)]

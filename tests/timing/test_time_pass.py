@@ -481,6 +481,7 @@ def test_a_trial_with_one_other_size_of_training_images_is_measured(shrinking, t
 def test_unknown_methods_and_wrong_options_are_one_line(shrinking, tmp_path, capsys):
     wrong = [
         (["--methods", "prunetrian"], "did you mean 'prunetrain'?"),
+        (["--methods", "dense"], "the other methods are measured next to it; name one of them"),
         (["--pairs", "2"], "an integer from 3"),
         (["--threads", "0"], "an integer from 1"),
         (["--passes", "0"], "an integer from 1"),
