@@ -111,11 +111,11 @@ def together(folder: Path, times: int = PASSES) -> Iterator[str]:
             turns = Turns(len(specs))
             with ProcessPoolExecutor(len(specs), CONTEXT, _take, (turns,)) as pool:
                 own, dense = pool.map(_train, specs, [folder / "trials"] * len(specs), range(len(specs)))
-            ratio, again = own.seconds / dense.seconds, own.flops / executed[candidate.trial]
+            ratio, flops = own.seconds / dense.seconds, own.flops / executed[candidate.trial]
             ratios.setdefault(candidate.label, []).append(ratio)
             yield (
                 f"{number + 1}. {candidate.label}: trained in {own.seconds:.1f} s, dense in {dense.seconds:.1f} s: "
-                f"{ratio:.4f} of dense; executed {again:.4f} of the FLOPs of its trial"
+                f"{ratio:.4f} of dense; executed {flops:.4f} of the FLOPs of its trial"
             )
     of_trainings, error = _shares(ratios)
     of_passes, _ = _costs(_times(folder))
@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("same", "whole", "together", "ieee"))
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
-    parser.add_argument("--times", type=int, default=PASSES, metavar="N", help="trainings of each method (together)")
+    parser.add_argument("--times", type=int, default=PASSES, metavar="N", help="trainings of each method (together); 3 or more have an interval")
     typed = parser.parse_args(arguments)
     if (typed.what == "whole") != (len(typed.folders) > 1):
         parser.error(f"{typed.what} takes {'folders' if typed.what == 'whole' else '1 folder'}")

@@ -96,7 +96,7 @@ def test_whole_trainings_in_turn_are_compared_with_the_passes(tmp_path, capsys):
     torch.set_flush_denormal(False)
     time_pass.run(tmp_path, pairs=3, busy=True, show=lambda line: None)
     module = "benchmarks.evidence.time_passes"
-    command = [sys.executable, "-m", module, "together", str(tmp_path), "--times", "3"]
+    command = [sys.executable, "-m", module, "together", str(tmp_path)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     each = re.findall(
         r"^(\d)\. ssl: trained in [\d.]+ s, dense in [\d.]+ s: ([\d.]+) of dense; executed ([\d.]+)", text, re.M

@@ -63,7 +63,9 @@ def test_a_time_pass_that_is_killed_at_random_moments(tmp_path, count):
         for label, passes in before.items():
             assert after[label][: len(passes)] == passes
         before = after
-    assert 2 <= sum(map(len, before.values())) < 2 * PASSES, "all passes were stored between the kills"
+    between = sum(map(len, before.values())) - 2
+    assert between < 2 * PASSES - 2, "all passes were stored between the kills"
+    assert between or count < 10, "no pass was stored between the kills"
     output, _ = (last := command(*words, str(PASSES))).communicate()
     assert last.returncode == 0, output
     after = stored(out)
