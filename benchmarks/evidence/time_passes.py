@@ -260,7 +260,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("same", "whole", "together", "ieee"))
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
-    parser.add_argument("--times", type=int, default=PASSES, metavar="N", help="trainings of each method (together); 3 or more have an interval")
+    parser.add_argument(
+        "--times", type=int, default=PASSES, metavar="N", help="together: trainings of each method; an interval needs 3"
+    )
     typed = parser.parse_args(arguments)
     if (typed.what == "whole") != (len(typed.folders) > 1):
         parser.error(f"{typed.what} takes {'folders' if typed.what == 'whole' else '1 folder'}")
