@@ -291,7 +291,7 @@ def _number(value: Any, column: str) -> float | None:
     number = finite(value)
     if number is None or number < 0:
         return None
-    if number > COLUMNS[column].maximum or (column in ("seed", "epochs", "threads") and number % 1):
+    if number > COLUMNS[column].maximum or (column in ("seed", "threads") and number % 1):
         return None
     return number
 

@@ -57,9 +57,9 @@ class TargetRow:
     """
 
     label: str
-    epochs: int
+    epochs: float
     colour: int
-    budget: int
+    budget: float
     seeds: int
     reached: int
     fell: int
@@ -72,7 +72,7 @@ class TargetRow:
     @property
     def name(self) -> str:
         """The label, with the epochs of a shorter training."""
-        return f"{self.label}, {self.epochs} epochs" if self.epochs else self.label
+        return f"{self.label}, {self.epochs:g} epochs" if self.epochs else self.label
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
         rows: Their methods.
         target: Accuracy as a fraction.
     """
-    whole, found = int(epochs_of(group)), []
+    whole, found = epochs_of(group), []
     any_timed = next((row.timed for row in rows if row.timed), None)  # all have the times of dense steps
     for row in rows:
         timed = any_timed if row.is_baseline else row.timed
@@ -133,7 +133,7 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
     if dense is not None:
         colour, shorter = rows[dense].colour, []
         for one in group.budgets:
-            epochs = int(epochs_of(one))
+            epochs = epochs_of(one)
             shorter.append(_row(BASELINE, epochs, colour, epochs, one.trials, target, any_timed, whole))
         found[dense + 1 : dense + 1] = reversed(shorter)
     return [row for row in found if row.seeds > row.unknown]
@@ -141,13 +141,13 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
 
 def _row(
     name: str,
-    epochs: int,
+    epochs: float,
     colour: int,
-    budget: int,
+    budget: float,
     trials: Sequence[Trial],
     target: float,
     timed: MethodTime | None,
-    whole: int,
+    whole: float,
 ) -> TargetRow:
     counting = [trial for trial in trials if trial.done or trial.text("status") == "diverged"]
     by_seed: dict[int, list[_Seed]] = {}
@@ -227,12 +227,13 @@ def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None)
         timed: Times of any method, which have those of dense steps by the size of their images.
 
     Returns:
-        The share; `None` if images of several sizes were used, whose steps were not timed.
+        The share; `None` if there are several phases, whose steps were not timed.
     """
     recipe = trial.spec.get("recipe") or {}
-    if timed is None and len(recipe.get("train_sizes") or ()) > 1:
+    if timed is None and (len(recipe.get("train_sizes") or ()) > 1 or recipe.get("freeze")):
         return None
-    progress = epoch / len(trial.epochs)
+    steps = [finite(record.get("steps")) or 1.0 for record in trial.epochs]
+    progress = math.fsum(steps[:epoch]) / math.fsum(steps)
     return part * (timed.passes[0].dense_share(progress) if timed else progress)
 
 
@@ -259,7 +260,7 @@ def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
             return None
         if number <= epoch:
             stage = measured.stages[sum(number >= end for end in ends)]
-            total += steps * stage.ratio * measured.share_of_step(stage.image_size)
+            total += steps * stage.ratio * measured.share_of_step(stage.phase)
     records = {finite(record.get("epoch")): record for record in trial.epochs}
     until, whole = (finite(one.get("reconfigure_time_s")) for one in (records[epoch], trial.epochs[-1]))
     if measured.reconfiguration and until is not None and whole:

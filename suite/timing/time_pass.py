@@ -18,6 +18,7 @@ from suite.cost.hardware import available_cores
 from suite.errors import UsageError, validate
 from suite.passes.candidates import Candidate, dense_spec
 from suite.passes.running import Measure, disturbance, in_subprocess, measure_here, run_pass
+from suite.recipe import Phase
 from suite.runs.engines.local import environment
 from suite.runs.folder.times import TIMES, MethodTime, PassTime
 
@@ -162,7 +163,7 @@ def _pass_of(candidate: Candidate, folder: Path, pairs: int, threads: int, measu
             {"epoch": stage.epoch, "steps": stage.steps, **measured}
             for stage, measured in zip(candidate.stages, found["stages"], strict=True)
         ],
-        "dense": [{"image_size": size, "steps": count} for size, count in found["dense"]],
+        "dense": [{**Phase(*phase)._asdict(), "steps": count} for phase, count in found["dense"]],
         "reconfigure_s": candidate.reconfigure_s,
         "order": {
             "number": candidate.number, "place": candidate.place,

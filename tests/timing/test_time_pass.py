@@ -49,7 +49,7 @@ class SleepsInSteps(Method):
 
 
 def in_this_process(candidate, arguments, threads):
-    return steps.measure(**arguments, device="cpu")
+    return json.loads(json.dumps(steps.measure(**arguments, device="cpu")))  # as from another process
 
 
 def invented(candidate, arguments, threads, ratio=0.75, load=0.1):
@@ -58,7 +58,7 @@ def invented(candidate, arguments, threads, ratio=0.75, load=0.1):
     return {
         "stages": [stage] * len(arguments["stages"]),
         "twice": pairs_of(1.0),
-        "dense": [(None, 32)],
+        "dense": [((None, False), 32)],
         "load": load,
         "provenance": {"busy_cores": 0.1},
     }
@@ -181,11 +181,21 @@ def test_dense_steps_have_images_of_the_size_of_the_stage(tmp_path, seconds_are_
     small, large = time.dense
     assert (small.steps + large.steps, small.steps) == (time.dense_steps, large.steps)
     epochs = [json.loads(line)["step_flops"]["dense"] for line in (folder / "epochs.jsonl").read_text().splitlines()]
-    relative = [time.relative_step(one.image_size) for one in time.dense]
+    relative = [time.relative_step(one.phase) for one in time.dense]
     assert relative[1] / relative[0] == pytest.approx(epochs[-1] / epochs[0], rel=1e-3)
     assert sum(relative) == pytest.approx(2.0)
     assert time.dense_share(0.5) == pytest.approx(relative[0] / 2)
     assert time.dense_share(1.0) == pytest.approx(1.0)
+
+
+def test_dense_steps_have_frozen_parameters_where_those_of_the_stage_have(tmp_path, seconds_are_flops, measured):
+    recipe = {"epochs": 2.5, "train_images": 64, "batch_size": 16, "freeze": ("prep.norm.bias",), "freeze_after": 1}
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", **recipe))
+    time = measured(tmp_path)
+    assert [(one.frozen, one.steps) for one in time.stages] == [(False, 4), (True, 6)]
+    assert [(one.frozen, one.steps) for one in time.dense] == [(False, 4), (True, 6)]
+    assert time.ratio == pytest.approx(1.0)  # the masked products execute all FLOPs
+    assert [time.relative_step(one.phase) for one in time.dense] == pytest.approx([1.0, 1.0])  # FLOPs stay the same
 
 
 def test_sizes_that_repeat_stay_in_their_order(tmp_path, seconds_are_flops, measured):
@@ -194,7 +204,7 @@ def test_sizes_that_repeat_stay_in_their_order(tmp_path, seconds_are_flops, meas
     train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", task="imagenette", **growing))
     time = measured(tmp_path)
     assert [(one.image_size, one.steps) for one in time.dense] == [(16, 2), (32, 2), (16, 2)]
-    small, large, _ = (time.relative_step(one.image_size) for one in time.dense)
+    small, large, _ = (time.relative_step(one.phase) for one in time.dense)
     assert time.dense_share(2 / 3) == pytest.approx((small + large) / (2 * small + large))
     assert time.ratio == pytest.approx(1.0)  # the masked products execute all FLOPs
 

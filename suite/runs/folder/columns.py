@@ -115,7 +115,7 @@ SCHEMA: tuple[Column, ...] = (
     Column("data_copy", str, "", "setting", "Data", "Kind of the data set's copy and the start of its checksum."),
     Column("parameters", str, "", "setting", "All parameters", "Values of all parameters of the method, as JSON."),
     Column("batch_size", int, "images", "setting", "Batch size", "Batch size of the recipe."),
-    Column("epochs", int, "", "setting", "Epochs", "Epochs of the recipe."),
+    Column("epochs", float, "", "setting", "Epochs", "Epochs of the recipe."),
     Column(
         "test_accuracy", float, "fraction", "measured", "Test accuracy", "Of the final model, on the whole test set.", 1
     ),

@@ -165,7 +165,7 @@ def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
             return f"{name} is missing"
     try:
         epochs = [json.loads(line) for line in (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]
-        count = record["spec"]["recipe"]["epochs"]
+        count = math.ceil(record["spec"]["recipe"]["epochs"])
         if len(epochs) != count or any(epoch["epoch"] != number for number, epoch in enumerate(epochs, 1)):
             return "epochs.jsonl does not contain each epoch once"
         result = record.get("result", {})
@@ -218,8 +218,9 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
     if not (_is_integer(read.processes) and read.processes >= 1):
         raise ValueError(f"its processes are {str(read.processes)[:40]}")
     for field in ("epochs", "batch_size"):
-        value = read.recipe.get(field)
-        if not (isinstance(value, int) and _is_integer(value) and 1 <= value <= _LARGEST[int]):
+        value: Any = read.recipe.get(field)
+        is_number = isinstance(value, (int, float)) if field == "epochs" else isinstance(value, int)
+        if not is_number or isinstance(value, bool) or not 1 <= value <= _LARGEST[int]:
             raise ValueError(f"its recipe.{field} is {str(value)[:40]}")
     if record.get("trial_id", name) != name or not name.endswith(f"-{read.hash[:8]}"):
         raise ValueError(f"it belongs to {read.trial_id}")

@@ -134,7 +134,8 @@ class Lookahead(WeightAverage):
 
     def __init__(self, hooks: Hooks, recipe: Recipe, steps_per_epoch: int) -> None:
         super().__init__(hooks, recipe.lookahead_decay)
-        self._recipe, self._steps = recipe, 0  # steps that the method and the loss scale have not skipped
+        self._recipe, self._length = recipe, recipe.length(steps_per_epoch)
+        self._steps = 0  # steps that the method and the loss scale have not skipped
         if recipe.lookahead_steps > steps_per_epoch:
             raise UsageError(
                 f"recipe.lookahead_steps is {recipe.lookahead_steps}; an epoch has {steps_per_epoch} steps, "
@@ -148,7 +149,7 @@ class Lookahead(WeightAverage):
         recipe = self._recipe
         self._steps += 1
         if not self._averaged.n_averaged:
-            if share * recipe.epochs > recipe.lookahead_after + _ROUNDING:
+            if share * self._length > recipe.lookahead_after + _ROUNDING:
                 super().update(share)
         elif self._steps % recipe.lookahead_steps == 0:
             decay = recipe.lookahead_decay**recipe.lookahead_steps * share**3
