@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from reports.data.groups import BASELINE, TrialGroup, label
+from reports.data.trial_files import finite
 
 _MAY_DIFFER = ("epochs", "recipe")
 
@@ -47,6 +49,22 @@ def _is_budget(other: TrialGroup, group: TrialGroup) -> bool:
 def epochs(group: TrialGroup) -> float:
     """Return the number of epochs of a group; 0 if it is not known."""
     return float(group.key["epochs"] or 0)
+
+
+def share_of_steps(budget: TrialGroup, group: TrialGroup) -> float:
+    """Return the steps of a dense training for fewer epochs relative to the whole one."""
+    if epochs(budget) % 1 or epochs(group) % 1:  # the last epoch has fewer steps
+        steps = [_steps(one) for one in (budget, group)]
+        if all(steps):
+            return steps[0] / steps[1]
+    return epochs(budget) / epochs(group)
+
+
+def _steps(group: TrialGroup) -> float:
+    """Return the steps of dense; 0 if they are not recorded."""
+    dense = next((trial for trial in group.trials if trial.done and label(trial) == BASELINE), None)
+    steps = [finite(record.get("steps")) or 0.0 for record in dense.epochs] if dense else []
+    return math.fsum(steps) if all(steps) else 0.0
 
 
 def _without_epochs(group: TrialGroup) -> dict[str, Any] | None:

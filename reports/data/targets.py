@@ -23,6 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 from reports.data.budget import epochs as epochs_of
+from reports.data.budget import share_of_steps
 from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate
 from reports.data.groups import BASELINE, TrialGroup, seed_of
@@ -128,13 +129,14 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
     any_timed = next((row.timed for row in rows if row.timed), None)  # all have the times of dense steps
     for row in rows:
         timed = any_timed if row.is_baseline else row.timed
-        found.append(_row(row.label, 0, row.colour, whole, row.trials, target, timed, whole))
+        found.append(_row(row.label, 0, row.colour, whole, row.trials, target, timed, 1.0))
     dense = next((place for place, row in enumerate(rows) if row.is_baseline), None)
     if dense is not None:
         colour, shorter = rows[dense].colour, []
         for one in group.budgets:
             epochs = epochs_of(one)
-            shorter.append(_row(BASELINE, epochs, colour, epochs, one.trials, target, any_timed, whole))
+            part = share_of_steps(one, group)
+            shorter.append(_row(BASELINE, epochs, colour, epochs, one.trials, target, any_timed, part))
         found[dense + 1 : dense + 1] = reversed(shorter)
     return [row for row in found if row.seeds > row.unknown]
 
@@ -147,13 +149,13 @@ def _row(
     trials: Sequence[Trial],
     target: float,
     timed: MethodTime | None,
-    whole: float,
+    part: float,
 ) -> TargetRow:
     counting = [trial for trial in trials if trial.done or trial.text("status") == "diverged"]
     by_seed: dict[int, list[_Seed]] = {}
     share_at: _Share | None = None
     if name == BASELINE:
-        share_at = partial(dense_share, part=budget / whole, timed=timed) if whole else None
+        share_at = partial(dense_share, part=part, timed=timed)
     elif timed is not None:
         share_at = partial(time_share, timed=timed)
     for trial in counting:
@@ -223,7 +225,7 @@ def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None)
     Args:
         trial: The trial, which may have fewer epochs than the whole training.
         epoch: Number of the epoch, from 1.
-        part: The trial's epochs over those of the whole training.
+        part: The trial's steps over those of the whole training.
         timed: Times of any method, which have those of dense steps by the size of their images.
 
     Returns:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-from reports.data.budget import epochs
+from reports.data.budget import share_of_steps
 from reports.data.chance import is_guess
 from reports.data.groups import BASELINE, TrialGroup, label
 from reports.data.method_rows import MethodRow, by_seed, seed_of
@@ -99,10 +99,7 @@ def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:
     """
     if budget is group:
         return 1.0
-    steps = [_steps(one) for one in (budget, group)]
-    of_steps = epochs(budget) / epochs(group)
-    if all(steps) and (epochs(budget) % 1 or epochs(group) % 1):  # the last epoch has another number of steps
-        of_steps = steps[0] / steps[1]
+    of_steps = share_of_steps(budget, group)
     if cost == "flops":
         flops = [_dense_flops(one) for one in (budget, group)]
         return flops[0] / flops[1] if all(flops) else of_steps
@@ -114,13 +111,6 @@ def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:
         for one in (budget, group)
     ]
     return times[0] / times[1]
-
-
-def _steps(group: TrialGroup) -> float:
-    """Return the steps of dense; 0 if they are not recorded."""
-    dense = next((trial for trial in group.trials if trial.done and label(trial) == BASELINE), None)
-    steps = [finite(record.get("steps")) or 0.0 for record in dense.epochs] if dense else []
-    return math.fsum(steps) if all(steps) else 0.0
 
 
 def _dense_flops(group: TrialGroup) -> float:

@@ -136,9 +136,10 @@ class Lookahead(WeightAverage):
         super().__init__(hooks, recipe.lookahead_decay)
         self._recipe, self._length = recipe, recipe.length(steps_per_epoch)
         self._steps = 0  # steps that the method and the loss scale have not skipped
-        if recipe.lookahead_steps > steps_per_epoch:
+        fewest = recipe.steps_in(recipe.whole_epochs - 1, steps_per_epoch)
+        if recipe.lookahead_steps > fewest:
             raise UsageError(
-                f"recipe.lookahead_steps is {recipe.lookahead_steps}; an epoch has {steps_per_epoch} steps, "
+                f"recipe.lookahead_steps is {recipe.lookahead_steps}; the last epoch has {fewest} steps, "
                 "all of which its end would undo"
             )
 
