@@ -27,10 +27,12 @@ from suite.runs.folder import packed
 from suite.runs.folder.columns import (
     COLUMNS,
     NUMBER_COLUMNS,
+    RECIPE_PREFIX,
     REQUIRED_COLUMNS,
     TEXT_COLUMNS,
     execution_text,
     minor_version,
+    recipe_cells,
 )
 from suite.runs.folder.profiles import PROFILES, GroupProfiles
 from suite.runs.folder.times import TIMES, GroupTimes
@@ -49,7 +51,7 @@ class Trial:
     """One trial: its row of the results table and the files of its folder. It equals only itself.
 
     Attributes:
-        texts: Text columns of `results.csv`. Empty cells are absent.
+        texts: Text columns of `results.csv`, and all fields of the recipe. Empty cells are absent.
         numbers: Numeric columns of `results.csv`. Empty cells are absent.
         spec: Specification from `trial.json`; empty if that file is missing.
         provenance: Provenance from `trial.json`; empty if that file is missing.
@@ -243,7 +245,10 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
     # A trial that failed before it had a result still has a method, a task and a seed: they are in its spec.
     known = {**_from_spec(spec), **_from_provenance(provenance)}
     row = {**known, **{key: value for key, value in row.items() if value not in ("", None)}}
-    texts = {column: clean(str(row[column])) for column in TEXT_COLUMNS if row.get(column) not in ("", None)}
+    recipe = sorted(column for column in row if column.startswith(RECIPE_PREFIX))
+    texts = {
+        column: clean(str(row[column])) for column in (*TEXT_COLUMNS, *recipe) if row.get(column) not in ("", None)
+    }
     numbers = {}
     for column in NUMBER_COLUMNS:
         value = row.get(column)
@@ -263,7 +268,7 @@ def _from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     names = ("method", "variant", "task", "model", "preset", "seed", "device", "dtype")
     recipe, copy = spec.get("recipe") or {}, spec.get("data_copy") or {}
     found = {name: spec.get(name) for name in names} | {"arithmetic": spec.get("arithmetic", IEEE)}
-    found |= {name: recipe.get(name) for name in ("batch_size", "epochs")}
+    found |= recipe_cells(recipe) if recipe else {}
     found["execution"] = execution_text(recipe.get("execution"), spec.get("processes"))
     if copy:
         found["data_copy"] = f"{copy.get('kind', '')}-{str(copy.get('checksum', ''))[:8]}"

@@ -32,6 +32,8 @@ FILES = ("model.pt", "epochs.jsonl", "layers.csv")
 LARGEST_RECORD = 64 * 2**20  # bytes
 _LARGEST = {int: 2**63 - 1, float: 1.7e308}
 _OURS = {"trial_id", "files", "sha256"}
+FORMAT = 1
+"""Version of the records that this version of the suite writes. Those without one are older, and are read too."""
 # What fields of a specification are by their annotation, and what is said of others; numbers have their own limits.
 _KINDS: dict[str, tuple[type, str]] = {
     "str": (str, "is not a string"),
@@ -70,7 +72,14 @@ def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", 
     """
     if status not in (*ENDED, RUNNING):
         raise ValueError(f"'{status}' is not a status of a trial")
-    content = {"trial_id": spec.trial_id, "spec": spec.to_json(), "status": status, "message": message, **more}
+    content = {
+        "format": FORMAT,
+        "trial_id": spec.trial_id,
+        "spec": spec.to_json(),
+        "status": status,
+        "message": message,
+        **more,
+    }
     if status == "done":
         content["files"] = {name: _facts(folder / name) for name in FILES if (folder / name).is_file()}
     content = _finite(content)
@@ -198,6 +207,8 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
         if record["sha256"] != packed.digest(record):
             raise ValueError("it was changed: its checksum does not match")
     record = files.clean_data(record)
+    if (version := record.get("format", 0)) not in range(FORMAT + 1):
+        raise ValueError(f"its format is {str(version)[:40]}; this version of the suite reads up to {FORMAT}")
     spec = record.get("spec")
     if not isinstance(spec, dict) or "hash" not in spec:
         raise ValueError("it has no spec with a hash")
