@@ -41,8 +41,8 @@ def _is_budget(other: TrialGroup, group: TrialGroup) -> bool:
         and len(names) > 1
         and all(other.key[name] == group.key[name] for name in group.key if name not in _MAY_DIFFER)
         and 0 < epochs(other) < epochs(group)
-        and (ours := _without_epochs(group)) is not None
-        and _without_epochs(other) == ours
+        and (ours := without_epochs(group)) is not None
+        and without_epochs(other) == ours
     )
 
 
@@ -67,7 +67,7 @@ def _steps(group: TrialGroup) -> float:
     return math.fsum(steps) if all(steps) else 0.0
 
 
-def _without_epochs(group: TrialGroup) -> dict[str, Any] | None:
+def without_epochs(group: TrialGroup) -> dict[str, Any] | None:
     """Return the recipe without its epochs; `None` if it is not known, since anything else could differ too."""
     if not group.key["recipe"]:
         return None

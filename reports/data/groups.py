@@ -8,15 +8,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from reports.data.estimates import Estimate
 from reports.data.records import Trial
 from suite.runs.folder.times import GroupTimes, MethodTime
 
-# Trials that are ranked together agree in these. Hardware, threads and the minor version of torch make their times
-# comparable. The last three are part of the recipe; they are known even if only the table is left.
+# Trials of one machine agree in these. The last three are part of the recipe; they are known even if only the table is
+# left. Accuracies of several machines may be compared (`reports.data.pooling`).
 KEY = (
     *("task", "data_copy", "model", "hardware_id", "threads", "torch", "dtype", "arithmetic", "preset", "recipe"),
     *("epochs", "batch_size", "execution"),
 )
+MACHINE = ("hardware_id", "threads", "torch")  # make times comparable
 COLOURS = 7  # of methods other than dense
 CONTROL = -1  # number of the colour of controls
 SHADES = 3  # of each colour
@@ -36,12 +38,31 @@ class TrialGroup:
         budgets: Dense trainings for fewer epochs that the trials are compared with (`reports.data.budget`), one group
             for each number of epochs, ascending.
         times: Training times from the time pass, by label.
+        elsewhere: Trials of the same task and model on other machines, and whether they count here.
     """
 
     key: Mapping[str, str]
     trials: tuple[Trial, ...]
     budgets: tuple[TrialGroup, ...] = ()
     times: Mapping[str, MethodTime] = field(default_factory=dict)
+    elsewhere: tuple[Elsewhere, ...] = ()
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Trials on another machine.
+
+    Attributes:
+        machine: Text of each name of `MACHINE`.
+        done: Finished trials.
+        differences: Accuracy there minus here, as a fraction, of what has three seeds on both machines.
+        refused: Why they do not count here; empty if they do.
+    """
+
+    machine: tuple[str, ...]
+    done: int
+    differences: Mapping[str, Estimate]
+    refused: str = ""
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ class _Seed:
     costs: Mapping[str, float | None]
     share: float | None
     fell: bool = False
+    elsewhere: bool = False
 
 
 def targets_of(
@@ -173,7 +174,7 @@ def _row(
         fell=sum(one.fell for one in known),
         unknown=len(seeds) - len(known),
         epoch=median([one.epoch for one in known]),
-        costs={column: median([one.costs[column] for one in known]) for column in COLUMNS},
+        costs={column: median([one.costs[column] for one in known if not one.elsewhere]) for column in COLUMNS},
         share=median([one.share for one in known]),
         time_is_disturbed=any(is_disturbed(trial) for trial in counting if trial.done),
     )
@@ -193,7 +194,7 @@ def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed:
         share_at: Returns its time until the end of an epoch in units of dense's whole training; `None` if that is not
             known.
     """
-    none = _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED)
+    none = _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED, elsewhere=trial.elsewhere)
     if not trial.done:
         return none
     if not any("test_accuracy" in record for record in trial.epochs):
@@ -205,7 +206,7 @@ def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed:
     share = share_at(trial, int(epoch)) if epoch is not None and share_at is not None else None
     costs = {column: cost_until(record, column) for column in COLUMNS}
     fell = first_reached(trial.epochs[-1:], target) is None
-    return _Seed(epoch, costs, share, fell)
+    return _Seed(epoch, costs, share, fell, trial.elsewhere)
 
 
 def _from_table(trial: Trial, target: float) -> _Seed:

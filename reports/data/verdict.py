@@ -88,7 +88,8 @@ def _times(row: MethodRow) -> tuple[float, ...]:
 def _flops(row: MethodRow) -> tuple[float, ...]:
     executed, dense = (by_seed(row.done, f"train_flops_{kind}") for kind in ("executed", "dense"))
     known = [seed for seed in sorted(executed) if dense.get(seed, 0) and executed[seed]]
-    return tuple(executed[seed] / dense[seed] for seed in known) if len(known) == row.seeds else ()
+    own = {seed_of(trial) for trial in row.done if not trial.elsewhere}
+    return tuple(executed[seed] / dense[seed] for seed in known) if len(known) == len(own) else ()
 
 
 def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:
