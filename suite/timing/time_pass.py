@@ -99,7 +99,7 @@ def run(
         # Later, the machine is only as busy as the passes themselves say.
         complete &= run_pass(
             "time", TIMES, folder, methods, chosen, busy or number > 0, entry_of, _line, say_once,
-            plugins=plugins, number=number, shuffle=True,
+            plugins=plugins, number=number, shuffle=True, anywhere=True,
         )  # fmt: skip
     for (_, label), candidate in measured.items():
         if (count := len(counted(known(candidate).get(label)))) < passes:

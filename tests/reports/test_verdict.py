@@ -413,10 +413,10 @@ def test_a_cost_below_the_shortest_dense_training_has_a_command(suite: Any) -> N
 
 
 def test_all_groups_of_a_page_are_corrected_together(suite: Any) -> None:
-    for hardware in ("12e45678", "99999999"):
+    for model in ("resnet9[width=0.25]", "resnet9[width=0.5]"):
         for epochs in (11, 14, 16, 18, 20):
-            add_dense(suite, epochs, hardware_id=hardware)
-        add_method(suite, "quick", near(88.7), executed=0.85, hardware_id=hardware)
+            add_dense(suite, epochs, model=model)
+        add_method(suite, "quick", near(88.7), executed=0.85, model=model)
     first, second = groups_of(suite)
     assert "for its 2 methods together" in first.verdict.certainty
     assert first.verdict.certainty == second.verdict.certainty

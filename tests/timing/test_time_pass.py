@@ -14,6 +14,8 @@ from small_trials import train_in_suite
 from stopwatches import FakeTime
 from time_passes import pairs as pairs_of
 
+from reports.content.build import build
+from reports.data.records import read
 from suite.command import cli
 from suite.command.export import contents
 from suite.cost import clock, stamps
@@ -21,7 +23,7 @@ from suite.cost.interleaved import interleaved_times
 from suite.cost.ledger import Ledger
 from suite.errors import UsageError
 from suite.method import Method
-from suite.passes import running
+from suite.passes import candidates, running
 from suite.passes.candidates import find_candidates
 from suite.registry import register
 from suite.runs.folder import store
@@ -300,21 +302,40 @@ def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
     assert "prunetrain: not measured: a step executes" in lines[0]
 
 
-@pytest.mark.parametrize(("key", "name"), [({"hardware_id": "h0000000"}, "hardware_id"), ({"torch": "1.13"}, "torch")])
-def test_trials_of_another_machine_are_not_measured(shrinking, monkeypatch, lines, key, name):
-    here = {"busy_cores": 0.1, "hardware_id": "h1111111", "software": {"torch": "2.15.0"}}
+@pytest.mark.parametrize(("name", "value"), [("hardware_id", "h0000000"), ("torch", "1.13")])
+def test_trials_of_another_machine_are_measured_as_those_of_this_one(tmp_path, monkeypatch, lines, name, value):
+    out = tmp_path / "out"
+    first, second = (spec("dense[repeat=2]", seed=seed, **SMALL | {"epochs": 1}) for seed in (0, 1))
+    train_in_suite(out, first)
+    here = candidates.this_machine("cpu")
+    monkeypatch.setattr(candidates, "this_machine", lambda device: {**here, name: value})
+    own = here["hardware_id"], here["torch"]
+    asked = []
 
     def measure(candidate, arguments, threads):
-        return {**invented(candidate, arguments, threads), "provenance": here}
+        asked.append(arguments["choose_again"])
+        return invented(candidate, arguments, threads)
 
-    def candidates(*arguments):
-        found = find_candidates(*arguments)
-        own = {"hardware_id": "h1111111", "torch": "2.15"}
-        return [dataclasses.replace(one, key={**one.key, **own, **key}) for one in found]
+    assert time_pass.run(out, measure=measure, threads=3, passes=1, show=lines.append)
+    (group,) = TIMES.read(out)
+    assert {**group.key, name: value, "threads": "3"} == dict(group.key)
+    assert asked == [True]  # backends are chosen for this machine
+    (page,) = build(read(out)).groups
+    assert value in page.subtitle
+    assert f"The accuracies of 1 trial of hardware {own[0]}" in "".join(page.remarks)
+    # The trial of this machine is measured once there is one.
+    monkeypatch.setattr(candidates, "this_machine", lambda device: here)
+    train_in_suite(out, second)
+    assert time_pass.run(out, measure=measure, threads=3, passes=2)
+    machines = {(one.key["hardware_id"], one.key["torch"]) for one in TIMES.read(out)}
+    assert machines == {own, (group.key["hardware_id"], group.key["torch"])}
 
-    monkeypatch.setattr(running, "find_candidates", candidates)
-    assert not time_pass.run(shrinking, measure=measure, show=lines.append)
-    assert f"its trials have the {name} {key[name]}, and this machine has" in lines[0]
+
+def test_reconfigurations_of_another_machine_are_not_counted(shrinking, monkeypatch, lines):
+    here = candidates.this_machine("cpu")
+    monkeypatch.setattr(candidates, "this_machine", lambda device: {**here, "hardware_id": "h0000000"})
+    assert not time_pass.run(shrinking, measure=invented, show=lines.append)
+    assert "prunetrain: not measured: its reconfigurations were timed on another machine; train one seed" in lines[0]
     assert not (shrinking / "time.json").exists()
 
 
@@ -373,10 +394,10 @@ def test_threads_are_those_of_run_and_backends_are_chosen_for_them(
         asked.append((threads, arguments["choose_again"]))
         return invented(candidate, arguments, threads)
 
-    def candidates(*arguments):
+    def with_threads(*arguments):
         return [dataclasses.replace(one, threads=of_trial) for one in find_candidates(*arguments)]
 
-    monkeypatch.setattr(running, "find_candidates", candidates)
+    monkeypatch.setattr(running, "find_candidates", with_threads)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert time_pass.run(shrinking, measure=measure, threads=typed, passes=1)
     assert asked == [(used, again)]
