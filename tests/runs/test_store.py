@@ -25,7 +25,8 @@ from suite.runs.spec import SuiteSpec, TrialSpec
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = {"hardware_id": "h1234567", "hardware": {"threads": 2}, "software": {"torch": "2.15.0+cu132"}}
 LISTED = """trial_id, method, variant, task, model, preset, seed, status, message, device, hardware_id, dtype,
-arithmetic, data_copy, parameters, batch_size, epochs, test_accuracy, test_accuracy_one_view, test_loss,
+arithmetic, data_copy, parameters, batch_size, epochs, optimizer, learning_rate, schedule, weight_decay,
+test_accuracy, test_accuracy_one_view, test_loss,
 val_accuracy, best_epoch_accuracy,
 train_time_s, eval_time_s, reconfigure_time_s, wall_time_s, samples_per_s, inference_images_per_s,
 train_flops_dense, train_flops_current, train_flops_effective, train_flops_executed,
