@@ -68,8 +68,11 @@ def find_candidates(
         UsageError: The folder has no results, or no finished trial of one of the methods.
     """
     found = []
-    groups = group_trials(read(folder, current_rows(folder)).trials)[0]
-    for group in groups if threads is None else _on_this_machine(groups, threads):
+    records = read(folder, current_rows(folder))
+    groups = group_trials(records.trials)[0]
+    if threads is not None:
+        groups = list(_on_this_machine(groups, threads, [one.key for one in records.times]))
+    for group in groups:
         by_label: dict[str, list[Trial]] = {}
         for trial in group.trials:
             if trial.done and (with_dense or label(trial) != BASELINE):
@@ -86,8 +89,13 @@ def find_candidates(
     return found if not methods else _chosen(found, split(methods))
 
 
-def _on_this_machine(groups: Iterable[TrialGroup], threads: int) -> Iterator[TrialGroup]:
-    """Yield one group for each setting; a method that this machine did not train has the trials of others."""
+def _on_this_machine(
+    groups: Iterable[TrialGroup], threads: int, timed: Sequence[Mapping[str, str]]
+) -> Iterator[TrialGroup]:
+    """Yield one group for each setting; a method that this machine did not train has the trials of others.
+
+    Its key is that of earlier passes of this machine, or else that of most of its trials.
+    """
     settings: dict[tuple[str, ...], list[TrialGroup]] = {}
     for group in groups:
         device = next(filter(None, (trial.text("device") for trial in group.trials)), "")
@@ -97,7 +105,9 @@ def _on_this_machine(groups: Iterable[TrialGroup], threads: int) -> Iterator[Tri
         here = this_machine(device)
         own = [group for group in several if all(group.key[name] in ("", text) for name, text in here.items())]
         own.sort(key=lambda group: -sum(trial.done for trial in group.trials))
-        key = own[0].key if own else {**several[0].key, **here, "threads": str(threads)}
+        new = {**several[0].key, **here, "threads": str(threads)}
+        earlier = [key for key in timed if {**key, "threads": new["threads"]} == new]
+        key = [*earlier, *(group.key for group in own), new][0]
         known = {label(trial) for group in own for trial in group.trials if trial.done}
         others = [trial for group in several if group not in own for trial in group.trials]
         trials = [trial for group in own for trial in group.trials]

@@ -15,7 +15,8 @@ from stopwatches import FakeTime
 from time_passes import pairs as pairs_of
 
 from reports.content.build import build
-from reports.data.records import read
+from reports.data.groups import KEY, TrialGroup
+from reports.data.records import Trial, read
 from suite.command import cli
 from suite.command.export import contents
 from suite.cost import clock, stamps
@@ -329,6 +330,15 @@ def test_trials_of_another_machine_are_measured_as_those_of_this_one(tmp_path, m
     assert time_pass.run(out, measure=measure, threads=3, passes=2)
     machines = {(one.key["hardware_id"], one.key["torch"]) for one in TIMES.read(out)}
     assert machines == {own, (group.key["hardware_id"], group.key["torch"])}
+
+
+def test_passes_stay_together_when_most_trials_have_other_threads(monkeypatch):
+    here = {"hardware_id": "h0000000", "torch": "2.15"}
+    done = Trial({"method": "dense", "status": "done", "device": "cpu"}, {})
+    groups = [TrialGroup({**dict.fromkeys(KEY, "x"), **here, "threads": one}, (done,) * (3 - int(one))) for one in "12"]
+    monkeypatch.setattr(candidates, "this_machine", lambda device: here)
+    assert [one.key["threads"] for one in candidates._on_this_machine(groups, 2, [])] == ["1"]
+    assert [one.key["threads"] for one in candidates._on_this_machine(groups, 2, [groups[1].key])] == ["2"]
 
 
 def test_reconfigurations_of_another_machine_are_not_counted(shrinking, monkeypatch, lines):
