@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import matplotlib.figure
 from matplotlib.axes import Axes
@@ -153,9 +154,14 @@ def _half_width(quantity: Quantity) -> float | None:
 
 
 def _points(row: MethodRow, axis: _Axis) -> list[_Point]:
+    """Return the trials with their costs; a trial of another machine has the mean of those of this one."""
+    costs = {trial.name: axis.cost(row, trial) for trial in row.done}
+    known = [cost for cost in costs.values() if cost is not None]
     points = []
     for trial in row.done:
-        cost, accuracy = axis.cost(row, trial), trial.number("test_accuracy")
+        cost, accuracy = costs[trial.name], trial.number("test_accuracy")
+        if cost is None and trial.elsewhere and known:
+            cost = fmean(known)
         if cost is not None and accuracy is not None:
             seed = trial.number("seed")
             points.append(_Point(trial.name, seed, cost, 100 * accuracy, axis.disturbed(row, trial)))
