@@ -35,7 +35,7 @@ from reports.data.disturbed_times import (
     unflushed,
     unsteady_times,
 )
-from reports.data.groups import TrialGroup, group_trials, is_control, label, looks, with_times
+from reports.data.groups import TrialGroup, group_trials, is_control, label, looks
 from reports.data.method_rows import MethodRow, method_rows, repeated_seeds
 from reports.data.pooling import pool_machines
 from reports.data.records import Records, Trial
@@ -60,7 +60,7 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
         asked_targets: Target accuracies of the command, as fractions; see `reports.data.targets`.
     """
     groups, unassigned = group_trials(records.trials)
-    groups = with_times(fold_budgets(pool_machines(groups, records.times)), records.times)
+    groups = fold_budgets(pool_machines(groups, records.times))
     controls = {label(trial) for trial in records.trials if is_control(trial)}
     drawn_as = looks((label(trial) for trial in records.trials), controls)
     slugs = _slugs(groups)

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from reports.data.disturbed_times import mark_disturbed
-from reports.data.groups import TrialGroup, seed_of
+from reports.data.groups import MACHINE, Machine, TrialGroup, seed_of
 from reports.data.method_rows import MethodRow
 from reports.data.records import Records, Trial
 from reports.formatting import interval, si
@@ -59,10 +59,14 @@ def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
 def machine_remarks(group: TrialGroup) -> list[str]:
     """Return one line for each other machine with trials of the same task and model."""
     lines = []
+    key = tuple(group.key[name] for name in MACHINE)
+    if group.trained not in ((), key):
+        lines.append(
+            f"Times relative to dense were measured on {_named(key)}; times of trials, memory and executed FLOPs are "
+            f"those of {_named(group.trained)}."
+        )
     for one in group.elsewhere:
-        hardware, threads, torch = (clean(text) or "not recorded" for text in one.machine)
-        trials = f"{one.done} {'trial' if one.done == 1 else 'trials'} of hardware {hardware}"
-        machine = f"{trials} (threads {threads}, torch {torch})"
+        machine = f"{one.done} {'trial' if one.done == 1 else 'trials'} of {_named(one.machine)}"
         differences = "; ".join(
             f"{clean(name)}: {interval(there.scaled(100), 2, sign=True, reference=0.0)} points"
             for name, there in one.differences.items()
@@ -75,6 +79,11 @@ def machine_remarks(group: TrialGroup) -> list[str]:
         else:
             lines.append(f"The accuracies of {machine} count here; their times and executed FLOPs do not.{compared}")
     return lines
+
+
+def _named(machine: Machine) -> str:
+    hardware, threads, torch = (clean(text) or "not recorded" for text in machine)
+    return f"hardware {hardware} (threads {threads}, torch {torch})"
 
 
 def _last_backends(trial: Trial) -> dict[str, str]:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from reports.data.groups import BASELINE, TrialGroup, label
+from reports.data.groups import BASELINE, MACHINE, TrialGroup, label
 from reports.data.trial_files import finite
 
-_MAY_DIFFER = ("epochs", "recipe")
+_MAY_DIFFER = ("epochs", "recipe", *MACHINE)
 
 
 def fold_budgets(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
@@ -40,10 +40,15 @@ def _is_budget(other: TrialGroup, group: TrialGroup) -> bool:
         and BASELINE in names
         and len(names) > 1
         and all(other.key[name] == group.key[name] for name in group.key if name not in _MAY_DIFFER)
+        and (other.pool == group.pool if group.pool else _same_machine(other, group))
         and 0 < epochs(other) < epochs(group)
         and (ours := without_epochs(group)) is not None
         and without_epochs(other) == ours
     )
+
+
+def _same_machine(one: TrialGroup, other: TrialGroup) -> bool:
+    return all(one.key[name] == other.key[name] for name in MACHINE)
 
 
 def epochs(group: TrialGroup) -> float:

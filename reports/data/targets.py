@@ -161,8 +161,11 @@ def _row(
         share_at = partial(time_share, timed=timed)
     for trial in counting:
         by_seed.setdefault(seed_of(trial), []).append(_seed(trial, target, share_at))
-    # A seed that was run twice counts once, with the trial that took longer.
-    seeds = [max(several, key=lambda one: -1.0 if one.epoch is None else one.epoch) for several in by_seed.values()]
+    # A seed that was run twice counts once, with the trial that took longer, of this machine if it has one.
+    seeds = [
+        max(several, key=lambda one: (not one.elsewhere, -1.0 if one.epoch is None else one.epoch))
+        for several in by_seed.values()
+    ]
     known = [one for one in seeds if one.costs]
     return TargetRow(
         label=name,
@@ -198,7 +201,7 @@ def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed:
     if not trial.done:
         return none
     if not any("test_accuracy" in record for record in trial.epochs):
-        return _from_table(trial, target)
+        return _Seed(None, {}, None, elsewhere=True) if trial.elsewhere else _from_table(trial, target)
     record = first_reached(trial.epochs, target)
     if record is None:
         return none

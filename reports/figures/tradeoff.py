@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import matplotlib.figure
 from matplotlib.axes import Axes
@@ -154,14 +153,9 @@ def _half_width(quantity: Quantity) -> float | None:
 
 
 def _points(row: MethodRow, axis: _Axis) -> list[_Point]:
-    """Return the trials with their costs; a trial of another machine has the mean of those of this one."""
-    costs = {trial.name: axis.cost(row, trial) for trial in row.done}
-    known = [cost for cost in costs.values() if cost is not None]
     points = []
     for trial in row.done:
-        cost, accuracy = costs[trial.name], trial.number("test_accuracy")
-        if cost is None and trial.elsewhere and known:
-            cost = fmean(known)
+        cost, accuracy = axis.cost(row, trial), trial.number("test_accuracy")
         if cost is not None and accuracy is not None:
             seed = trial.number("seed")
             points.append(_Point(trial.name, seed, cost, 100 * accuracy, axis.disturbed(row, trial)))
@@ -176,6 +170,13 @@ def _mean_over_seeds(points: Sequence[_Point], name: str) -> Estimate:
     found = estimate([sum(several) / len(several) for several in by_seed.values()], "")
     assert isinstance(found, Estimate)
     return found
+
+
+def _accuracy(row: MethodRow, points: Sequence[_Point]) -> Estimate:
+    """Return the mean accuracy in percent, in which trials of other machines count that have no cost here."""
+    if any(trial.elsewhere for trial in row.done) and isinstance(row.accuracy, Estimate):
+        return row.accuracy.scaled(100)
+    return _mean_over_seeds(points, "accuracy")
 
 
 def _budget_line(
@@ -220,7 +221,7 @@ def _scatter(
         figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
         axes = figure.add_subplot()
         for row, points in methods:
-            x, y = _mean_over_seeds(points, "cost"), _mean_over_seeds(points, "accuracy")
+            x, y = _mean_over_seeds(points, "cost"), _accuracy(row, points)
             means.append((x.mean, y.mean))
             x_spread, y_spread = _spreads(axis, row, x, y, dense)
             _draw_method(axes, row, points, (x.mean, y.mean), x_spread, y_spread)

@@ -108,7 +108,65 @@ def test_each_machine_that_was_timed_has_a_group_with_all_accuracies(suite: Any)
     shown = [[cell.text[:10] for cell in one.summary.rows[1][1:3]] for one in (first, second)]
     assert shown == [["71.1 ± 0.4", "0.900 [0.9"], ["71.1 ± 0.4", "0.700 [0.7"]]
     assert (f"hardware {HERE}" in first.title, f"hardware {THERE}" in second.title) == (True, True)
-    assert about(second, HERE).startswith("The accuracies of 6 trials")
+    assert about(second, HERE) == (
+        "Times relative to dense were measured on hardware 99999999 (threads 2, torch not recorded); times of trials, "
+        "memory and executed FLOPs are those of hardware 12e45678 (threads 2, torch not recorded)."
+    )
     (suite.folder / "time.json").write_text(json.dumps({"version": 1, "groups": there}))
-    (alone,) = build(read(suite.folder)).groups  # what only the other machine measured counts with all accuracies
+    (alone,) = build(read(suite.folder)).groups  # it has trained nothing
     assert alone.summary.rows[1][2].text.startswith("0.700")
+    assert rows(alone, 2)["sdgp[n=2,m=4]"][0] == "1.00"  # executed FLOPs
+
+
+def test_all_machines_of_a_pool_agree_with_each_other(suite: Any) -> None:
+    """The first machine, which has most trials, has too few seeds of dense to be compared."""
+    suite.add_all(("sdgp",))
+    for seed in range(3, 9):
+        suite.add("sdgp", seed, accuracy=71.2, time=1.0)
+    add_dense(suite, range(2))
+    add_dense(suite, range(2, 6), hardware_id=THERE)
+    add_dense(suite, range(6, 10), 5.0, hardware_id="77777777")
+    first, other = groups_of(suite)
+    assert (rows(first)["dense"][0], rows(other)["dense"][0]) == ("6", "4")
+    assert "do not count here: the accuracy of dense, 5 epochs differs." in about(first, "77777777")
+
+
+def test_a_machine_that_only_measured_times_joins_no_machines_that_differ(suite: Any) -> None:
+    add_dense(suite, range(6))
+    add_dense(suite, range(6, 12), 5.0, hardware_id=THERE)
+    suite.add_all(("sdgp",))
+    suite.write()
+    key = dict(group_trials(read(suite.folder).trials)[0][0].key)
+    times = time_json({**key, "hardware_id": "77777777"}, **{"sdgp[n=2,m=4]": (0.7, 0.7, 0.7)})
+    (suite.folder / "time.json").write_text(json.dumps(times))
+    timed, other = build(read(suite.folder)).groups
+    assert (timed.summary.rows[0][1].text, other.summary.rows[0][1].text) == ("71.3 ± 0.4", "76.3 ± 0.4")
+    assert timed.summary.rows[1][2].text.startswith("0.700")
+
+
+def test_each_setting_has_the_costs_of_the_machine_that_trained_it(suite: Any) -> None:
+    add_dense(suite, range(6))
+    suite.add_all(("sdgp",))
+    add_dense(suite, range(3), hardware_id=THERE, epochs=10, recipe={"epochs": 10})
+    suite.add_all(("sdgp",), hardware_id=THERE, epochs=10, recipe={"epochs": 10})
+    first, second = groups_of(suite)
+    assert [f"hardware id {name}" in one.subtitle for name, one in ((HERE, first), (THERE, second))] == [True, True]
+    for group in (first, second):
+        assert rows(group)["sdgp[n=2,m=4]"][3] == "6 min 31 s ± 9 s"
+        assert not [one for one in group.remarks if "count here" in one]
+
+
+def test_equal_accuracies_are_pooled_and_guesses_are_not_compared(suite: Any) -> None:
+    for seed in range(10):
+        suite.add("dense", seed, accuracy=71.7, time=1.0, hardware_id=HERE if seed < 3 else THERE)
+        suite.add("sdgp", seed, accuracy=10.0 if seed == 9 else 70.3, time=1.0, hardware_id=HERE if seed < 3 else THERE)
+    (group,) = groups_of(suite)
+    assert "dense, 5 epochs: 0.00 ± 0.00 points" in about(group, HERE)
+
+
+def test_a_method_that_failed_on_another_machine_is_in_the_table(suite: Any) -> None:
+    add_dense(suite, range(3))
+    add_dense(suite, range(3, 5), hardware_id=THERE)
+    suite.add("sdgp", 0, accuracy=None, time=None, status="error", message="x", hardware_id=THERE)
+    (group,) = groups_of(suite)
+    assert rows(group)["sdgp[n=2,m=4]"][0] == "0 of 1"

@@ -120,7 +120,18 @@ def test_fields_of_the_recipe_are_columns_where_trials_differ(store):
         shutil.rmtree(store.folder / "trials", ignore_errors=True)
         write_results(store)
     write_results(store, forget=[other.trial_id])
-    assert list(table(store)[one.trial_id]) == [*COLUMNS]
+    assert list(table(store)[one.trial_id]) == [*COLUMNS, *names[1:]]  # without its record, only the table knows them
+
+
+def test_columns_of_earlier_tables_and_of_users_between_them_are_read(store):
+    path = store.folder / "results.csv"
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    frame = frame.drop(columns=["optimizer", "learning_rate", "schedule", "weight_decay"])
+    frame.insert(list(frame).index("test_accuracy"), "my_note", "x")
+    frame.assign(**{"recipe.note": "y"}).to_csv(path, index=False, lineterminator="\n")
+    shutil.rmtree(store.folder / "trials")
+    write_results(store)
+    assert {(row["my_note"], row["recipe.note"]) for row in table(store).values()} == {("x", "y")}
 
 
 def test_a_record_of_a_later_format_is_refused(store):

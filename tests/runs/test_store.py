@@ -25,14 +25,14 @@ from suite.runs.spec import SuiteSpec, TrialSpec
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = {"hardware_id": "h1234567", "hardware": {"threads": 2}, "software": {"torch": "2.15.0+cu132"}}
 LISTED = """trial_id, method, variant, task, model, preset, seed, status, message, device, hardware_id, dtype,
-arithmetic, data_copy, parameters, batch_size, epochs, optimizer, learning_rate, schedule, weight_decay,
-test_accuracy, test_accuracy_one_view, test_loss,
+arithmetic, data_copy, parameters, batch_size, epochs, test_accuracy, test_accuracy_one_view, test_loss,
 val_accuracy, best_epoch_accuracy,
 train_time_s, eval_time_s, reconfigure_time_s, wall_time_s, samples_per_s, inference_images_per_s,
 train_flops_dense, train_flops_current, train_flops_effective, train_flops_executed,
 inference_flops_dense, inference_flops, inference_flops_effective, params_dense, params, nonzero_params,
 peak_memory_bytes, peak_rss_bytes, allreduce_bytes, execution, compile_time_s, threads, torch,
-energy_j, target_accuracy, time_to_target_s, flops_to_target, energy_to_target_j"""
+energy_j, target_accuracy, time_to_target_s, flops_to_target, energy_to_target_j,
+optimizer, learning_rate, schedule, weight_decay"""
 
 
 def spec(seed=0, **fields):

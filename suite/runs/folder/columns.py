@@ -119,10 +119,6 @@ SCHEMA: tuple[Column, ...] = (
     Column("parameters", str, "", "setting", "All parameters", "Values of all parameters of the method, as JSON."),
     Column("batch_size", int, "images", "setting", "Batch size", "Batch size of the recipe."),
     Column("epochs", float, "", "setting", "Epochs", "Epochs of the recipe."),
-    Column("optimizer", str, "", "setting", "Optimizer", "Optimizer of the recipe."),
-    Column("learning_rate", float, "", "setting", "Learning rate", "Highest learning rate of the recipe."),
-    Column("schedule", str, "", "setting", "Schedule", "Schedule of the learning rate."),
-    Column("weight_decay", float, "", "setting", "Weight decay", "Weight decay of the recipe."),
     Column(
         "test_accuracy", float, "fraction", "measured", "Test accuracy", "Of the final model, on the whole test set.", 1
     ),
@@ -300,6 +296,10 @@ SCHEMA: tuple[Column, ...] = (
         "Part of `train_flops_executed` until then.",
     ),
     Column("energy_to_target_j", float, "J", "measured", "Energy to target", "Part of `energy_j` until then."),
+    Column("optimizer", str, "", "setting", "Optimizer", "Optimizer of the recipe."),
+    Column("learning_rate", float, "", "setting", "Learning rate", "Highest learning rate of the recipe."),
+    Column("schedule", str, "", "setting", "Schedule", "Schedule of the learning rate."),
+    Column("weight_decay", float, "", "setting", "Weight decay", "Weight decay of the recipe."),
 )
 COLUMNS: dict[str, Column] = {column.name: column for column in SCHEMA}
 REMOVED_NOTHING = "removed nothing"

@@ -228,13 +228,17 @@ def write_results(
     earlier = {name: dict(line) for name, line in table_rows.items() if name not in forget}
     found = rows(store, none_runs, earlier, targets or read_declared_targets(store.folder))
     table = _merged(earlier, found)
+    ours = {line["trial_id"] for line in found}
     others = [
         name
         for line in table
         for name, value in line.items()
-        if name not in COLUMNS and not name.startswith(RECIPE_PREFIX) and value is not None
+        # The recipe of a trial in the folder is in its record, and that of another is only here.
+        if name not in COLUMNS
+        and value is not None
+        and not (name.startswith(RECIPE_PREFIX) and line["trial_id"] in ours)
     ]
-    columns = (*COLUMNS, *differing_fields(table), *dict.fromkeys(others))
+    columns = (*COLUMNS, *dict.fromkeys([*differing_fields(table), *others]))
 
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
