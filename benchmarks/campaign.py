@@ -64,8 +64,10 @@ class Campaign:
             UsageError: A setting is not a valid command, another campaign uses the folder, or a file cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Next to the folder, since `run` begins in an empty one.
+        lock = FileLock(self.folder.with_name(f".{self.folder.name}.campaign.lock"), timeout=0)
         try:
-            with FileLock(self.folder / ".campaign.lock", timeout=0), files.errors_of(self.results):
+            with lock, files.errors_of(self.results):
                 return max(self._run(number, setting) for number, setting in enumerate(settings, 1))
         except Timeout:
             raise UsageError(f"campaign: another campaign uses {self.folder}") from None

@@ -323,7 +323,7 @@ def test_trials_of_another_machine_are_measured_as_those_of_this_one(tmp_path, m
     assert asked == [True]  # backends are chosen for this machine
     (page,) = build(read(out)).groups
     assert value in page.subtitle
-    assert f"The accuracies of 1 trial of hardware {own[0]}" in "".join(page.remarks)
+    assert f"executed FLOPs are those of hardware {own[0]} (threads" in "".join(page.remarks)
     # The trial of this machine is measured once there is one.
     monkeypatch.setattr(candidates, "this_machine", lambda device: here)
     train_in_suite(out, second)
