@@ -18,7 +18,6 @@ from suite.cost.hardware import available_cores
 from suite.errors import UsageError, validate
 from suite.passes.candidates import Candidate, dense_spec
 from suite.passes.running import Measure, disturbance, in_subprocess, measure_here, run_pass
-from suite.recipe import Phase
 from suite.runs.engines.local import environment
 from suite.runs.folder.times import TIMES, MethodTime, PassTime
 
@@ -99,7 +98,7 @@ def run(
         # Later, the machine is only as busy as the passes themselves say.
         complete &= run_pass(
             "time", TIMES, folder, methods, chosen, busy or number > 0, entry_of, _line, say_once,
-            plugins=plugins, number=number, shuffle=True, anywhere=True,
+            plugins=plugins, number=number, shuffle=True,
         )  # fmt: skip
     for (_, label), candidate in measured.items():
         if (count := len(counted(known(candidate).get(label)))) < passes:
@@ -163,7 +162,7 @@ def _pass_of(candidate: Candidate, folder: Path, pairs: int, threads: int, measu
             {"epoch": stage.epoch, "steps": stage.steps, **measured}
             for stage, measured in zip(candidate.stages, found["stages"], strict=True)
         ],
-        "dense": [{**Phase(*phase)._asdict(), "steps": count} for phase, count in found["dense"]],
+        "dense": [{"image_size": size, "steps": count} for size, count in found["dense"]],
         "reconfigure_s": candidate.reconfigure_s,
         "order": {
             "number": candidate.number, "place": candidate.place,
