@@ -230,6 +230,12 @@ def _type_and_bounds(annotation: Any) -> tuple[Any, list[Any]]:
     return plain, [bound for item in metadata for bound in _bounds(item)]
 
 
+def _in_one_word(annotation: Any) -> tuple[Any, list[Any]]:
+    """As `_type_and_bounds`; a number that may be an integer, and then stays one, is a `float`."""
+    plain, bounds = _type_and_bounds(annotation)
+    return (float if plain == int | float else plain), bounds
+
+
 def _bounds(item: Any) -> Iterable[Any]:
     """Yield the single bounds of an item of metadata: an `Interval` and `pydantic.Field` hold several."""
     parts = item if isinstance(item, GroupedMetadata) else getattr(item, "metadata", None) or [item]
@@ -257,7 +263,7 @@ def allowed(annotation: Any) -> str:
 
 
 def _allowed(annotation: Any) -> str:
-    annotation, bounds = _type_and_bounds(annotation)
+    annotation, bounds = _in_one_word(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return ", ".join(show(value) for value in arguments)
@@ -281,7 +287,7 @@ def _allowed(annotation: Any) -> str:
 
 def type_name(annotation: Any) -> str:
     """Return a readable name of a type with its bounds: `int from 2 to 32`, `float or none`, `random | magnitude`."""
-    annotation, bounds = _type_and_bounds(annotation)
+    annotation, bounds = _in_one_word(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return " | ".join(show(value) for value in arguments)
@@ -345,3 +351,12 @@ def can_be_set(annotation: Any) -> bool:
     if typing.get_origin(plain) in (typing.Union, types.UnionType, tuple):
         return all(can_be_set(member) for member in typing.get_args(plain) if member is not Ellipsis)
     return typing.get_origin(plain) is Literal or plain in (bool, int, float, str, None, types.NoneType)
+
+
+def without_lists(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values from JSON as parameters have them: it has no tuples, and parameters have no lists."""
+    return {key: _tuple(value) for key, value in data.items()}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(item) for item in value) if isinstance(value, list) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Interval
 
@@ -19,6 +19,7 @@ ADDED: Final = {
     **{"train_sizes": (), "size_milestones": (), "eval_every": 1, "decoder": "torchvision"},
     **{"alternating_flip": False, "norm_bias_lr": 1.0, "relative_decay": False, "six_views": False},
     **{"lookahead_steps": 0, "lookahead_decay": 0.95, "lookahead_after": 0.0},
+    **{"freeze": (), "freeze_after": 0, "pixel_std": ()},
 }
 """Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
 this value, so that the ids of earlier trials stay the same."""
@@ -30,7 +31,25 @@ FEWEST_BUDGETS: Final = 4
 WIDEST_GAP: Final = 0.20
 """Between neighbouring lengths, as a share of the whole dense training."""
 
+_ROUNDING = 1e-9
 _SharesOfEpochs = Annotated[tuple[Annotated[float, Interval(gt=0, le=1)], ...], "as a share of the epochs"]
+
+
+class Phase(NamedTuple):
+    """What the cost of a dense step depends on in an epoch.
+
+    Attributes:
+        image_size: Side of the training images in pixels; `None` for that of an evaluation.
+        frozen: Whether the parameters of `recipe.freeze` are frozen.
+    """
+
+    image_size: int | None = None
+    frozen: bool = False
+
+    def in_words(self) -> str:
+        """Return what steps have in it: `training images of 32 pixels and frozen parameters`."""
+        size = "the size of an evaluation" if self.image_size is None else f"{self.image_size} pixels"
+        return f"training images of {size} and {'frozen' if self.frozen else 'no frozen'} parameters"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +88,8 @@ class Recipe:
     """How a network is trained. Each field can be set by `--set recipe.FIELD=VALUE` and is part of the trial's id.
 
     Attributes:
-        epochs: Number of passes over the training images.
+        epochs: Number of passes over the training images; the last one may be a part of one, as in 9.9. An integer is
+            stored as one.
         batch_size: Global batch size, over all ranks and micro-batches.
         eval_batch_size: Number of images per forward pass of an evaluation.
         eval_every: Number of epochs from one evaluation to the next; the model of the last epoch is always evaluated.
@@ -94,6 +114,9 @@ class Recipe:
         relative_decay: Whether the weight decay is divided by the highest learning rate of its parameters, so that it
             does not change with the learning rate.
         norm_bias_lr: Factor of the learning rate for biases of normalisation layers.
+        freeze: Names of parameters, not weights of layers, that are frozen after `freeze_after` epochs: they have no
+            gradient, weight decay or momentum from then on.
+        freeze_after: Epochs after which they are frozen; above 0 if there are any.
         label_smoothing: Label smoothing of the cross entropy.
         micro_batches: Number of parts into which a batch is split for forward and backward.
         execution: How forward and backward of a step are executed, for every method alike: `eager`; `compile`, as one
@@ -108,7 +131,8 @@ class Recipe:
             `lookahead_decay` ** `lookahead_steps` * p ** 3, where p is the finished part of the training (K. Jordan,
             arXiv 2404.00498; after M. R. Zhang et al., arXiv 1907.08610). It covers statistics of batch normalisation.
         lookahead_decay: Decay of this average per step, at the end of the training.
-        lookahead_after: Epochs after which this average begins, as a copy of the weights after the next step.
+        lookahead_after: Epochs after which this average begins, as a copy of the weights after the next step; a
+            training that is not longer has none.
         mixup: Both parameters of the Beta distribution for mixing pairs of training images and their labels; 0 for
             none. The training loss is then that of mixed images.
         cutmix: The same for replacing a rectangle of a training image by that of another; 0 for none. With `mixup`,
@@ -127,6 +151,8 @@ class Recipe:
         six_views: Whether the last evaluation averages the logits of six views of an image: it and its mirror image
             with weight 1/4 each, and both moved by one pixel up and to the left, and down and to the right, over a
             reflected border, with weight 1/8 each (K. Jordan, arXiv 2404.00498).
+        pixel_std: Standard deviations of the channels, of pixels in [0, 1], by which images are divided after their
+            mean was subtracted; none for those of the task.
         crop_padding: Colour of pixels that a translation leaves empty: `mean`, the mean colour of the training images;
             `black`, as in torchvision's `RandomCrop(size, padding)`; or `reflect`, the image mirrored at its border.
         evaluate_test: Whether the model is evaluated on the test images. Without, they are not loaded, and only the
@@ -146,7 +172,7 @@ class Recipe:
         bad_images: What happens to files that are not images: `refuse` ends the command, `skip` leaves them out.
     """
 
-    epochs: Annotated[int, Interval(ge=1, le=100_000)]
+    epochs: Annotated[int | float, Interval(ge=1, le=100_000)]
     batch_size: Annotated[int, Ge(1)]
     eval_batch_size: Annotated[int, Ge(1)] = 500
     eval_every: Annotated[int, Ge(1)] = 1
@@ -166,6 +192,8 @@ class Recipe:
     decay_norm_and_bias: bool = True
     relative_decay: bool = False
     norm_bias_lr: Annotated[float, Gt(0)] = 1.0
+    freeze: tuple[str, ...] = ()
+    freeze_after: Annotated[int, Ge(0)] = 0
     label_smoothing: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     ema: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     lookahead_steps: Annotated[int, Ge(0)] = 0
@@ -186,6 +214,7 @@ class Recipe:
     cutout: Annotated[int, Ge(0)] = 0
     flip_tta: bool = False
     six_views: bool = False
+    pixel_std: tuple[Annotated[float, Gt(0)], ...] = ()
     crop_padding: Literal["mean", "black", "reflect"] = "mean"
     drop_last: bool = True
     image_size: Annotated[int, Interval(ge=8, le=4096)] | None = None
@@ -200,6 +229,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check(Recipe, vars(self), prefix="recipe.")
+        if self.epochs == int(self.epochs):
+            object.__setattr__(self, "epochs", int(self.epochs))  # 7.0 and 7 are one recipe, with one id
         if self.batch_size % self.micro_batches:
             raise ValueError(
                 f"recipe.batch_size is {self.batch_size}; it must be a multiple of recipe.micro_batches, which is "
@@ -215,11 +246,8 @@ class Recipe:
             raise ValueError("recipe.relative_decay needs a recipe.learning_rate above 0")
         if self.lookahead_steps and self.ema:
             raise ValueError("recipe.lookahead_steps and recipe.ema are two averages of the weights; set one to 0")
-        if self.lookahead_steps and self.lookahead_after >= self.epochs:
-            raise ValueError(
-                f"recipe.lookahead_after is {self.lookahead_after:g}; it must be below recipe.epochs, which is "
-                f"{self.epochs}"
-            )
+        if bool(self.freeze) != bool(self.freeze_after):
+            raise ValueError("recipe.freeze and recipe.freeze_after belong together: set both, or none")
         if self.alternating_flip and not self.flip:
             raise ValueError("recipe.alternating_flip needs recipe.flip=true")
         if self.warmup_epochs and self.peak_at:
@@ -244,14 +272,33 @@ class Recipe:
         """Return every field by name, except those of `ADDED` that have the value there."""
         return {name: value for name, value in vars(self).items() if name not in ADDED or value != ADDED[name]}
 
+    @property
+    def whole_epochs(self) -> int:
+        """Number of epochs, of which the last may be a part of one."""
+        return math.ceil(self.epochs)
+
+    def steps_in(self, epoch: int, whole: int) -> int:
+        """Return the steps of an epoch of the schedule, counted from 0, if a whole one has `whole` steps."""
+        left = self.epochs - epoch
+        return whole if left >= 1 else math.ceil(left * whole - _ROUNDING)
+
+    def length(self, whole: int) -> float:
+        """Return the length of the schedule in epochs of `whole` steps, which is that of its steps."""
+        last = self.whole_epochs - 1
+        return last + self.steps_in(last, whole) / whole
+
     def train_size_at(self, progress: float) -> int | None:
         """Return the side of training images after the share `progress` of the training; `None` for `image_size`."""
         passed = sum(progress >= milestone for milestone in self.size_milestones)
         return self.train_sizes[passed] if self.train_sizes else None
 
-    def train_sizes_by_epoch(self) -> list[int | None]:
-        """Return the side of training images in each epoch of one schedule; `None` for `image_size`."""
-        return [self.train_size_at(epoch / self.epochs) for epoch in range(self.epochs)]
+    def phase_of(self, epoch: int) -> Phase:
+        """Return the phase of an epoch of the schedule, counted from 0."""
+        return Phase(self.train_size_at(epoch / self.epochs), bool(self.freeze) and epoch >= self.freeze_after)
+
+    def phases(self) -> list[Phase]:
+        """Return the phase of each epoch of one schedule."""
+        return [self.phase_of(epoch) for epoch in range(self.whole_epochs)]
 
     def weight_decay_at(self, factor: float) -> float:
         """Return the weight decay of parameters whose learning rate has a factor."""
@@ -281,17 +328,17 @@ class Recipe:
         return self.learning_rate * (1 - (1 - self.lr_end) * fall)
 
 
-def control_epochs(epochs: int) -> list[int]:
+def control_epochs(epochs: float) -> list[float]:
     """Return the numbers of epochs of the dense trials with a smaller budget: ascending, each once, fewer than all.
 
     They are `EPOCH_PERCENTAGES`, rounded to whole epochs. Where two neighbours, or the whole training and the next
     shorter one, differ by more than `WIDEST_GAP` of it, one between them is added if there is one; and if they are
     fewer than a verdict needs, a shorter one.
     """
-    counts = {epochs, *(max(1, (epochs * percentage + 50) // 100) for percentage in EPOCH_PERCENTAGES)}
+    counts: set[float] = {epochs, *(max(1, int((epochs * percentage + 50) // 100)) for percentage in EPOCH_PERCENTAGES)}
     for low, high in pairwise(sorted(counts)):
         if high - low > max(1, WIDEST_GAP * epochs):
-            counts.add((low + high) // 2)
+            counts.add(int((low + high) // 2))
     shortest = min(counts)
     if len(counts) == FEWEST_BUDGETS - 1 and shortest > 1 and WIDEST_GAP * epochs >= 1:
         counts.add(shortest - 1)

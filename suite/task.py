@@ -156,10 +156,19 @@ class Splits:
 
 
 class PaperRecipe(NamedTuple):
-    """A recipe that a paper publishes, and the name of the paper."""
+    """A recipe that a paper publishes.
+
+    Attributes:
+        source: Name of the paper.
+        recipe: The recipe.
+        preset: The preset that it belongs to.
+        model: Default model of trials with it; that of the preset if it is empty.
+    """
 
     source: str
     recipe: Recipe
+    preset: str = "paper"
+    model: str = ""
 
 
 class Task:
@@ -173,7 +182,7 @@ class Task:
         models: Default model by preset, as typed on the command line: `resnet9[width=0.25]`.
         recipes: Recipe by preset: `smoke` takes seconds, `quick` minutes, `paper` is that of a publication.
         paper_recipe: The paper whose recipe preset `paper` uses; `none` if there is no such paper.
-        paper_recipes: Recipes of papers by name; `--recipe NAME` selects one in preset `paper`. If the name is that of
+        paper_recipes: Recipes of papers by name; `--recipe NAME` selects one in its preset. If the name is that of
             a method, the recipe is that of the method's paper.
         tuning: How the values of `recipes` were chosen, and how many trials that cost.
         detected: What is detected in the data instead of being that of the class, for `describe`; empty for nothing.

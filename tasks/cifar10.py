@@ -74,6 +74,36 @@ RECIPES = {
     ),
 }
 
+_STEPS = 476  # of 9.9 epochs of 48 batches
+# As in the repository of airbench94, whose loss is the sum over a batch: its learning rate 11.5 / (1024 * 7.667) and
+# weight decay 0.0153 * 1024 / (1024 * 7.667) become those of the mean. 7.667 is 1 + 1 / (1 - 0.85).
+AIRBENCH = Recipe(
+    epochs=9.9,
+    batch_size=1024,
+    learning_rate=1.5,
+    schedule="linear",
+    lr_start=0.2,
+    lr_end=0.07,
+    peak_at=109 / _STEPS,
+    momentum=0.85,
+    nesterov=True,
+    weight_decay=0.0153 / 7.667,
+    relative_decay=True,
+    norm_bias_lr=64.0,
+    label_smoothing=0.2,
+    lookahead_steps=5,
+    lookahead_decay=0.95,
+    lookahead_after=3.0,
+    freeze=("whiten.bias",),
+    freeze_after=3,
+    alternating_flip=True,
+    translate=2,
+    crop_padding="reflect",
+    pixel_std=(0.2470, 0.2435, 0.2616),
+    six_views=True,
+)
+AIRBENCH_SOURCE = "airbench94 (K. Jordan, arXiv 2404.00498)"
+
 
 @register("task", "cifar10")
 class CIFAR10(Cifar):
@@ -85,7 +115,11 @@ class CIFAR10(Cifar):
         "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009 (cs.toronto.edu/~kriz/cifar.html)"
     )
     paper_recipe = SDGP
-    paper_recipes: ClassVar = {"sdgp": PaperRecipe(SDGP, RECIPES["paper"]), **PAPER_RECIPES}
+    paper_recipes: ClassVar = {
+        "sdgp": PaperRecipe(SDGP, RECIPES["paper"]),
+        "airbench": PaperRecipe(AIRBENCH_SOURCE, AIRBENCH, "quick", "airbench[width=0.5]"),
+        **PAPER_RECIPES,
+    }
     dataset = "CIFAR10"
     label_key = "labels"
     mirrors = MIRRORS

@@ -146,7 +146,7 @@ class ImageFilesTask(Task):
                 crop_area=recipe.crop_area,
                 flip=recipe.flip,
                 alternating_flip=recipe.alternating_flip,
-                normalization=IMAGENET,
+                normalization=IMAGENET.with_std(recipe.pixel_std),
                 device=device,
                 training=training,
                 seed=seed,

@@ -196,6 +196,7 @@ def make_splits(
     if changed:
         raise UsageError(f"recipe.{changed[0]} applies to tasks of image files of any size, not to this task")
     chosen = choose_splits(data.train_labels, data.test_labels, recipe)
+    normalization = normalization.with_std(recipe.pixel_std)
     augmentation = Augmentation(
         recipe.flip, recipe.translate, recipe.cutout, recipe.crop_padding, recipe.alternating_flip
     )

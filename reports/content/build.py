@@ -15,6 +15,7 @@ from reports.content.provenance import flatten, provenance_section
 from reports.content.remarks import (
     backend_remarks,
     communication_remarks,
+    machine_remarks,
     missing_file_notes,
     retained_figure_notes,
     time_pass_remarks,
@@ -34,8 +35,9 @@ from reports.data.disturbed_times import (
     unflushed,
     unsteady_times,
 )
-from reports.data.groups import TrialGroup, group_trials, is_control, label, looks, with_times
+from reports.data.groups import TrialGroup, group_trials, is_control, label, looks
 from reports.data.method_rows import MethodRow, method_rows, repeated_seeds
+from reports.data.pooling import pool_machines
 from reports.data.records import Records, Trial
 from reports.data.verdict import COSTS, Answers, answer, evidence, margins
 from reports.figures.tradeoff import tradeoff_figures
@@ -58,7 +60,7 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
         asked_targets: Target accuracies of the command, as fractions; see `reports.data.targets`.
     """
     groups, unassigned = group_trials(records.trials)
-    groups = with_times(fold_budgets(groups), records.times)
+    groups = fold_budgets(pool_machines(groups, records.times))
     controls = {label(trial) for trial in records.trials if is_control(trial)}
     drawn_as = looks((label(trial) for trial in records.trials), controls)
     slugs = _slugs(groups)
@@ -160,6 +162,7 @@ def _group(
             *unflushed(everything),
             *resumed(everything),
             *time_pass_remarks(rows),
+            *machine_remarks(group),
             *repeated_seeds(group),
             *backend_remarks(rows),
             *communication_remarks(rows),

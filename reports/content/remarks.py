@@ -7,10 +7,10 @@ from statistics import fmean
 from typing import Any
 
 from reports.data.disturbed_times import mark_disturbed
-from reports.data.groups import seed_of
+from reports.data.groups import MACHINE, Machine, TrialGroup, seed_of
 from reports.data.method_rows import MethodRow
 from reports.data.records import Records, Trial
-from reports.formatting import si
+from reports.formatting import interval, si
 from suite.files import clean
 from suite.runs.folder.times import PassTime
 
@@ -36,7 +36,8 @@ def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
     lines = []
     for row in rows:
         # The first seed with another backend represents the method; other seeds are compared with it.
-        by_seed = [(trial, _last_backends(trial)) for trial in sorted(row.done, key=seed_of)]
+        own = [trial for trial in row.done if not trial.elsewhere]
+        by_seed = [(trial, _last_backends(trial)) for trial in sorted(own, key=seed_of)]
         trial, first = next(((trial, found) for trial, found in by_seed if set(found.values()) - {_DENSE}), (None, {}))
         if trial is None:
             continue
@@ -53,6 +54,36 @@ def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
             )
         )
     return lines
+
+
+def machine_remarks(group: TrialGroup) -> list[str]:
+    """Return one line for each other machine with trials of the same task and model."""
+    lines = []
+    key = tuple(group.key[name] for name in MACHINE)
+    if group.trained not in ((), key):
+        lines.append(
+            f"Times relative to dense were measured on {_named(key)}; times of trials, memory and executed FLOPs are "
+            f"those of {_named(group.trained)}."
+        )
+    for one in group.elsewhere:
+        machine = f"{one.done} {'trial' if one.done == 1 else 'trials'} of {_named(one.machine)}"
+        differences = "; ".join(
+            f"{clean(name)}: {interval(there.scaled(100), 2, sign=True, reference=0.0)} points"
+            for name, there in one.differences.items()
+        )
+        compared = f" Accuracy there minus here: {differences} (intervals that hold together at 95 %)."
+        if not one.differences:
+            compared = "" if one.refused else " Their accuracies were not compared: nothing has three seeds on both."
+        if one.refused:
+            lines.append(f"{machine} do not count here: {clean(one.refused)}.{compared}")
+        else:
+            lines.append(f"The accuracies of {machine} count here; their times and executed FLOPs do not.{compared}")
+    return lines
+
+
+def _named(machine: Machine) -> str:
+    hardware, threads, torch = (clean(text) or "not recorded" for text in machine)
+    return f"hardware {hardware} (threads {threads}, torch {torch})"
 
 
 def _last_backends(trial: Trial) -> dict[str, str]:

@@ -117,7 +117,7 @@ def _cells(row: TargetRow, rows: Sequence[TargetRow], timed: bool, energy: bool)
         notes.append(f"{row.fell} of {counted} seeds ended below the target.")
     if row.unknown:
         notes.append(f"{row.unknown} more without epochs.jsonl.")
-    within = f"not reached within {row.budget} epochs ({seeds})" if row.budget else f"not reached ({seeds})"
+    within = f"not reached within {row.budget:g} epochs ({seeds})" if row.budget else f"not reached ({seeds})"
     is_reached = 2 * row.reached > counted
     time = row.costs["time_to_target_s"]
 

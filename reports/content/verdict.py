@@ -252,7 +252,7 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
         failed = [len(one) - row.seeds for one, row in zip(tried, methods.values(), strict=True)]
         options.append(f"--seeds {FEWEST_SEEDS + max([0, *failed])}")
     if "controls" in needs:
-        if setting.epochs and len(control_epochs(int(setting.epochs))) + 1 < FEWEST_BUDGETS:
+        if setting.epochs and len(control_epochs(setting.epochs)) + 1 < FEWEST_BUDGETS:
             return [
                 f"{setting.epochs:g} epochs allow no {FEWEST_BUDGETS} lengths of dense training: train for "
                 f"{FEWEST_BUDGETS + 1} or more (`--epochs {FEWEST_BUDGETS + 1}`)."

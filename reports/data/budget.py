@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from reports.data.groups import BASELINE, TrialGroup, label
+from reports.data.groups import BASELINE, MACHINE, TrialGroup, label
+from reports.data.trial_files import finite
 
-_MAY_DIFFER = ("epochs", "recipe")
+_MAY_DIFFER = ("epochs", "recipe", *MACHINE)
 
 
 def fold_budgets(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
@@ -38,10 +40,15 @@ def _is_budget(other: TrialGroup, group: TrialGroup) -> bool:
         and BASELINE in names
         and len(names) > 1
         and all(other.key[name] == group.key[name] for name in group.key if name not in _MAY_DIFFER)
+        and (other.pool == group.pool if group.pool else _same_machine(other, group))
         and 0 < epochs(other) < epochs(group)
-        and (ours := _without_epochs(group)) is not None
-        and _without_epochs(other) == ours
+        and (ours := without_epochs(group)) is not None
+        and without_epochs(other) == ours
     )
+
+
+def _same_machine(one: TrialGroup, other: TrialGroup) -> bool:
+    return all(one.key[name] == other.key[name] for name in MACHINE)
 
 
 def epochs(group: TrialGroup) -> float:
@@ -49,7 +56,23 @@ def epochs(group: TrialGroup) -> float:
     return float(group.key["epochs"] or 0)
 
 
-def _without_epochs(group: TrialGroup) -> dict[str, Any] | None:
+def share_of_steps(budget: TrialGroup, group: TrialGroup) -> float:
+    """Return the steps of a dense training for fewer epochs relative to the whole one."""
+    if epochs(budget) % 1 or epochs(group) % 1:  # the last epoch has fewer steps
+        steps = [_steps(one) for one in (budget, group)]
+        if all(steps):
+            return steps[0] / steps[1]
+    return epochs(budget) / epochs(group)
+
+
+def _steps(group: TrialGroup) -> float:
+    """Return the steps of dense; 0 if they are not recorded."""
+    dense = next((trial for trial in group.trials if trial.done and label(trial) == BASELINE), None)
+    steps = [finite(record.get("steps")) or 0.0 for record in dense.epochs] if dense else []
+    return math.fsum(steps) if all(steps) else 0.0
+
+
+def without_epochs(group: TrialGroup) -> dict[str, Any] | None:
     """Return the recipe without its epochs; `None` if it is not known, since anything else could differ too."""
     if not group.key["recipe"]:
         return None

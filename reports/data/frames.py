@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.data.records import Trial, damage, read
-from suite.runs.folder.columns import SCHEMA, Column
+from suite.runs.folder.columns import SCHEMA, Column, differing_fields, recipe_column
 from suite.runs.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, Frame
 from suite.runs.folder.times import GroupTimes, PassTime
 
@@ -28,7 +28,8 @@ class Results:
 
     Attributes:
         folder: The folder.
-        trials: One row per trial with the columns of `results.csv`, in the order of the table. The values are those
+        trials: One row per trial with the columns of `results.csv`, in the order of the table; those of fields of the
+            recipe in which trials differ, such as `recipe.cutout`, come last. The values are those
             that the report uses: an invalid cell is missing and named in `damage`. The numbers of a trial count only if
             its `status` is `done`.
         epochs: One row per trial and epoch, from `epochs.jsonl`. FLOPs are `step_flops_KIND` and `train_flops_KIND`,
@@ -54,9 +55,11 @@ def load(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Results:
     import pandas as pd
 
     records = read(folder, rows)
-    schemas: dict[Frame, Sequence[Column]] = {"trials": SCHEMA, "epochs": EPOCHS, "layers": LAYERS, "times": TIMES}
+    recipe = [recipe_column(name) for name in differing_fields(trial.texts for trial in records.trials)]
+    trials = (*SCHEMA, *recipe)
+    schemas: dict[Frame, Sequence[Column]] = {"trials": trials, "epochs": EPOCHS, "layers": LAYERS, "times": TIMES}
     frames = {
-        "trials": _frame(SCHEMA, ({**trial.texts, **trial.numbers} for trial in records.trials)),
+        "trials": _frame(trials, ({**trial.texts, **trial.numbers} for trial in records.trials)),
         "epochs": _frame(EPOCHS, (_epoch(trial, record) for trial in records.trials for record in trial.epochs)),
         "layers": _frame(LAYERS, ({"trial_id": trial.name, **row} for trial in records.trials for row in trial.layers)),
         "times": _frame(TIMES, _times(records.times)),

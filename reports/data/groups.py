@@ -6,17 +6,20 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from reports.data.estimates import Estimate
 from reports.data.records import Trial
-from suite.runs.folder.times import GroupTimes, MethodTime
+from suite.runs.folder.times import MethodTime
 
-# Trials that are ranked together agree in these. Hardware, threads and the minor version of torch make their times
-# comparable. The last three are part of the recipe; they are known even if only the table is left.
+# Trials of one machine agree in these. The last three are part of the recipe; they are known even if only the table is
+# left. Accuracies of several machines may be compared (`reports.data.pooling`).
 KEY = (
     *("task", "data_copy", "model", "hardware_id", "threads", "torch", "dtype", "arithmetic", "preset", "recipe"),
     *("epochs", "batch_size", "execution"),
 )
+MACHINE = ("hardware_id", "threads", "torch")  # make times comparable
+Machine = tuple[str, ...]  # text of each name of `MACHINE`
 COLOURS = 7  # of methods other than dense
 CONTROL = -1  # number of the colour of controls
 SHADES = 3  # of each colour
@@ -36,12 +39,35 @@ class TrialGroup:
         budgets: Dense trainings for fewer epochs that the trials are compared with (`reports.data.budget`), one group
             for each number of epochs, ascending.
         times: Training times from the time pass, by label.
+        elsewhere: Trials of the same task and model on other machines, and whether they count here.
+        pool: Machines whose accuracies count here.
+        trained: Machine whose trials have costs here; mostly that of the key.
     """
 
     key: Mapping[str, str]
     trials: tuple[Trial, ...]
     budgets: tuple[TrialGroup, ...] = ()
     times: Mapping[str, MethodTime] = field(default_factory=dict)
+    elsewhere: tuple[Elsewhere, ...] = ()
+    pool: frozenset[Machine] = frozenset()
+    trained: Machine = ()
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Trials on another machine.
+
+    Attributes:
+        machine: The machine.
+        done: Finished trials.
+        differences: Accuracy there minus here, as a fraction, of what has three seeds on both machines.
+        refused: Why they do not count here; empty if they do.
+    """
+
+    machine: Machine
+    done: int
+    differences: Mapping[str, Estimate]
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,13 +165,6 @@ def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]
     # Order groups by their first finished trial, and groups without one by their first trial.
     groups.sort(key=lambda group: min((not trial.done, places[id(trial)]) for trial in group.trials))
     return groups, sorted(unassigned, key=lambda trial: places[id(trial)])
-
-
-def with_times(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> list[TrialGroup]:
-    """Give each group the training times that the time pass measured for it."""
-    return [
-        replace(group, times=next((one.methods for one in times if one.key == dict(group.key)), {})) for group in groups
-    ]
 
 
 def _contradict(one: Sequence[str], other: Sequence[str]) -> bool:

@@ -27,10 +27,12 @@ from suite.runs.folder import packed
 from suite.runs.folder.columns import (
     COLUMNS,
     NUMBER_COLUMNS,
+    RECIPE_PREFIX,
     REQUIRED_COLUMNS,
     TEXT_COLUMNS,
     execution_text,
     minor_version,
+    recipe_cells,
 )
 from suite.runs.folder.profiles import PROFILES, GroupProfiles
 from suite.runs.folder.times import TIMES, GroupTimes
@@ -49,7 +51,7 @@ class Trial:
     """One trial: its row of the results table and the files of its folder. It equals only itself.
 
     Attributes:
-        texts: Text columns of `results.csv`. Empty cells are absent.
+        texts: Text columns of `results.csv`, and all fields of the recipe. Empty cells are absent.
         numbers: Numeric columns of `results.csv`. Empty cells are absent.
         spec: Specification from `trial.json`; empty if that file is missing.
         provenance: Provenance from `trial.json`; empty if that file is missing.
@@ -57,6 +59,7 @@ class Trial:
         layers: Rows of `layers.csv`; empty if that file is missing.
         damage: One line for each file that cannot be read and each value that is not valid for its column.
         missing_files: Those of `FILES` that do not exist.
+        elsewhere: Whether it ran on another machine than its group, and has no costs of it (`reports.data.pooling`).
     """
 
     texts: Mapping[str, str]
@@ -67,6 +70,7 @@ class Trial:
     layers: tuple[LayerRow, ...] = ()
     damage: tuple[str, ...] = ()
     missing_files: tuple[str, ...] = ()
+    elsewhere: bool = False
 
     @property
     def name(self) -> str:
@@ -243,7 +247,10 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
     # A trial that failed before it had a result still has a method, a task and a seed: they are in its spec.
     known = {**_from_spec(spec), **_from_provenance(provenance)}
     row = {**known, **{key: value for key, value in row.items() if value not in ("", None)}}
-    texts = {column: clean(str(row[column])) for column in TEXT_COLUMNS if row.get(column) not in ("", None)}
+    recipe = sorted(column for column in row if column.startswith(RECIPE_PREFIX))
+    texts = {
+        column: clean(str(row[column])) for column in (*TEXT_COLUMNS, *recipe) if row.get(column) not in ("", None)
+    }
     numbers = {}
     for column in NUMBER_COLUMNS:
         value = row.get(column)
@@ -263,7 +270,7 @@ def _from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     names = ("method", "variant", "task", "model", "preset", "seed", "device", "dtype")
     recipe, copy = spec.get("recipe") or {}, spec.get("data_copy") or {}
     found = {name: spec.get(name) for name in names} | {"arithmetic": spec.get("arithmetic", IEEE)}
-    found |= {name: recipe.get(name) for name in ("batch_size", "epochs")}
+    found |= recipe_cells(recipe) if recipe else {}
     found["execution"] = execution_text(recipe.get("execution"), spec.get("processes"))
     if copy:
         found["data_copy"] = f"{copy.get('kind', '')}-{str(copy.get('checksum', ''))[:8]}"
@@ -291,7 +298,7 @@ def _number(value: Any, column: str) -> float | None:
     number = finite(value)
     if number is None or number < 0:
         return None
-    if number > COLUMNS[column].maximum or (column in ("seed", "epochs", "threads") and number % 1):
+    if number > COLUMNS[column].maximum or (column in ("seed", "threads") and number % 1):
         return None
     return number
 

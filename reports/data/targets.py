@@ -23,6 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 from reports.data.budget import epochs as epochs_of
+from reports.data.budget import share_of_steps
 from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate
 from reports.data.groups import BASELINE, TrialGroup, seed_of
@@ -57,9 +58,9 @@ class TargetRow:
     """
 
     label: str
-    epochs: int
+    epochs: float
     colour: int
-    budget: int
+    budget: float
     seeds: int
     reached: int
     fell: int
@@ -72,7 +73,7 @@ class TargetRow:
     @property
     def name(self) -> str:
         """The label, with the epochs of a shorter training."""
-        return f"{self.label}, {self.epochs} epochs" if self.epochs else self.label
+        return f"{self.label}, {self.epochs:g} epochs" if self.epochs else self.label
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class _Seed:
     costs: Mapping[str, float | None]
     share: float | None
     fell: bool = False
+    elsewhere: bool = False
 
 
 def targets_of(
@@ -124,42 +126,46 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
         rows: Their methods.
         target: Accuracy as a fraction.
     """
-    whole, found = int(epochs_of(group)), []
+    whole, found = epochs_of(group), []
     any_timed = next((row.timed for row in rows if row.timed), None)  # all have the times of dense steps
     for row in rows:
         timed = any_timed if row.is_baseline else row.timed
-        found.append(_row(row.label, 0, row.colour, whole, row.trials, target, timed, whole))
+        found.append(_row(row.label, 0, row.colour, whole, row.trials, target, timed, 1.0))
     dense = next((place for place, row in enumerate(rows) if row.is_baseline), None)
     if dense is not None:
         colour, shorter = rows[dense].colour, []
         for one in group.budgets:
-            epochs = int(epochs_of(one))
-            shorter.append(_row(BASELINE, epochs, colour, epochs, one.trials, target, any_timed, whole))
+            epochs = epochs_of(one)
+            part = share_of_steps(one, group)
+            shorter.append(_row(BASELINE, epochs, colour, epochs, one.trials, target, any_timed, part))
         found[dense + 1 : dense + 1] = reversed(shorter)
     return [row for row in found if row.seeds > row.unknown]
 
 
 def _row(
     name: str,
-    epochs: int,
+    epochs: float,
     colour: int,
-    budget: int,
+    budget: float,
     trials: Sequence[Trial],
     target: float,
     timed: MethodTime | None,
-    whole: int,
+    part: float,
 ) -> TargetRow:
     counting = [trial for trial in trials if trial.done or trial.text("status") == "diverged"]
     by_seed: dict[int, list[_Seed]] = {}
     share_at: _Share | None = None
     if name == BASELINE:
-        share_at = partial(dense_share, part=budget / whole, timed=timed) if whole else None
+        share_at = partial(dense_share, part=part, timed=timed)
     elif timed is not None:
         share_at = partial(time_share, timed=timed)
     for trial in counting:
         by_seed.setdefault(seed_of(trial), []).append(_seed(trial, target, share_at))
-    # A seed that was run twice counts once, with the trial that took longer.
-    seeds = [max(several, key=lambda one: -1.0 if one.epoch is None else one.epoch) for several in by_seed.values()]
+    # A seed that was run twice counts once, with the trial that took longer, of this machine if it has one.
+    seeds = [
+        max(several, key=lambda one: (not one.elsewhere, -1.0 if one.epoch is None else one.epoch))
+        for several in by_seed.values()
+    ]
     known = [one for one in seeds if one.costs]
     return TargetRow(
         label=name,
@@ -171,7 +177,7 @@ def _row(
         fell=sum(one.fell for one in known),
         unknown=len(seeds) - len(known),
         epoch=median([one.epoch for one in known]),
-        costs={column: median([one.costs[column] for one in known]) for column in COLUMNS},
+        costs={column: median([one.costs[column] for one in known if not one.elsewhere]) for column in COLUMNS},
         share=median([one.share for one in known]),
         time_is_disturbed=any(is_disturbed(trial) for trial in counting if trial.done),
     )
@@ -191,11 +197,11 @@ def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed:
         share_at: Returns its time until the end of an epoch in units of dense's whole training; `None` if that is not
             known.
     """
-    none = _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED)
+    none = _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED, elsewhere=trial.elsewhere)
     if not trial.done:
         return none
     if not any("test_accuracy" in record for record in trial.epochs):
-        return _from_table(trial, target)
+        return _Seed(None, {}, None, elsewhere=True) if trial.elsewhere else _from_table(trial, target)
     record = first_reached(trial.epochs, target)
     if record is None:
         return none
@@ -203,7 +209,7 @@ def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed:
     share = share_at(trial, int(epoch)) if epoch is not None and share_at is not None else None
     costs = {column: cost_until(record, column) for column in COLUMNS}
     fell = first_reached(trial.epochs[-1:], target) is None
-    return _Seed(epoch, costs, share, fell)
+    return _Seed(epoch, costs, share, fell, trial.elsewhere)
 
 
 def _from_table(trial: Trial, target: float) -> _Seed:
@@ -223,16 +229,17 @@ def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None)
     Args:
         trial: The trial, which may have fewer epochs than the whole training.
         epoch: Number of the epoch, from 1.
-        part: The trial's epochs over those of the whole training.
+        part: The trial's steps over those of the whole training.
         timed: Times of any method, which have those of dense steps by the size of their images.
 
     Returns:
-        The share; `None` if images of several sizes were used, whose steps were not timed.
+        The share; `None` if there are several phases, whose steps were not timed.
     """
     recipe = trial.spec.get("recipe") or {}
-    if timed is None and len(recipe.get("train_sizes") or ()) > 1:
+    if timed is None and (len(recipe.get("train_sizes") or ()) > 1 or recipe.get("freeze")):
         return None
-    progress = epoch / len(trial.epochs)
+    steps = [finite(record.get("steps")) or 1.0 for record in trial.epochs]
+    progress = math.fsum(steps[:epoch]) / math.fsum(steps)
     return part * (timed.passes[0].dense_share(progress) if timed else progress)
 
 
@@ -259,7 +266,7 @@ def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
             return None
         if number <= epoch:
             stage = measured.stages[sum(number >= end for end in ends)]
-            total += steps * stage.ratio * measured.share_of_step(stage.image_size)
+            total += steps * stage.ratio * measured.share_of_step(stage.phase)
     records = {finite(record.get("epoch")): record for record in trial.epochs}
     until, whole = (finite(one.get("reconfigure_time_s")) for one in (records[epoch], trial.epochs[-1]))
     if measured.reconfiguration and until is not None and whole:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-from reports.data.budget import epochs
+from reports.data.budget import share_of_steps
 from reports.data.chance import is_guess
 from reports.data.groups import BASELINE, TrialGroup, label
 from reports.data.method_rows import MethodRow, by_seed, seed_of
 from reports.data.records import Trial
 from reports.data.rule import Answer, Budget, Candidate, Evidence, judge
 from reports.data.trial_files import finite
+from suite.parameters import without_lists
+from suite.recipe import Phase, Recipe
 
 Cost = Literal["time", "flops"]
 Answers = Mapping[Cost, Answer]
@@ -85,24 +88,29 @@ def _times(row: MethodRow) -> tuple[float, ...]:
 def _flops(row: MethodRow) -> tuple[float, ...]:
     executed, dense = (by_seed(row.done, f"train_flops_{kind}") for kind in ("executed", "dense"))
     known = [seed for seed in sorted(executed) if dense.get(seed, 0) and executed[seed]]
-    return tuple(executed[seed] / dense[seed] for seed in known) if len(known) == row.seeds else ()
+    own = {seed_of(trial) for trial in row.done if not trial.elsewhere}
+    return tuple(executed[seed] / dense[seed] for seed in known) if len(known) == len(own) else ()
 
 
 def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:
     """Return the cost of a dense training for fewer epochs, relative to the whole one.
 
-    With images of one size it is the share of the epochs, since all steps are equal. With growing images, each epoch
-    counts as the FLOPs, or the measured time, of its steps.
+    With one phase it is the share of the steps, since all are equal. With several, each epoch counts as the FLOPs, or
+    the measured time, of its steps.
     """
     if budget is group:
         return 1.0
+    of_steps = share_of_steps(budget, group)
     if cost == "flops":
         flops = [_dense_flops(one) for one in (budget, group)]
-        return flops[0] / flops[1] if all(flops) else epochs(budget) / epochs(group)
+        return flops[0] / flops[1] if all(flops) else of_steps
     timed = next(iter(group.times.values()), None)
     if timed is None or len(timed.passes[0].seconds) == 1:
-        return epochs(budget) / epochs(group)
-    times = [sum(map(timed.passes[0].relative_step, _image_sizes(one))) for one in (budget, group)]
+        return of_steps
+    times = [
+        math.fsum(part * timed.passes[0].relative_step(phase) for phase, part in _phases(one))
+        for one in (budget, group)
+    ]
     return times[0] / times[1]
 
 
@@ -112,9 +120,7 @@ def _dense_flops(group: TrialGroup) -> float:
     return next(filter(None, known), 0.0)
 
 
-def _image_sizes(group: TrialGroup) -> list[int]:
-    """Return the side of the training images in each epoch."""
-    recipe = json.loads(group.key["recipe"])
-    count = int(epochs(group))
-    passed = [sum(epoch / count >= end for end in recipe["size_milestones"]) for epoch in range(count)]
-    return [recipe["train_sizes"][number] for number in passed]
+def _phases(group: TrialGroup) -> list[tuple[Phase, float]]:
+    """Return the phase of each epoch, and the part of an epoch that it is."""
+    recipe = Recipe(**without_lists(json.loads(group.key["recipe"])))
+    return [(phase, min(1.0, recipe.epochs - epoch)) for epoch, phase in enumerate(recipe.phases())]

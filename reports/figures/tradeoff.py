@@ -172,6 +172,13 @@ def _mean_over_seeds(points: Sequence[_Point], name: str) -> Estimate:
     return found
 
 
+def _accuracy(row: MethodRow, points: Sequence[_Point]) -> Estimate:
+    """Return the mean accuracy in percent, in which trials of other machines count that have no cost here."""
+    if any(trial.elsewhere for trial in row.done) and isinstance(row.accuracy, Estimate):
+        return row.accuracy.scaled(100)
+    return _mean_over_seeds(points, "accuracy")
+
+
 def _budget_line(
     methods: Sequence[tuple[MethodRow, Sequence[_Point]]], budgets: Sequence[Budget]
 ) -> list[tuple[float, float, str]]:
@@ -214,7 +221,7 @@ def _scatter(
         figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
         axes = figure.add_subplot()
         for row, points in methods:
-            x, y = _mean_over_seeds(points, "cost"), _mean_over_seeds(points, "accuracy")
+            x, y = _mean_over_seeds(points, "cost"), _accuracy(row, points)
             means.append((x.mean, y.mean))
             x_spread, y_spread = _spreads(axis, row, x, y, dense)
             _draw_method(axes, row, points, (x.mean, y.mean), x_spread, y_spread)

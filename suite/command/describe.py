@@ -180,8 +180,13 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
         "default_models": {preset: thing.default_model(preset) for preset in PRESETS},
         "recipes": {preset: dataclasses.asdict(thing.recipe(preset)) for preset in PRESETS},
         "paper_recipes": {
-            name: {"source": source, **dataclasses.asdict(recipe)}
-            for name, (source, recipe) in thing.paper_recipes.items()
+            name: {
+                "source": one.source,
+                "preset": one.preset,
+                "model": one.model or thing.default_model(one.preset),
+                **dataclasses.asdict(one.recipe),
+            }
+            for name, one in thing.paper_recipes.items()
         },
     }
 

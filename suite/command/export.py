@@ -61,7 +61,6 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
     Raises:
         UsageError: A file of a trial cannot be read, or is a link, which may lead to a private file.
     """
-    from suite.runs.folder.records import without_home
     from suite.runs.folder.store import Store
 
     for name in WHOLE:
@@ -74,17 +73,28 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
                 files.refuse_link(path)
                 yield path.relative_to(source), path.read_bytes()
     for trial in Store(source).trial_folders():
-        for name in (*RECORDS, *PACKED):
-            found = packed.held(trial / name)
-            if found is None:
-                continue
-            files.refuse_link(found)
-            try:
-                content = packed.read(found)
-            except OSError as error:
-                raise UsageError(f"export: {found} cannot be read: {error.strerror or error}") from error
-            place = trial.relative_to(source) / name
-            if name in PACKED:
-                yield place.with_name(name + packed.SUFFIX), packed.pack(content)
-            else:
-                yield place, without_home(content)
+        for place, content in trial_contents(trial):
+            yield trial.relative_to(source) / place, content
+
+
+def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
+    """Yield the relative path and content of each file that an export of a trial's folder contains.
+
+    Raises:
+        UsageError: As `contents`.
+    """
+    from suite.runs.folder.records import without_home
+
+    for name in (*RECORDS, *PACKED):
+        found = packed.held(trial / name)
+        if found is None:
+            continue
+        files.refuse_link(found)
+        try:
+            content = packed.read(found)
+        except OSError as error:
+            raise UsageError(f"export: {found} cannot be read: {error.strerror or error}") from error
+        if name in PACKED:
+            yield Path(name + packed.SUFFIX), packed.pack(content)
+        else:
+            yield Path(name), without_home(content)

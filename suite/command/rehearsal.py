@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Iterable
 
 import torch
@@ -22,6 +23,7 @@ from suite.runs.building import inputs_of
 from suite.runs.spec import TrialSpec
 from suite.task import Batches, DataCopy, Inputs
 from suite.training.hooks import Hooks
+from suite.training.parts.phases import check_names
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +82,12 @@ def few_steps(trial: TrialSpec, train: Batches) -> str:
     """
     recipe = trial.make_recipe()
     each = train.steps_per_epoch(recipe.batch_size)
-    if each * recipe.epochs >= FEWEST_STEPS:
+    steps = math.ceil(each * recipe.epochs)
+    if steps >= FEWEST_STEPS:
         return ""
     return (
         f"{trial.task}: {train.num_samples:,} training images in batches of {recipe.batch_size} make {each} "
-        f"{'step' if each == 1 else 'steps'} per epoch and {each * recipe.epochs} in a trial, which may be too "
+        f"{'step' if each == 1 else 'steps'} per epoch and {steps} in a trial, which may be too "
         "few to learn; use a smaller --batch-size or more --epochs"
     )
 
@@ -122,13 +125,14 @@ def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs, hint: str
 def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int) -> None:
     recipe = trial.make_recipe()
     try:
+        check_names(recipe.freeze, model)
         Hooks(
             model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             build_method(trial.method, trial.parameters, trial.label),
             input_shape=inputs.shape,
             train_size=recipe.train_size_at(0.0),
             num_classes=inputs.classes,
-            epochs=recipe.epochs,
+            epochs=recipe.whole_epochs,
             batch_size=recipe.batch_size,
             seed=trial.seed,
             task=trial.task,

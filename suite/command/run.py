@@ -300,11 +300,16 @@ def run_trials(
 def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
     """Return one line per task: whose recipe its trials use, and which methods' papers have another."""
     lines = []
-    for task, source in dict.fromkeys((trial.task, trial.recipe_source) for trial in trials if trial.recipe_source):
+    settings = dict.fromkeys((trial.task, trial.recipe_source, trial.preset) for trial in trials if trial.recipe_source)
+    for task, source, preset in settings:
         papers = registry.get("task", task).paper_recipes
         methods = dict.fromkeys(trial.method for trial in trials if trial.task == task)
         others = [
-            name for name in methods if name in papers and not source.startswith(papers[name].source.split(",")[0])
+            name
+            for name in methods
+            if name in papers
+            and papers[name].preset == preset
+            and not source.startswith(papers[name].source.split(",")[0])
         ]
         line = f"{task}: every method uses the recipe of {source}"
         if others:

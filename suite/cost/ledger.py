@@ -25,6 +25,7 @@ from suite.cost.flops import PRODUCTS, LayerCost, count_layers, density_of_weigh
 from suite.errors import UsageError
 from suite.method import Context, Density, Method
 from suite.network.planned_layer import PlannedLayer
+from suite.recipe import Phase
 
 COLUMNS = ("dense", "current", "effective", "executed")
 Flops = dict[str, dict[str, float]]
@@ -39,12 +40,13 @@ class Ledger:
         input_shape: (C, H, W) of one image.
         dense: Layers of the model as it was built; `None` if it has not changed.
         current: Layers of the model now; `None` to count them.
-        dense_by_size: Layers of the model as it was built for training images of other sizes, by side in pixels.
+        built: Layers of the model as it was built, by phase of the training, where it is not the first one.
 
     Attributes:
-        dense, current: Layers of the model as it was built, and now, for training images of the present size.
+        dense, current: Layers of the model as it was built, and now, in the present phase.
+        built: Layers of the model as it was built, by phase.
         evaluated: Layers of the model now for images of an evaluation.
-        image_size: Side of training images in pixels; `None` for that of `input_shape`.
+        phase: The present phase; with images of `input_shape` if it has no size.
         train_flops: FLOPs of all steps, by variant.
         step_flops: FLOPs of the last step, by variant.
         step_overhead: Operations of the method itself in the last step.
@@ -59,14 +61,14 @@ class Ledger:
         input_shape: tuple[int, int, int],
         dense: Mapping[str, LayerCost] | None = None,
         current: Mapping[str, LayerCost] | None = None,
-        dense_by_size: Mapping[int | None, Mapping[str, LayerCost]] | None = None,
+        built: Mapping[Phase, Mapping[str, LayerCost]] | None = None,
     ) -> None:
         self._ctx, self._model, self._method, self._input_shape = ctx, ctx.model, method, input_shape
-        self.image_size: int | None = None
+        self.phase = Phase()
         self.current = count_layers(self._model, input_shape) if current is None else dict(current)
         self.dense = dict(self.current if dense is None else dense)
         self.evaluated = self.current
-        self._built: dict[int | None, Mapping[str, LayerCost]] = {None: self.dense, **(dense_by_size or {})}
+        self.built: dict[Phase, Mapping[str, LayerCost]] = {Phase(): self.dense, **(built or {})}
         self.train_flops = dict.fromkeys(COLUMNS, 0.0)
         self.step_flops = dict.fromkeys(COLUMNS, 0.0)
         self.step_overhead = 0.0
@@ -155,10 +157,10 @@ class Ledger:
         self._first_epoch = epochs_done + 1
         self._open_interval()
 
-    def use_size(self, image_size: int | None, epochs_done: int) -> None:
-        """Count training images of another size from now on, as a new interval."""
+    def enter(self, phase: Phase, epochs_done: int) -> None:
+        """Count steps of another phase from now on, as a new interval; parameters are already frozen."""
         self.close_interval(epochs_done)
-        self.image_size = image_size
+        self.phase = phase
         self.recount(epochs_done)
 
     def inference_flops(self, *, effective: bool = False) -> float:
@@ -173,7 +175,7 @@ class Ledger:
     @property
     def inference_flops_dense(self) -> float:
         """FLOPs of one image's inference by the model as it was built."""
-        return float(sum(cost.flops("forward") for cost in self._built[None].values() if not cost.training_only))
+        return float(sum(cost.flops("forward") for cost in self.built[Phase()].values() if not cost.training_only))
 
     def to_csv(self, last_epoch: int) -> str:
         """Return `layers.csv`: one row per layer and interval; `last_epoch` is the last epoch, finished or not."""
@@ -201,7 +203,8 @@ class Ledger:
         """Return what a resumed trial needs."""
         return {
             "rows": self._rows,
-            "image_size": self.image_size,
+            "image_size": self.phase.image_size,
+            "frozen": self.phase.frozen,
             "first_epoch": self._first_epoch,
             "interval": self._interval,
             "overhead": self._overhead,
@@ -218,7 +221,7 @@ class Ledger:
         Raises:
             UsageError: The state has other rows, since an earlier version of the suite counted fewer products.
         """
-        self.image_size = state.get("image_size")
+        self.phase = phase_of_state(state)
         self._count()
         if state["interval"].keys() != self.dense.keys():
             raise UsageError(
@@ -234,9 +237,9 @@ class Ledger:
     def _count(self) -> None:
         self.evaluated = self.current = count_layers(self._model, self._input_shape)
         self._all_communication = count_step(self._model)
-        self.dense = dict(self._built[self.image_size])
-        if self.image_size is not None:
-            self.current = count_layers(self._model, (self._input_shape[0], self.image_size, self.image_size))
+        self.dense = dict(self.built[self.phase])
+        if (side := self.phase.image_size) is not None:
+            self.current = count_layers(self._model, (self._input_shape[0], side, side))
 
     def _open_interval(self) -> None:
         self._interval = {name: {product: dict.fromkeys(COLUMNS, 0.0) for product in PRODUCTS} for name in self.dense}
@@ -272,3 +275,8 @@ class Ledger:
             row["overhead"] = self._overhead[name]
             rows.append(row)
         return rows
+
+
+def phase_of_state(state: Mapping[str, Any]) -> Phase:
+    """Return the phase in a ledger's state; states of earlier versions have no frozen parameters, or no size."""
+    return Phase(state.get("image_size"), state.get("frozen", False))

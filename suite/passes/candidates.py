@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.data.groups import BASELINE, group_trials, label, seed_of
+from reports.data.groups import BASELINE, KEY, MACHINE, TrialGroup, group_trials, label, seed_of
 from reports.data.records import Trial, read
 from suite.brackets import split
 from suite.choices import MethodChoice
+from suite.cost.hardware import hardware_facts, hardware_id
 from suite.errors import UsageError, nearest
+from suite.runs.folder.columns import minor_version
 from suite.runs.folder.records import read_record
 from suite.runs.folder.results import current_rows
 from suite.runs.spec import TrialSpec
@@ -30,7 +32,7 @@ class Candidate:
         spec: Specification of that trial; `None` if it cannot be run again.
         stages: Stages of that trial; empty if it cannot be run again.
         reconfigure_s: Recorded seconds of its reconfigurations.
-        threads: Threads of the trial; 0 if they are not known.
+        threads: Threads of the trial; 0 if they are not known, or those of another machine.
         reason: Why the trial cannot be run again; empty if it can.
         number: Number of the pass, from 0.
         place: Number of the method among those that the pass measures, from 1.
@@ -49,7 +51,7 @@ class Candidate:
 
 
 def find_candidates(
-    folder: Path, verb: str, methods: str = "", with_dense: bool = False, number: int = 0
+    folder: Path, verb: str, methods: str = "", with_dense: bool = False, number: int = 0, threads: int | None = None
 ) -> list[Candidate]:
     """Return the methods of every group of a folder.
 
@@ -59,12 +61,18 @@ def find_candidates(
         methods: Comma list of methods, with or without their parameters; all methods if it is empty.
         with_dense: Whether the baseline may be one of them: if it is named, or the folder has no other method.
         number: Number of the pass, from 0, which decides the seed: the lowest that is done in the first pass.
+        threads: Threads with which trials of other machines are measured here too, as of this machine; `None` to leave
+            them in their own groups.
 
     Raises:
         UsageError: The folder has no results, or no finished trial of one of the methods.
     """
     found = []
-    for group in group_trials(read(folder, current_rows(folder)).trials)[0]:
+    records = read(folder, current_rows(folder))
+    groups = group_trials(records.trials)[0]
+    if threads is not None:
+        groups = list(_on_this_machine(groups, threads, [one.key for one in records.times]))
+    for group in groups:
         by_label: dict[str, list[Trial]] = {}
         for trial in group.trials:
             if trial.done and (with_dense or label(trial) != BASELINE):
@@ -79,6 +87,42 @@ def find_candidates(
         which = "no method" if with_dense else f"no method other than {BASELINE}"
         raise UsageError(f"{verb} {folder}: {which} has a finished trial")
     return found if not methods else _chosen(found, split(methods))
+
+
+def _on_this_machine(
+    groups: Iterable[TrialGroup], threads: int, timed: Sequence[Mapping[str, str]]
+) -> Iterator[TrialGroup]:
+    """Yield one group for each setting; a method that this machine did not train has the trials of others.
+
+    Its key is that of earlier passes of this machine, or else that of most of its trials.
+    """
+    settings: dict[tuple[str, ...], list[TrialGroup]] = {}
+    for group in groups:
+        device = next(filter(None, (trial.text("device") for trial in group.trials)), "")
+        setting = (device, *(group.key[name] for name in KEY if name not in MACHINE))
+        settings.setdefault(setting, []).append(group)
+    for (device, *_), several in settings.items():
+        here = this_machine(device)
+        own = [group for group in several if all(group.key[name] in ("", text) for name, text in here.items())]
+        own.sort(key=lambda group: -sum(trial.done for trial in group.trials))
+        new = {**several[0].key, **here, "threads": str(threads)}
+        earlier = [key for key in timed if {**key, "threads": new["threads"]} == new]
+        key = [*earlier, *(group.key for group in own), new][0]
+        known = {label(trial) for group in own for trial in group.trials if trial.done}
+        others = [trial for group in several if group not in own for trial in group.trials]
+        trials = [trial for group in own for trial in group.trials]
+        trials += [dataclasses.replace(one, elsewhere=True) for one in others if one.done and label(one) not in known]
+        yield TrialGroup(key, tuple(trials))
+
+
+def this_machine(device: str) -> dict[str, str]:
+    """Return the hardware and the version of torch, as keys of groups have them; empty without the device."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return {}
+    hardware = hardware_id(hardware_facts(torch.device(device or "cpu")))
+    return {"hardware_id": hardware, "torch": minor_version(torch.__version__)}
 
 
 def _chosen(found: Sequence[Candidate], typed: Iterable[str]) -> list[Candidate]:
@@ -119,6 +163,9 @@ def _candidate(folder: Path, key: Mapping[str, str], name: str, trial: Trial) ->
     if spec.device == "cpu" and spec.arithmetic != FLUSH:
         reason = "its trial computed with subnormal numbers, as those of earlier versions; its accuracy counts"
         return dataclasses.replace(refused, reason=f"{reason}, and the same command trains one that can be timed")
+    if trial.elsewhere and any(record.get("reconfigured") for record in trial.epochs):
+        reason = "its reconfigurations were timed on another machine; train one seed of it here"
+        return dataclasses.replace(refused, reason=reason)
     missing = [stage.epoch for stage in stages[1:] if not stage_file(place, stage.epoch).is_file()]
     if missing:
         reason = f"no stages: its steps changed in epoch {missing[0]}, whose state was not kept"
@@ -128,7 +175,7 @@ def _candidate(folder: Path, key: Mapping[str, str], name: str, trial: Trial) ->
         spec=spec,
         stages=tuple(stages),
         reconfigure_s=trial.number("reconfigure_time_s") or 0.0,
-        threads=int(trial.number("threads") or 0),
+        threads=0 if trial.elsewhere else int(trial.number("threads") or 0),
     )
 
 

@@ -40,6 +40,7 @@ def run_pass(
     plugins: Sequence[str] = (),
     number: int = 0,
     shuffle: bool = False,
+    anywhere: bool = False,
 ) -> bool:
     """Measure the methods of a suite's folder, and add their entries to a file.
 
@@ -58,6 +59,7 @@ def run_pass(
         plugins: Plugin files that the user has typed.
         number: Number of the pass, from 0 (`find_candidates`).
         shuffle: Whether the order of the methods is drawn, by the number of the pass; every second one is turned round.
+        anywhere: Whether trials of other machines are measured here too.
 
     Returns:
         Whether every method could be measured.
@@ -68,7 +70,8 @@ def run_pass(
     store = Store(folder)
     with store.lock():
         file.read(folder)  # a damaged file is refused before anything is measured
-        candidates = find_candidates(folder, verb, methods, with_dense, number)
+        count = (threads or available_cores()) if anywhere else None
+        candidates = find_candidates(folder, verb, methods, with_dense, number, count)
         if shuffle:
             random.Random(number // 2).shuffle(candidates)
             candidates = candidates[:: -1 if number % 2 else 1]

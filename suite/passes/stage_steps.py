@@ -11,6 +11,7 @@ from torch import Tensor
 
 from suite.errors import UsageError
 from suite.network import model_files
+from suite.recipe import Phase
 from suite.runs.building import build_trainer
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import Cost
@@ -31,8 +32,8 @@ class Steps:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        trainer.set_image_size()
-        size = trainer.ledger.image_size
+        trainer.enter_phase()
+        size = trainer.ledger.phase.image_size
         self.trainer, self._batches = trainer, trainer.splits.training(size)
         self._left = 0
         self._running: Iterator[tuple[Tensor, Tensor]] = iter(())
@@ -42,9 +43,9 @@ class Steps:
         trainer.splits = dataclasses.replace(trainer.splits, **own)
 
     @property
-    def image_size(self) -> int | None:
-        """Side of the training images; `None` for that of an evaluation."""
-        return self.trainer.ledger.image_size
+    def phase(self) -> Phase:
+        """Phase of the training."""
+        return self.trainer.ledger.phase
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of batches of a whole epoch."""
@@ -62,8 +63,9 @@ class Steps:
         """Run a step."""
         ctx, recipe = self.trainer.ctx, self.trainer.recipe
         if not self._left:
-            self._left = self.steps_per_epoch(ctx.batch_size)
-            if not recipe.drop_last and self.num_samples % ctx.batch_size and self._left > 1:
+            whole = self.steps_per_epoch(ctx.batch_size)
+            self._left = max(1, recipe.steps_in(self.trainer.schedule_epoch, whole))
+            if self._left == whole and not recipe.drop_last and self.num_samples % ctx.batch_size and self._left > 1:
                 self._left -= 1
             self._running = self._batches.epoch(ctx.epochs_done, ctx.batch_size)
             ctx.batch_index = 0
@@ -79,20 +81,16 @@ class Steps:
         return clock.seconds["train"] - before
 
 
-def at_image_size(trainer: Trainer, image_size: int | None) -> Trainer:
-    """Let the next epoch of a new dense trainer have training images of a size, and return the trainer.
-
-    Args:
-        trainer: The trainer.
-        image_size: One of the recipe's `train_sizes`; `None` if it has none.
+def at_phase(trainer: Trainer, phase: Phase) -> Trainer:
+    """Let the next epoch of a new dense trainer be the first of a phase, and return the trainer.
 
     Raises:
-        UsageError: Dense training has no epoch with this size.
+        UsageError: Dense training has no epoch of this phase.
     """
-    sizes = trainer.recipe.train_sizes_by_epoch()
-    if image_size not in sizes:
-        raise UsageError(f"dense training has no epoch with training images of {image_size} pixels")
-    trainer.ctx.epochs_done = sizes.index(image_size)
+    phases = trainer.recipe.phases()
+    if phase not in phases:
+        raise UsageError(f"dense training has no epoch with {phase.in_words()}")
+    trainer.ctx.epochs_done = phases.index(phase)
     return trainer
 
 

@@ -81,7 +81,7 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
         probe: Result of the probe.
     """
     recipe = trial.make_recipe()
-    epochs = recipe.epochs if probe["steady"] else probe["epochs"] + probe["epochs_left"]
+    epochs = recipe.whole_epochs if probe["steady"] else probe["epochs"] + probe["epochs_left"]
     stages = probe["stages"]
     ends = [stage["epoch"] - 1 for stage in stages[1:]] + [epochs]
     train_s, steps, dense, executed, payload, scaled = 0.0, 0, 0.0, 0.0, [], 0
@@ -89,7 +89,12 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
     for stage, last in zip(stages, ends, strict=True):
         count = last - stage["epoch"] + 1
         factors = _size_factors(probe["dense_per_image"], stage["epoch"], last)
-        weight, other = sum(factors), sum(factor != 1.0 for factor in factors)
+        other = sum(factor != 1.0 for factor in factors)
+        of_last = stage["total_steps"]
+        if last == epochs:  # the last epoch may be a part of one
+            of_last = recipe.steps_in(recipe.whole_epochs - 1, of_last)
+            factors[-1] *= of_last / stage["total_steps"]
+        weight, of_stage = sum(factors), (count - 1) * stage["total_steps"] + of_last
         if other:
             scaled += other
             unbounded.add("train_s")
@@ -99,8 +104,8 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
         train_s += weight * whole * stage["step_s"] + count * probe["epoch_start_s"]
         dense += weight * whole * stage["flops"]["dense"]
         executed += weight * whole * stage["flops"]["executed"]
-        steps += count * stage["total_steps"]
-        payload.append((stage["params"], count * stage["total_steps"]))
+        steps += of_stage
+        payload.append((stage["params"], of_stage))
     train_s += probe["reconfigure_s"] * epochs / probe["epochs"]
     pass_s = sum(split["images"] * split["per_image"] for split in probe["evaluation"])
     compile_s = probe["compile_s"] if recipe.execution != "eager" else 0.0  # results of autotuning are stored
@@ -157,8 +162,8 @@ def _notes(trial: TrialSpec, probe: Mapping[str, Any], epochs: int, shrinks: boo
         notes.append(f"the probe reached epoch {probe['epochs']} of {epochs}; later steps count as its last ones")
     if scaled:
         notes.append(
-            f"modelled: in {scaled} of {epochs} epochs the images have another size than in the steps that were "
-            "measured for them; times and FLOPs executed are multiplied by the quotient of the dense network's FLOPs"
+            f"modelled: in {scaled} of {epochs} epochs a dense step has other FLOPs than the steps that were measured "
+            "have; times and FLOPs executed are multiplied by the quotient of the dense network's FLOPs"
         )
     if _lacks_largest(probe, epochs):
         notes.append(

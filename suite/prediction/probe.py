@@ -24,6 +24,7 @@ from suite.cost.flops import PRODUCTS
 from suite.errors import UsageError
 from suite.method import Method, ReconfigPlan
 from suite.prediction.batches import ProbeBatches
+from suite.recipe import Phase
 from suite.runs.building import build_trainer, device_of, load_splits
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import Cost
@@ -141,7 +142,7 @@ class Probe:
         self.start_s = time.time() - psutil.Process().create_time()
         self.began = time.perf_counter()
         self.stages: list[_Stage] = []
-        self.image_sizes: list[int | None] = []
+        self.phases: list[Phase] = []
         self.evaluation: list[dict[str, float]] = []
         self.epoch_starts: list[float] = []
         self.epochs = self.epochs_left = 0
@@ -205,8 +206,8 @@ class Probe:
     def _after_epoch(self, record: dict[str, Any]) -> None:
         """Keep what the epoch has shown, and decide what the next one runs."""
         self.epochs, self.epochs_left = self.epochs + 1, record["epochs_left"]
-        self.image_sizes.append(self.trainer.ledger.image_size)
-        batches = self.train[self.image_sizes[-1]]
+        self.phases.append(self.trainer.ledger.phase)
+        batches = self.train[self.phases[-1].image_size]
         later = statistics.median(batches.fetching[1:]) if len(batches.fetching) > 1 else 0.0
         if later:
             self.epoch_starts.append(max(0.0, batches.fetching[0] - later))
@@ -263,15 +264,15 @@ class Probe:
     def _dense_per_image(self) -> list[float]:
         """Return the dense network's FLOPs of training with an image of each epoch: those that were run, then the rest.
 
-        The sizes of the rest follow from the recipe; their epochs count from the last restart of the schedule.
+        The phases of the rest follow from the recipe; their epochs count from the last restart of the schedule.
         """
         trainer = self.trainer
-        rest = trainer.recipe.train_sizes_by_epoch()[self.epochs - trainer.progress.first_epoch :]
-        by_size = {
-            size: float(sum(layer.flops(product) for layer in layers.values() for product in PRODUCTS))
-            for size, layers in {None: trainer.ledger.dense, **trainer.sizes.dense}.items()
+        rest = trainer.recipe.phases()[self.epochs - trainer.progress.first_epoch :]
+        by_phase = {
+            phase: float(sum(layer.flops(product) for layer in layers.values() for product in PRODUCTS))
+            for phase, layers in trainer.ledger.built.items()
         }
-        return [by_size[size] for size in (*self.image_sizes, *rest)]
+        return [by_phase[phase] for phase in (*self.phases, *rest)]
 
     def _save_once(self, state: Callable[[], dict[str, Any]]) -> None:
         if not self.save_s:

@@ -14,7 +14,7 @@ from suite.cost.parts.step_clock import PARTS, Key
 from suite.errors import UsageError
 from suite.network.layers import backend_name
 from suite.network.planned_layer import PlannedLayer
-from suite.passes.stage_steps import Steps, at_image_size, other_cost, trainer_of_stage, warm_up
+from suite.passes.stage_steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
 from suite.profiling.clocked_steps import ProfiledSteps
 from suite.runs.building import build_trainer, device_of, load_splits
 from suite.runs.provenance import collect
@@ -87,7 +87,7 @@ def measure(
         steps = [ProfiledSteps(Steps(trainer_of_stage(own, Path(trials), splits, start)))]
         if dense is not None:
             baseline = build_trainer(TrialSpec.from_json(dense), Path(trials), splits)
-            steps.append(ProfiledSteps(Steps(at_image_size(baseline, steps[0].steps.image_size))))
+            steps.append(ProfiledSteps(Steps(at_phase(baseline, steps[0].steps.phase))))
     except UsageError as error:
         return {"error": str(error)}
     for one in steps:

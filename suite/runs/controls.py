@@ -67,7 +67,7 @@ def random_twin(choice: MethodChoice, task: str, preset: str) -> MethodChoice | 
     return twin
 
 
-def summary(added: Iterable[TrialSpec], epochs: Mapping[str, int]) -> str:
+def summary(added: Iterable[TrialSpec], epochs: Mapping[str, float]) -> str:
     """Describe in one line the trials that `--controls` added to a command.
 
     Args:

@@ -117,7 +117,7 @@ def plan(suite: SuiteSpec, copies: Mapping[str, Any] | None = None) -> list[Tria
         for setting in settings:
             if len(shorter := control_epochs(setting.recipe.epochs)) + 1 < FEWEST_BUDGETS:
                 log.warning(
-                    "%s: %d epochs allow %d lengths of dense training, and a verdict at equal cost needs %d: none can "
+                    "%s: %g epochs allow %d lengths of dense training, and a verdict at equal cost needs %d: none can "
                     "follow", setting.task, setting.recipe.epochs, len(shorter) + 1, FEWEST_BUDGETS,
                 )  # fmt: skip
     return list(found.values())
@@ -186,7 +186,8 @@ def _setting(
         recipe, source = _recipe(task, suite)
     except ValueError as error:
         raise UsageError(f"task {name}: {error}") from error
-    models = typed_models or [ModelChoice.read(task.default_model(suite.preset))]
+    default = task.paper_recipes[suite.recipe].model if suite.recipe else ""
+    models = typed_models or [ModelChoice.read(default or task.default_model(suite.preset))]
     for model in models:
         model.check_size(*task.inputs(recipe))
         model.build(*task.inputs(recipe))
@@ -196,7 +197,7 @@ def _setting(
 def _with_controls(suite: SuiteSpec, setting: _Setting, task: Any) -> list[_Setting]:
     """Return the setting of a task among those of its controls, in the order in which a seed is trained."""
 
-    def control(choices: Sequence[MethodChoice], epochs: int = setting.recipe.epochs) -> _Setting:
+    def control(choices: Sequence[MethodChoice], epochs: float = setting.recipe.epochs) -> _Setting:
         # Override the epochs as `--epochs` does, so that recipe and source are those of a command without --controls.
         overrides = {"epochs": epochs, **{key: value for key, value in suite.overrides.items() if key != "epochs"}}
         recipe, source = _recipe(task, dataclasses.replace(suite, overrides=overrides))
@@ -287,9 +288,11 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
         if suite.recipe not in task.paper_recipes:
             hint = nearest(suite.recipe, task.paper_recipes) or "; it has none"
             raise UsageError(f"--recipe '{suite.recipe}': task {task.registered_name} has no such recipe{hint}")
-        if suite.preset != "paper":
-            raise UsageError(f"--recipe {suite.recipe}: preset {suite.preset} has its own recipe; add --preset paper")
-        source, recipe = task.paper_recipes[suite.recipe]
+        source, recipe, preset, _ = task.paper_recipes[suite.recipe]
+        if suite.preset != preset:
+            raise UsageError(
+                f"--recipe {suite.recipe}: belongs to preset {preset}, not {suite.preset}; use --preset {preset}"
+            )
     elif suite.preset == "paper":
         recipe = task.recipe(suite.preset)
         source = next((one.source for one in task.paper_recipes.values() if one.recipe == recipe), "")

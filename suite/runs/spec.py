@@ -13,6 +13,7 @@ from typing import Any
 from suite.cost.hardware import has_bfloat16_cpu
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
+from suite.parameters import without_lists
 from suite.recipe import Recipe
 from suite.runs.plugin_files import check_defining_files, check_known, digests
 from suite.subnormals import IEEE
@@ -137,7 +138,7 @@ class TrialSpec:
 
     def make_recipe(self) -> Recipe:
         """Return the recipe as an object."""
-        return Recipe(**_without_lists(self.recipe))
+        return Recipe(**without_lists(self.recipe))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data from which `from_json` restores this spec. The hash is added for readers."""
@@ -154,7 +155,7 @@ class TrialSpec:
         try:
             fields = {name: value for name, value in data.items() if name != "hash"}
             for name in ("parameters", "model_parameters", "recipe", "replaced"):
-                fields[name] = _without_lists(fields.get(name, {}))
+                fields[name] = without_lists(fields.get(name, {}))
             lists = {name: tuple(fields.get(name, ())) for name in ("plugins", "callbacks")}
             spec = cls(**{**fields, **lists})
             digest = spec.hash
@@ -309,12 +310,3 @@ def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
 
         return "bfloat16" if torch.cuda.get_device_capability(index) >= (8, 0) else "float32"
     return "bfloat16" if has_bfloat16_cpu() else "float32"
-
-
-def _without_lists(data: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples and parameters have no lists, so that each list that comes from JSON was a tuple."""
-    return {key: _tuple(value) for key, value in data.items()}
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(_tuple(item) for item in value) if isinstance(value, list) else value

@@ -36,12 +36,14 @@ class Cost:
         flops: FLOPs of a step: dense, current, effective, executed.
         backends: Backend by layer.
         overhead: Operations of the method itself; `None` in records of earlier versions, and then not compared.
+        frozen: Whether the parameters of `recipe.freeze` are frozen.
     """
 
     batch_size: int
     flops: tuple[float, ...]
     backends: Mapping[str, str]
     overhead: float | None = None
+    frozen: bool = False
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Cost:
@@ -58,16 +60,17 @@ class Cost:
         known = values if overhead is None else [*values, overhead]
         if not all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in known):
             raise ValueError(f"the FLOPs of a step of epoch {record.get('epoch')} in epochs.jsonl are not numbers")
-        return cls(batch_size, tuple(map(float, values)), dict(record.get("backends") or {}), overhead)
+        return cls(
+            batch_size, tuple(map(float, values)), dict(record.get("backends") or {}), overhead, "frozen" in record
+        )
 
     def equals(self, other: Cost) -> bool:
         """Return whether the steps cost the same."""
         pairs = list(zip(self.flops, other.flops, strict=True))
         if self.overhead is not None and other.overhead is not None:
             pairs.append((self.overhead, other.overhead))
-        return (self.batch_size, self.backends) == (other.batch_size, other.backends) and all(
-            math.isclose(mine, theirs, rel_tol=TOLERANCE) for mine, theirs in pairs
-        )
+        equal = (self.batch_size, self.backends, self.frozen) == (other.batch_size, other.backends, other.frozen)
+        return equal and all(math.isclose(mine, theirs, rel_tol=TOLERANCE) for mine, theirs in pairs)
 
     def with_backends_of(self, other: Cost) -> Cost:
         """Return this cost with the backends of another, and what these execute."""

@@ -138,7 +138,7 @@ class Trial:
             "on_trained": lambda state: self._keep_end(state, trainer.ctx.epochs_done + 1),
             "on_epoch": lambda record: self._append_record(record, trainer.clock),
             "on_checkpoint": lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
-            "on_step": lambda share: progress.write(trainer.ctx.epochs_done, recipe.epochs, share),
+            "on_step": lambda share: progress.write(trainer.ctx.epochs_done, recipe.whole_epochs, share),
         }
         trainer: Trainer = build_trainer(
             spec,

@@ -14,8 +14,8 @@ from suite.cost.hardware import busy_cores
 from suite.cost.interleaved import interleaved_times
 from suite.cost.stamps import stamps_of
 from suite.errors import UsageError
-from suite.passes.stage_steps import Steps, at_image_size, other_cost, trainer_of_stage, warm_up
-from suite.recipe import Recipe
+from suite.passes.stage_steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
+from suite.recipe import Phase, Recipe
 from suite.runs.building import build_trainer, device_of, load_splits
 from suite.runs.folder.times import FEWEST_PAIRS
 from suite.runs.provenance import collect
@@ -60,10 +60,10 @@ def measure(
         device: Not used; the specification has it.
 
     Returns:
-        `stages`: for each stage `image_size`, `start` and `end`, which are pairs of seconds of a step of the method and
-        of dense, or `None` for an end that was not kept; `twice`: pairs of the second dense trainer and the first;
-        `dense`: steps of dense training, as successive pairs of a size of training images and a number; `load`: cores
-        that other programs used; `provenance`; or only `error`: why the trial cannot be measured.
+        `stages`: for each stage `image_size` and `frozen`, its phase, and `start` and `end`, which are pairs of seconds
+        of a step of the method and of dense, or `None` for an end that was not kept; `twice`: pairs of the second dense
+        trainer and the first; `dense`: steps of dense training, as successive pairs of a phase and a number; `load`:
+        cores that other programs used; `provenance`; or only `error`: why the trial cannot be measured.
     """
     own, other, folder = TrialSpec.from_json(spec), TrialSpec.from_json(dense), Path(trials)
     loads: list[float] = []
@@ -87,12 +87,13 @@ def measure(
             found.append({"start": None, "end": None})
             for name, (path, count) in states.items():
                 both = (of_trial(path), of_dense)
-                times, size = in_turn(both, count, next(built_first), method_steps_first, refuse)
+                times, phase = in_turn(both, count, next(built_first), method_steps_first, refuse)
                 loads.append(busy_cores())
-                found[-1] |= {name: times, "image_size": size}
+                found[-1] |= {name: times, **phase._asdict()}
             before = cost.executed
         twice: Pairs = []
-        both = (lambda: at_image_size(of_dense(), found[0]["image_size"]), of_dense)
+        first = Phase(found[0]["image_size"], found[0]["frozen"])
+        both = (lambda: at_phase(of_dense(), first), of_dense)
         for first_is_built_first in (method_built_first, not method_built_first):
             count = max(FEWEST_PAIRS, pairs // 2)
             twice += in_turn(both, count, first_is_built_first, method_steps_first)[0]
@@ -114,11 +115,11 @@ def in_turn(
     first_is_built_first: bool,
     first_begins: bool,
     refuse: Callable[[Steps], str] = lambda steps: "",
-) -> tuple[Pairs, int | None]:
-    """Build two trainers, and return seconds of a step of each in pairs of turns, and the size of their images.
+) -> tuple[Pairs, Phase]:
+    """Build two trainers, and return seconds of a step of each in pairs of turns, and their phase.
 
     Args:
-        trainers: Functions that build them. The second is dense, and has images of the size of the first.
+        trainers: Functions that build them. The second is dense, and in the phase of the first.
         count: Number of pairs.
         first_is_built_first: Whether the first one is built and warmed up first.
         first_begins: Whether it has the first turn.
@@ -131,7 +132,7 @@ def in_turn(
     order = (0, 1) if first_is_built_first else (1, 0)
     built = {number: trainers[number]() for number in order}
     first = Steps(built[0])
-    both = (first, Steps(at_image_size(built[1], first.image_size)))
+    both = (first, Steps(at_phase(built[1], first.phase)))
     seconds = {number: warm_up(both[number]) for number in order}
     if reason := refuse(first):
         raise UsageError(reason)
@@ -143,7 +144,7 @@ def in_turn(
 
     stamps = stamps_of(first.trainer.device)
     times = interleaved_times(partial(turn, 0), partial(turn, 1), count, stamps, first_begins)
-    return [list(map(float, pair)) for pair in times / lengths], first.image_size
+    return [list(map(float, pair)) for pair in times / lengths], first.phase
 
 
 def _states(
@@ -159,9 +160,13 @@ def _states(
         yield stage, {name: (path, count) for name, path in files.items()}
 
 
-def _dense_steps(recipe: Recipe, splits: Splits) -> list[tuple[int | None, int]]:
-    """Return the successive steps of dense training with each size of training images, in order."""
+def _dense_steps(recipe: Recipe, splits: Splits) -> list[tuple[Phase, int]]:
+    """Return the successive steps of dense training in each phase, in order."""
+
+    def steps_in(epoch: int, phase: Phase) -> int:
+        return recipe.steps_in(epoch, splits.training(phase.image_size).steps_per_epoch(recipe.batch_size))
+
     return [
-        (size, len(list(epochs)) * splits.training(size).steps_per_epoch(recipe.batch_size))
-        for size, epochs in groupby(recipe.train_sizes_by_epoch())
+        (phase, sum(steps_in(epoch, phase) for epoch, _ in several))
+        for phase, several in groupby(enumerate(recipe.phases()), key=lambda one: one[1])
     ]

@@ -18,6 +18,7 @@ from suite.cost.hardware import available_cores
 from suite.errors import UsageError, validate
 from suite.passes.candidates import Candidate, dense_spec
 from suite.passes.running import Measure, disturbance, in_subprocess, measure_here, run_pass
+from suite.recipe import Phase
 from suite.runs.engines.local import environment
 from suite.runs.folder.times import TIMES, MethodTime, PassTime
 
@@ -98,7 +99,7 @@ def run(
         # Later, the machine is only as busy as the passes themselves say.
         complete &= run_pass(
             "time", TIMES, folder, methods, chosen, busy or number > 0, entry_of, _line, say_once,
-            plugins=plugins, number=number, shuffle=True,
+            plugins=plugins, number=number, shuffle=True, anywhere=True,
         )  # fmt: skip
     for (_, label), candidate in measured.items():
         if (count := len(counted(known(candidate).get(label)))) < passes:
@@ -162,7 +163,7 @@ def _pass_of(candidate: Candidate, folder: Path, pairs: int, threads: int, measu
             {"epoch": stage.epoch, "steps": stage.steps, **measured}
             for stage, measured in zip(candidate.stages, found["stages"], strict=True)
         ],
-        "dense": [{"image_size": size, "steps": count} for size, count in found["dense"]],
+        "dense": [{**Phase(*phase)._asdict(), "steps": count} for phase, count in found["dense"]],
         "reconfigure_s": candidate.reconfigure_s,
         "order": {
             "number": candidate.number, "place": candidate.place,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from suite.cost.clock import Clock
 from suite.cost.flops import count
-from suite.cost.ledger import Ledger
+from suite.cost.ledger import Ledger, phase_of_state
 from suite.cost.memory import SavedTensors
 from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.network.layers import backend_name
@@ -23,9 +23,9 @@ from suite.training.evaluation import Evaluation
 from suite.training.execution import check_execution
 from suite.training.hooks import Hooks
 from suite.training.optimizer_state import make_optimizer
-from suite.training.parts.image_sizes import ImageSizes
 from suite.training.parts.losses import Diverged, EpochLosses
 from suite.training.parts.mixing import BatchMixing
+from suite.training.parts.phases import Phases
 from suite.training.parts.progress import Progress, Record
 from suite.training.parts.weight_average import Lookahead, WeightAverage
 from suite.training.product_check import ProductCheck
@@ -86,14 +86,14 @@ class Trainer:
         # Count the network before the method changes it.
         counts, trained = count(model, input_shape), _trained(model)
         self.not_counted = counts.not_counted
-        self.sizes = ImageSizes(model, recipe, input_shape)
+        self.phases = Phases(model, recipe, input_shape)
         self.hooks = Hooks(
             model,
             method,
             input_shape=input_shape,
             train_size=recipe.train_size_at(0.0),
             num_classes=num_classes,
-            epochs=recipe.epochs,
+            epochs=recipe.whole_epochs,
             batch_size=recipe.batch_size,
             seed=seed,
             task=task,
@@ -117,7 +117,7 @@ class Trainer:
         self.parallel = self.step.parallel
         self.evaluation = Evaluation(self.parallel, model, recipe, device, dtype)
         now = counts.layers if not self.hooks.reconfigurations and _trained(model) == trained else None
-        self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, now, self.sizes.dense)
+        self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, now, self.phases.built)
         self.products = ProductCheck(dtype, device)
         self.parallel.begin(seed, splits.train, recipe)
 
@@ -130,7 +130,7 @@ class Trainer:
         """
         while self._epochs_left():
             # Train, with the method's hooks in every step.
-            self.set_image_size()
+            self.enter_phase()
             self._check_products()
             with self.clock.span("train"):
                 if self.average:
@@ -141,7 +141,9 @@ class Trainer:
             with self.clock.span("io"):
                 self.on_trained(self.state_dict)
             # Run the hooks at the end of the epoch, and carry out a reconfiguration.
-            self.ctx.progress = (self.ctx.epochs_done + 1 - self.progress.first_epoch) / self.recipe.epochs
+            whole = self.splits.training(self.ledger.phase.image_size).steps_per_epoch(self.ctx.batch_size)
+            done = self.schedule_epoch + self.recipe.steps_in(self.schedule_epoch, whole) / whole
+            self.ctx.progress = done / self.recipe.length(whole)
             with self.clock.span("reconfigure"):
                 plan = self.hooks.close_epoch()
             if plan is not None:
@@ -171,8 +173,9 @@ class Trainer:
     def train_epoch(self) -> Record:
         """Run every step of one epoch, and return the first part of its record."""
         ctx, recipe, hooks = self.ctx, self.recipe, self.hooks
-        batches = self.splits.training(self.ledger.image_size)
-        steps = batches.steps_per_epoch(ctx.batch_size)
+        batches = self.splits.training(self.ledger.phase.image_size)
+        whole = batches.steps_per_epoch(ctx.batch_size)
+        steps, length = recipe.steps_in(self.schedule_epoch, whole), recipe.length(whole)
         losses = EpochLosses()
         counted = self.ledger.counts()
         step_cost: Record = {}
@@ -180,10 +183,13 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.model.train()
-        for images, labels, whole in self.parallel.shares(batches, ctx.epochs_done, ctx.batch_size, self.mixing):
+        shares = self.parallel.shares(batches, ctx.epochs_done, ctx.batch_size, self.mixing)
+        for number, (images, labels, size) in enumerate(shares):
+            if number == steps:  # of an epoch that is a part of one
+                break
             # Set the learning rate.
-            done = ctx.epochs_done - self.progress.first_epoch + ctx.batch_index / steps
-            ctx.progress = done / recipe.epochs
+            done = self.schedule_epoch + ctx.batch_index / whole
+            ctx.progress = done / length
             for group in self.optimizer.param_groups:
                 factor = group.get("lr_factor", 1.0)  # checkpoints of earlier versions have none
                 group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale * factor
@@ -193,7 +199,7 @@ class Trainer:
                 with self.clock.span("compile"):
                     self.step.prepare(images, labels)
             task_loss, term, norm = self._forward_backward(images, labels)
-            share = whole / ctx.batch_size  # below 1 in a last, smaller batch
+            share = size / ctx.batch_size  # below 1 in a last, smaller batch
             where = f"epoch {ctx.epochs_done + 1}, step {ctx.step + 1}"
             losses.add(where, task_loss, term, share, updates=norm is not None)
             # Count FLOPs before a hook changes the masks that the step used.
@@ -203,7 +209,7 @@ class Trainer:
                 if recipe.clip_norm is not None:
                     torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), recipe.clip_norm, norm)
                 if hooks.optimizer_step() and self.average:
-                    self.average.update((done + 1 / steps) / recipe.epochs)
+                    self.average.update((done + 1 / whole) / length)
             else:
                 hooks.end_step()
             if self.scaler:
@@ -213,8 +219,8 @@ class Trainer:
             self.ledger.add_overhead(self.parallel.own(images))
             if share == 1 or not step_cost:
                 step_cost = self.ledger.step_cost()
-            self.progress.samples += whole
-            self.on_step((done + 1 / steps) / recipe.epochs)
+            self.progress.samples += size
+            self.on_step((done + 1 / whole) / length)
         if losses.skipped == steps and not self._scale_still_falls(scale):
             raise Diverged(f"no step of epoch {ctx.epochs_done + 1} had finite gradients")
         if self.device.type == "cuda":
@@ -229,6 +235,7 @@ class Trainer:
             "step_memory_bytes": self.progress.step_memory_bytes,
             "backends": {name: backend_name(layer) for name, layer in ctx.layers.items()},
             "steps": steps,
+            **({"frozen": True} if self.ledger.phase.frozen else {}),
             "skipped_steps": losses.skipped,
             **step_cost,
             **({"loss_scale": self.scaler.get_scale()} if self.scaler else {}),
@@ -258,15 +265,17 @@ class Trainer:
         """Whether gradients may still become finite: a loss scale starts high and halves until they are."""
         return self.scaler is not None and before is not None and 1 <= self.scaler.get_scale() < before
 
-    def set_image_size(self) -> None:
-        """Use the recipe's size of training images in the next epoch."""
-        done = self.ctx.epochs_done
-        size = self.recipe.train_size_at((done - self.progress.first_epoch) / self.recipe.epochs)
-        if size != self.ledger.image_size:
-            self.ledger.use_size(size, done)
+    def enter_phase(self) -> None:
+        """Use the recipe's size of training images in the next epoch, and freeze its parameters if it is time."""
+        phase = self.recipe.phase_of(self.schedule_epoch)
+        if phase != self.ledger.phase:
+            if phase.frozen != self.ledger.phase.frozen:
+                self.phases.freeze(self.model, phase.frozen)
+                self.parallel.wrap()
+            self.ledger.enter(phase, self.ctx.epochs_done)
             self.step.forget()
             self.progress.memory_is_counted = False
-        self.sizes.enter(size, self.ctx)
+        self.phases.enter(phase, self.ctx)
 
     def _carry_out(self, plan: ReconfigPlan) -> None:
         """Change model, optimizer and schedule by the method's plan.
@@ -298,8 +307,13 @@ class Trainer:
         with self.clock.span("check"):
             self.products.check(self.ctx.layers, self.ledger.current, self.ledger.evaluated)
 
+    @property
+    def schedule_epoch(self) -> int:
+        """Epochs of the schedule that are done."""
+        return self.ctx.epochs_done - self.progress.first_epoch
+
     def _epochs_left(self) -> int:
-        return self.recipe.epochs - (self.ctx.epochs_done - self.progress.first_epoch)
+        return self.recipe.whole_epochs - self.schedule_epoch
 
     def _complete(self, record: Record, reconfigured: bool) -> None:
         """Add counted and measured cost to an epoch's record, and keep it."""
@@ -351,6 +365,7 @@ class Trainer:
             self.scaler.load_state_dict(state["scaler"])
         self.step.forget()
         self.hooks.load_state_dict(state["hooks"])
+        self.phases.freeze(self.model, phase_of_state(state["ledger"]).frozen)
         self.ledger.load_state_dict(state["ledger"])
         self.clock.load_state_dict(state["clock"])
         self.progress = Progress(**state["progress"])

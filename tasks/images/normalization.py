@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from suite.errors import UsageError
+
 
 @dataclass(frozen=True)
 class Normalization:
@@ -23,6 +25,16 @@ class Normalization:
         mean = images.mean(axis=(0, 1, 2), dtype=np.float64)
         std = images.std(axis=(0, 1, 2), dtype=np.float64)
         return cls(tuple(map(float, mean)), tuple(float(value) or 1.0 for value in std))
+
+    def with_std(self, std: tuple[float, ...]) -> Normalization:
+        """Return the normalisation with other standard deviations, of pixels in [0, 1], if there are any.
+
+        Raises:
+            UsageError: Their number is not that of the channels.
+        """
+        if len(std) not in (0, len(self.std)):
+            raise UsageError(f"recipe.pixel_std has {len(std)} values; images have {len(self.std)} channels")
+        return Normalization(self.mean, tuple(255 * value for value in std)) if std else self
 
 
 class Normalizer:

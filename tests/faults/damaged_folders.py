@@ -122,7 +122,7 @@ def fake_times(real: bool = False) -> Iterator[None]:
                 pairs = [[1.0, 2.0], [1.1, 2.0]] * 5
                 return {
                     "stages": [{"image_size": None, "start": pairs, "end": pairs}] * len(arguments["stages"]),
-                    "twice": pairs, "dense": [[None, 8]], "load": 0.0,
+                    "twice": pairs, "dense": [[[None, False], 8]], "load": 0.0,
                     "provenance": {"hardware_id": key["hardware_id"], "software": {"torch": key["torch"]}},
                 }  # fmt: skip
             try:

@@ -51,7 +51,7 @@ def test_dense_flops_are_those_of_each_epochs_size(tmp_path, monkeypatch, method
     assert 3.5 * small < large < 4 * small + 1
     assert known.flops_dense == pytest.approx(record["dense"], rel=1e-12)
     assert known.flops_executed == pytest.approx(record["executed"], rel=1e-12)
-    assert any("in 2 of 4 epochs the images have another size" in note for note in known.notes) == (reached == 1)
+    assert any("in 2 of 4 epochs a dense step has other FLOPs" in note for note in known.notes) == (reached == 1)
     assert any("the memory is that of" in note for note in known.notes) == (reached == 1)
 
 

@@ -38,7 +38,8 @@ def test_frames_have_the_values_of_an_export(tmp_path: Path) -> None:
     assert list(found.trials["trial_id"]) == [row["trial_id"] for row in rows]
     for column in SCHEMA:
         for value, row in zip(found.trials[column.name], rows, strict=True):
-            text = row.get(column.name, "ieee" if column.name == "arithmetic" else "")  # earlier tables have fewer
+            fixed = {"arithmetic": "ieee", "learning_rate": "0.2", "optimizer": "sgd", "schedule": "linear"}
+            text = row.get(column.name, {**fixed, "weight_decay": "0.0005"}.get(column.name, ""))  # of earlier tables
             assert pd.isna(value) if text == "" else value == column.parse(text)
     folder = EXPORT / "trials" / rows[0]["trial_id"]
     lines = [json.loads(line) for line in packed.read(folder / "epochs.jsonl.gz").splitlines()]
@@ -59,6 +60,24 @@ def test_frames_have_the_values_of_an_export(tmp_path: Path) -> None:
     assert set(found.times["epochs"]) == {7}
     joined = found.times.merge(trials, on=["method", "variant", "epochs"])
     assert [*joined.groupby(["method", "variant", "pass"])["seed"].nunique()] == [3, 3, 3]
+
+
+def test_fields_of_the_recipe_in_which_trials_differ_are_columns(tmp_path: Path) -> None:
+    shutil.copytree(EXPORT, tmp_path / "export")
+    (tmp_path / "export" / "results.csv").unlink()
+    assert not [name for name in suite_package.load_results(tmp_path / "export").trials if name.startswith("recipe.")]
+    packs = sorted(tmp_path.glob("export/trials/dense-*/trial.json*"))[0]
+    record = json.loads(packed.read(packs))
+    record["spec"]["recipe"] |= {"cutout": 8, "alternating_flip": True}  # the second is absent from earlier records
+    packs.unlink()
+    (packs.parent / "trial.json").write_text(json.dumps(record))
+    found = suite_package.load_results(tmp_path / "export")
+    changed = found.trials["trial_id"] == packs.parent.name
+    assert [*found.trials.columns[-2:]] == ["recipe.alternating_flip", "recipe.cutout"]
+    for name, before, after in (("recipe.alternating_flip", "false", "true"), ("recipe.cutout", "0", "8")):
+        assert {*found.trials[name][changed]} == {after}
+        assert {*found.trials[name][~changed]} == {before}
+        assert found.columns.loc[("trials", name), "kind"] == "setting"
 
 
 def test_units_kinds_and_types_follow_the_schema() -> None:

@@ -18,6 +18,7 @@ from reports.content.build import build
 from reports.content.targets import TargetRequest, target_sections
 from reports.data.groups import KEY, TrialGroup, label, looks
 from reports.data.method_rows import method_rows
+from reports.data.pooling import of_any_machine
 from reports.data.records import Trial, read
 from reports.data.targets import NOT_REACHED, median, of_dense, target_rows, targets_of, time_share
 from suite.runs.folder.times import MethodTime
@@ -134,13 +135,25 @@ def test_epochs_with_larger_images_take_more_of_the_time() -> None:
     rows = rows_of(one, 0.7)
     assert rows["dense"].share == pytest.approx(0.25 + 0.375)
     assert rows["dense, 2 epochs"].share == pytest.approx(1 / 2)  # all of a training of half the length
-    unknown = dataclasses.replace(one, key={**one.key, "epochs": ""})
-    assert rows_of(unknown, 0.7)["dense"].share is None
     # Without the time pass, it is not known how much longer the larger images take.
     growing = dataclasses.replace(trial("dense", 0), spec={"recipe": {"train_sizes": [96, 160]}})
     assert rows_of(group(growing, trial("a", 0)), 0.7)["dense"].share is None
     smaller = dataclasses.replace(trial("dense", 0), spec={"recipe": {"train_sizes": [96]}})
     assert rows_of(group(smaller, trial("a", 0)), 0.7)["dense"].share == pytest.approx(3 / 4)
+
+
+def test_trials_of_another_machine_reach_the_target_and_have_no_cost_here() -> None:
+    own = [trial("dense", seed) for seed in range(3)]
+    late = [of_any_machine(trial("dense", seed, (0.1, 0.2, 0.7, 0.8))) for seed in range(1, 4)]
+    diverged = of_any_machine(trial("dense", 0, status="diverged"))
+    row = rows_of(group(*own, *late, diverged), 0.6)["dense"]
+    assert (row.seeds, row.reached, row.epoch) == (4, 4, 2.0)  # seeds of this machine count before those of others
+    assert row.costs["time_to_target_s"] == 20.0
+    without = dataclasses.replace(late[2], epochs=(), numbers={**late[2].numbers, "target_accuracy": 0.6})
+    row = rows_of(group(*own, without), 0.6)["dense"]
+    assert (row.seeds, row.unknown, row.costs["time_to_target_s"]) == (4, 1, 20.0)
+    share = timed(0.8, reconfiguration=0.2)
+    assert time_share(own[0], 2, share) == time_share(of_any_machine(own[0]), 2, share) == pytest.approx(0.5)
 
 
 def test_without_a_curve_the_columns_of_the_table_are_used_for_their_own_target() -> None:

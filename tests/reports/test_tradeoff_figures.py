@@ -9,6 +9,7 @@ from time_passes import one_pass
 
 from reports.data.groups import group_trials, looks
 from reports.data.method_rows import method_rows
+from reports.data.pooling import pool_machines
 from reports.data.records import read
 from reports.figures import svg
 from reports.figures.tradeoff import lower_edge, pareto_line, tradeoff_figures
@@ -37,6 +38,17 @@ def test_methods_with_equal_accuracy_and_cost_are_both_visible(suite, drawn):
         ]
         assert all(line.get_markerfacecolor() == "none" for line in means)
         assert all(line.get_markeredgewidth() == pytest.approx(1.7) for line in means)
+
+
+def test_trials_of_another_machine_move_the_accuracy_of_a_mean_and_not_its_cost(suite, drawn):
+    for seed, hardware in ((0, "12e45678"), (1, "12e45678"), (2, "99999999")):
+        accuracy, flops = 70.0 + seed, 1e12 if seed < 2 else 9e12
+        suite.add("dense", seed, accuracy=accuracy, time=100.0, train_flops_executed=flops, hardware_id=hardware)
+    (group,) = pool_machines(group_trials(read(suite.write()).trials)[0], ())
+    tradeoff_figures(method_rows(group, looks([])), "slug", NO_BUDGETS)
+    for figure, cost in zip(drawn, (100.0, 1.0), strict=True):
+        (mean,) = [line for line in figure.axes[0].lines if line.get_markersize() > 8]
+        assert (*mean.get_xdata(), *mean.get_ydata()) == (cost, 71.0)
 
 
 def test_the_axis_leaves_out_a_few_means_that_are_far_below_the_others():

@@ -16,9 +16,10 @@ from reports.content.build import build
 from reports.content.verdict import Setting
 from reports.data.budget import fold_budgets
 from reports.data.estimates import Estimate, Missing, paired, ratio_estimate
-from reports.data.groups import group_trials, looks, with_times
+from reports.data.groups import group_trials, looks
 from reports.data.groups import label as label_of
 from reports.data.method_rows import by_seed, method_rows
+from reports.data.pooling import pool_machines
 from reports.data.records import Trial, read
 from reports.data.rule import holm
 from reports.data.verdict import answer, evidence, margins
@@ -95,7 +96,7 @@ def cells(table: Any, name: str) -> list[str]:
 def answers_of(suite: Any) -> Any:
     """Return what the rule says about the whole dense training's group, for each cost."""
     records = read(suite.write())
-    (group,) = with_times(fold_budgets(group_trials(records.trials)[0]), records.times)
+    (group,) = fold_budgets(pool_machines(group_trials(records.trials)[0], records.times))
     return answer([(group, method_rows(group, looks(map(label_of, records.trials))))], 0.005)[0]
 
 
@@ -413,10 +414,10 @@ def test_a_cost_below_the_shortest_dense_training_has_a_command(suite: Any) -> N
 
 
 def test_all_groups_of_a_page_are_corrected_together(suite: Any) -> None:
-    for hardware in ("12e45678", "99999999"):
+    for model in ("resnet9[width=0.25]", "resnet9[width=0.5]"):
         for epochs in (11, 14, 16, 18, 20):
-            add_dense(suite, epochs, hardware_id=hardware)
-        add_method(suite, "quick", near(88.7), executed=0.85, hardware_id=hardware)
+            add_dense(suite, epochs, model=model)
+        add_method(suite, "quick", near(88.7), executed=0.85, model=model)
     first, second = groups_of(suite)
     assert "for its 2 methods together" in first.verdict.certainty
     assert first.verdict.certainty == second.verdict.certainty
@@ -486,7 +487,7 @@ def test_growing_images_make_early_epochs_cheaper(suite: Any) -> None:
     sizes = [{"image_size": 16, "steps": 12}, {"image_size": 32, "steps": 8}]
     write_time_passes(suite, "quick", (0.9, 0.9, 0.9), stages=stages, dense=sizes)
     records = read(suite.folder)
-    (group,) = with_times(fold_budgets(group_trials(records.trials)[0]), records.times)
+    (group,) = fold_budgets(pool_machines(group_trials(records.trials)[0], records.times))
     rows = method_rows(group, looks(["quick"]))
     assert [one.share for one in evidence(group, rows, "flops").budgets] == [0.75, 1.0]
     shares = [one.share for one in evidence(group, rows, "time").budgets]

@@ -1,6 +1,7 @@
 """Tests of the table of results: rows are never lost, and a damaged record stops nothing."""
 
 import csv
+import dataclasses
 import gzip
 import json
 import shutil
@@ -103,6 +104,42 @@ def test_columns_that_are_not_known_stay_while_they_hold_something(store):
     assert list(rows[spec(0).trial_id]) == [*COLUMNS, "remark"]
     assert [rows[name]["remark"] for name in sorted(rows)] == ["", "slow", ""]
     assert "remark" in pd.read_parquet(store.folder / "results.parquet")
+
+
+def test_fields_of_the_recipe_are_columns_where_trials_differ(store):
+    one = spec(0)
+    other = dataclasses.replace(one, recipe={**one.recipe, "learning_rate": 0.3, "cutout": 4, "six_views": True})
+    put(store, other, "done", result=RESULT)
+    write_results(store)
+    expected = {one.trial_id: ("0.1", "0", "false"), other.trial_id: ("0.3", "4", "true")}
+    names = ("learning_rate", "recipe.cutout", "recipe.six_views")
+    for _ in range(2):  # from the records, and from the table
+        rows = table(store)
+        assert list(rows[one.trial_id]) == [*COLUMNS, *names[1:]]
+        assert {name: tuple(rows[name][column] for column in names) for name in expected} == expected
+        shutil.rmtree(store.folder / "trials", ignore_errors=True)
+        write_results(store)
+    write_results(store, forget=[other.trial_id])
+    assert list(table(store)[one.trial_id]) == [*COLUMNS, *names[1:]]  # without its record, only the table knows them
+
+
+def test_columns_of_earlier_tables_and_of_users_between_them_are_read(store):
+    path = store.folder / "results.csv"
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    frame = frame.drop(columns=["optimizer", "learning_rate", "schedule", "weight_decay"])
+    frame.insert(list(frame).index("test_accuracy"), "my_note", "x")
+    frame.assign(**{"recipe.note": "y"}).to_csv(path, index=False, lineterminator="\n")
+    shutil.rmtree(store.folder / "trials")
+    write_results(store)
+    assert {(row["my_note"], row["recipe.note"]) for row in table(store).values()} == {("x", "y")}
+
+
+def test_a_record_of_a_later_format_is_refused(store):
+    path = store.trial_folder(spec(0).trial_id) / "trial.json"
+    record = {**json.loads(path.read_text()), "format": 2}
+    write_json(path, {**record, "sha256": packed.digest(record)})
+    message = read_record(path.parent)["message"]
+    assert message == "damaged record: its format is 2; this version of the suite reads up to 1"
 
 
 @pytest.mark.parametrize(

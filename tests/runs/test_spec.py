@@ -177,7 +177,7 @@ def test_overrides_have_the_fields_types():
         ("recipe.epochs", "expected recipe.key=value"),
         ("epochs=3", "expected recipe.key=value"),
         ("model.width=3", "did you mean 'recipe.width'"),
-        ("recipe.epochs=x", "allowed: an integer"),
+        ("recipe.epochs=x", "allowed: a number"),
         ("recipe.schedule=cos", "allowed: linear, cosine, step"),
     ],
 )

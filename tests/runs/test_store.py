@@ -31,7 +31,8 @@ train_time_s, eval_time_s, reconfigure_time_s, wall_time_s, samples_per_s, infer
 train_flops_dense, train_flops_current, train_flops_effective, train_flops_executed,
 inference_flops_dense, inference_flops, inference_flops_effective, params_dense, params, nonzero_params,
 peak_memory_bytes, peak_rss_bytes, allreduce_bytes, execution, compile_time_s, threads, torch,
-energy_j, target_accuracy, time_to_target_s, flops_to_target, energy_to_target_j"""
+energy_j, target_accuracy, time_to_target_s, flops_to_target, energy_to_target_j,
+optimizer, learning_rate, schedule, weight_decay"""
 
 
 def spec(seed=0, **fields):

@@ -85,7 +85,8 @@ def test_warm_up_as_a_number_of_epochs_equals_one_as_a_share():
         {"warmup_epochs": 1.0, "peak_at": 0.5},
         {"ema": 1.0},
         {"lookahead_steps": 5, "ema": 0.9},
-        {"lookahead_after": 3.0, "lookahead_steps": 5},
+        {"freeze": ("0.bias",)},
+        {"freeze_after": 1},
         {"relative_decay": True, "learning_rate": 0.0},
         {"mixup": -0.1},
         {"cutmix": float("inf")},
@@ -141,10 +142,11 @@ def test_a_papers_recipe_is_chosen_by_name_and_named_in_the_trial(tmp_path, monk
     trials = plan(chosen)
     assert {trial.recipe_source for trial in trials} == {"PruneTrain (2019); changed: epochs=3"}
     assert {trial.recipe["drop_last"] for trial in trials} == {False}
+    assert {repr(trial.recipe["epochs"]) for trial in trials} == {"3"}  # an integer stays one, with the id that it had
     assert recipe_lines(trials) == ["digits: every method uses the recipe of PruneTrain (2019); changed: epochs=3"]
     assert not {trial.hash for trial in trials} & {trial.hash for trial in plan(suite)}
     with pytest.raises(UsageError, match=r"--recipe 'prunetrian': task digits has no such recipe; did you mean"):
         plan(dataclasses.replace(suite, recipe="prunetrian"))
-    with pytest.raises(UsageError, match="preset quick has its own recipe; add --preset paper"):
+    with pytest.raises(UsageError, match="belongs to preset paper, not quick; use --preset paper"):
         plan(dataclasses.replace(suite, recipe="prunetrain", preset="quick"))
     assert {trial.recipe_source for trial in plan(dataclasses.replace(suite, preset="quick"))} == {""}

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 from time_passes import one_pass, pairs, stage
 
+from suite.recipe import Phase
 from suite.runs.folder.times import PassTime
 
 
@@ -49,7 +50,8 @@ def test_steps_count_with_the_time_of_a_dense_step_of_their_size():
     found = pass_of(*stages, dense=((96, 30), (160, 10)), reconfigure_s=7.0)
     assert found.ratio == pytest.approx(57 / 70)
     assert found.reconfiguration == pytest.approx(0.1)
-    assert [found.relative_step(size) for size in (96, 160, 320)] == pytest.approx([40 / 70, 160 / 70, 1.0])
+    relative = [found.relative_step(Phase(size)) for size in (96, 160, 320)]
+    assert relative == pytest.approx([40 / 70, 160 / 70, 1.0])
 
 
 def test_stages_of_one_size_share_their_dense_steps():
@@ -61,7 +63,9 @@ def test_stages_of_one_size_share_their_dense_steps():
 def test_a_size_that_was_not_measured_is_named():
     with pytest.raises(ValidationError, match="no stage of its trial has training images of 160 pixels"):
         pass_of(stage(1.0, 1, 20, 1.0, 96), dense=((96, 20), (160, 20)))
-    with pytest.raises(ValidationError, match="a stage has training images of 128 pixels, of which dense has none"):
+    with pytest.raises(
+        ValidationError, match="a stage has training images of 128 pixels and no frozen parameters, and dense has none"
+    ):
         pass_of(*(stage(1.0, 1, 20, 1.0, size) for size in (96, 128)), dense=((96, 20),))
 
 

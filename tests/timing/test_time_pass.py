@@ -14,6 +14,9 @@ from small_trials import train_in_suite
 from stopwatches import FakeTime
 from time_passes import pairs as pairs_of
 
+from reports.content.build import build
+from reports.data.groups import KEY, TrialGroup
+from reports.data.records import Trial, read
 from suite.command import cli
 from suite.command.export import contents
 from suite.cost import clock, stamps
@@ -21,7 +24,7 @@ from suite.cost.interleaved import interleaved_times
 from suite.cost.ledger import Ledger
 from suite.errors import UsageError
 from suite.method import Method
-from suite.passes import running
+from suite.passes import candidates, running
 from suite.passes.candidates import find_candidates
 from suite.registry import register
 from suite.runs.folder import store
@@ -49,7 +52,7 @@ class SleepsInSteps(Method):
 
 
 def in_this_process(candidate, arguments, threads):
-    return steps.measure(**arguments, device="cpu")
+    return json.loads(json.dumps(steps.measure(**arguments, device="cpu")))  # as from another process
 
 
 def invented(candidate, arguments, threads, ratio=0.75, load=0.1):
@@ -58,7 +61,7 @@ def invented(candidate, arguments, threads, ratio=0.75, load=0.1):
     return {
         "stages": [stage] * len(arguments["stages"]),
         "twice": pairs_of(1.0),
-        "dense": [(None, 32)],
+        "dense": [((None, False), 32)],
         "load": load,
         "provenance": {"busy_cores": 0.1},
     }
@@ -181,11 +184,21 @@ def test_dense_steps_have_images_of_the_size_of_the_stage(tmp_path, seconds_are_
     small, large = time.dense
     assert (small.steps + large.steps, small.steps) == (time.dense_steps, large.steps)
     epochs = [json.loads(line)["step_flops"]["dense"] for line in (folder / "epochs.jsonl").read_text().splitlines()]
-    relative = [time.relative_step(one.image_size) for one in time.dense]
+    relative = [time.relative_step(one.phase) for one in time.dense]
     assert relative[1] / relative[0] == pytest.approx(epochs[-1] / epochs[0], rel=1e-3)
     assert sum(relative) == pytest.approx(2.0)
     assert time.dense_share(0.5) == pytest.approx(relative[0] / 2)
     assert time.dense_share(1.0) == pytest.approx(1.0)
+
+
+def test_dense_steps_have_frozen_parameters_where_those_of_the_stage_have(tmp_path, seconds_are_flops, measured):
+    recipe = {"epochs": 2.5, "train_images": 64, "batch_size": 16, "freeze": ("prep.norm.bias",), "freeze_after": 1}
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", **recipe))
+    time = measured(tmp_path)
+    assert [(one.frozen, one.steps) for one in time.stages] == [(False, 4), (True, 6)]
+    assert [(one.frozen, one.steps) for one in time.dense] == [(False, 4), (True, 6)]
+    assert time.ratio == pytest.approx(1.0)  # the masked products execute all FLOPs
+    assert [time.relative_step(one.phase) for one in time.dense] == pytest.approx([1.0, 1.0])  # FLOPs stay the same
 
 
 def test_sizes_that_repeat_stay_in_their_order(tmp_path, seconds_are_flops, measured):
@@ -194,7 +207,7 @@ def test_sizes_that_repeat_stay_in_their_order(tmp_path, seconds_are_flops, meas
     train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", task="imagenette", **growing))
     time = measured(tmp_path)
     assert [(one.image_size, one.steps) for one in time.dense] == [(16, 2), (32, 2), (16, 2)]
-    small, large, _ = (time.relative_step(one.image_size) for one in time.dense)
+    small, large, _ = (time.relative_step(one.phase) for one in time.dense)
     assert time.dense_share(2 / 3) == pytest.approx((small + large) / (2 * small + large))
     assert time.ratio == pytest.approx(1.0)  # the masked products execute all FLOPs
 
@@ -290,21 +303,49 @@ def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
     assert "prunetrain: not measured: a step executes" in lines[0]
 
 
-@pytest.mark.parametrize(("key", "name"), [({"hardware_id": "h0000000"}, "hardware_id"), ({"torch": "1.13"}, "torch")])
-def test_trials_of_another_machine_are_not_measured(shrinking, monkeypatch, lines, key, name):
-    here = {"busy_cores": 0.1, "hardware_id": "h1111111", "software": {"torch": "2.15.0"}}
+@pytest.mark.parametrize(("name", "value"), [("hardware_id", "h0000000"), ("torch", "1.13")])
+def test_trials_of_another_machine_are_measured_as_those_of_this_one(tmp_path, monkeypatch, lines, name, value):
+    out = tmp_path / "out"
+    first, second = (spec("dense[repeat=2]", seed=seed, **SMALL | {"epochs": 1}) for seed in (0, 1))
+    train_in_suite(out, first)
+    here = candidates.this_machine("cpu")
+    monkeypatch.setattr(candidates, "this_machine", lambda device: {**here, name: value})
+    own = here["hardware_id"], here["torch"]
+    asked = []
 
     def measure(candidate, arguments, threads):
-        return {**invented(candidate, arguments, threads), "provenance": here}
+        asked.append(arguments["choose_again"])
+        return invented(candidate, arguments, threads)
 
-    def candidates(*arguments):
-        found = find_candidates(*arguments)
-        own = {"hardware_id": "h1111111", "torch": "2.15"}
-        return [dataclasses.replace(one, key={**one.key, **own, **key}) for one in found]
+    assert time_pass.run(out, measure=measure, threads=3, passes=1, show=lines.append)
+    (group,) = TIMES.read(out)
+    assert {**group.key, name: value, "threads": "3"} == dict(group.key)
+    assert asked == [True]  # backends are chosen for this machine
+    (page,) = build(read(out)).groups
+    assert value in page.subtitle
+    assert f"executed FLOPs are those of hardware {own[0]} (threads" in "".join(page.remarks)
+    # The trial of this machine is measured once there is one.
+    monkeypatch.setattr(candidates, "this_machine", lambda device: here)
+    train_in_suite(out, second)
+    assert time_pass.run(out, measure=measure, threads=3, passes=2)
+    machines = {(one.key["hardware_id"], one.key["torch"]) for one in TIMES.read(out)}
+    assert machines == {own, (group.key["hardware_id"], group.key["torch"])}
 
-    monkeypatch.setattr(running, "find_candidates", candidates)
-    assert not time_pass.run(shrinking, measure=measure, show=lines.append)
-    assert f"its trials have the {name} {key[name]}, and this machine has" in lines[0]
+
+def test_passes_stay_together_when_most_trials_have_other_threads(monkeypatch):
+    here = {"hardware_id": "h0000000", "torch": "2.15"}
+    done = Trial({"method": "dense", "status": "done", "device": "cpu"}, {})
+    groups = [TrialGroup({**dict.fromkeys(KEY, "x"), **here, "threads": one}, (done,) * (3 - int(one))) for one in "12"]
+    monkeypatch.setattr(candidates, "this_machine", lambda device: here)
+    assert [one.key["threads"] for one in candidates._on_this_machine(groups, 2, [])] == ["1"]
+    assert [one.key["threads"] for one in candidates._on_this_machine(groups, 2, [groups[1].key])] == ["2"]
+
+
+def test_reconfigurations_of_another_machine_are_not_counted(shrinking, monkeypatch, lines):
+    here = candidates.this_machine("cpu")
+    monkeypatch.setattr(candidates, "this_machine", lambda device: {**here, "hardware_id": "h0000000"})
+    assert not time_pass.run(shrinking, measure=invented, show=lines.append)
+    assert "prunetrain: not measured: its reconfigurations were timed on another machine; train one seed" in lines[0]
     assert not (shrinking / "time.json").exists()
 
 
@@ -363,10 +404,10 @@ def test_threads_are_those_of_run_and_backends_are_chosen_for_them(
         asked.append((threads, arguments["choose_again"]))
         return invented(candidate, arguments, threads)
 
-    def candidates(*arguments):
+    def with_threads(*arguments):
         return [dataclasses.replace(one, threads=of_trial) for one in find_candidates(*arguments)]
 
-    monkeypatch.setattr(running, "find_candidates", candidates)
+    monkeypatch.setattr(running, "find_candidates", with_threads)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert time_pass.run(shrinking, measure=measure, threads=typed, passes=1)
     assert asked == [(used, again)]

@@ -228,3 +228,6 @@ def test_lookahead_keeps_what_a_method_changes_at_the_end_of_an_epoch():
 def test_lookahead_that_would_undo_whole_epochs_is_refused():
     with pytest.raises(UsageError, match=r"^recipe.lookahead_steps is 5; an epoch has 4 steps"):
         small_trainer(Nothing(), dataclasses.replace(RECIPE, lookahead_steps=5))
+    small_trainer(Nothing(), dataclasses.replace(RECIPE, lookahead_steps=3, epochs=2.25))  # step 9 is kept
+    with pytest.raises(UsageError, match=r"^recipe.lookahead_steps is 4; an epoch has 1 steps"):
+        small_trainer(Nothing(), dataclasses.replace(RECIPE, lookahead_steps=4, epochs=2.25))

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from suite.files import canonical_json
+from suite.recipe import ADDED
 
 Kind = Literal["trial", "setting", "machine", "declared", "measured", "counted"]
 
@@ -115,7 +118,7 @@ SCHEMA: tuple[Column, ...] = (
     Column("data_copy", str, "", "setting", "Data", "Kind of the data set's copy and the start of its checksum."),
     Column("parameters", str, "", "setting", "All parameters", "Values of all parameters of the method, as JSON."),
     Column("batch_size", int, "images", "setting", "Batch size", "Batch size of the recipe."),
-    Column("epochs", int, "", "setting", "Epochs", "Epochs of the recipe."),
+    Column("epochs", float, "", "setting", "Epochs", "Epochs of the recipe."),
     Column(
         "test_accuracy", float, "fraction", "measured", "Test accuracy", "Of the final model, on the whole test set.", 1
     ),
@@ -293,6 +296,10 @@ SCHEMA: tuple[Column, ...] = (
         "Part of `train_flops_executed` until then.",
     ),
     Column("energy_to_target_j", float, "J", "measured", "Energy to target", "Part of `energy_j` until then."),
+    Column("optimizer", str, "", "setting", "Optimizer", "Optimizer of the recipe."),
+    Column("learning_rate", float, "", "setting", "Learning rate", "Highest learning rate of the recipe."),
+    Column("schedule", str, "", "setting", "Schedule", "Schedule of the learning rate."),
+    Column("weight_decay", float, "", "setting", "Weight decay", "Weight decay of the recipe."),
 )
 COLUMNS: dict[str, Column] = {column.name: column for column in SCHEMA}
 REMOVED_NOTHING = "removed nothing"
@@ -301,6 +308,11 @@ TEXT_COLUMNS = tuple(column.name for column in SCHEMA if column.type is str)
 NUMBER_COLUMNS = tuple(column.name for column in SCHEMA if column.type is not str)
 REQUIRED_COLUMNS = ("trial_id", "method", "status")
 """A file without these columns is not a results table."""
+
+RECIPE_COLUMNS = ("batch_size", "epochs", "optimizer", "learning_rate", "schedule", "weight_decay")
+"""Fields of the recipe that every table has."""
+RECIPE_PREFIX = "recipe."
+"""Other fields are columns with this prefix, as JSON, if trials of the table differ in them (`differing_fields`)."""
 
 FORMER_COLUMNS = ("modelled_train_time_s",)
 """Columns of earlier tables that this schema does not have; they were always empty."""
@@ -315,6 +327,28 @@ def minor_version(version: str) -> str:
     """Return `2.15` for `2.15.0+cu132`: the speed of operations may change between such releases."""
     found = re.match(r"[0-9]+\.[0-9]+", version)
     return found[0] if found else version
+
+
+def recipe_cells(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a recipe by column; a recipe has no value of `ADDED` that is the former one."""
+    whole = {**ADDED, **recipe}
+    others = {f"{RECIPE_PREFIX}{name}": canonical_json(value) for name, value in whole.items() if name not in COLUMNS}
+    return {**{name: whole.get(name) for name in RECIPE_COLUMNS}, **others}
+
+
+def differing_fields(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the columns with `RECIPE_PREFIX` in which rows differ, in alphabetical order."""
+    values: dict[str, set[str]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith(RECIPE_PREFIX) and value is not None:
+                values.setdefault(name, set()).add(value)
+    return sorted(name for name, found in values.items() if len(found) > 1)
+
+
+def recipe_column(name: str) -> Column:
+    """Return the schema of a column with `RECIPE_PREFIX`."""
+    return Column(name, str, "", "setting", name, "Field of the recipe, as JSON; trials of the table differ in it.")
 
 
 def markdown() -> Iterator[str]:

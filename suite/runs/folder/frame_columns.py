@@ -48,6 +48,7 @@ EPOCHS: tuple[Column, ...] = (
     _column("learning_rate", float, "", "setting", "Learning rate of the epoch's last step."),
     _column("batch_size", int, "images", "setting", "Batch size of the epoch; a method may change it."),
     _column("steps", int, "", "counted", "Steps of the epoch."),
+    _column("frozen", bool, "", "setting", "Whether the parameters of `recipe.freeze` were frozen; otherwise empty."),
     _column("skipped_steps", int, "", "measured", "Steps that were skipped because gradients were not finite."),
     _column("loss_scale", float, "", "measured", "Loss scale after the epoch; with float16 only."),
     *(_column(name, float, "s", "measured", _SO_FAR)

@@ -32,6 +32,8 @@ FILES = ("model.pt", "epochs.jsonl", "layers.csv")
 LARGEST_RECORD = 64 * 2**20  # bytes
 _LARGEST = {int: 2**63 - 1, float: 1.7e308}
 _OURS = {"trial_id", "files", "sha256"}
+FORMAT = 1
+"""Version of the records that this version of the suite writes. Those without one are older, and are read too."""
 # What fields of a specification are by their annotation, and what is said of others; numbers have their own limits.
 _KINDS: dict[str, tuple[type, str]] = {
     "str": (str, "is not a string"),
@@ -70,7 +72,14 @@ def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", 
     """
     if status not in (*ENDED, RUNNING):
         raise ValueError(f"'{status}' is not a status of a trial")
-    content = {"trial_id": spec.trial_id, "spec": spec.to_json(), "status": status, "message": message, **more}
+    content = {
+        "format": FORMAT,
+        "trial_id": spec.trial_id,
+        "spec": spec.to_json(),
+        "status": status,
+        "message": message,
+        **more,
+    }
     if status == "done":
         content["files"] = {name: _facts(folder / name) for name in FILES if (folder / name).is_file()}
     content = _finite(content)
@@ -165,7 +174,7 @@ def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
             return f"{name} is missing"
     try:
         epochs = [json.loads(line) for line in (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]
-        count = record["spec"]["recipe"]["epochs"]
+        count = math.ceil(record["spec"]["recipe"]["epochs"])
         if len(epochs) != count or any(epoch["epoch"] != number for number, epoch in enumerate(epochs, 1)):
             return "epochs.jsonl does not contain each epoch once"
         result = record.get("result", {})
@@ -198,6 +207,8 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
         if record["sha256"] != packed.digest(record):
             raise ValueError("it was changed: its checksum does not match")
     record = files.clean_data(record)
+    if (version := record.get("format", 0)) not in range(FORMAT + 1):
+        raise ValueError(f"its format is {str(version)[:40]}; this version of the suite reads up to {FORMAT}")
     spec = record.get("spec")
     if not isinstance(spec, dict) or "hash" not in spec:
         raise ValueError("it has no spec with a hash")
@@ -218,8 +229,9 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
     if not (_is_integer(read.processes) and read.processes >= 1):
         raise ValueError(f"its processes are {str(read.processes)[:40]}")
     for field in ("epochs", "batch_size"):
-        value = read.recipe.get(field)
-        if not (isinstance(value, int) and _is_integer(value) and 1 <= value <= _LARGEST[int]):
+        value: Any = read.recipe.get(field)
+        is_number = isinstance(value, (int, float)) if field == "epochs" else isinstance(value, int)
+        if not is_number or isinstance(value, bool) or not 1 <= value <= _LARGEST[int]:
             raise ValueError(f"its recipe.{field} is {str(value)[:40]}")
     if record.get("trial_id", name) != name or not name.endswith(f"-{read.hash[:8]}"):
         raise ValueError(f"it belongs to {read.trial_id}")

@@ -13,7 +13,16 @@ from typing import Any
 from suite import files
 from suite.errors import UsageError
 from suite.files import canonical_json
-from suite.runs.folder.columns import COLUMNS, FORMER_COLUMNS, REQUIRED_COLUMNS, execution_text, minor_version
+from suite.runs.folder.columns import (
+    COLUMNS,
+    FORMER_COLUMNS,
+    RECIPE_PREFIX,
+    REQUIRED_COLUMNS,
+    differing_fields,
+    execution_text,
+    minor_version,
+    recipe_cells,
+)
 from suite.runs.folder.store import RUNNING, Store, read_record
 from suite.runs.folder.targets import read_declared_targets, target_columns
 from suite.runs.spec import TrialSpec
@@ -44,7 +53,11 @@ def row(
     found = {**(earlier or dict.fromkeys(COLUMNS)), **outcome}
     if "spec" in record:
         values, wrong = _values(record)
-        others = {name: value for name, value in (earlier or {}).items() if name not in COLUMNS}
+        others = {
+            name: value
+            for name, value in (earlier or {}).items()
+            if name not in COLUMNS and not name.startswith(RECIPE_PREFIX)
+        }
         reached = target_columns(folder, targets) if record["status"] == "done" else {}
         found = {**dict.fromkeys(COLUMNS), **others, **values, **reached, **outcome}
         if wrong:
@@ -66,18 +79,19 @@ def _values(record: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         "hardware_id": provenance.get("hardware_id"),
         "data_copy": f"{copy.get('kind', '')}-{str(copy.get('checksum', ''))[:8]}",
         "parameters": canonical_json(spec.parameters),
-        "batch_size": recipe.get("batch_size"),
-        "epochs": recipe.get("epochs"),
+        **recipe_cells(recipe),
         # Some records are from before there was a choice.
         "execution": execution_text(recipe.get("execution", "eager"), spec.processes),
         "threads": hardware.get("threads"),
         "torch": minor_version(str(software.get("torch", ""))) or None,
     }
     measured = record.get("result", {})
-    sound = {name: value for name, value in {**measured, **known}.items() if name in COLUMNS}
+    sound = {name: value for name, value in {**measured, **known}.items() if name in COLUMNS or name in known}
     wrong = [f"results.csv has no column {name}" for name in measured if name not in COLUMNS]
     faults = {
-        name: fault for name, value in sound.items() if value is not None and (fault := COLUMNS[name].fault(value))
+        name: fault
+        for name, value in sound.items()
+        if name in COLUMNS and value is not None and (fault := COLUMNS[name].fault(value))
     }
     wrong += [f"{name} is {fault}" for name, fault in faults.items()]
     return {name: None if name in faults else value for name, value in sound.items()}, next(iter(wrong), "")
@@ -191,7 +205,8 @@ def write_results(
     """Update `results.csv` and `results.parquet`, each atomically. Cells without a value are empty.
 
     A trial in the folder replaces its row. Rows without a trial are kept as they are, since suites are shared without
-    their trials. Unknown columns are kept while they have values.
+    their trials. Unknown columns are kept while they have values. Fields of the recipe are columns if trials differ in
+    them.
 
     Args:
         store: The folder.
@@ -213,8 +228,17 @@ def write_results(
     earlier = {name: dict(line) for name, line in table_rows.items() if name not in forget}
     found = rows(store, none_runs, earlier, targets or read_declared_targets(store.folder))
     table = _merged(earlier, found)
-    others = [name for line in table for name, value in line.items() if name not in COLUMNS and value is not None]
-    columns = (*COLUMNS, *dict.fromkeys(others))
+    ours = {line["trial_id"] for line in found}
+    others = [
+        name
+        for line in table
+        for name, value in line.items()
+        # The recipe of a trial in the folder is in its record, and that of another is only here.
+        if name not in COLUMNS
+        and value is not None
+        and not (name.startswith(RECIPE_PREFIX) and line["trial_id"] in ours)
+    ]
+    columns = (*COLUMNS, *dict.fromkeys([*differing_fields(table), *others]))
 
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")

@@ -6,12 +6,12 @@ import math
 import statistics
 from collections.abc import Mapping
 from functools import cached_property
-from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
+from suite.recipe import Phase
 from suite.runs.folder.entries import Content, EntryFile, GroupEntries, Strict
 
 BUSY = 0.5
@@ -55,20 +55,35 @@ def ratio_of(pairs: Pairs) -> float:
     return statistics.median(method / dense for method, dense in pairs)
 
 
-class StageTime(Strict):
+class _OfPhase(Strict):
+    """Steps of a phase of the training.
+
+    Attributes:
+        image_size: Side of the training images in pixels; `None` for that of an evaluation.
+        frozen: Whether the parameters of `recipe.freeze` are frozen.
+    """
+
+    image_size: Annotated[int, Ge(1)] | None = None
+    frozen: bool = False
+
+    @property
+    def phase(self) -> Phase:
+        """The phase."""
+        return Phase(self.image_size, self.frozen)
+
+
+class StageTime(_OfPhase):
     """Steps of one stage of a trial and of dense.
 
     Attributes:
         epoch: First epoch of the stage, counted from 1.
         steps: Steps of the trial that the stage stands for.
-        image_size: Side of the training images in pixels; `None` for that of an evaluation.
         start: Pairs in the state in which the stage began.
         end: Pairs in the state in which it ended; empty if the trial has not kept it.
     """
 
     epoch: Annotated[int, Ge(1)]
     steps: Steps
-    image_size: Annotated[int, Ge(1)] | None = None
     start: Pairs
     end: Pairs | None = None
 
@@ -84,15 +99,13 @@ class StageTime(Strict):
         return math.fsum(states) / len(states)
 
 
-class DenseSteps(Strict):
-    """Successive steps of dense training with images of one size.
+class DenseSteps(_OfPhase):
+    """Successive steps of dense training in one phase.
 
     Attributes:
-        image_size: Side of the images in pixels; `None` for that of an evaluation.
         steps: Number of steps.
     """
 
-    image_size: Annotated[int, Ge(1)] | None = None
     steps: Steps
 
 
@@ -138,12 +151,12 @@ class PassTime(Strict):
     provenance: dict[str, Any]
 
     @model_validator(mode="after")
-    def _have_equal_sizes(self) -> PassTime:
-        own, of_dense = ({one.image_size for one in several} for several in (self.stages, self.dense))
+    def _have_equal_phases(self) -> PassTime:
+        own, of_dense = ({one.phase for one in several} for several in (self.stages, self.dense))
         if missing := of_dense - own:
-            raise ValueError(f"no stage of its trial has training images of {missing.pop()} pixels, of which dense has")
+            raise ValueError(f"no stage of its trial has {missing.pop().in_words()}, as dense has")
         if missing := own - of_dense:
-            raise ValueError(f"a stage has training images of {missing.pop()} pixels, of which dense has none")
+            raise ValueError(f"a stage has {missing.pop().in_words()}, and dense has none")
         return self
 
     @property
@@ -172,21 +185,21 @@ class PassTime(Strict):
         return sum(one.steps for one in self.dense)
 
     @cached_property
-    def seconds(self) -> Mapping[int | None, float]:
-        """Seconds of a dense step with training images of each size: the median over all stages that have them.
+    def seconds(self) -> Mapping[Phase, float]:
+        """Seconds of a dense step in each phase: the median over all stages of it.
 
-        Steps of two sizes were not measured next to each other, so that a drift of the machine changes the shares of
-        the sizes in dense training a little, but not the ratios.
+        Steps of two phases were not measured next to each other, so that a drift of the machine changes the shares of
+        the phases in dense training a little, but not the ratios.
         """
-        by_size = groupby(sorted(self.stages, key=lambda one: one.image_size or 0), key=lambda one: one.image_size)
         return {
-            size: statistics.median(dense for one in several for _, dense in one.pairs) for size, several in by_size
+            phase: statistics.median(dense for one in self.stages if one.phase == phase for _, dense in one.pairs)
+            for phase in {one.phase for one in self.stages}
         }
 
     @cached_property
     def dense_s(self) -> float:
         """Seconds of all steps of dense training."""
-        return math.fsum(one.steps * self.seconds[one.image_size] for one in self.dense)
+        return math.fsum(one.steps * self.seconds[one.phase] for one in self.dense)
 
     @property
     def reconfiguration(self) -> float:
@@ -196,23 +209,23 @@ class PassTime(Strict):
     @cached_property
     def ratio(self) -> float:
         """Time of all steps of the trial, and of its reconfigurations, relative to dense training."""
-        parts = [one.steps * one.ratio * self.share_of_step(one.image_size) for one in self.stages]
+        parts = [one.steps * one.ratio * self.share_of_step(one.phase) for one in self.stages]
         return math.fsum([*parts, self.reconfiguration])
 
-    def share_of_step(self, image_size: int | None) -> float:
-        """Return the part of dense's training time that a dense step with images of a size takes."""
-        return self.seconds[image_size] / self.dense_s
+    def share_of_step(self, phase: Phase) -> float:
+        """Return the part of dense's training time that a dense step in a phase takes."""
+        return self.seconds[phase] / self.dense_s
 
-    def relative_step(self, image_size: int) -> float:
-        """Return the time of a dense step with images of a size relative to the mean; 1 for a size without any."""
-        return self.share_of_step(image_size) * self.dense_steps if image_size in self.seconds else 1.0
+    def relative_step(self, phase: Phase) -> float:
+        """Return the time of a dense step in a phase relative to the mean; 1 for a phase without any."""
+        return self.share_of_step(phase) * self.dense_steps if phase in self.seconds else 1.0
 
     def dense_share(self, progress: float) -> float:
         """Return the part of dense's training time after a part of its steps."""
         done, share = progress * self.dense_steps, 0.0
         for one in self.dense:
             steps = min(done, one.steps)
-            share, done = share + steps * self.share_of_step(one.image_size), done - steps
+            share, done = share + steps * self.share_of_step(one.phase), done - steps
         return share
 
 

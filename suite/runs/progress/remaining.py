@@ -122,5 +122,5 @@ def _setting(trial: TrialSpec) -> tuple[object, ...]:
     return (trial.label, trial.task, trial.model, _epochs(trial), trial.processes)
 
 
-def _epochs(trial: TrialSpec) -> int:
-    return max(1, int(trial.recipe.get("epochs", 1)))
+def _epochs(trial: TrialSpec) -> float:
+    return max(1.0, float(trial.recipe.get("epochs", 1)))

@@ -73,7 +73,7 @@ def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | Non
     to_evaluate = recipe.evaluations(epoch + left) - evaluated
     evaluation = evaluating / evaluated if evaluated else 0.0
     # A method may have begun the schedule again; the epochs before that belong to an earlier schedule.
-    began = max(0, epoch + left - recipe.epochs)
+    began = max(0, epoch + left - recipe.whole_epochs)
     done = work(recipe, epoch - began)
     since = done - work(recipe, first - began) if first >= began else done + work(recipe, began) - work(recipe, first)
     return (seconds - already) / since * (work(recipe, epoch - began + left) - done) + evaluation * to_evaluate

@@ -17,7 +17,7 @@ def work(recipe: Recipe, epochs: float) -> float:
     if len(recipe.train_sizes) < 2:
         return epochs
     whole = int(epochs)
-    sides = [side or 0 for side in recipe.train_sizes_by_epoch()]
+    sides = [phase.image_size or 0 for phase in recipe.phases()]
     sides += sides[-1:] * (whole + 1 - len(sides))
     return float(sum(side**2 for side in sides[:whole]) + (epochs - whole) * sides[whole] ** 2)
 

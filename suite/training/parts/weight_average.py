@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -129,17 +130,21 @@ class Lookahead(WeightAverage):
         steps_per_epoch: Steps of an epoch.
 
     Raises:
-        UsageError: An epoch has fewer steps than `lookahead_steps`, so that its end would undo all of them.
+        UsageError: An epoch has no update of the average, so that its end would undo all of its steps.
     """
 
     def __init__(self, hooks: Hooks, recipe: Recipe, steps_per_epoch: int) -> None:
         super().__init__(hooks, recipe.lookahead_decay)
-        self._recipe, self._steps = recipe, 0  # steps that the method and the loss scale have not skipped
-        if recipe.lookahead_steps > steps_per_epoch:
-            raise UsageError(
-                f"recipe.lookahead_steps is {recipe.lookahead_steps}; an epoch has {steps_per_epoch} steps, "
-                "all of which its end would undo"
-            )
+        self._recipe, self._length = recipe, recipe.length(steps_per_epoch)
+        self._steps = 0  # steps that the method and the loss scale have not skipped
+        steps = [recipe.steps_in(epoch, steps_per_epoch) for epoch in range(recipe.whole_epochs)]
+        updates = [end // recipe.lookahead_steps for end in accumulate(steps, initial=0)]
+        for count, (before, after) in zip(steps, pairwise(updates), strict=True):
+            if before == after:
+                raise UsageError(
+                    f"recipe.lookahead_steps is {recipe.lookahead_steps}; an epoch has {count} steps, "
+                    "all of which its end would undo"
+                )
 
     def update(self, share: float) -> None:
         """Begin the average, or let the model become it, if it is time."""
@@ -148,7 +153,7 @@ class Lookahead(WeightAverage):
         recipe = self._recipe
         self._steps += 1
         if not self._averaged.n_averaged:
-            if share * recipe.epochs > recipe.lookahead_after + _ROUNDING:
+            if share * self._length > recipe.lookahead_after + _ROUNDING:
                 super().update(share)
         elif self._steps % recipe.lookahead_steps == 0:
             decay = recipe.lookahead_decay**recipe.lookahead_steps * share**3
