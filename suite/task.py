@@ -156,10 +156,10 @@ class Splits:
 
 
 class PaperRecipe(NamedTuple):
-    """A recipe that a paper publishes.
+    """A recipe with a name, mostly one that a paper publishes.
 
     Attributes:
-        source: Name of the paper.
+        source: Name of the paper; empty for a recipe of this suite.
         recipe: The recipe.
         preset: The preset that it belongs to.
         model: Default model of trials with it; that of the preset if it is empty.
@@ -180,10 +180,11 @@ class Task:
         input_shape: Shape (C, H, W) of an image.
         source: Origin of the data, for `describe` and the report.
         models: Default model by preset, as typed on the command line: `resnet9[width=0.25]`.
+        cuda_models: Default model on CUDA, for the presets in which it is another one.
         recipes: Recipe by preset: `smoke` takes seconds, `quick` minutes, `paper` is that of a publication.
         paper_recipe: The paper whose recipe preset `paper` uses; `none` if there is no such paper.
-        paper_recipes: Recipes of papers by name; `--recipe NAME` selects one in its preset. If the name is that of
-            a method, the recipe is that of the method's paper.
+        paper_recipes: Recipes by name, mostly those of papers; `--recipe NAME` selects one in its preset. If the name
+            is that of a method, the recipe is that of the method's paper.
         tuning: How the values of `recipes` were chosen, and how many trials that cost.
         detected: What is detected in the data instead of being that of the class, for `describe`; empty for nothing.
     """
@@ -194,19 +195,25 @@ class Task:
     input_shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
     source: ClassVar[str] = ""
     models: ClassVar[Mapping[str, str]] = {}
+    cuda_models: ClassVar[Mapping[str, str]] = {}
     recipes: ClassVar[Mapping[str, Recipe]] = {}
     paper_recipe: ClassVar[str] = "none"
     paper_recipes: ClassVar[Mapping[str, PaperRecipe]] = {}
     tuning: ClassVar[Sequence[Tuning]] = ()
     detected: ClassVar[str] = ""
 
-    def default_model(self, preset: str) -> str:
-        """Return the model of `models` that a trial uses if `--model` is not given.
+    def default_model(self, preset: str, device: str = "cpu") -> str:
+        """Return the model that a trial uses if `--model` is not given.
+
+        Args:
+            preset: `smoke`, `quick` or `paper`.
+            device: `cpu` or `cuda`.
 
         Raises:
             UsageError: If the task has no such preset.
         """
-        return self._of_preset("models", preset)
+        model = self._of_preset("models", preset)
+        return self.cuda_models.get(preset, model) if device == "cuda" else model
 
     def recipe(self, preset: str) -> Recipe:
         """Return the recipe of `recipes` for a preset.

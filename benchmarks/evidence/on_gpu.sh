@@ -187,10 +187,10 @@ for name in "${chosen[@]}"; do
     table1) suite table1 reproduce sdgp-table1 --preset quick --parts columns,group-sizes ;;
     prunetrain)
       suite prunetrain --methods "dense,prunetrain[round_to=8,interval=2]" --task cifar10 --model resnet50_cifar \
-        --preset quick --epochs 20 --seeds 2
+        --preset quick --recipe resnet9 --epochs 20 --seeds 2
       ;;
     clicktrain)
-      suite clicktrain --task cifar10 --model vgg11_click --preset quick --epochs 12 --seeds 2 --methods \
+      suite clicktrain --task cifar10 --model vgg11_click --preset quick --recipe resnet9 --epochs 12 --seeds 2 --methods \
         "dense,clicktrain[schedule=paper,backend=masked|skipping|auto],clicktrain[schedule=paper,scope=filter]"
       ;;
   esac

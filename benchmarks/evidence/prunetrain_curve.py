@@ -1,7 +1,7 @@
 """Write the table and the figure of accuracy against PruneTrain's remaining FLOPs, from the folder of a suite.
 
     python run_suite.py --methods "$(python -m benchmarks.evidence.prunetrain_curve --methods)" --task cifar10 \\
-        --model resnet32 --preset quick --seeds 0, --jobs 2 --out DIR
+        --model resnet32 --preset quick --recipe resnet9 --seeds 0, --jobs 2 --out DIR
     python -m benchmarks.evidence.prunetrain_curve DIR -o results/NAME
 
 The last command writes NAME.csv and NAME.svg. Times are omitted, because two trials ran at the same time.

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Measure the accuracy of SDGP at higher ratios than the published default, and export the results to results/:
 #     benchmarks/evidence/sdgp_ratios.sh results/NAME [OUT]
-# Preset quick, three seeds, float32 (in which dense steps are faster on CPUs without matrix units for bfloat16); OUT is the
+# Preset quick, recipe resnet9, three seeds, float32 (in which dense steps are faster on CPUs without matrix units for bfloat16); OUT is the
 # working folder (runs/sdgp-ratios). Dense training for fewer epochs is what a method has to beat at equal cost. After a
 # stop, the same command continues; what decides comes first.
 set -euo pipefail
 destination=${1:?name the destination folder under results/}
 out=${2:-runs/sdgp-ratios}
-quick=(--task cifar10 --preset quick --seeds 3 --dtype float32 --out "$out")
+quick=(--task cifar10 --preset quick --recipe resnet9 --seeds 3 --dtype float32 --out "$out")
 both="sdgp[n=2,m=16,products=both]"
 python run_suite.py --methods "dense,sdgp[n=2,m=16]" "${quick[@]}"
 python run_suite.py --methods dense --epochs 6 "${quick[@]}"

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.steps.training_steps import Setting, new_trainer, random_splits, steps_of
+from benchmarks.steps.training_steps import Setting, new_trainer, quick_recipe, random_splits, steps_of
 from benchmarks.trial_environment import enter_trial_environment
-from suite import registry
 from suite.choices import MethodChoice
 from suite.cost.interleaved import interleaved_times, ratio_of
 from suite.cost.timing import seconds_of
@@ -70,14 +69,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.steps.bench_clocks", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--model", default="", help="model (default: that of preset quick on CIFAR-10)")
+    parser.add_argument("--model", default="", help="model (default: that of --preset quick --recipe resnet9)")
     parser.add_argument("--method", default="sdgp[backend=masked]", help="method (sdgp[backend=masked])")
     parser.add_argument("--pairs", type=int, default=20, help="interleaved pairs (20)")
     chosen = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    task, device = registry.get("task", "cifar10")(), torch.device("cpu")
-    recipe = task.recipe("quick")
-    model = chosen.model or task.default_model("quick")
+    device = torch.device("cpu")
+    default, recipe = quick_recipe()
+    model = chosen.model or default
     splits = random_splits(recipe, STEPS, device)
     setting = Setting(model, recipe, "quick", device, torch.float32, STEPS, splits)
     run = steps_of(new_trainer(setting, method=MethodChoice.read(chosen.method).build()))

@@ -10,7 +10,6 @@ CPU.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -19,9 +18,8 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.steps.training_steps import Setting, random_splits, trainer_steps
+from benchmarks.steps.training_steps import Setting, quick_recipe, random_splits, trainer_steps
 from benchmarks.trial_environment import enter_trial_environment
-from suite import registry
 from suite.cost.interleaved import interleaved_ratio
 from suite.cost.stamps import stamps_of
 from suite.runs.provenance import collect
@@ -80,7 +78,7 @@ def main() -> None:
 
 def steps_of_case(case: Case, dtype: torch.dtype, device: torch.device) -> Callable[[], None]:
     """Return a function that takes the steps of one measurement in a trainer of dense training."""
-    recipe = dataclasses.replace(registry.get("task", "cifar10")().recipe("quick"), batch_size=case.batch)
+    _, recipe = quick_recipe(batch_size=case.batch)
     shape = (3, case.side, case.side)
     splits = random_splits(recipe, STEPS, device, shape)
     return trainer_steps(Setting(case.model, recipe, "quick", device, dtype, STEPS, splits, shape))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.steps.bench_sdgp [--settings all] [--methods NAME,...] [--pairs 20] [--json FILE]
 
-Settings: `resnet9-quarter` (quarter-width ResNet-9, the model of `--preset quick`) and `resnet9` (full width), both
+Settings: `resnet9-quarter` (quarter-width ResNet-9, the model of `--recipe resnet9`) and `resnet9` (full width), both
 with 128 images of 32x32 pixels, and `resnet18-224` (torchvision's ResNet-18, 16 images of 224x224 pixels). All images
 are random.
 
@@ -31,10 +31,17 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.partial_results import OtherRunError, PartialResults, kept
-from benchmarks.steps.training_steps import SHAPE, Setting, new_trainer, random_splits, steps_of, trainer_steps
+from benchmarks.steps.training_steps import (
+    SHAPE,
+    Setting,
+    new_trainer,
+    quick_recipe,
+    random_splits,
+    steps_of,
+    trainer_steps,
+)
 from benchmarks.trial_environment import enter_trial_environment
 from kernels.compressed import cpu
-from suite import registry
 from suite.brackets import split
 from suite.choices import MethodChoice
 from suite.cost.interleaved import Ratio, interleaved_ratio
@@ -72,9 +79,9 @@ KINDS = {
 
 
 def setting_of(name: str, dtype: torch.dtype) -> Setting:
-    """Return the setting of a name; its recipe is that of `--preset quick` except for the batch size."""
+    """Return the setting of a name; its recipe is that of `quick_recipe` except for the batch size."""
     model, batch, shape = SETTINGS[name]
-    recipe = dataclasses.replace(registry.get("task", "cifar10")().recipe("quick"), batch_size=batch)
+    _, recipe = quick_recipe(batch_size=batch)
     splits = random_splits(recipe, STEPS, CPU, shape)
     return Setting(model, recipe, "quick", CPU, dtype, STEPS, splits, shape)
 

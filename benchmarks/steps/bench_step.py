@@ -10,8 +10,8 @@ All ratios of times are measured in one run, in alternation:
     planned / torch     forward and backward of each convolution with an identity `grad_dgrad`, relative to `nn.Conv2d`
 
 Executions are those of `recipe.execution`: by default, all that a method allows on a GPU, and eager on a CPU. Steps use
-the model, batch size and arithmetic of `--preset quick` on CIFAR-10 (on a GPU: `paper` and float16), with random images
-of the same shape. Times on a GPU are measured with CUDA events and include waiting for Python.
+the model, batch size and arithmetic of `--preset quick --recipe resnet9` on CIFAR-10 (on a GPU: `paper` and float16),
+with random images of the same shape. Times on a GPU are measured with CUDA events and include waiting for Python.
 
 With --json each ratio is saved as soon as it is measured, and the same command continues with the missing ones.
 """
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import kernels
 from benchmarks.partial_results import OtherRunError, kept
-from benchmarks.steps.training_steps import SHAPE, Setting, random_splits, trainer_steps
+from benchmarks.steps.training_steps import SHAPE, Setting, quick_recipe, random_splits, trainer_steps
 from benchmarks.trial_environment import enter_trial_environment
 from suite import registry
 from suite.choices import build_method
@@ -146,11 +146,14 @@ def read_setting(chosen: argparse.Namespace) -> Setting:
     kind, index = resolve_device(read_device(chosen.device))
     device = torch.device(kind, index) if kind == "cuda" else torch.device(kind)
     dtype = "float16" if kind == "cuda" and chosen.dtype == "auto" else resolve_dtype(chosen.dtype, kind, index)
-    preset, steps = ("paper", 20) if kind == "cuda" else ("quick", 2)
-    task = registry.get("task", "cifar10")()
-    recipe = task.recipe(preset)
+    if kind == "cuda":
+        task, preset, steps = registry.get("task", "cifar10")(), "paper", 20
+        model, recipe = task.default_model(preset), task.recipe(preset)
+    else:
+        preset, steps = "quick", 2
+        model, recipe = quick_recipe()
     splits = random_splits(recipe, steps, device)
-    return Setting(task.default_model(preset), recipe, preset, device, getattr(torch, dtype), steps, splits)
+    return Setting(model, recipe, preset, device, getattr(torch, dtype), steps, splits)
 
 
 def main() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
+from suite import registry
 from suite.choices import build_method, build_model
 from suite.method import Method
 from suite.recipe import Recipe
@@ -41,6 +43,12 @@ class Setting:
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+
+def quick_recipe(**changes: Any) -> tuple[str, Recipe]:
+    """Return model and recipe of `--preset quick --recipe resnet9` on CIFAR-10, which suits networks of all kinds."""
+    named = registry.get("task", "cifar10")().paper_recipes["resnet9"]
+    return named.model, dataclasses.replace(named.recipe, **changes)
 
 
 def random_splits(recipe: Recipe, steps: int, device: torch.device, shape: tuple[int, int, int] = SHAPE) -> Splits:

@@ -178,6 +178,7 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
         "paper_recipe": thing.paper_recipe,
         "tuning": [dataclasses.asdict(one) for one in thing.tuning],
         "default_models": {preset: thing.default_model(preset) for preset in PRESETS},
+        **({"default_models_on_cuda": dict(thing.cuda_models)} if thing.cuda_models else {}),
         "recipes": {preset: dataclasses.asdict(thing.recipe(preset)) for preset in PRESETS},
         "paper_recipes": {
             name: {

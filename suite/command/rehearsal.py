@@ -19,6 +19,7 @@ from suite import registry
 from suite.choices import build_method, build_model
 from suite.errors import UsageError
 from suite.files import canonical_json
+from suite.recipe import Recipe
 from suite.runs.building import inputs_of
 from suite.runs.spec import TrialSpec
 from suite.task import Batches, DataCopy, Inputs
@@ -125,7 +126,7 @@ def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs, hint: str
 def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int) -> None:
     recipe = trial.make_recipe()
     try:
-        check_names(recipe.freeze, model)
+        _check_frozen(trial, recipe, model)
         Hooks(
             model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             build_method(trial.method, trial.parameters, trial.label),
@@ -146,6 +147,16 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
         )
     except (UsageError, ValueError) as error:
         raise UsageError(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}") from error
+
+
+def _check_frozen(trial: TrialSpec, recipe: Recipe, model: nn.Module) -> None:
+    try:
+        check_names(recipe.freeze, model)
+    except UsageError as error:
+        named = registry.get("task", trial.task).paper_recipes.items()
+        others = [name for name, one in named if one.preset == trial.preset and one.recipe.freeze != recipe.freeze]
+        hint = f"; for other networks use --recipe {' or '.join(others)}" if others else ""
+        raise UsageError(f"{error}{hint}") from error
 
 
 def _sizes(shape: Iterable[int]) -> str:

@@ -167,7 +167,7 @@ def _suite(base: SuiteSpec, part: Part, options: RunOptions) -> SuiteSpec:
         methods=part.methods,
         tasks=part.task,
         models=options.model or (part.small_model if base.preset != "paper" else "") or part.model,
-        recipe=part.recipe if base.preset == "paper" else "",
+        recipe={"paper": part.recipe, "quick": part.quick_recipe}.get(base.preset, ""),
         seeds=options.seeds or tuple(range(part.seeds[base.preset])),
         overrides={
             **part.overrides,

@@ -187,7 +187,7 @@ def _setting(
     except ValueError as error:
         raise UsageError(f"task {name}: {error}") from error
     default = task.paper_recipes[suite.recipe].model if suite.recipe else ""
-    models = typed_models or [ModelChoice.read(default or task.default_model(suite.preset))]
+    models = typed_models or [ModelChoice.read(default or task.default_model(suite.preset, suite.device))]
     for model in models:
         model.check_size(*task.inputs(recipe))
         model.build(*task.inputs(recipe))
@@ -293,11 +293,9 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
             raise UsageError(
                 f"--recipe {suite.recipe}: belongs to preset {preset}, not {suite.preset}; use --preset {preset}"
             )
-    elif suite.preset == "paper":
-        recipe = task.recipe(suite.preset)
-        source = next((one.source for one in task.paper_recipes.values() if one.recipe == recipe), "")
     else:
-        source, recipe = "", task.recipe(suite.preset)
+        recipe = task.recipe(suite.preset)
+        source = next((one.source for one in task.paper_recipes.values() if one[1:3] == (recipe, suite.preset)), "")
     changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if getattr(recipe, name) != value)
     source = f"{source}; changed: {changed}" if source and changed else source
     return dataclasses.replace(recipe, **suite.overrides), source

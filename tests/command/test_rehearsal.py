@@ -17,7 +17,7 @@ from suite.method import Method
 from suite.runs.building import load_splits
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec
-from suite.task import Splits
+from suite.task import PaperRecipe, Splits
 from suite.training.hooks import Hooks
 from tasks.digits import Digits
 from tasks.models.resnet9 import resnet9
@@ -165,6 +165,12 @@ def test_each_combination_is_begun_once_and_all_that_the_suite_brings_fit(monkey
     monkeypatch.setattr(Hooks, "__init__", lambda self, *a, **k: begun.append(a[1]) or original(self, *a, **k))
     rehearse(planned(methods="dense,sdgp,sdgp[n=1],prunetrain,clicktrain,ssl,oneshot,scratch,dense[match=prunetrain]"))
     assert len(begun) == 9  # prunetrain once, although two trials depend on it
+
+
+def test_a_network_that_does_not_suit_the_recipe_is_told_of_another(monkeypatch):
+    monkeypatch.setattr(Digits, "paper_recipes", {"plain": PaperRecipe("", Digits.recipes["smoke"], "smoke")})
+    with pytest.raises(UsageError, match=r"names 'whiten.bias', which is no .*; for other networks use --recipe plain"):
+        rehearse(planned(methods="dense", overrides={"freeze": ("whiten.bias",), "freeze_after": 1}))
 
 
 def test_images_are_loaded_once_for_trainings_of_different_length(monkeypatch):

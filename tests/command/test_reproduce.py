@@ -215,6 +215,10 @@ def test_options_override_the_settings_of_a_part():
         several = dataclasses.replace(small, seeds={preset: 1})
         options = reproduce._read_options(reproduce.parser().read(["mine"]))
         assert reproduce._suite(base, several, options).models == model
+        assert reproduce._suite(base, several, options).recipe == ""
+        other = dataclasses.replace(several, task="cifar10", recipe="prunetrain")
+        names = {"smoke": "", "quick": "resnet9", "paper": "prunetrain"}
+        assert reproduce._suite(base, other, options).recipe == names[preset]
     assert typed("--epochs", "7").overrides == {"epochs": 7, "batch_size": 64}
     assert typed("--set", "recipe.batch_size=8").overrides == {"epochs": 1, "batch_size": 8}
 

@@ -19,7 +19,20 @@ def test_vgg11_stays_within_two_and_a_half_points_of_dense_at_an_eighth_of_its_w
     if not (data / "cifar10").is_dir():
         pytest.skip(f"{data} has no CIFAR-10: unpack shared/data there, or set PDT_DATA")
     arguments = ["--methods", f"dense,{CLICKTRAIN}", "--task", "cifar10", "--model", "vgg11_click[width=0.5]"]
-    run = ["--preset", "quick", "--seeds", "2", "--device", "cpu", "--jobs", "2", "--data-root", str(data)]
+    run = [
+        "--preset",
+        "quick",
+        "--recipe",
+        "resnet9",
+        "--seeds",
+        "2",
+        "--device",
+        "cpu",
+        "--jobs",
+        "2",
+        "--data-root",
+        str(data),
+    ]
     assert cli.main([*arguments, *run, "--out", str(tmp_path / "out")]) == 0
     table = pd.read_csv(tmp_path / "out" / "results.csv").sort_values("seed")
     dense, pruned = (table[table["method"] == name] for name in ("dense", "clicktrain"))

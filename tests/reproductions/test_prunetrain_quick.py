@@ -16,8 +16,23 @@ def test_a_quarter_of_resnet32_goes_within_three_points_of_dense(tmp_path):
     data = Path(os.environ.get("PDT_DATA", "~/.cache/pdt-data")).expanduser()
     if not (data / "cifar10").is_dir():
         pytest.skip(f"{data} has no CIFAR-10: unpack shared/data there, or set PDT_DATA")
-    arguments = ["--methods", f"dense,{IN_FEW_EPOCHS}", "--task", "cifar10", "--model", "resnet32", "--preset", "quick"]
-    run = ["--seeds", "0,", "--device", "cpu", "--jobs", "2", "--data-root", str(data), "--out", str(tmp_path / "out")]
+    arguments = ["--methods", f"dense,{IN_FEW_EPOCHS}", "--task", "cifar10", "--model", "resnet32"]
+    run = [
+        "--preset",
+        "quick",
+        "--recipe",
+        "resnet9",
+        "--seeds",
+        "0,",
+        "--device",
+        "cpu",
+        "--jobs",
+        "2",
+        "--data-root",
+        str(data),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert cli.main([*arguments, *run]) == 0
     table = pd.read_csv(tmp_path / "out" / "results.csv").set_index("method")
     dense, pruned = table.loc["dense"], table.loc["prunetrain"]

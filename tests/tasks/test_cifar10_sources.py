@@ -193,7 +193,7 @@ def test_the_seed_shuffles_but_never_moves_an_image_to_another_split(
 ) -> None:
     image_folder(tmp_path / "cifar10", "png", train=6, test=4)
     copy = task.prepare(tmp_path, "quick")
-    recipe = dataclasses.replace(task.recipe("quick"), validation_images=20, flip=False, translate=0)
+    recipe = dataclasses.replace(task.recipe("smoke"), validation_images=20, flip=False, translate=0)
     seen, orders = [], []
     for seed in (0, 1):
         splits = task.load(copy, recipe, seed=seed, device=CPU)
@@ -228,11 +228,17 @@ def test_paper_recipe_is_that_of_the_sdgp_repository(task: CIFAR10) -> None:
     assert recipe.learning_rate_at(77.5 / 150) == pytest.approx(0.25)
     assert recipe.learning_rate_at(1.0) == 0.0
     assert task.default_model("paper") == "resnet9"
-    assert task.default_model("quick") == task.default_model("smoke") == "resnet9[width=0.25]"
+    assert task.default_model("smoke") == task.paper_recipes["resnet9"].model == "resnet9[width=0.25]"
+
+
+def test_quick_is_the_record_recipe_whose_network_is_wider_on_cuda(task: CIFAR10) -> None:
+    assert [task.default_model("quick", device) for device in ("cpu", "cuda")] == ["airbench[width=0.5]", "airbench"]
+    assert [task.default_model("paper", device) for device in ("cpu", "cuda")] == ["resnet9", "resnet9"]
+    assert task.paper_recipes["airbench"].recipe == task.recipe("quick")
 
 
 def test_recipes_of_other_papers_pad_with_black_and_keep_the_last_batch(task: CIFAR10) -> None:
-    assert [*task.paper_recipes] == ["sdgp", "airbench", "prunetrain", "clicktrain", "clicktrain_resnet"]
+    assert [*task.paper_recipes] == ["sdgp", "airbench", "resnet9", "prunetrain", "clicktrain", "clicktrain_resnet"]
     assert task.paper_recipes["sdgp"][:2] == (task.paper_recipe, task.recipe("paper"))
     assert CIFAR100().recipe("paper") == task.paper_recipes["prunetrain"].recipe
     for name, epochs, falls in (

@@ -125,7 +125,7 @@ def _add_trials(what: argparse._ArgumentGroup) -> None:
 
 def _add_recipe(recipe: argparse._ArgumentGroup) -> None:
     recipe.add_argument(
-        "--recipe", metavar="NAME", help="recipe of another paper, in its preset (listed by describe TASK)"
+        "--recipe", metavar="NAME", help="another recipe of the preset, mostly of a paper (listed by describe TASK)"
     )
     recipe.add_argument("--epochs", metavar="N", help="short for --set recipe.epochs=N")
     recipe.add_argument("--batch-size", metavar="N", help="short for --set recipe.batch_size=N")
