@@ -34,6 +34,8 @@ MAX_NAME_BYTES = 255  # the limit of every file system in common use
 MAX_PATH_BYTES = 3500  # Linux allows 4,095; the suite's own folders and files are appended to the path
 MAX_FILE_BYTES = 1 << 20  # of a file of options or a plugin
 
+DATA_ROOT = "~/.cache/pdt-data"
+
 # `.NAME.RANDOM.part`, in the folder of the file that it will replace.
 _PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.part")
 _UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
@@ -44,6 +46,11 @@ _LOCK_INTERVAL_S = 0.1
 _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
 """Errors of file systems that have no hard links, or do not allow another one."""
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
+
+def default_data_root() -> str:
+    """Return the folder of the data sets if none is typed: $PDT_DATA, otherwise `DATA_ROOT`."""
+    return os.environ.get("PDT_DATA") or DATA_ROOT
 
 
 def read_path(text: str, option: str) -> Path:

@@ -9,6 +9,8 @@ import signal
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Kernels are compiled once, not again in each home folder that a test sets.
+os.environ.setdefault("PDT_CACHE", str(Path("~/.cache/pdt-kernels").expanduser()))
 if "PDT_CHOICES" not in os.environ:  # what tests measure on a busy machine must not decide for the user's trials
     from suite.files import temporary_folder
 
@@ -105,8 +107,11 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let workers begin with the files of `FIRST`; the order within a file stays."""
+    """Let workers begin with tests of faults, then the files of `FIRST`; the order within a file stays.
+
+    Tests of faults fork, which takes as long as a worker is large, and later tests make it several times larger.
+    """
     if hasattr(config, "workerinput"):
         folder = Path(__file__).parent
         places = {folder / name: place for place, name in enumerate(FIRST)}
-        items.sort(key=lambda item: places.get(item.path, len(FIRST)))
+        items.sort(key=lambda item: (item.path.parent.name != "faults", places.get(item.path, len(FIRST))))

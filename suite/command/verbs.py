@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from suite import files, registry
-from suite.command.options.arguments import DEFAULTS
 from suite.command.options.parser import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.planning import read_choices, read_names
@@ -55,9 +53,7 @@ def check(arguments: Sequence[str]) -> int:
     read_names(namespace.task, "task", "--task")
     if namespace.model and len(read_choices(namespace.model, ModelChoice, "--model")) > 1:
         raise UsageError(f"--model '{namespace.model}': expected one model")
-    data_root = files.read_path(
-        namespace.data_root or os.environ.get("PDT_DATA") or DEFAULTS["data-root"], "--data-root"
-    )
+    data_root = files.read_path(namespace.data_root or files.default_data_root(), "--data-root")
     results = conformance.check(choice.name, choice.typed, namespace.task, namespace.model, data_root, dtype)
     for result in results:
         line = f"{'ok    ' if result.passed else 'BROKEN'}  {result.name}"

@@ -20,6 +20,9 @@ from suite.runs.spec import TrialSpec
 from suite.runs.stages import Stage, StageList, stage_file
 from suite.subnormals import FLUSH
 
+AGAIN = "timed"
+"""Folder, within that of a suite, of the trials that were trained again because their states were not here."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -34,6 +37,8 @@ class Candidate:
         reconfigure_s: Recorded seconds of its reconfigurations.
         threads: Threads of the trial; 0 if they are not known, or those of another machine.
         reason: Why the trial cannot be run again; empty if it can.
+        lacking: Specification of a trial that cannot be run again for want of states, which training it would give.
+        home: Folder whose `trials` has the trial: that of the suite, or `AGAIN` in it.
         number: Number of the pass, from 0.
         place: Number of the method among those that the pass measures, from 1.
     """
@@ -46,6 +51,8 @@ class Candidate:
     reconfigure_s: float = 0.0
     threads: int = 0
     reason: str = ""
+    lacking: TrialSpec | None = None
+    home: Path = Path()
     number: int = 0
     place: int = 1
 
@@ -60,7 +67,7 @@ def find_candidates(
         verb: Verb of the command, for messages.
         methods: Comma list of methods, with or without their parameters; all methods if it is empty.
         with_dense: Whether the baseline may be one of them: if it is named, or the folder has no other method.
-        number: Number of the pass, from 0, which decides the seed: the lowest that is done in the first pass.
+        number: Number of the pass, from 0, which decides the seed among those that can be run again, in their order.
         threads: Threads with which trials of other machines are measured here too, as of this machine; `None` to leave
             them in their own groups.
 
@@ -69,6 +76,7 @@ def find_candidates(
     """
     found = []
     records = read(folder, current_rows(folder))
+    repeated = {trial.name: trial for trial in _trials(folder / AGAIN)}
     groups = group_trials(records.trials)[0]
     if threads is not None:
         groups = list(_on_this_machine(groups, threads, [one.key for one in records.times]))
@@ -78,15 +86,20 @@ def find_candidates(
             if trial.done and (with_dense or label(trial) != BASELINE):
                 by_label.setdefault(label(trial), []).append(trial)
         for name, trials in by_label.items():
-            several = sorted(trials, key=seed_of)
-            candidate = _candidate(folder, group.key, name, several[number % len(several)])
-            found.append(dataclasses.replace(candidate, number=number))
+            several = [_candidate(folder, group.key, name, trial, repeated) for trial in sorted(trials, key=seed_of)]
+            several = [one for one in several if one.spec is not None] or several[:1]
+            found.append(dataclasses.replace(several[number % len(several)], number=number))
     if not methods:
         found = [one for one in found if one.label != BASELINE] or found
     if not found:
         which = "no method" if with_dense else f"no method other than {BASELINE}"
         raise UsageError(f"{verb} {folder}: {which} has a finished trial")
     return found if not methods else _chosen(found, split(methods))
+
+
+def _trials(folder: Path) -> list[Trial]:
+    rows = current_rows(folder)
+    return [trial for trial in read(folder, rows).trials if trial.done] if rows else []
 
 
 def _on_this_machine(
@@ -139,10 +152,12 @@ def _name(method: str) -> str:
     return method.partition("[")[0]
 
 
-def _candidate(folder: Path, key: Mapping[str, str], name: str, trial: Trial) -> Candidate:
-    """Return a candidate for a finished trial."""
+def _candidate(
+    folder: Path, key: Mapping[str, str], name: str, trial: Trial, repeated: Mapping[str, Trial]
+) -> Candidate:
+    """Return a candidate for a finished trial, or for the same one in `AGAIN` if this one lacks states."""
     place = folder / "trials" / trial.name
-    refused = Candidate(key, name, trial.name)
+    refused = Candidate(key, name, trial.name, home=folder)
     try:
         record = read_record(place)
         if record is None:
@@ -163,13 +178,14 @@ def _candidate(folder: Path, key: Mapping[str, str], name: str, trial: Trial) ->
     if spec.device == "cpu" and spec.arithmetic != FLUSH:
         reason = "its trial computed with subnormal numbers, as those of earlier versions; its accuracy counts"
         return dataclasses.replace(refused, reason=f"{reason}, and the same command trains one that can be timed")
-    if trial.elsewhere and any(record.get("reconfigured") for record in trial.epochs):
-        reason = "its reconfigurations were timed on another machine; train one seed of it here"
-        return dataclasses.replace(refused, reason=reason)
     missing = [stage.epoch for stage in stages[1:] if not stage_file(place, stage.epoch).is_file()]
-    if missing:
-        reason = f"no stages: its steps changed in epoch {missing[0]}, whose state was not kept"
-        return dataclasses.replace(refused, reason=f"{reason}; run it again with --only all")
+    reason = f"no stages: its steps changed in epoch {missing[0]}, whose state was not kept" if missing else ""
+    if trial.elsewhere and any(record.get("reconfigured") for record in trial.epochs):
+        reason = "its reconfigurations were timed on another machine"
+    if reason and trial.name in repeated:
+        return _candidate(folder / AGAIN, key, name, repeated[trial.name], {})
+    if reason:
+        return dataclasses.replace(refused, reason=f"{reason}; run it again with --only all", lacking=spec)
     return dataclasses.replace(
         refused,
         spec=spec,

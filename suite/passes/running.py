@@ -12,6 +12,7 @@ from suite.cost.hardware import available_cores, busy_cores, competition
 from suite.errors import UsageError
 from suite.files import clean
 from suite.passes.candidates import Candidate, find_candidates
+from suite.runs.building import with_data_here
 from suite.runs.engines.subprocess_call import call_in_subprocess
 from suite.runs.folder.columns import minor_version
 from suite.runs.folder.entries import EntryFile, Strict
@@ -41,6 +42,7 @@ def run_pass(
     number: int = 0,
     shuffle: bool = False,
     anywhere: bool = False,
+    train: Callable[[Sequence[Candidate]], bool] | None = None,
 ) -> bool:
     """Measure the methods of a suite's folder, and add their entries to a file.
 
@@ -60,6 +62,7 @@ def run_pass(
         number: Number of the pass, from 0 (`find_candidates`).
         shuffle: Whether the order of the methods is drawn, by the number of the pass; every second one is turned round.
         anywhere: Whether trials of other machines are measured here too.
+        train: Trains what candidates lack, and returns whether it trained any.
 
     Returns:
         Whether every method could be measured.
@@ -71,14 +74,21 @@ def run_pass(
     with store.lock():
         file.read(folder)  # a damaged file is refused before anything is measured
         count = (threads or available_cores()) if anywhere else None
-        candidates = find_candidates(folder, verb, methods, with_dense, number, count)
+
+        def found() -> list[Candidate]:
+            return find_candidates(folder, verb, methods, with_dense, number, count)
+
+        candidates = found()
+        for path in plugins:
+            specs = (one.spec or one.lacking for one in candidates)
+            load_recorded(path, [spec.defined_by for spec in specs if spec is not None])
+        if not busy:
+            _refuse_competition(verb, folder, [threads or one.threads or available_cores() for one in candidates])
+        if train is not None and train(candidates):
+            candidates = found()
         if shuffle:
             random.Random(number // 2).shuffle(candidates)
             candidates = candidates[:: -1 if number % 2 else 1]
-        for path in plugins:
-            load_recorded(path, [one.spec.defined_by for one in candidates if one.spec is not None])
-        if not busy:
-            _refuse_competition(verb, folder, [threads or one.threads or available_cores() for one in candidates])
         several = len({tuple(one.key.items()) for one in candidates}) > 1
         measured = 0
         for place, candidate in enumerate(candidates, 1):
@@ -86,7 +96,8 @@ def run_pass(
             try:
                 if candidate.spec is None:
                     raise UsageError(candidate.reason)
-                candidate = dataclasses.replace(candidate, spec=candidate.spec.of_record(plugins), place=place)
+                spec = with_data_here(candidate.spec.of_record(plugins))
+                candidate = dataclasses.replace(candidate, spec=spec, place=place)
                 entry = entry_of(candidate, threads or candidate.threads or available_cores())
             except UsageError as error:
                 show(clean(f"{where}{candidate.label}: not measured: {' '.join(str(error).split())}"))

@@ -12,6 +12,7 @@ import torch
 from suite import registry
 from suite.choices import build_method, build_model
 from suite.errors import UsageError
+from suite.files import default_data_root
 from suite.method import OtherTrial
 from suite.network import model_files
 from suite.runs.folder.records import damage, read_record
@@ -34,6 +35,25 @@ def inputs_of(spec: TrialSpec) -> Inputs:
     task = registry.get("task", spec.task)()
     inputs: Inputs = task.inputs(spec.make_recipe(), DataCopy(**spec.data_copy))
     return inputs
+
+
+def with_data_here(spec: TrialSpec) -> TrialSpec:
+    """Return the specification of a trial, which may be of another machine, with this machine's copy of the data.
+
+    Raises:
+        UsageError: This machine has no such copy.
+    """
+    path = spec.data_copy.get("path")
+    if not path or Path(path).exists():
+        return spec
+    task, root = registry.get("task", spec.task)(), Path(default_data_root()).expanduser()
+    copy = task.prepare(root, spec.preset, spec.make_recipe())
+    if copy.checksum != spec.data_copy["checksum"]:
+        known, found = DataCopy(**spec.data_copy).label, copy.label
+        raise UsageError(
+            f"its data is the copy {known}, and {root} has {found}; set PDT_DATA to a folder with its copy"
+        )
+    return dataclasses.replace(spec, data_copy=copy.fields())
 
 
 def load_splits(spec: TrialSpec) -> Splits:

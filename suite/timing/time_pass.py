@@ -14,13 +14,20 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from suite.cost.hardware import available_cores
 from suite.errors import UsageError, validate
-from suite.passes.candidates import Candidate, dense_spec
+from suite.passes.candidates import AGAIN, Candidate, dense_spec
 from suite.passes.running import Measure, disturbance, in_subprocess, measure_here, run_pass
 from suite.recipe import Phase
-from suite.runs.engines.local import environment
+from suite.runs.building import with_data_here
+from suite.runs.engines.local import LocalEngine, environment
+from suite.runs.folder.records import read_record
+from suite.runs.folder.store import Store
 from suite.runs.folder.times import TIMES, MethodTime, PassTime
+from suite.runs.progress.listeners import listener_for
+from suite.runs.spec import TrialSpec
 
 DEFAULT_PAIRS = 45
 DEFAULT_PASSES = 3
@@ -41,7 +48,8 @@ def run(
     """Measure the methods of a suite's folder until each has so many passes, and add their times to `time.json`.
 
     Pass i measures the trial of seed number i modulo the seeds that are done, so that the passes differ as much as
-    the networks of several seeds and several processes do. Without `busy`, disturbed passes are measured again.
+    the networks of several seeds and several processes do. Without `busy`, disturbed passes are measured again. A
+    method none of whose trials has its states here is trained first, with the lowest seed, into `AGAIN`.
 
     Args:
         folder: Folder of a suite.
@@ -89,17 +97,21 @@ def run(
             )
         if is_known:
             return None
-        found = _pass_of(candidate, folder, pairs, count, measure or in_subprocess(FUNCTION))
+        found = _pass_of(candidate, pairs, count, measure or in_subprocess(FUNCTION))
         measured[str(candidate.key), candidate.label] = candidate
         kept = [] if entry is None else [one for one in entry.passes if one in done or one.number != found.number]
         return MethodTime(passes=(*kept, found))
+
+    def train(candidates: Sequence[Candidate]) -> bool:
+        wanted = [one for one in candidates if one.lacking and len(counted(known(one).get(one.label))) < passes]
+        return _train(folder, wanted, plugins, say_once)
 
     complete, chosen = True, threads or _threads_of_run()
     for number in range(passes):
         # Later, the machine is only as busy as the passes themselves say.
         complete &= run_pass(
             "time", TIMES, folder, methods, chosen, busy or number > 0, entry_of, _line, say_once,
-            plugins=plugins, number=number, shuffle=True, anywhere=True,
+            plugins=plugins, number=number, shuffle=True, anywhere=True, train=None if number else train,
         )  # fmt: skip
     for (_, label), candidate in measured.items():
         if (count := len(counted(known(candidate).get(label)))) < passes:
@@ -137,7 +149,41 @@ def _threads_of_run() -> int:
     return int(text) if text.isdecimal() and int(text) else available_cores()
 
 
-def _pass_of(candidate: Candidate, folder: Path, pairs: int, threads: int, measure: Measure) -> PassTime:
+def _train(folder: Path, wanted: Sequence[Candidate], plugins: Sequence[str], show: Callable[[str], None]) -> bool:
+    """Train the trials whose states candidates lack, and those that they depend on; return whether any was trained."""
+    trials: dict[str, TrialSpec] = {}
+    for one in wanted:
+        assert one.lacking is not None
+        try:
+            own = [with_data_here(spec.of_record(plugins)) for spec in _with_others(folder, one.lacking)]
+        except UsageError as error:
+            show(f"{one.label}: not trained: {error}")
+            continue
+        reason = one.reason.partition(";")[0]
+        show(f"{one.label}: {reason}; {one.trial} is trained here first, into {folder / AGAIN}")
+        trials |= {spec.trial_id: spec for spec in own}
+    store = Store(folder / AGAIN)
+    if not trials:
+        return False
+    with store.lock():
+        chosen = store.choose(list(trials.values()), "missing")
+        with listener_for(Console(), [trial for trial, _ in chosen]) as progress:
+            LocalEngine().run(chosen, progress)
+    return True
+
+
+def _with_others(folder: Path, spec: TrialSpec) -> list[TrialSpec]:
+    """Return the specifications of the trials that a trial depends on, and its own."""
+    found = []
+    for trial_id in spec.depends_on.values():
+        record = read_record(folder / "trials" / trial_id)
+        if record is None or "spec" not in record:
+            raise UsageError(f"it depends on {trial_id}, which is not in the folder")
+        found += _with_others(folder, TrialSpec.from_json(record["spec"]))
+    return [*found, spec]
+
+
+def _pass_of(candidate: Candidate, pairs: int, threads: int, measure: Measure) -> PassTime:
     """Measure all stages of a method.
 
     Raises:
@@ -148,7 +194,7 @@ def _pass_of(candidate: Candidate, folder: Path, pairs: int, threads: int, measu
     arguments = {
         "spec": candidate.spec.to_json(),
         "dense": dense_spec(candidate.spec).to_json(),
-        "trials": str(folder / "trials"),
+        "trials": str(candidate.home / "trials"),
         "stages": [dataclasses.asdict(stage) for stage in candidate.stages],
         "pairs": pairs,
         "method_built_first": built_first,

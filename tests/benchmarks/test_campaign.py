@@ -53,7 +53,7 @@ def exported(tmp_path):
     return {path.parent.name: path.read_bytes() for path in (tmp_path / "results").glob("trials/*/trial.json")}
 
 
-def wait_for_trials(process, seconds=60):
+def wait_for_trials(process, seconds=240):
     """Wait until a trial runs, and return it and the other processes of the campaign; none if it has ended."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -76,7 +76,7 @@ def test_a_campaign_that_is_killed_at_random_moments_loses_nothing_and_repeats_n
         family = wait_for_trials(process)
         time.sleep(chance.uniform(0, 2) if family else 0)
         process.kill()
-        _, alive = psutil.wait_procs(family, timeout=10)
+        _, alive = psutil.wait_procs(family, timeout=60)  # of the lowest priority
         assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE], "a training goes on"
         process.communicate()
         after = exported(tmp_path)
@@ -99,6 +99,7 @@ def test_a_campaign_that_is_killed_at_random_moments_loses_nothing_and_repeats_n
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_pause_interrupts_trials_and_its_end_continues_them(tmp_path, settings):
     work = tmp_path / "work"
     process = started(tmp_path, settings)
@@ -114,13 +115,13 @@ def test_a_pause_interrupts_trials_and_its_end_continues_them(tmp_path, settings
         assert nice
         assert {*nice} == {(campaign.LOWEST, str(campaign.LOWEST))}
         (work / campaign.PAUSE).touch()
-        _, alive = psutil.wait_procs(family, timeout=20)
+        _, alive = psutil.wait_procs(family, timeout=60)
         assert not alive
         time.sleep(2.5)
         assert process.poll() is None
         assert not psutil.Process(process.pid).children(recursive=True)
         (work / campaign.PAUSE).unlink()
-        output = process.communicate(timeout=200)[0].decode()
+        output = process.communicate(timeout=600)[0].decode()
         assert process.returncode == 0, output
         assert len(exported(tmp_path)) == TRIALS
     finally:

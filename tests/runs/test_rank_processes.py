@@ -52,7 +52,7 @@ def test_a_killed_rank_ends_its_trial_and_the_same_command_resumes_it(tmp_path):
         "dense,sdgp",
         *ARGUMENTS,
         "--epochs",
-        "5",
+        "3",
         "--out",
         str(out),
     ]

@@ -341,12 +341,58 @@ def test_passes_stay_together_when_most_trials_have_other_threads(monkeypatch):
     assert [one.key["threads"] for one in candidates._on_this_machine(groups, 2, [groups[1].key])] == ["2"]
 
 
-def test_reconfigurations_of_another_machine_are_not_counted(shrinking, monkeypatch, lines):
-    here = candidates.this_machine("cpu")
-    monkeypatch.setattr(candidates, "this_machine", lambda device: {**here, "hardware_id": "h0000000"})
-    assert not time_pass.run(shrinking, measure=invented, show=lines.append)
-    assert "prunetrain: not measured: its reconfigurations were timed on another machine; train one seed" in lines[0]
-    assert not (shrinking / "time.json").exists()
+@pytest.fixture
+def here(monkeypatch):
+    """The ids of the trials that a time pass trains, which it does in this process."""
+    names = []
+
+    class Engine:
+        def run(self, trials, progress):
+            for trial, folder in trials:
+                names.append(trial.trial_id)
+                train_in_suite(folder.parents[1], trial)
+
+    monkeypatch.setattr(time_pass, "LocalEngine", Engine)
+    return names
+
+
+def without_states(source, out):
+    """Copy a trial as `export` does."""
+    place = out / "trials" / TRIAL.trial_id
+    place.mkdir(parents=True)
+    for name in ("trial.json", "epochs.jsonl", "layers.csv"):
+        (place / name).write_bytes((source / "trials" / TRIAL.trial_id / name).read_bytes())
+    return out
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [("", "no stages: its steps changed in epoch"), ("h0000000", "its reconfigurations were timed on another machine")],
+)
+def test_a_seed_whose_states_are_not_here_is_trained_once(
+    shrinking, tmp_path, monkeypatch, lines, here, machine, reason
+):
+    own = candidates.this_machine("cpu")
+    monkeypatch.setattr(
+        candidates, "this_machine", lambda device: {**own, "hardware_id": machine or own["hardware_id"]}
+    )
+    out = without_states(shrinking, tmp_path / "out")
+    recorded = (out / "trials" / TRIAL.trial_id / "trial.json").read_bytes()
+    measured_in = []
+
+    def measure(candidate, arguments, threads):
+        measured_in.append(arguments["trials"])
+        return invented(candidate, arguments, threads)
+
+    for passes in (2, 3):
+        assert time_pass.run(out, measure=measure, show=lines.append, passes=passes)
+    assert lines[0].startswith(f"prunetrain: {reason}")
+    assert lines[0].endswith(f"; {TRIAL.trial_id} is trained here first, into {out / 'timed'}")
+    assert here == [TRIAL.trial_id]
+    assert measured_in == [str(out / "timed" / "trials")] * 3
+    assert (out / "trials" / TRIAL.trial_id / "trial.json").read_bytes() == recorded
+    result = json.loads((out / "timed" / "trials" / TRIAL.trial_id / "trial.json").read_text())["result"]
+    assert last_entry(out).passes[0].reconfigure_s == result["reconfigure_time_s"]
 
 
 def test_a_busy_machine_is_refused_unless_the_user_insists(shrinking, monkeypatch):
@@ -497,16 +543,12 @@ def test_threads_of_run_may_be_those_of_the_environment(monkeypatch):
         assert time_pass._threads_of_run() == threads
 
 
-def test_a_trial_without_stages_is_named(shrinking, tmp_path, lines):
-    """Records of earlier versions show that the steps changed, and there is no state to run them from."""
-    out = tmp_path / "out"
-    place = out / "trials" / TRIAL.trial_id
-    place.mkdir(parents=True)
-    for name in ("trial.json", "epochs.jsonl", "layers.csv"):
-        (place / name).write_bytes((shrinking / "trials" / TRIAL.trial_id / name).read_bytes())
+def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_path, monkeypatch, lines, here):
+    out = without_states(shrinking, tmp_path / "out")
+    monkeypatch.setattr(time_pass.LocalEngine, "run", lambda self, trials, progress: None)
     assert not time_pass.run(out, measure=invented, show=lines.append)
-    assert "prunetrain: not measured: no stages: " in lines[0]
-    assert "run it again with --only all" in lines[0]
+    assert "prunetrain: not measured: no stages: " in lines[1]
+    assert "run it again with --only all" in lines[1]
     assert TIMES.read(out) == []
 
 

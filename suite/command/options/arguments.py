@@ -6,13 +6,14 @@ import argparse
 
 from suite import registry
 from suite.command.options.parser import Parser, program_name
+from suite.files import DATA_ROOT
 
 DEFAULTS = {
     "methods": "dense,sdgp,prunetrain",
     "task": "cifar10",
     "device": "auto",
     "dtype": "auto",
-    "data-root": "~/.cache/pdt-data",
+    "data-root": DATA_ROOT,
     "only": "missing",
     "jobs": "1",
     "nproc-per-trial": "1",

@@ -14,7 +14,7 @@ from suite import registry
 from suite.command.config import read_config, read_count, read_flag, read_number
 from suite.command.options.arguments import DEFAULTS, LISTS, SHORTHANDS, TEXTS, run_parser
 from suite.errors import UsageError, nearest
-from suite.files import read_path
+from suite.files import default_data_root, read_path
 from suite.runs.callbacks.calls import read_callbacks
 from suite.runs.folder.store import ONLY, Store
 from suite.runs.folder.targets import read_targets
@@ -77,7 +77,7 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
     if namespace.config is not None:
         read_path(namespace.config, "--config")
         config = read_config(Path(namespace.config).expanduser(), TEXTS, LISTS)
-    values = {**DEFAULTS, **({"data-root": os.environ["PDT_DATA"]} if os.environ.get("PDT_DATA") else {})}
+    values = {**DEFAULTS, "data-root": default_data_root()}
     values |= {name: value for name, value in (config | typed).items() if name in TEXTS}
     overrides = _overrides(config) | _overrides(typed)
 
