@@ -202,18 +202,18 @@ class Task:
     tuning: ClassVar[Sequence[Tuning]] = ()
     detected: ClassVar[str] = ""
 
-    def default_model(self, preset: str, device: str = "cpu") -> str:
-        """Return the model that a trial uses if `--model` is not given.
-
-        Args:
-            preset: `smoke`, `quick` or `paper`.
-            device: `cpu` or `cuda`.
+    def default_model(self, preset: str) -> str:
+        """Return the model of `models` that a trial uses if `--model` is not given.
 
         Raises:
             UsageError: If the task has no such preset.
         """
-        model = self._of_preset("models", preset)
-        return self.cuda_models.get(preset, model) if device == "cuda" else model
+        return self._of_preset("models", preset)
+
+    def model_on(self, device: str, preset: str) -> str:
+        """Return the default model on `cpu` or `cuda`: that of `cuda_models`, or `default_model`."""
+        own = self.cuda_models.get(preset) if device == "cuda" else None
+        return own or self.default_model(preset)
 
     def recipe(self, preset: str) -> Recipe:
         """Return the recipe of `recipes` for a preset.

@@ -187,7 +187,7 @@ def _setting(
     except ValueError as error:
         raise UsageError(f"task {name}: {error}") from error
     default = task.paper_recipes[suite.recipe].model if suite.recipe else ""
-    models = typed_models or [ModelChoice.read(default or task.default_model(suite.preset, suite.device))]
+    models = typed_models or [ModelChoice.read(default or task.model_on(suite.device, suite.preset))]
     for model in models:
         model.check_size(*task.inputs(recipe))
         model.build(*task.inputs(recipe))

@@ -232,8 +232,8 @@ def test_paper_recipe_is_that_of_the_sdgp_repository(task: CIFAR10) -> None:
 
 
 def test_quick_is_the_record_recipe_whose_network_is_wider_on_cuda(task: CIFAR10) -> None:
-    assert [task.default_model("quick", device) for device in ("cpu", "cuda")] == ["airbench[width=0.5]", "airbench"]
-    assert [task.default_model("paper", device) for device in ("cpu", "cuda")] == ["resnet9", "resnet9"]
+    assert [task.model_on(device, "quick") for device in ("cpu", "cuda")] == ["airbench[width=0.5]", "airbench"]
+    assert [task.model_on(device, "paper") for device in ("cpu", "cuda")] == ["resnet9", "resnet9"]
     assert task.paper_recipes["airbench"].recipe == task.recipe("quick")
 
 
