@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.gradients import bench_gradients, measure, tables
+from benchmarks.gradients import bench_gradients, bounds, measure, tables
 from benchmarks.gradients.bounds import bound, moved_bytes
 from benchmarks.gradients.layers import Operands, dense_product, networks
 from kernels import PruneRule
@@ -17,6 +17,13 @@ from suite.method import Geometry
 compiled = pytest.mark.skipif(not available(torch.device("cpu")), reason="no compiled kernels that skip")
 MODEL = "resnet9[width=0.0625]"
 TINY = ("--model", MODEL, "--batch", "2", "--pairs", "3", "--seconds", "1", "--layers", "reduce,classifier")
+
+
+@pytest.fixture(autouse=True)
+def small_squares(monkeypatch):
+    """The peak is that of a small matrix product, which takes a minute in bfloat16 on a CPU without such units."""
+    for module in (bounds, measure, bench_gradients):
+        monkeypatch.setattr(module, "SIDE", 64)
 
 
 def layers(model=MODEL, wanted=()):
