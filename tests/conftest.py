@@ -51,6 +51,7 @@ MOST_WORKERS = 8  # each of them imports torch
 ALL_FAST = "not slow and not long"
 # Files that take longest, which workers start with: one that began last would leave the other workers without work.
 FIRST = (
+    "timing/test_time_pass.py",
     "runs/test_resume.py",
     "kernels/test_kernel_build.py",
     "reproductions/test_prunetrain_figures.py",
