@@ -106,7 +106,7 @@ def test_a_method_is_profiled_next_to_dense(folder, lines):
 def test_dense_is_profiled_with_images_of_the_size_of_the_stage(tmp_path, lines):
     growing = {"train_images": 64, "test_images": 32, "batch_size": 32, "epochs": 2}
     growing |= {"train_sizes": (16, 32), "size_milestones": (0.5,)}
-    train_in_suite(tmp_path, spec("sdgp[n=1,m=4]", task="imagenette", **growing))
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4]", task="imagenette", model="resnet9[width=0.0625]", **growing))
     assert profile_pass.run(tmp_path, rounds=6, measure=in_this_process, show=lines.append)
     stages = entry(tmp_path).stages
     inputs = [[one.layers[0].input for one in (stage.method, stage.dense)] for stage in stages]

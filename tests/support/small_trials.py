@@ -13,7 +13,7 @@ from suite.runs.trial import Trial
 from suite.subnormals import FLUSH
 
 
-def spec(method, seed=0, task="digits", **changes):
+def spec(method, seed=0, task="digits", model="", **changes):
     """Return the spec of a small trial; `changes` are fields of the recipe."""
     name, task = task, registry.get("task", task)()
     choice = MethodChoice.read(method)
@@ -23,7 +23,7 @@ def spec(method, seed=0, task="digits", **changes):
         variant=choice.variant,
         parameters=choice.parameters(name, "smoke"),
         task=name,
-        model=task.default_model("smoke"),
+        model=model or task.default_model("smoke"),
         preset="smoke",
         recipe=recipe.fields(),
         seed=seed,

@@ -37,6 +37,7 @@ SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 4}
 
 
 TRIAL = spec("prunetrain")
+NARROW = "resnet9[width=0.0625]"  # whose steps are short
 
 
 @register("method", "sleeps_in_steps")
@@ -173,7 +174,7 @@ def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(shrinking, seco
 def test_dense_steps_have_images_of_the_size_of_the_stage(tmp_path, seconds_are_flops, measured):
     """The sizes have different numbers of FLOPs, and pruning begins after the smaller ones."""
     growing = {"epochs": 6, "train_sizes": (16, 32), "size_milestones": (0.5,)}
-    trial = spec("prunetrain[interval=4,threshold=0.5]", task="imagenette", **growing)
+    trial = spec("prunetrain[interval=4,threshold=0.5]", task="imagenette", model=NARROW, **growing)
     folder = train_in_suite(tmp_path, trial)
     result = json.loads((folder / "trial.json").read_text())["result"]
     assert result["train_flops_executed"] < 0.99 * result["train_flops_dense"], "the test needs a network that shrinks"
@@ -204,7 +205,7 @@ def test_dense_steps_have_frozen_parameters_where_those_of_the_stage_have(tmp_pa
 def test_sizes_that_repeat_stay_in_their_order(tmp_path, seconds_are_flops, measured):
     growing = {"train_images": 64, "test_images": 32, "batch_size": 32, "epochs": 3}
     growing |= {"train_sizes": (16, 32, 16), "size_milestones": (0.3, 0.6)}
-    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", task="imagenette", **growing))
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", task="imagenette", model=NARROW, **growing))
     time = measured(tmp_path)
     assert [(one.image_size, one.steps) for one in time.dense] == [(16, 2), (32, 2), (16, 2)]
     small, large, _ = (time.relative_step(one.phase) for one in time.dense)
