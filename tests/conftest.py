@@ -52,6 +52,8 @@ ALL_FAST = "not slow and not long"
 # Files that take longest, which workers start with: one that began last would leave the other workers without work.
 FIRST = (
     "timing/test_time_pass.py",
+    "runs/test_ray_cluster.py",
+    "runs/test_rank_processes.py",
     "runs/test_resume.py",
     "kernels/test_kernel_build.py",
     "reproductions/test_prunetrain_figures.py",
