@@ -78,8 +78,8 @@ def instructions(cubin: Path) -> dict[str, list[str]]:
 
 # Turing has no instruction for bf16, but the kernels run there.
 FAST = (("sm_90a", (2, 4)), ("sm_75", (2, 4)))
-SLOW = [*(("sm_90a", group) for group in GROUPS if group != (2, 4)), ("sm_80", (2, 4))]
-LONG = [("sm_80", group) for group in GROUPS if group != (2, 4)]
+SLOW = [("sm_90a", (1, 2)), ("sm_90a", (2, 16)), ("sm_80", (2, 4))]
+LONG = [one for one in itertools.product(("sm_80", "sm_90a"), GROUPS) if one not in (*FAST, *SLOW)]
 
 
 @dataclass(frozen=True)

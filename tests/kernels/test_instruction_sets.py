@@ -84,9 +84,10 @@ WRONG_LANES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name.endswith("_nm") else []) for name in WRONG_LANES]
-)
+MARKS = {"compress_nm": pytest.mark.slow, "prune_nm": pytest.mark.long}  # a minute and a half each
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in WRONG_LANES])
 def test_one_wrong_lane_is_found_by_the_proof_and_plain_torch_takes_its_place(name, tmp_path, monkeypatch, caplog):
     """The user's machine has AVX2, and a library whose kernels differ from their definition in one lane."""
     needs("x86-64-v3")

@@ -45,7 +45,7 @@ def test_random_edits_of_any_file_leave_a_report_or_one_line(unreported: Path, t
     assert sum(map(bool, lines)) < len(lines) / 3
 
 
-@shards(range(20), slow=(0, 1, 2, 3))
+@shards(range(20), slow=(0, 1))
 def test_random_edits_with_figures(unreported: Path, tmp_path: Path, number: int) -> None:
     for seed in range(10_000 + 25 * number, 10_000 + 25 * (number + 1)):
         report_of(unreported, tmp_path / str(seed), seed)

@@ -90,11 +90,9 @@ def test_a_killed_rank_ends_its_trial_and_the_same_command_resumes_it(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_method_trains_with_two_processes(tmp_path):
+def test_methods_of_each_kind_train_with_two_processes(tmp_path):
     """At the end of each epoch the ranks compare weights, masks and states; a difference would end the trial."""
-    methods = (
-        "dense,sdgp,sdgp[mode=random],prunetrain,clicktrain,ssl,oneshot,scratch[of=prunetrain],dense[match=prunetrain]"
-    )
+    methods = "dense,sdgp[mode=random],prunetrain,clicktrain,oneshot,scratch[of=prunetrain],dense[match=prunetrain]"
     answer = subprocess.run(
         [sys.executable, "run_suite.py", "--methods", methods, *ARGUMENTS, "--out", str(tmp_path / "out")],
         cwd=ROOT,
@@ -104,7 +102,7 @@ def test_every_method_trains_with_two_processes(tmp_path):
     )
     assert answer.returncode == 0, answer.stdout
     records = [json.loads(path.read_text()) for path in tmp_path.glob("out/trials/*/trial.json")]
-    assert len(records) == 9
+    assert len(records) == 7
     assert all(record["spec"]["processes"] == 2 for record in records)
     assert any(record["result"]["inference_flops"] < record["result"]["inference_flops_dense"] for record in records)
     table = (tmp_path / "out" / "results.csv").read_text()

@@ -99,8 +99,14 @@ def test_a_killed_command_continues_without_what_is_done(tmp_path, seeds):
     assert all(starts(folder) == 1 for folder in done)
 
 
-@few_or_many
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    ("seeds", "shared"),
+    [
+        pytest.param(seeds, shared, marks=pytest.mark.slow if (seeds, shared) == (4, False) else pytest.mark.long)
+        for seeds in (4, 24)
+        for shared in (True, False)
+    ],
+)
 def test_two_nodes_of_which_one_loses_its_worker(tmp_path, seeds, shared):
     out, log = tmp_path / "out", tmp_path / "log.txt"
     with two_nodes() as (address, pid):
