@@ -182,7 +182,7 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
         "recipes": {preset: dataclasses.asdict(thing.recipe(preset)) for preset in PRESETS},
         "paper_recipes": {
             name: {
-                "source": one.source,
+                "source": one.source or "this suite",
                 "preset": one.preset,
                 "model": one.model or thing.default_model(one.preset),
                 **dataclasses.asdict(one.recipe),

@@ -153,8 +153,9 @@ def _check_frozen(trial: TrialSpec, recipe: Recipe, model: nn.Module) -> None:
     try:
         check_names(recipe.freeze, model)
     except UsageError as error:
-        named = registry.get("task", trial.task).paper_recipes.items()
-        others = [name for name, one in named if one.preset == trial.preset and one.recipe.freeze != recipe.freeze]
+        task = registry.get("task", trial.task)()
+        named = task.paper_recipes.items() if task.recipe(trial.preset).freeze == recipe.freeze else ()
+        others = [name for name, one in named if one.preset == trial.preset and not one.recipe.freeze]
         hint = f"; for other networks use --recipe {' or '.join(others)}" if others else ""
         raise UsageError(f"{error}{hint}") from error
 

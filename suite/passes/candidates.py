@@ -76,7 +76,7 @@ def find_candidates(
     """
     found = []
     records = read(folder, current_rows(folder))
-    repeated = {trial.name: trial for trial in _trials(folder / AGAIN)}
+    repeated = _repeated(folder / AGAIN)
     groups = group_trials(records.trials)[0]
     if threads is not None:
         groups = list(_on_this_machine(groups, threads, [one.key for one in records.times]))
@@ -87,8 +87,9 @@ def find_candidates(
                 by_label.setdefault(label(trial), []).append(trial)
         for name, trials in by_label.items():
             several = [_candidate(folder, group.key, name, trial, repeated) for trial in sorted(trials, key=seed_of)]
-            several = [one for one in several if one.spec is not None] or several[:1]
-            found.append(dataclasses.replace(several[number % len(several)], number=number))
+            ready = [one for one in several if one.spec is not None]
+            ready = ready or [one for one in several if one.lacking is not None][:1] or several[:1]
+            found.append(dataclasses.replace(ready[number % len(ready)], number=number))
     if not methods:
         found = [one for one in found if one.label != BASELINE] or found
     if not found:
@@ -97,9 +98,12 @@ def find_candidates(
     return found if not methods else _chosen(found, split(methods))
 
 
-def _trials(folder: Path) -> list[Trial]:
+def _repeated(folder: Path) -> dict[str, Trial]:
+    """Return the finished trials of `AGAIN` by name, without those that another machine trained."""
     rows = current_rows(folder)
-    return [trial for trial in read(folder, rows).trials if trial.done] if rows else []
+    done = [trial for trial in read(folder, rows).trials if trial.done] if rows else []
+    here = {device: this_machine(device).items() for device in {trial.text("device") for trial in done}}
+    return {one.name: one for one in done if all(one.text(name) == text for name, text in here[one.text("device")])}
 
 
 def _on_this_machine(
@@ -182,10 +186,14 @@ def _candidate(
     reason = f"no stages: its steps changed in epoch {missing[0]}, whose state was not kept" if missing else ""
     if trial.elsewhere and any(record.get("reconfigured") for record in trial.epochs):
         reason = "its reconfigurations were timed on another machine"
+    if any(not (folder / "trials" / other / "model.pt").is_file() for other in spec.depends_on.values()):
+        reason = reason or "a trial that it depends on has no model.pt here"
     if reason and trial.name in repeated:
-        return _candidate(folder / AGAIN, key, name, repeated[trial.name], {})
+        again = _candidate(folder / AGAIN, key, name, repeated[trial.name], {})
+        if again.spec is not None:
+            return again
     if reason:
-        return dataclasses.replace(refused, reason=f"{reason}; run it again with --only all", lacking=spec)
+        return dataclasses.replace(refused, reason=f"{reason}; time trains a seed of it again", lacking=spec)
     return dataclasses.replace(
         refused,
         spec=spec,

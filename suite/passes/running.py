@@ -12,7 +12,6 @@ from suite.cost.hardware import available_cores, busy_cores, competition
 from suite.errors import UsageError
 from suite.files import clean
 from suite.passes.candidates import Candidate, find_candidates
-from suite.runs.building import with_data_here
 from suite.runs.engines.subprocess_call import call_in_subprocess
 from suite.runs.folder.columns import minor_version
 from suite.runs.folder.entries import EntryFile, Strict
@@ -96,8 +95,7 @@ def run_pass(
             try:
                 if candidate.spec is None:
                     raise UsageError(candidate.reason)
-                spec = with_data_here(candidate.spec.of_record(plugins))
-                candidate = dataclasses.replace(candidate, spec=spec, place=place)
+                candidate = dataclasses.replace(candidate, spec=candidate.spec.of_record(plugins), place=place)
                 entry = entry_of(candidate, threads or candidate.threads or available_cores())
             except UsageError as error:
                 show(clean(f"{where}{candidate.label}: not measured: {' '.join(str(error).split())}"))

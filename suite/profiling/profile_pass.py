@@ -80,7 +80,7 @@ def _profile_of(
         arguments = {
             "spec": candidate.spec.to_json(),
             "dense": None if candidate.label == BASELINE else dense_spec(candidate.spec).to_json(),
-            "trials": str(folder / "trials"),
+            "trials": str(candidate.home / "trials"),
             "epoch": stage.epoch,
             "cost": dataclasses.asdict(stage.cost),
             "executed_before": before,

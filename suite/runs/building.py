@@ -12,7 +12,7 @@ import torch
 from suite import registry
 from suite.choices import build_method, build_model
 from suite.errors import UsageError
-from suite.files import default_data_root
+from suite.files import default_data_root, read_path
 from suite.method import OtherTrial
 from suite.network import model_files
 from suite.runs.folder.records import damage, read_record
@@ -43,10 +43,13 @@ def with_data_here(spec: TrialSpec) -> TrialSpec:
     Raises:
         UsageError: This machine has no such copy.
     """
-    path = spec.data_copy.get("path")
-    if not path or Path(path).exists():
+    recorded = spec.data_copy.get("path")
+    if not recorded:
         return spec
-    task, root = registry.get("task", spec.task)(), Path(default_data_root()).expanduser()
+    path = read_path(str(recorded), "its data")
+    if path.exists():
+        return dataclasses.replace(spec, data_copy={**spec.data_copy, "path": str(path)})
+    task, root = registry.get("task", spec.task)(), read_path(default_data_root(), "PDT_DATA")
     copy = task.prepare(root, spec.preset, spec.make_recipe())
     if copy.checksum != spec.data_copy["checksum"]:
         known, found = DataCopy(**spec.data_copy).label, copy.label

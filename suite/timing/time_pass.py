@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -83,6 +83,13 @@ def run(
     def counted(entry: MethodTime | None) -> tuple[PassTime, ...]:
         return () if entry is None else entry.passes if busy else entry.sound
 
+    def refuse_other_threads(others: Mapping[str, MethodTime], count: int) -> None:
+        if other := next((one.threads for one in others.values() if one.threads != count), None):
+            raise UsageError(
+                f"passes of this folder were measured with {in_words(other)}, and these would have {count}; "
+                f"type --threads {other}, or delete {folder / TIMES.name}"
+            )
+
     def entry_of(candidate: Candidate, count: int) -> MethodTime | None:
         others = known(candidate)
         entry = others.get(candidate.label)
@@ -90,21 +97,21 @@ def run(
         is_known = len(done) >= passes or candidate.number in {one.number for one in done}
         if threads is None and is_known:
             return None
-        if other := next((one.threads for one in others.values() if one.threads != count), None):
-            raise UsageError(
-                f"passes of this folder were measured with {in_words(other)}, and these would have {count}; "
-                f"type --threads {other}, or delete {folder / TIMES.name}"
-            )
+        refuse_other_threads(others, count)
         if is_known:
             return None
-        found = _pass_of(candidate, pairs, count, measure or in_subprocess(FUNCTION))
+        assert candidate.spec is not None
+        here = dataclasses.replace(candidate, spec=with_data_here(candidate.spec))
+        found = _pass_of(here, pairs, count, measure or in_subprocess(FUNCTION))
         measured[str(candidate.key), candidate.label] = candidate
         kept = [] if entry is None else [one for one in entry.passes if one in done or one.number != found.number]
         return MethodTime(passes=(*kept, found))
 
     def train(candidates: Sequence[Candidate]) -> bool:
         wanted = [one for one in candidates if one.lacking and len(counted(known(one).get(one.label))) < passes]
-        return _train(folder, wanted, plugins, say_once)
+        for one in wanted:
+            refuse_other_threads(known(one), chosen)
+        return _train(folder, wanted, plugins, chosen, say_once)
 
     complete, chosen = True, threads or _threads_of_run()
     for number in range(passes):
@@ -149,26 +156,39 @@ def _threads_of_run() -> int:
     return int(text) if text.isdecimal() and int(text) else available_cores()
 
 
-def _train(folder: Path, wanted: Sequence[Candidate], plugins: Sequence[str], show: Callable[[str], None]) -> bool:
+def _train(
+    folder: Path, wanted: Sequence[Candidate], plugins: Sequence[str], threads: int, show: Callable[[str], None]
+) -> bool:
     """Train the trials whose states candidates lack, and those that they depend on; return whether any was trained."""
-    trials: dict[str, TrialSpec] = {}
+    own: dict[str, TrialSpec] = {}
+    others: dict[str, TrialSpec] = {}
     for one in wanted:
         assert one.lacking is not None
         try:
-            own = [with_data_here(spec.of_record(plugins)) for spec in _with_others(folder, one.lacking)]
+            *before, spec = (
+                dataclasses.replace(with_data_here(spec.of_record(plugins)), callbacks=())
+                for spec in _with_others(folder, one.lacking)
+            )
         except UsageError as error:
             show(f"{one.label}: not trained: {error}")
             continue
         reason = one.reason.partition(";")[0]
         show(f"{one.label}: {reason}; {one.trial} is trained here first, into {folder / AGAIN}")
-        trials |= {spec.trial_id: spec for spec in own}
-    store = Store(folder / AGAIN)
-    if not trials:
+        own[spec.trial_id] = spec
+        others |= {other.trial_id: other for other in before}
+    if not own:
         return False
+    store = Store(folder / AGAIN)
     with store.lock():
-        chosen = store.choose(list(trials.values()), "missing")
+        # One that is done there is of another machine, or has lost what it lacks.
+        done = [spec for spec in own.values() if store.status(spec.trial_id) == "done"]
+        store.choose(done, "all")
+        chosen = store.choose(list((others | own).values()), "missing")
         with listener_for(Console(), [trial for trial, _ in chosen]) as progress:
-            LocalEngine().run(chosen, progress)
+            LocalEngine(variables={"OMP_NUM_THREADS": str(threads)}).run(chosen, progress)
+        for trial, place in chosen:
+            if (record := read_record(place) or {}).get("status") != "done":
+                show(f"{trial.trial_id}: {record.get('status', 'not trained')}: {record.get('message', '')}")
     return True
 
 

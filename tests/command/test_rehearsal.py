@@ -168,9 +168,14 @@ def test_each_combination_is_begun_once_and_all_that_the_suite_brings_fit(monkey
 
 
 def test_a_network_that_does_not_suit_the_recipe_is_told_of_another(monkeypatch):
-    monkeypatch.setattr(Digits, "paper_recipes", {"plain": PaperRecipe("", Digits.recipes["smoke"], "smoke")})
+    plain = Digits.recipes["smoke"]
+    freezing = dataclasses.replace(plain, freeze=("whiten.bias",), freeze_after=1)
+    monkeypatch.setattr(Digits, "paper_recipes", {"plain": PaperRecipe("", plain, "smoke")})
+    with pytest.raises(UsageError, match=r"recipe.freeze names 'stem', which is no trained parameter; did you mean"):
+        rehearse(planned(methods="dense", overrides={"freeze": ("stem",), "freeze_after": 1}))
+    monkeypatch.setattr(Digits, "recipes", {**Digits.recipes, "smoke": freezing})
     with pytest.raises(UsageError, match=r"names 'whiten.bias', which is no .*; for other networks use --recipe plain"):
-        rehearse(planned(methods="dense", overrides={"freeze": ("whiten.bias",), "freeze_after": 1}))
+        rehearse(planned(methods="dense"))
 
 
 def test_images_are_loaded_once_for_trainings_of_different_length(monkeypatch):

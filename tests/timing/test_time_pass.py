@@ -17,6 +17,7 @@ from time_passes import pairs as pairs_of
 from reports.content.build import build
 from reports.data.groups import KEY, TrialGroup
 from reports.data.records import Trial, read
+from suite.choices import MethodChoice
 from suite.command import cli
 from suite.command.export import contents
 from suite.cost import clock, stamps
@@ -27,11 +28,14 @@ from suite.method import Method
 from suite.passes import candidates, running
 from suite.passes.candidates import find_candidates
 from suite.registry import register
+from suite.runs.building import with_data_here
 from suite.runs.folder import store
 from suite.runs.folder.records import write_record
 from suite.runs.folder.times import TIMES, PassTime
+from suite.task import DataCopy
 from suite.timing import steps, time_pass
 from suite.training.hooks import Hooks
+from tasks.digits import Digits
 
 SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 4}
 
@@ -348,10 +352,16 @@ def here(monkeypatch):
     names = []
 
     class Engine:
+        def __init__(self, variables):
+            assert int(variables["OMP_NUM_THREADS"])
+
         def run(self, trials, progress):
             for trial, folder in trials:
                 names.append(trial.trial_id)
                 train_in_suite(folder.parents[1], trial)
+                record = json.loads((folder / "trial.json").read_text())
+                machine = {"hardware_id": candidates.this_machine("cpu")["hardware_id"]}
+                write_record(folder, trial, "done", result=record["result"], provenance=record["provenance"] | machine)
 
     monkeypatch.setattr(time_pass, "LocalEngine", Engine)
     return names
@@ -394,6 +404,74 @@ def test_a_seed_whose_states_are_not_here_is_trained_once(
     assert (out / "trials" / TRIAL.trial_id / "trial.json").read_bytes() == recorded
     result = json.loads((out / "timed" / "trials" / TRIAL.trial_id / "trial.json").read_text())["result"]
     assert last_entry(out).passes[0].reconfigure_s == result["reconfigure_time_s"]
+
+
+def test_a_training_of_another_machine_is_repeated_here(shrinking, tmp_path, monkeypatch, here):
+    out = without_states(shrinking, tmp_path / "out")
+    own = candidates.this_machine("cpu")
+    for count, hardware in enumerate((own["hardware_id"], own["hardware_id"], "h0000000"), 1):
+        monkeypatch.setattr(
+            candidates, "this_machine", lambda device, own=own, name=hardware: {**own, "hardware_id": name}
+        )
+        (found,) = find_candidates(out, "time", threads=1)
+        assert (found.lacking is None) == (count == 2)
+        time_pass.run(out, measure=invented, passes=1)
+    assert here == [TRIAL.trial_id] * 2
+
+
+def test_a_complete_folder_without_states_trains_nothing(shrinking, tmp_path, here):
+    assert time_pass.run(shrinking, measure=invented, passes=1)
+    out = without_states(shrinking, tmp_path / "out")
+    shutil.copy(shrinking / "time.json", out)
+    assert not time_pass.run(out, measure=invented, passes=1)
+    assert here == []
+    with pytest.raises(UsageError, match="type --threads"):
+        time_pass.run(out, measure=invented, passes=2, threads=7)
+    assert here == []
+
+
+def test_a_seed_with_its_states_is_measured_in_place_of_one_without(shrinking, tmp_path, here):
+    other = dataclasses.replace(TRIAL, seed=1)
+    out = without_states(shrinking, tmp_path / "out")
+    train_in_suite(out, other)
+    assert {find_candidates(out, "time", number=number)[0].trial for number in range(3)} == {other.trial_id}
+
+
+def test_a_method_whose_other_trial_has_no_network_is_trained_with_it(tmp_path, lines, here):
+    scratch = spec("scratch[of=ssl]", **SMALL)
+    (text,) = MethodChoice.read("scratch[of=ssl]").build().depends_on()
+    other = spec(text, **SMALL)
+    scratch = dataclasses.replace(scratch, depends_on={text: other.trial_id})
+    for one in (other, scratch):
+        folder = train_in_suite(tmp_path, one)
+    (folder.parent / other.trial_id / "model.pt").unlink()
+    assert time_pass.run(tmp_path, "scratch", measure=invented, show=lines.append, passes=1)
+    assert lines[0].startswith("scratch[of=ssl]: a trial that it depends on has no model.pt here")
+    assert here == [other.trial_id, scratch.trial_id]
+
+
+def test_data_of_another_machine_is_looked_for_here(monkeypatch, tmp_path):
+    copy = {"kind": "original", "checksum": "a" * 64, "path": str(tmp_path / "gone")}
+    trial = dataclasses.replace(TRIAL, data_copy=copy)
+    asked = []
+
+    def prepare(self, root, preset, recipe=None):
+        asked.append(root)
+        return DataCopy("original", "a" * 64, str(tmp_path))
+
+    monkeypatch.setattr(Digits, "prepare", prepare)
+    monkeypatch.setenv("PDT_DATA", str(tmp_path / "data"))
+    assert with_data_here(trial).data_copy["path"] == str(tmp_path)
+    assert asked == [tmp_path / "data"]
+    other = dataclasses.replace(trial, data_copy={**copy, "checksum": "b" * 64})
+    with pytest.raises(
+        UsageError, match=r"its data is the copy original-bbbbbbbb, and .* has original-aaaaaaaa; set PDT_"
+    ):
+        with_data_here(other)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").touch()
+    mine = dataclasses.replace(trial, data_copy={**copy, "path": "~/mine"})
+    assert with_data_here(mine).data_copy["path"] == str(tmp_path / "mine")
 
 
 def test_a_busy_machine_is_refused_unless_the_user_insists(shrinking, monkeypatch):
@@ -548,8 +626,8 @@ def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_p
     out = without_states(shrinking, tmp_path / "out")
     monkeypatch.setattr(time_pass.LocalEngine, "run", lambda self, trials, progress: None)
     assert not time_pass.run(out, measure=invented, show=lines.append)
-    assert "prunetrain: not measured: no stages: " in lines[1]
-    assert "run it again with --only all" in lines[1]
+    assert lines[1] == f"{TRIAL.trial_id}: not trained: "
+    assert "prunetrain: not measured: no stages: " in lines[2]
     assert TIMES.read(out) == []
 
 

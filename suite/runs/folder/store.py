@@ -35,7 +35,7 @@ from suite.runs.spec import SuiteSpec, TrialSpec
 __all__ = ["ENDED", "ONLY", "RUNNING", "Store", "read_record", "write_json", "write_record"]
 
 ONLY = ("missing", "failed", "all")
-FOLDERS = ("trials", "figures", "reproduce")
+FOLDERS = ("trials", "figures", "reproduce", "timed")
 WRITTEN = (
     ".lock",
     ".results.lock",
