@@ -171,8 +171,10 @@ def test_a_network_that_does_not_suit_the_recipe_is_told_of_another(monkeypatch)
     plain = Digits.recipes["smoke"]
     freezing = dataclasses.replace(plain, freeze=("whiten.bias",), freeze_after=1)
     monkeypatch.setattr(Digits, "paper_recipes", {"plain": PaperRecipe("", plain, "smoke")})
-    with pytest.raises(UsageError, match=r"recipe.freeze names 'stem', which is no trained parameter; did you mean"):
-        rehearse(planned(methods="dense", overrides={"freeze": ("stem",), "freeze_after": 1}))
+    with pytest.raises(
+        UsageError, match=r"'prep.norm.bia', which is no trained parameter; did you mean 'prep.norm.bias'\?$"
+    ):
+        rehearse(planned(methods="dense", overrides={"freeze": ("prep.norm.bia",), "freeze_after": 1}))
     monkeypatch.setattr(Digits, "recipes", {**Digits.recipes, "smoke": freezing})
     with pytest.raises(UsageError, match=r"names 'whiten.bias', which is no .*; for other networks use --recipe plain"):
         rehearse(planned(methods="dense"))
