@@ -106,7 +106,7 @@ def test_methods_of_each_kind_train_with_two_processes(tmp_path):
     assert all(record["spec"]["processes"] == 2 for record in records)
     assert any(record["result"]["inference_flops"] < record["result"]["inference_flops_dense"] for record in records)
     table = (tmp_path / "out" / "results.csv").read_text()
-    assert table.count("eager in 2 processes") == 9
+    assert table.count("eager in 2 processes") == len(records)
 
 
 def started_by_slurm(rank, *arguments, port):
