@@ -126,7 +126,7 @@ class Campaign:
 
 
 def words(setting: Mapping[str, Any], out: Path | None = None) -> list[str]:
-    """Return the options of a setting, in which a list stands for an option that is repeated."""
+    """Return the options of a setting; a list repeats its option."""
     pairs = [(key, one) for key, value in setting.items() for one in (value if isinstance(value, list) else [value])]
     return [*(f"--{key}={one}" for key, one in pairs), *([f"--out={out}"] if out else [])]
 

@@ -23,6 +23,16 @@ logger = logging.getLogger(__name__)
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
 # Statistics of CIFAR-10's training images. The recipes of SDGP and PruneTrain use them, the latter for CIFAR-100 too.
 NORMALIZATION = Normalization(mean=(125.307, 122.961, 113.8575), std=(51.5865, 50.847, 51.255))
+# A recipe of this suite, as short as training of a small residual network allows.
+SHORT = Recipe(
+    epochs=10,
+    batch_size=128,
+    learning_rate=0.2,
+    peak_at=0.25,
+    nesterov=True,
+    label_smoothing=0.1,
+    translate=2,
+)
 NOTES = {
     "original": "{title} as published",
     "png": "{title} from PNG files, which are exact if they were made from the published images",

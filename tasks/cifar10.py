@@ -9,7 +9,7 @@ from typing import ClassVar
 from suite.recipe import Recipe, Tuning
 from suite.registry import register
 from suite.task import DataCopy, PaperRecipe
-from tasks.cifar import Cifar
+from tasks.cifar import SHORT, Cifar
 from tasks.images.decoded import DecodedImages
 from tasks.paper_recipes import PAPER_RECIPES
 from tasks.sources.cifar10_sample import decoded_sample
@@ -64,19 +64,10 @@ AIRBENCH = Recipe(
 AIRBENCH_SOURCE = "airbench94 (K. Jordan, arXiv 2404.00498)"
 
 # For networks other than airbench. It was that of `quick`, to which most committed results belong.
-RESNET9 = Recipe(
-    epochs=7,
-    batch_size=128,
-    learning_rate=0.2,
-    peak_at=0.25,
-    nesterov=True,
-    label_smoothing=0.1,
-    translate=2,
-    flip_tta=True,
-)
+RESNET9 = dataclasses.replace(SHORT, epochs=7, flip_tta=True)
 
 RECIPES = {
-    "smoke": dataclasses.replace(RESNET9, epochs=4, flip_tta=False),
+    "smoke": dataclasses.replace(SHORT, epochs=4),
     "quick": AIRBENCH,
     # As in SDGP's repository: batch 512, 150 epochs, highest learning rate at epoch 5, weight decay on norm layers too.
     "paper": Recipe(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from suite.recipe import Recipe, Tuning
+from suite.recipe import Tuning
 from suite.registry import register
-from tasks.cifar import Cifar
+from tasks.cifar import SHORT, Cifar
 from tasks.paper_recipes import PAPER_RECIPES, PRUNETRAIN
 
 # In the order of the fine labels in the published archive, which is alphabetical.
@@ -23,21 +23,10 @@ CLASSES = (
     "willow_tree", "wolf", "woman", "worm",
 )  # fmt: skip
 
-# A recipe of this suite, as short as training of a small residual network allows.
-QUICK = Recipe(
-    epochs=10,
-    batch_size=128,
-    learning_rate=0.2,
-    peak_at=0.25,
-    nesterov=True,
-    label_smoothing=0.1,
-    translate=2,
-)
-
 MODELS = dict.fromkeys(("smoke", "quick", "paper"), "resnet32")
 RECIPES = {
-    "smoke": dataclasses.replace(QUICK, epochs=4, train_images=2000, test_images=1000),
-    "quick": QUICK,
+    "smoke": dataclasses.replace(SHORT, epochs=4, train_images=2000, test_images=1000),
+    "quick": SHORT,
     "paper": PRUNETRAIN,
 }
 

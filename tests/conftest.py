@@ -36,6 +36,18 @@ if not torch.cuda.is_available():
     torch.ones(1, requires_grad=True).sum().backward()
 
 
+# Read before any test changes HOME.
+REAL_DATA = Path(os.environ.get("PDT_DATA", "~/.cache/pdt-data")).expanduser()
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The data root of this machine, if it contains the unpacked JPEG copy."""
+    if not (REAL_DATA / "cifar10" / "train" / "airplane").is_dir():
+        pytest.skip(f"{REAL_DATA} has no cifar10/train: unpack shared/data there, or set PDT_DATA")
+    return REAL_DATA
+
+
 @pytest.fixture(autouse=True)
 def _arithmetic():
     """Undo what a test that trains in this process sets: tests of kernels compare subnormal numbers bit for bit."""

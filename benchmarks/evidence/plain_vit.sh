@@ -16,6 +16,6 @@ if [[ ${3:-} == all ]]; then
     size=(--seeds 3 --epochs 4 --dtype bfloat16)
     name=plain_vit_all
 fi
-python run_suite.py --methods dense --task cifar10 --model "vit_tiny[patch=8]" --preset quick --recipe resnet9 --batch-size 64 \
-    "${size[@]}" "${recipe[@]/#/--set=recipe.}" --out "$out"
+python run_suite.py --methods dense --task cifar10 --model "vit_tiny[patch=8]" --preset quick --recipe resnet9 \
+    --batch-size 64 "${size[@]}" "${recipe[@]/#/--set=recipe.}" --out "$out"
 python -m benchmarks.evidence.plain_vit "$out" -o "$destination/$name"

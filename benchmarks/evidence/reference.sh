@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Train the reference comparison of all methods, and export the results to results/:
 #     benchmarks/evidence/reference.sh results/NAME [OUT]
-# Preset quick, recipe resnet9, three seeds, float32 (in which dense steps are faster on CPUs without matrix units for bfloat16); OUT is
-# the working folder (runs/reference). The controls of dense training for fewer epochs are what a method has to beat at
+# Preset quick, recipe resnet9, three seeds, float32 (in which dense steps are faster on CPUs without matrix units for
+# bfloat16); OUT is the working folder (runs/reference). The controls of dense training for fewer epochs are what a method has to beat at
 # equal cost. After a stop, the same command continues. Trials can run on a machine that does other work; both passes
 # need it quiet, and refuse it otherwise.
 set -euo pipefail

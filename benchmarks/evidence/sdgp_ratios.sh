@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Measure the accuracy of SDGP at higher ratios than the published default, and export the results to results/:
 #     benchmarks/evidence/sdgp_ratios.sh results/NAME [OUT]
-# Preset quick, recipe resnet9, three seeds, float32 (in which dense steps are faster on CPUs without matrix units for bfloat16); OUT is the
-# working folder (runs/sdgp-ratios). Dense training for fewer epochs is what a method has to beat at equal cost. After a
-# stop, the same command continues; what decides comes first.
+# Preset quick, recipe resnet9, three seeds, float32 (in which dense steps are faster on CPUs without matrix units for
+# bfloat16); OUT is the working folder (runs/sdgp-ratios). Dense training for fewer epochs is what a method has to beat at
+# equal cost. After a stop, the same command continues; what decides comes first.
 set -euo pipefail
 destination=${1:?name the destination folder under results/}
 out=${2:-runs/sdgp-ratios}

@@ -14,20 +14,15 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from suite.cost.hardware import available_cores
 from suite.errors import UsageError, validate
-from suite.passes.candidates import AGAIN, Candidate, dense_spec
+from suite.passes.candidates import Candidate, dense_spec
 from suite.passes.running import Measure, disturbance, in_subprocess, measure_here, run_pass
 from suite.recipe import Phase
 from suite.runs.building import with_data_here
-from suite.runs.engines.local import LocalEngine, environment
-from suite.runs.folder.records import read_record
-from suite.runs.folder.store import Store
+from suite.runs.engines.local import environment
 from suite.runs.folder.times import TIMES, MethodTime, PassTime
-from suite.runs.progress.listeners import listener_for
-from suite.runs.spec import TrialSpec
+from suite.timing.again import train_again
 
 DEFAULT_PAIRS = 45
 DEFAULT_PASSES = 3
@@ -47,9 +42,9 @@ def run(
 ) -> bool:
     """Measure the methods of a suite's folder until each has so many passes, and add their times to `time.json`.
 
-    Pass i measures the trial of seed number i modulo the seeds that are done, so that the passes differ as much as
-    the networks of several seeds and several processes do. Without `busy`, disturbed passes are measured again. A
-    method none of whose trials has its states here is trained first, with the lowest seed, into `AGAIN`.
+    Pass i measures the trial of seed number i, modulo those that can be run again here, so that the passes differ as
+    much as the networks of several seeds and several processes do. Without `busy`, disturbed passes are measured again.
+    A method none of whose trials has its states here is trained first, with the lowest seed (`suite.timing.again`).
 
     Args:
         folder: Folder of a suite.
@@ -68,71 +63,105 @@ def run(
     Raises:
         UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
     """
-    measured: dict[tuple[str, str], Candidate] = {}
-    said: set[str] = set()
+    command = _Command(folder, pairs, passes, threads, busy, measure or in_subprocess(FUNCTION), plugins, show)
+    complete = True
+    for number in range(passes):
+        # Later, the machine is only as busy as the passes themselves say.
+        complete &= run_pass(
+            "time", TIMES, folder, methods, command.count, busy or number > 0, command.entry_of, _line,
+            command.say_once, plugins=plugins, number=number, shuffle=True, anywhere=True,
+            train=None if number else command.train,
+        )  # fmt: skip
+    return command.close(complete)
 
-    def say_once(text: str) -> None:
-        if text not in said:  # each pass finds again what cannot be measured
-            said.add(text)
-            show(text)
 
-    def known(candidate: Candidate) -> dict[str, MethodTime]:
-        groups = TIMES.read(folder)
-        return next((dict(group.methods) for group in groups if group.key == dict(candidate.key)), {})
+class _Command:
+    """What a command knows while it measures; the arguments are those of `run`."""
 
-    def counted(entry: MethodTime | None) -> tuple[PassTime, ...]:
-        return () if entry is None else entry.passes if busy else entry.sound
+    def __init__(
+        self,
+        folder: Path,
+        pairs: int,
+        passes: int,
+        threads: int | None,
+        busy: bool,
+        measure: Measure,
+        plugins: Sequence[str],
+        show: Callable[[str], None],
+    ) -> None:
+        self.folder, self.pairs, self.passes, self.threads, self.busy = folder, pairs, passes, threads, busy
+        self.measure, self.plugins, self.show = measure, plugins, show
+        self.count = threads or _threads_of_run()
+        self._measured: dict[tuple[str, str], Candidate] = {}
+        self._said: set[str] = set()
 
-    def refuse_other_threads(others: Mapping[str, MethodTime], count: int) -> None:
-        if other := next((one.threads for one in others.values() if one.threads != count), None):
-            raise UsageError(
-                f"passes of this folder were measured with {in_words(other)}, and these would have {count}; "
-                f"type --threads {other}, or delete {folder / TIMES.name}"
-            )
+    def say_once(self, text: str) -> None:
+        """Show a line, unless it was shown: each pass finds again what cannot be measured."""
+        if text not in self._said:
+            self._said.add(text)
+            self.show(text)
 
-    def entry_of(candidate: Candidate, count: int) -> MethodTime | None:
-        others = known(candidate)
+    def entry_of(self, candidate: Candidate, count: int) -> MethodTime | None:
+        """Measure a pass of a method and return its entry with it; `None` if the pass is known."""
+        others = self._known(candidate)
         entry = others.get(candidate.label)
-        done = counted(entry)
-        is_known = len(done) >= passes or candidate.number in {one.number for one in done}
-        if threads is None and is_known:
+        done = self._counted(entry)
+        is_known = len(done) >= self.passes or candidate.number in {one.number for one in done}
+        if self.threads is None and is_known:
             return None
-        refuse_other_threads(others, count)
+        self._refuse_other_threads(others, count)
         if is_known:
             return None
         assert candidate.spec is not None
         here = dataclasses.replace(candidate, spec=with_data_here(candidate.spec))
-        found = _pass_of(here, pairs, count, measure or in_subprocess(FUNCTION))
-        measured[str(candidate.key), candidate.label] = candidate
+        found = _pass_of(here, self.pairs, count, self.measure)
+        self._measured[str(candidate.key), candidate.label] = candidate
         kept = [] if entry is None else [one for one in entry.passes if one in done or one.number != found.number]
         return MethodTime(passes=(*kept, found))
 
-    def train(candidates: Sequence[Candidate]) -> bool:
-        wanted = [one for one in candidates if one.lacking and len(counted(known(one).get(one.label))) < passes]
-        for one in wanted:
-            refuse_other_threads(known(one), chosen)
-        return _train(folder, wanted, plugins, chosen, say_once)
+    def train(self, candidates: Sequence[Candidate]) -> bool:
+        """Train what candidates lack whose passes are not complete, and return whether any was trained."""
+        wanted = []
+        for one in candidates:
+            others = self._known(one)
+            if one.lacking and len(self._counted(others.get(one.label))) < self.passes:
+                self._refuse_other_threads(others, self.count)
+                wanted.append(one)
+        return train_again(self.folder, wanted, self.plugins, self.count, self.say_once)
 
-    complete, chosen = True, threads or _threads_of_run()
-    for number in range(passes):
-        # Later, the machine is only as busy as the passes themselves say.
-        complete &= run_pass(
-            "time", TIMES, folder, methods, chosen, busy or number > 0, entry_of, _line, say_once,
-            plugins=plugins, number=number, shuffle=True, anywhere=True, train=None if number else train,
-        )  # fmt: skip
-    for (_, label), candidate in measured.items():
-        if (count := len(counted(known(candidate).get(label)))) < passes:
-            complete = False
-            show(f"time: {label} has {count} undisturbed of {passes} passes; the same command measures the others")
-    if complete:
-        show(f"time: every method has {passes} {'pass' if passes == 1 else 'passes'}; --passes measures more")
-    times = [time for group in TIMES.read(folder) for time in group.methods.values()]
-    if busy and (disturbed := sum(one.is_disturbed for time in times for one in time.passes)):
-        show(
-            f"time: {disturbed} of the folder's passes are disturbed and give no verdict; without --busy, the same "
-            "command measures them again on a quiet machine"
-        )
-    return complete
+    def close(self, complete: bool) -> bool:
+        """Show what is missing or disturbed, and return whether every method has all of its passes."""
+        for (_, label), candidate in self._measured.items():
+            if (count := len(self._counted(self._known(candidate).get(label)))) < self.passes:
+                complete = False
+                self.show(
+                    f"time: {label} has {count} undisturbed of {self.passes} passes; the same command measures the "
+                    "others"
+                )
+        if complete:
+            passes = f"{self.passes} {'pass' if self.passes == 1 else 'passes'}"
+            self.show(f"time: every method has {passes}; --passes measures more")
+        times = [time for group in TIMES.read(self.folder) for time in group.methods.values()]
+        if self.busy and (disturbed := sum(one.is_disturbed for time in times for one in time.passes)):
+            self.show(
+                f"time: {disturbed} of the folder's passes are disturbed and give no verdict; without --busy, the same "
+                "command measures them again on a quiet machine"
+            )
+        return complete
+
+    def _known(self, candidate: Candidate) -> dict[str, MethodTime]:
+        groups = TIMES.read(self.folder)
+        return next((dict(group.methods) for group in groups if group.key == dict(candidate.key)), {})
+
+    def _counted(self, entry: MethodTime | None) -> tuple[PassTime, ...]:
+        return () if entry is None else entry.passes if self.busy else entry.sound
+
+    def _refuse_other_threads(self, others: Mapping[str, MethodTime], count: int) -> None:
+        if other := next((one.threads for one in others.values() if one.threads != count), None):
+            raise UsageError(
+                f"passes of this folder were measured with {in_words(other)}, and these would have {count}; "
+                f"type --threads {other}, or delete {self.folder / TIMES.name}"
+            )
 
 
 def drawn(label: str, number: int) -> tuple[bool, bool]:
@@ -154,53 +183,6 @@ def _threads_of_run() -> int:
     """Return the threads of a trial that runs alone."""
     text = environment(1)["OMP_NUM_THREADS"].partition(",")[0]
     return int(text) if text.isdecimal() and int(text) else available_cores()
-
-
-def _train(
-    folder: Path, wanted: Sequence[Candidate], plugins: Sequence[str], threads: int, show: Callable[[str], None]
-) -> bool:
-    """Train the trials whose states candidates lack, and those that they depend on; return whether any was trained."""
-    own: dict[str, TrialSpec] = {}
-    others: dict[str, TrialSpec] = {}
-    for one in wanted:
-        assert one.lacking is not None
-        try:
-            *before, spec = (
-                dataclasses.replace(with_data_here(spec.of_record(plugins)), callbacks=())
-                for spec in _with_others(folder, one.lacking)
-            )
-        except UsageError as error:
-            show(f"{one.label}: not trained: {error}")
-            continue
-        reason = one.reason.partition(";")[0]
-        show(f"{one.label}: {reason}; {one.trial} is trained here first, into {folder / AGAIN}")
-        own[spec.trial_id] = spec
-        others |= {other.trial_id: other for other in before}
-    if not own:
-        return False
-    store = Store(folder / AGAIN)
-    with store.lock():
-        # One that is done there is of another machine, or has lost what it lacks.
-        done = [spec for spec in own.values() if store.status(spec.trial_id) == "done"]
-        store.choose(done, "all")
-        chosen = store.choose(list((others | own).values()), "missing")
-        with listener_for(Console(), [trial for trial, _ in chosen]) as progress:
-            LocalEngine(variables={"OMP_NUM_THREADS": str(threads)}).run(chosen, progress)
-        for trial, place in chosen:
-            if (record := read_record(place) or {}).get("status") != "done":
-                show(f"{trial.trial_id}: {record.get('status', 'not trained')}: {record.get('message', '')}")
-    return True
-
-
-def _with_others(folder: Path, spec: TrialSpec) -> list[TrialSpec]:
-    """Return the specifications of the trials that a trial depends on, and its own."""
-    found = []
-    for trial_id in spec.depends_on.values():
-        record = read_record(folder / "trials" / trial_id)
-        if record is None or "spec" not in record:
-            raise UsageError(f"it depends on {trial_id}, which is not in the folder")
-        found += _with_others(folder, TrialSpec.from_json(record["spec"]))
-    return [*found, spec]
 
 
 def _pass_of(candidate: Candidate, pairs: int, threads: int, measure: Measure) -> PassTime:

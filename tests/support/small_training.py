@@ -105,3 +105,31 @@ def small_trainer(method, recipe=RECIPE, model=None, train_images=64, **options)
     splits = Splits(train=train, test=SmallBatches(40, seed=2, shuffle=False))
     defaults = {"input_shape": SHAPE, "num_classes": CLASSES, "seed": 0, "device": torch.device("cpu")}
     return Trainer(model, method, recipe, splits, **(defaults | options))
+
+
+def without_times(record):
+    return {key: value for key, value in record.items() if not key.endswith("time_s")}
+
+
+def assert_it_resumes(build):
+    """Train, and resume from each checkpoint: weights and records are those of the whole training.
+
+    Args:
+        build: Returns a trainer with the given callbacks.
+
+    Returns:
+        The whole training, and the resumed ones in order.
+    """
+    records, states, resumed = [], Checkpoints(), []
+    whole = build(on_epoch=records.append, on_checkpoint=states.keep)
+    whole.fit()
+    for done, state in enumerate(states, start=1):
+        again = []
+        resumed.append(build(on_epoch=again.append))
+        resumed[-1].load_state_dict(state)
+        resumed[-1].fit()
+        for name, tensor in whole.model.state_dict().items():
+            assert torch.equal(resumed[-1].model.state_dict()[name], tensor), (done, name)
+        assert [without_times(one) for one in again] == [without_times(one) for one in records[done:]]
+    assert resumed
+    return whole, resumed

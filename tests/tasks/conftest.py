@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -59,15 +58,3 @@ def small_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallArchi
 @pytest.fixture
 def task() -> CIFAR10:
     return CIFAR10()
-
-
-# Read before any test changes HOME.
-REAL_DATA = Path(os.environ.get("PDT_DATA", "~/.cache/pdt-data")).expanduser()
-
-
-@pytest.fixture
-def real_data() -> Path:
-    """The data root of this machine, if it contains the unpacked JPEG copy."""
-    if not (REAL_DATA / "cifar10" / "train" / "airplane").is_dir():
-        pytest.skip(f"{REAL_DATA} has no cifar10/train: unpack shared/data there, or set PDT_DATA")
-    return REAL_DATA

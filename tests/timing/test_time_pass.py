@@ -33,7 +33,7 @@ from suite.runs.folder import store
 from suite.runs.folder.records import write_record
 from suite.runs.folder.times import TIMES, PassTime
 from suite.task import DataCopy
-from suite.timing import steps, time_pass
+from suite.timing import again, steps, time_pass
 from suite.training.hooks import Hooks
 from tasks.digits import Digits
 
@@ -363,7 +363,7 @@ def here(monkeypatch):
                 machine = {"hardware_id": candidates.this_machine("cpu")["hardware_id"]}
                 write_record(folder, trial, "done", result=record["result"], provenance=record["provenance"] | machine)
 
-    monkeypatch.setattr(time_pass, "LocalEngine", Engine)
+    monkeypatch.setattr(again, "LocalEngine", Engine)
     return names
 
 
@@ -624,7 +624,7 @@ def test_threads_of_run_may_be_those_of_the_environment(monkeypatch):
 
 def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_path, monkeypatch, lines, here):
     out = without_states(shrinking, tmp_path / "out")
-    monkeypatch.setattr(time_pass.LocalEngine, "run", lambda self, trials, progress: None)
+    monkeypatch.setattr(again.LocalEngine, "run", lambda self, trials, progress: None)
     assert not time_pass.run(out, measure=invented, show=lines.append)
     assert lines[1] == f"{TRIAL.trial_id}: not trained: "
     assert "prunetrain: not measured: no stages: " in lines[2]

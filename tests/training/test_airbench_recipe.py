@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_methods import Nothing
-from small_training import RECIPE, SHAPE, Checkpoints, SmallBatches, small_trainer
-from test_trainer import without_times
+from small_training import RECIPE, SHAPE, SmallBatches, assert_it_resumes, small_trainer
 
 from suite.cost.flops import PRODUCTS, count_layers
 from suite.errors import UsageError
@@ -123,18 +122,9 @@ class BeginsAgain(Method):
 @pytest.mark.parametrize("method", [Nothing, Cuts, BeginsAgain])
 def test_a_training_with_a_frozen_parameter_resumes_bit_for_bit(method):
     recipe = dataclasses.replace(AIRBENCH, lookahead_steps=0)
-    records, states = [], Checkpoints()
-    whole = airbench_trainer(method(), recipe, on_epoch=records.append, on_checkpoint=states.keep)
-    whole.fit()
-    for done, state in enumerate(states, start=1):
-        again = []
-        resumed = airbench_trainer(method(), recipe, on_epoch=again.append)
-        resumed.load_state_dict(state)
-        resumed.fit()
-        for name, tensor in whole.model.state_dict().items():
-            assert torch.equal(resumed.model.state_dict()[name], tensor), (done, name)
-        assert [without_times(one) for one in again] == [without_times(one) for one in records[done:]]
-        assert resumed.ledger.to_csv(done) == whole.ledger.to_csv(done)
+    whole, resumed = assert_it_resumes(lambda **callbacks: airbench_trainer(method(), recipe, **callbacks))
+    for done, one in enumerate(resumed, start=1):
+        assert one.ledger.to_csv(done) == whole.ledger.to_csv(done)
 
 
 def test_freezing_begins_an_interval_with_fewer_data_gradients():

@@ -15,8 +15,8 @@ from small_methods import (
     Replans,
     Shrinks,
 )
-from small_training import CLASSES, SHAPE, Checkpoints, SmallBatches, small_net
-from test_trainer import FIVE, without_times
+from small_training import CLASSES, SHAPE, Checkpoints, SmallBatches, small_net, without_times
+from test_trainer import FIVE
 
 from suite.method import EMPTY_PLAN, OpPlan
 from suite.network.random_keys import KeyBuffer

@@ -8,8 +8,7 @@ import io
 
 import pytest
 import torch
-from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_trainer
-from test_trainer import without_times
+from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_trainer, without_times
 from torch import nn
 
 from methods.dense import Dense

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 import torch
 from small_methods import METHODS, Decays, Nothing, Replans, Shrinks
-from small_training import RECIPE, Checkpoints, small_net, small_trainer
-from test_trainer import without_times
+from small_training import RECIPE, Checkpoints, small_net, small_trainer, without_times
 from torch import nn
 
 from suite.method import Method, OpPlan

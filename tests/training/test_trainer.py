@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_methods import METHODS, Decays, Nothing, RandomChannels, Replans, Shrinks, WeightMask
-from small_training import RECIPE, Checkpoints, small_net, small_trainer, steps_by_hand
+from small_training import RECIPE, Checkpoints, small_net, small_trainer, steps_by_hand, without_times
 from torch import nn
 
 from suite.method import Method, OpPlan, ReconfigPlan
@@ -15,10 +15,6 @@ from suite.training.optimizer_state import make_optimizer
 from suite.training.parts.losses import Diverged
 
 FIVE = dataclasses.replace(RECIPE, epochs=5)
-
-
-def without_times(record):
-    return {key: value for key, value in record.items() if not key.endswith("time_s")}
 
 
 def trained(record):

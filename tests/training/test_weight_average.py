@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 import torch
 from small_methods import Nothing, Replans, Shrinks, SkipsOdd, WeightMask
-from small_training import RECIPE, Checkpoints, small_net, small_trainer, steps_by_hand
-from test_trainer import without_times
+from small_training import RECIPE, assert_it_resumes, small_net, small_trainer, steps_by_hand
 
 from suite.errors import UsageError
 from suite.method import Method, ReconfigPlan
@@ -83,17 +82,7 @@ def test_lookahead_equals_a_loop_written_by_hand():
 @pytest.mark.parametrize("method", [Nothing, Replans, Shrinks])
 @pytest.mark.parametrize("recipe", [AVERAGED, LOOKAHEAD])
 def test_a_training_with_an_average_resumes_bit_for_bit(method, recipe):
-    records, states = [], Checkpoints()
-    whole = small_trainer(method(), recipe, on_epoch=records.append, on_checkpoint=states.keep)
-    whole.fit()
-    for done, state in enumerate(states, start=1):
-        again = []
-        resumed = small_trainer(method(), recipe, on_epoch=again.append)
-        resumed.load_state_dict(state)
-        resumed.fit()
-        for name, tensor in whole.model.state_dict().items():
-            assert torch.equal(resumed.model.state_dict()[name], tensor), (done, name)
-        assert [without_times(one) for one in again] == [without_times(one) for one in records[done:]]
+    assert_it_resumes(lambda **callbacks: small_trainer(method(), recipe, **callbacks))
 
 
 class Cuts(Method):

@@ -1,0 +1,76 @@
+"""Trains a trial again, into a folder of its own, because the states from which its steps are timed are not here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from suite.errors import UsageError
+from suite.passes.candidates import AGAIN, Candidate
+from suite.runs.building import with_data_here
+from suite.runs.engines.local import LocalEngine
+from suite.runs.folder.records import read_record
+from suite.runs.folder.store import Store
+from suite.runs.progress.listeners import listener_for
+from suite.runs.spec import TrialSpec
+
+
+def train_again(
+    folder: Path, wanted: Sequence[Candidate], plugins: Sequence[str], threads: int, show: Callable[[str], None]
+) -> bool:
+    """Train what candidates lack, and the trials that it depends on.
+
+    Args:
+        folder: Folder of the suite.
+        wanted: Candidates with `lacking`.
+        plugins: Plugin files that the user has typed.
+        threads: Threads of the training, as of the passes.
+        show: Function that prints a line.
+
+    Returns:
+        Whether any was to be trained; how each ended is shown if it is not done.
+    """
+    own: dict[str, TrialSpec] = {}
+    others: dict[str, TrialSpec] = {}
+    for one in wanted:
+        assert one.lacking is not None
+        try:
+            *before, spec = (
+                dataclasses.replace(with_data_here(spec.of_record(plugins)), callbacks=())
+                for spec in _with_others(folder, one.lacking)
+            )
+        except UsageError as error:
+            show(f"{one.label}: not trained: {error}")
+            continue
+        reason = one.reason.partition(";")[0]
+        show(f"{one.label}: {reason}; {one.trial} is trained here first, into {folder / AGAIN}")
+        own[spec.trial_id] = spec
+        others |= {other.trial_id: other for other in before}
+    if not own:
+        return False
+    store = Store(folder / AGAIN)
+    with store.lock():
+        # One that is done there is of another machine, or has lost what it lacks.
+        done = [spec for spec in own.values() if store.status(spec.trial_id) == "done"]
+        store.choose(done, "all")
+        chosen = store.choose(list((others | own).values()), "missing")
+        with listener_for(Console(), [trial for trial, _ in chosen]) as progress:
+            LocalEngine(variables={"OMP_NUM_THREADS": str(threads)}).run(chosen, progress)
+        for trial, place in chosen:
+            if (record := read_record(place) or {}).get("status") != "done":
+                show(f"{trial.trial_id}: {record.get('status', 'not trained')}: {record.get('message', '')}")
+    return True
+
+
+def _with_others(folder: Path, spec: TrialSpec) -> list[TrialSpec]:
+    """Return the specifications of the trials that a trial depends on, and its own."""
+    found = []
+    for trial_id in spec.depends_on.values():
+        record = read_record(folder / "trials" / trial_id)
+        if record is None or "spec" not in record:
+            raise UsageError(f"it depends on {trial_id}, which is not in the folder")
+        found += _with_others(folder, TrialSpec.from_json(record["spec"]))
+    return [*found, spec]
