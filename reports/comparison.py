@@ -77,7 +77,7 @@ class Comparison:
     """
 
     differences: tuple[Difference, ...]
-    only: tuple[tuple[str, ...], tuple[str, ...]]
+    only: tuple[tuple[Trial, ...], tuple[Trial, ...]]
 
 
 def compare(first: Records, second: Records) -> Comparison:
@@ -93,7 +93,7 @@ def compare(first: Records, second: Records) -> Comparison:
                 names |= {trial.name for trial in trials if seed_of(trial) in set(map(seed_of, others))}
     only = [
         tuple(
-            trial.name
+            trial
             for recipes in side.values()
             for trials in recipes.values()
             for trial in trials
@@ -225,8 +225,10 @@ def tables(found: Comparison) -> list[Table]:
         result.append(Table("changes", "What differs", tuple(Column(text, numeric=False) for text in texts), body))
     for name, trials in zip(("first", "second"), found.only, strict=True):
         if trials:
-            names = tuple((Cell(trial, code=True),) for trial in trials)
-            result.append(Table(f"only-{name}", f"Only in the {name} folder", (Column("Trial", numeric=False),), names))
+            columns = (Column("Method", numeric=False), Column("Seed"), Column("Trial", numeric=False))
+            cells = ((label(trial), str(seed_of(trial)), trial.name) for trial in trials)
+            lines = tuple((Cell(method, code=True), Cell(seed), Cell(own, code=True)) for method, seed, own in cells)
+            result.append(Table(f"only-{name}", f"Only in the {name} folder", columns, lines))
     return result
 
 
@@ -296,6 +298,6 @@ def as_json(found: Comparison) -> dict[str, Any]:
             }
             for one in found.differences
         ],
-        "only_first": list(found.only[0]),
-        "only_second": list(found.only[1]),
+        "only_first": [trial.name for trial in found.only[0]],
+        "only_second": [trial.name for trial in found.only[1]],
     }  # fmt: skip

@@ -71,7 +71,12 @@ def write_outcome(
             changed=tuple(recipe),
             alone=tuple(reproduction.published.group(group) for group in reproduction.also),
             unrun=tuple(unrun),
-            remarks=(*nothing_pruned(behind), *outcome.remarks, *doubts_about_times(compared, behind)),
+            remarks=(
+                *smoke_test(behind),
+                *nothing_pruned(behind),
+                *outcome.remarks,
+                *doubts_about_times(compared, behind),
+            ),
             notes=tuple(f"{group.place}: {note}" for group in published for note in group.notes),
             provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, held.source, command)))),
         ),
@@ -88,6 +93,13 @@ def other_networks(parts: Sequence[Part], trials: Mapping[str, Mapping[str, Sequ
                 if part.model and trial.text("model") != part.model:
                     found[f"the network {trial.text('model')} in place of {part.model}"] = None
     return [*found]
+
+
+def smoke_test(trials: Sequence[Any]) -> list[str]:
+    """Return one line if these trials are a smoke test."""
+    if not any(trial.text("preset") == "smoke" for trial in trials):
+        return []
+    return ["**A smoke test** shows that everything runs; its numbers compare nothing with the paper."]
 
 
 def nothing_pruned(trials: Sequence[Any]) -> list[str]:

@@ -72,7 +72,7 @@ def read_list(text: str, option: str) -> list[Request]:
 
 
 def _read_item(item: str) -> Request:
-    matched = re.fullmatch(r"((?:\w+/)?\w+)(?:\[(.*)\])?", item, flags=re.DOTALL)
+    matched = re.fullmatch(r"((?:\w+/)?[\w-]+)(?:\[(.*)\])?", item, flags=re.DOTALL)
     if matched is None:
         raise UsageError(f"'{item}': expected name or name[key=value,...]")
     name, inside = matched.groups()

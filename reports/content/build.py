@@ -22,7 +22,7 @@ from reports.content.remarks import (
 )
 from reports.content.tables import group_tables, verdict_table
 from reports.content.targets import TargetRequest, target_sections
-from reports.content.verdict import Setting, main_cost, smoke_verdict, verdict
+from reports.content.verdict import Setting, main_cost, smoke_verdict, verdict, word
 from reports.content.why.sections import why_sections
 from reports.data.budget import epochs, fold_budgets
 from reports.data.chance import facts
@@ -40,6 +40,7 @@ from reports.data.method_rows import MethodRow, method_rows, repeated_seeds
 from reports.data.pooling import pool_machines
 from reports.data.records import Records, Trial
 from reports.data.verdict import COSTS, Answers, answer, evidence, margins
+from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from suite.files import clean
@@ -130,12 +131,17 @@ def _group(
         rows, slug, {cost: evidence(group, (), cost).budgets for cost in COSTS}
     )
     curves, missing_curves = curve_figures(rows, slug)
+    gains = None
     is_smoke = answers is None
     caution = "" if is_smoke else chance_caution(rows)
     images = max((facts(trial)[1] for row in rows for trial in row.done), default=0)
     is_ieee = group.key["arithmetic"] != FLUSH
     setting_of = Setting(epochs(group), declared, images, not caution, is_ieee, out_option(records.folder))
     first = main_cost(rows)
+    if answers is not None:
+        judged, margin = answers[first], setting_of.margin
+        words = {one.candidate.label: word(one, margin) for one in judged.judged}
+        gains = gain_figure(rows, judged, words, first, margin, slug)
     verdicts = {
         cost: verdict_table(
             rows, None if answers is None else answers[cost], cost, setting_of.margin, f"{slug}-{cost}",
@@ -170,7 +176,7 @@ def _group(
         tables=(*further, *group_tables(rows, slug, device), *budget_table(group, slug))
         if any(row.done for row in rows)
         else (),
-        tradeoff_figures=tuple(tradeoffs),
+        tradeoff_figures=(*filter(None, (gains,)), *tradeoffs),
         curve_figures=tuple(curves),
         missing_figures=(*missing_tradeoffs, *missing_curves),
         summary=verdicts[first],

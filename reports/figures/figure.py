@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -19,7 +17,6 @@ class Figure:
         inline: SVG that follows the light or dark scheme of the page.
         standalone: SVG file on a light background.
         wide: Whether the figure takes the whole width of the page.
-        interactive: Traces and layout for plotly.js (`reports.figures.interactive`); empty for a static figure.
     """
 
     name: str
@@ -29,4 +26,3 @@ class Figure:
     inline: str
     standalone: str
     wide: bool = False
-    interactive: Mapping[str, Any] = field(default_factory=dict)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib.figure
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+import pandas as pd
+import seaborn
 
 from reports.data.groups import seed_of
 from reports.data.method_rows import MethodRow
@@ -21,7 +21,6 @@ _MAX_WRITTEN_COLUMNS = 12
 # Smaller changes of density are rounding, or the few weights that are zero in any network.
 _CHANGE = 0.01
 _INCHES_PER_LETTER = 0.085  # of the names of layers, which are of nine points or less
-_GAP = 0.06  # inches between an axis and its labels
 _COLOURS = "cividis"
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # labels of the colour scale
 
@@ -102,64 +101,36 @@ def _draw(
     starts = [0] + [
         column for column in range(1, len(epochs)) if not np.allclose(values[:, column], values[:, column - 1])
     ]
-    edges = np.array([epochs[column] - 0.5 for column in starts] + [epochs[-1] + 0.5])
     alt = f"{title}, seed {seed_of(trial)}. At the end: " + "; ".join(
         f"{layer} {texts[-1]} ({100 * shares[layer][-1]:.0f} %)" for layer, texts in written.items()
     )
+    spans = [_span(epochs, start, end) for start, end in zip(starts, [*starts[1:], len(epochs)], strict=True)]
+    few = len(starts) <= _MAX_WRITTEN_COLUMNS
+    texts = np.array([[layer[column] for column in starts] for layer in written.values()])
+    share_of = "Share of original channels" if what == "Output channels" else "Share of nonzero weights"
     with svg.style():
-        # The margins are computed here, and labels are texts: to measure all labels, and to make ticks, takes most of
-        # the time that a map with ordinary axes needs.
+        # The margins are computed here: to measure all labels takes most of the time that a map needs.
         width, height = 8.6, 1.2 + 0.22 * len(shares)
         left = 0.5 + _INCHES_PER_LETTER * max(map(len, shares))
-        bottom, top = 0.6 / height, 1 - 0.15 / height
         figure = matplotlib.figure.Figure(figsize=(width, height))
-        axes = figure.add_axes((left / width, bottom, 1 - (left + 1.3) / width, top - bottom))
-        # One small image: as paths, the cells of a long training take ten times as long to draw and to show.
-        axes.imshow(values, cmap=_COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="none",
-                    extent=(edges[0], edges[-1], len(shares), 0))  # fmt: skip
-        if len(starts) <= _MAX_WRITTEN_COLUMNS:
-            _write_cells(axes, edges, list(written.values()), values, starts)
-        epochs_axis = MaxNLocator(integer=True).tick_values(edges[0], edges[-1])
-        shown = [epoch for epoch in epochs_axis if edges[0] <= epoch <= edges[-1]]
-        _label(axes, [(epoch, f"{epoch:.0f}") for epoch in shown], "bottom")
-        _label(axes, [(line + 0.5, layer) for line, layer in enumerate(shares)], "left")
+        margins = {"left": left / width, "right": 1 - 0.75 / width, "bottom": 0.6 / height, "top": 1 - 0.15 / height}
+        axes, scale = figure.subplots(1, 2, width_ratios=(35, 1), gridspec_kw={**margins, "wspace": 0.03})
+        seaborn.heatmap(
+            pd.DataFrame(values[:, starts], [*shares], spans), vmin=0, vmax=1, cmap=_COLOURS, ax=axes, cbar_ax=scale,
+            annot=texts if few else None, fmt="", annot_kws={"size": 8}, yticklabels=1,
+            cbar_kws={"label": share_of, "ticks": _SHARES}, rasterized=not few,
+        )  # fmt: skip
+        axes.collections[0].set_edgecolor("face")  # otherwise the page shows through between cells
+        axes.tick_params(length=0, rotation=0)
+        scale.tick_params(length=0)
         began = "; 0: before the first cut" if epochs[0] == 0 else ""
-        figure.text((1 + (left - 1.3) / width) / 2, 0.12 / height, f"Epoch (shapes at its end{began})", ha="center")
-        figure.text(0.12 / width, (bottom + top) / 2, "Layer", rotation=90, va="center")
-        scale = figure.add_axes((1 - 1.15 / width, bottom, 0.2 / width, top - bottom))
-        scale.imshow(np.linspace(1, 0, 256)[:, None], cmap=_COLOURS, aspect="auto", extent=(0, 1, 0, 1))
-        _label(scale, [(share, f"{share:.2f}") for share in _SHARES], "right")
-        share_of = "Share of original channels" if what == "Output channels" else "Share of nonzero weights"
-        figure.text(1 - 0.3 / width, (bottom + top) / 2, share_of, rotation=90, va="center")
+        axes.set(xlabel=f"Epoch (shapes at its end{began})", ylabel="Layer")
         inline, standalone = svg.render(figure, name, title, alt)
     caption = f"One trial, seed {seed_of(trial)}: {trial.name}. A cell spans the epochs in which nothing changed."
     return Figure(name, title, alt, caption, inline, standalone, wide=True)
 
 
-def _write_cells(
-    axes: Axes, edges: np.ndarray, written: Sequence[Sequence[str]], values: np.ndarray, starts: Sequence[int]
-) -> None:
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    for line, texts in enumerate(written):
-        for position, column in enumerate(starts):
-            centre = (edges[position] + edges[position + 1]) / 2
-            # The lower half of the colour map is dark. The cells are the same in the light and the dark scheme.
-            ink = "#000000" if values[line, column] > 0.55 else "#ffffff"
-            figure.text(centre, line + 0.5, texts[column], transform=axes.transData, ha="center", va="center",
-                        fontsize=8, color=ink)  # fmt: skip
-
-
-def _label(axes: Axes, labels: Sequence[tuple[float, str]], side: Literal["bottom", "left", "right"]) -> None:
-    """Write texts next to axes that are not drawn themselves, each at its position on the axis along this side."""
-    axes.set_axis_off()
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    size = axes.get_position().size * figure.get_size_inches()
-    for position, text in labels:
-        if side == "bottom":
-            figure.text(position, -_GAP / size[1], text, transform=axes.get_xaxis_transform(), ha="center", va="top",
-                        fontsize=8.5)  # fmt: skip
-        else:
-            edge, ha = (-_GAP / size[0], "right") if side == "left" else (1 + _GAP / size[0], "left")
-            figure.text(edge, position, text, transform=axes.get_yaxis_transform(), ha=ha, va="center", fontsize=8.5)
+def _span(epochs: Sequence[int], start: int, end: int) -> str:
+    """Return the epochs of a column, from number `start` to before number `end`."""
+    first, last = epochs[start], epochs[end - 1]
+    return str(first) if first == last else f"{first}–{last}"

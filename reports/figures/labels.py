@@ -133,7 +133,7 @@ def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], *, lines: bool) 
             [],
             color=svg.colour(look.colour),
             marker=svg.marker(look.marker),
-            linestyle=svg.dash(look.dash) if lines else "none",
+            linestyle=((0, svg.dash(look.dash)) if svg.dash(look.dash) else "-") if lines else "none",
             label=names[label],
         )
         for label, look in methods

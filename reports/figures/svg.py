@@ -7,15 +7,17 @@ CSS variables of the page (inline) or by the colours of the light scheme (file).
 from __future__ import annotations
 
 import io
+import json
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex, to_rgb
@@ -37,8 +39,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "h", "*")
 # Shades: the grey that a dark and a light colour are mixed with, and its share. No light colour becomes lighter.
 _SHADES = (((0.0, 0.0), (0.0, 0.0)), ((1.0, 0.4), (0.0, 0.25)), ((0.0, 0.35), (0.0, 0.45)))
 _LUMINANCE, _LIGHT_COLOUR = (0.2126, 0.7152, 0.0722), 0.6
-# Dotted lines are reserved for disturbed times.
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (6, 2, 1.5, 2)), (0, (10, 2.5)))
+# As seaborn takes them: empty for a solid line. Dotted lines are reserved for disturbed times.
+DASHES: tuple[Any, ...] = ("", (5, 2), (6, 2, 1.5, 2), (10, 2.5))
+_HOVER = "hover:"
 _LONG_TITLE = 45  # characters; longer titles of axes get a second line
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -110,6 +113,14 @@ def dash(index: int) -> Any:
     return DASHES[index % len(DASHES)]
 
 
+def hover(artist: Artist, texts: Iterable[str]) -> None:
+    """Give each mark of an artist a text, in the order of its points, or a single one to the artist as a whole.
+
+    Browsers show it when the pointer is on the mark. It is kept in the id of the artist until `render`.
+    """
+    artist.set_gid(_HOVER + json.dumps(list(texts)))
+
+
 def say_where_axes_start(axes: Axes) -> None:
     """Add to the titles of axes that do not start at 0 that they do not. Set titles and limits before."""
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
@@ -145,6 +156,7 @@ def render(figure: Figure, name: str, title: str, alt: str) -> tuple[str, str]:
     for child in list(root):
         if child.tag.endswith("metadata"):
             root.remove(child)
+    _add_texts(root)
     _prefix_ids(root, name)
     _describe(root, name, title, alt)
     inline = _text(_without_namespaces(root), _INLINE)
@@ -152,6 +164,28 @@ def render(figure: Figure, name: str, title: str, alt: str) -> tuple[str, str]:
     root.insert(2, background)
     root.set("xmlns", "http://www.w3.org/2000/svg")
     return inline, _text(root, _LIGHT) + "\n"
+
+
+def _add_texts(root: ElementTree.Element) -> None:
+    """Give the marks of artists the texts that `hover` has put into their ids."""
+    for group in root.iter():
+        if not group.get("id", "").startswith(_HOVER):
+            continue
+        texts = json.loads(group.attrib.pop("id").removeprefix(_HOVER))
+        marks = [group] if len(texts) == 1 else [*_marks(group)]
+        for mark, text in zip(marks, texts, strict=True):
+            title = ElementTree.Element("title")
+            title.text = text
+            mark.insert(0, title)
+
+
+def _marks(group: ElementTree.Element) -> Iterator[ElementTree.Element]:
+    for child in group:
+        tag = child.tag.rpartition("}")[2]
+        if tag in ("path", "use"):
+            yield child
+        elif tag != "defs":
+            yield from _marks(child)
 
 
 def _prefix_ids(root: ElementTree.Element, name: str) -> None:

@@ -6,19 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib.figure
+import pandas as pd
 from matplotlib.axes import Axes
 
 from reports import formatting
 from reports.data.disturbed_times import DISTURBED, is_disturbed, mark_disturbed
 from reports.data.estimates import Estimate, Quantity, estimate
+from reports.data.groups import Look
 from reports.data.method_rows import MethodRow, all_timed
 from reports.data.records import Trial
 from reports.data.rule import Budget
 from reports.data.verdict import Cost
 from reports.figures import svg
 from reports.figures.figure import Figure
-from reports.figures.interactive import Plot, Spread
-from reports.figures.labels import add_legend, is_long, short_names
+from reports.figures.labels import add_legend, is_long
+from reports.figures.marks import draw_points
+
+# An interval: half-widths below and above, or `None`.
+Spread = tuple[float, float] | None
 
 SIZE = (5.6, 3.7)
 _MEANS = "Small markers: single trials. Large hollow markers: means over seeds"
@@ -212,36 +217,29 @@ def _scatter(
     name: str,
 ) -> Figure:
     alts, means = [], [(cost, accuracy) for cost, accuracy, _ in budget]
-    names = short_names([row.label for row, _ in methods])
     dense = next((_mean_over_seeds(points, "cost").mean for row, points in methods if row.is_baseline), None)
     crossed: list[tuple[float, float]] = []
     lows: list[tuple[float, float]] = [(accuracy, accuracy) for _, accuracy, _ in budget]
-    plot = Plot()
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
         axes = figure.add_subplot()
+        _draw_trials(axes, methods, axis.unit)
         for row, points in methods:
             x, y = _mean_over_seeds(points, "cost"), _accuracy(row, points)
             means.append((x.mean, y.mean))
             x_spread, y_spread = _spreads(axis, row, x, y, dense)
-            _draw_method(axes, row, points, (x.mean, y.mean), x_spread, y_spread)
             lowest = min([y.mean - (y_spread[0] if y_spread else 0.0), *(point.accuracy for point in points)])
             lows.append((y.mean, lowest))
             disturbed = [(point.cost, point.accuracy) for point in points if point.disturbed]
             if disturbed:
                 crossed += [*disturbed, (x.mean, y.mean)]
                 _draw_crosses(axes, disturbed, (x.mean, y.mean))
-            hover = [_hover(row, point, axis.unit) for point in points]
-            costs, accuracies = [point.cost for point in points], [point.accuracy for point in points]
-            plot.points(names[row.label], row.look, costs, accuracies, hover)
             alts.append(mark_disturbed(f"{row.label}: {y.mean:.2f} % at {x.mean:.3g} {axis.unit}", bool(disturbed)))
-            summary = [row.label, f"mean of {row.seeds} {'seed' if row.seeds == 1 else 'seeds'}", alts[-1].removeprefix(
-                f"{row.label}: ")]  # fmt: skip
-            plot.mean(names[row.label], row.look, x.mean, y.mean, x_spread, y_spread, summary)
+            seeds = f"mean of {row.seeds} {'seed' if row.seeds == 1 else 'seeds'}"
+            text = f"{row.label}\n{seeds}\n{alts[-1].removeprefix(f'{row.label}: ')}"
+            _draw_mean(axes, row.look, (x.mean, y.mean), x_spread, y_spread, text)
         front = [] if crossed else pareto_line(means)
-        _draw_references(axes, plot, budget, front, axis.unit)
-        if crossed:
-            plot.crosses(*zip(*crossed, strict=True))
+        _draw_references(axes, budget, front, axis.unit)
         warning = f"; ×: {DISTURBED}, not reliable" if crossed else ""
         axes.set(xlabel=f"{axis.label} ({axis.unit}){warning}", ylabel="Test accuracy, measured (%)")
         axes.margins(_MARGIN)
@@ -254,7 +252,7 @@ def _scatter(
             low, high = edge - 0.3 * (high - edge), high + _MARGIN * (high - edge)
         axes.set_ylim(max(low, 0.0), min(high, 100.0))
         below = [(row, place) for (row, _), place in zip(methods, means[len(budget) :], strict=True) if place[1] < low]
-        _draw_below(axes, plot, below)
+        _draw_below(axes, below)
         left, right = axes.get_xlim()
         most = max(cost for cost, _ in [*means, *((point.cost, 0.0) for _, points in methods for point in points)])
         axes.set_xlim(max(left, 0.0), min(right, _LARGEST_INTERVAL * most))
@@ -268,7 +266,7 @@ def _scatter(
         f"{_BUDGET} {axis.line_note}" if budget else "", _PARETO if len(front) > 1 else "", _BELOW if below else "",
     )  # fmt: skip
     caption, wide = " ".join(filter(None, parts)), is_long(len(methods))
-    return Figure(name, axis.title, alt, caption, inline, standalone, wide, plot.figure(axes, at_side=wide))
+    return Figure(name, axis.title, alt, caption, inline, standalone, wide)
 
 
 def lower_edge(lows: Sequence[tuple[float, float]]) -> float | None:
@@ -288,7 +286,7 @@ def lower_edge(lows: Sequence[tuple[float, float]]) -> float | None:
     return None
 
 
-def _draw_below(axes: Axes, plot: Plot, below: Sequence[tuple[MethodRow, tuple[float, float]]]) -> None:
+def _draw_below(axes: Axes, below: Sequence[tuple[MethodRow, tuple[float, float]]]) -> None:
     """Draw means that are below the axis at its lower edge, with their accuracies."""
     for row, (cost, accuracy) in below:
         at_edge = axes.get_xaxis_transform()
@@ -296,26 +294,22 @@ def _draw_below(axes: Axes, plot: Plot, below: Sequence[tuple[MethodRow, tuple[f
                   markerfacecolor="none", markeredgecolor=svg.colour(row.look.colour), markeredgewidth=1.7)  # fmt: skip
         text = f"↓ {accuracy:.1f} %"
         axes.text(cost, 0.075, text, transform=at_edge, ha="center", va="bottom", fontsize=8.5)
-        plot.below(text, cost)
 
 
 def _draw_references(
     axes: Axes,
-    plot: Plot,
     budget: Sequence[tuple[float, float, str]],
     front: Sequence[tuple[float, float]],
     unit: str,
 ) -> None:
     """Draw dense training for fewer epochs, and the Pareto line, where they have several points."""
     if budget:
-        line = [(x, y) for x, y, _ in budget]
-        axes.plot(*zip(*line, strict=True), color=svg.INK, linestyle="--", marker=".", linewidth=1.1, zorder=2)
-        hover = [["dense", text, f"{y:.2f} % at {x:.3g} {unit}"] for x, y, text in budget]
-        plot.reference("dense, fewer epochs", line, hover, steps=False)
+        xs, ys, _ = zip(*budget, strict=True)
+        axes.plot(xs, ys, color=svg.INK, linestyle="--", linewidth=1.1, zorder=2)
+        marks = axes.scatter(xs, ys, color=svg.INK, s=12, linewidth=0, zorder=2)
+        svg.hover(marks, [f"dense\n{text}\n{y:.2f} % at {x:.3g} {unit}" for x, y, text in budget])
     if len(front) > 1:
         axes.step(*zip(*front, strict=True), where="post", color=svg.MUTED, linewidth=0.8, zorder=1)
-        hover = [["Pareto line", f"{y:.2f} % at {x:.3g} {unit}"] for x, y in front]
-        plot.reference("Pareto line", front, hover, steps=True)
 
 
 def _spreads(axis: _Axis, row: MethodRow, x: Estimate, y: Estimate, dense: float | None) -> tuple[Spread, Spread]:
@@ -333,28 +327,31 @@ def _both(half_width: float | None) -> Spread:
     return None if half_width is None else (half_width, half_width)
 
 
-def _hover(row: MethodRow, point: _Point, unit: str) -> list[str]:
+def _draw_trials(axes: Axes, methods: Sequence[tuple[MethodRow, Sequence[_Point]]], unit: str) -> None:
+    frame = pd.DataFrame(
+        {"method": row.label, "cost": point.cost, "accuracy": point.accuracy, "text": _text(row, point, unit)}
+        for row, points in methods
+        for point in points
+    )
+    draw_points(axes, frame, "cost", "accuracy", {row.label: row.look for row, _ in methods}, s=22, alpha=0.65)
+
+
+def _text(row: MethodRow, point: _Point, unit: str) -> str:
     seed = "seed not recorded" if point.seed is None else f"seed {point.seed:g}"
     cost = mark_disturbed(f"{point.cost:.4g} {unit}", point.disturbed)
-    return [row.label, point.trial, seed, f"accuracy {point.accuracy:.2f} %", f"cost {cost}"]
+    return f"{row.label}\n{point.trial}\n{seed}\naccuracy {point.accuracy:.2f} %\ncost {cost}"
 
 
-def _draw_method(
-    axes: Axes,
-    row: MethodRow,
-    points: Sequence[_Point],
-    mean: tuple[float, float],
-    x_spread: Spread,
-    y_spread: Spread,
+def _draw_mean(
+    axes: Axes, look: Look, mean: tuple[float, float], x_spread: Spread, y_spread: Spread, text: str
 ) -> None:
-    colour, marker = svg.colour(row.look.colour), svg.marker(row.look.marker)
-    xs, ys = [point.cost for point in points], [point.accuracy for point in points]
-    axes.scatter(xs, ys, color=colour, marker=marker, s=22, alpha=0.65, linewidth=0)
+    colour = svg.colour(look.colour)
     x_error, y_error = ([[one] for one in spread] if spread else None for spread in (x_spread, y_spread))
     axes.errorbar(*mean, xerr=x_error, yerr=y_error, color=colour, fmt="none", capsize=2.5, elinewidth=1.1, zorder=3)
     # Hollow, so that methods with equal accuracy and cost do not hide each other.
-    axes.plot(*mean, linestyle="none", marker=marker, markersize=9.5, markerfacecolor="none", markeredgecolor=colour,
-              markeredgewidth=1.7, zorder=3)  # fmt: skip
+    (mark,) = axes.plot(*mean, linestyle="none", marker=svg.marker(look.marker), markersize=9.5, markerfacecolor="none",
+                        markeredgecolor=colour, markeredgewidth=1.7, zorder=3)  # fmt: skip
+    svg.hover(mark, [text])
 
 
 def _draw_crosses(axes: Axes, places: Sequence[tuple[float, float]], mean: tuple[float, float]) -> None:

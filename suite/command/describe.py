@@ -7,6 +7,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from docstring_parser import DocstringStyle, parse
@@ -17,6 +18,7 @@ from suite.command.describe_runs import describe_preset, describe_reproduction, 
 from suite.command.options.parser import Parser, program_name
 from suite.declarations import KINDS
 from suite.errors import UsageError, nearest
+from suite.files import read_path
 from suite.parameters import REQUIRED, allowed, search_of, show, type_name
 from suite.recipe import Tuning
 from suite.runs.planning import read_names
@@ -24,6 +26,15 @@ from suite.runs.spec import PRESETS
 
 DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # for models that do not declare them
 TEXT_WIDTH = 96
+WORDS = {
+    "params": "weights and biases",
+    "macs": "multiply-adds of an inference",
+    "inference_flops": "FLOPs of an inference",
+    "training_flops": "FLOPs of one image's training",
+    "input_shape": "images",
+    "conventions": "counted by the conventions of papers",
+}
+"""Facts of a description whose name is an abbreviation, in words."""
 DESCRIBED = ("method", "task", "model", "reproduction")
 
 
@@ -82,6 +93,11 @@ def describe(arguments: Sequence[str]) -> int:
         action="store_true",
         help="for a model: FLOPs of each layer's products, and the data gradient's share",
     )
+    parser.add_argument(
+        "--data-root",
+        metavar="DIR",
+        help="for a model and a task whose images are yours: folder that has their size and classes",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
     namespace = parser.read(arguments)
@@ -106,7 +122,9 @@ def describe(arguments: Sequence[str]) -> int:
         found = whole(plain_name(namespace.name, kinds[0]), namespace.task)
     else:
         functions = {"method": describe_method, "task": describe_task, "model": describe_model}
-        found = functions[kinds[0]](namespace.name, namespace.task)
+        root = None if namespace.data_root is None else read_path(namespace.data_root, "--data-root")
+        more = (root,) if kinds[0] == "model" else ()
+        found = functions[kinds[0]](namespace.name, namespace.task, *more)
     if kinds[0] == "model" and not namespace.layers:
         del found["layers"]
     if len(kinds) > 1:
@@ -192,8 +210,8 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
     }
 
 
-def describe_model(text: str, task: str) -> dict[str, Any]:
-    """Return size and cost of a network, for the images of a task or for its own default."""
+def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[str, Any]:
+    """Return size and cost of a network, for the images of a task, or of a folder of its, or for its own default."""
     from suite.cost.flops import count, count_model
     from suite.cost.paper_conventions import CONVENTIONS
 
@@ -205,7 +223,9 @@ def describe_model(text: str, task: str) -> dict[str, Any]:
     shape, classes = own.get("input_shape", DEFAULT_SHAPE), own.get("num_classes", DEFAULT_CLASSES)
     if task:
         described = registry.get("task", task)()
-        shape, classes = described.inputs(described.recipe("quick"))
+        recipe = described.recipe("quick")
+        copy = None if data_root is None else described.prepare(data_root, "quick", recipe)
+        shape, classes = described.inputs(recipe, copy)
     choice.check_size(shape, classes)
     model = choice.build(shape, classes)
     counts = count(model, shape)
@@ -302,10 +322,11 @@ def as_text(found: dict[str, Any]) -> str:
                 text = textwrap.wrap(Tuning(**item).in_words(), TEXT_WIDTH)
                 lines += [f"  {line}" for line in text[:1]] + [f"      {line}" for line in text[1:]]
         elif isinstance(value, dict):
-            lines.append(f"{key}:" if value else f"{key}: none")
+            words = WORDS.get(key, key.replace("_", " "))
+            lines.append(f"{words}:" if value else f"{words}: none")
             lines += _block(value)
         else:
-            lines.append(f"{key}: {_line(value)}")
+            lines.append(f"{WORDS.get(key, key.replace('_', ' '))}: {_line(value)}")
     return "\n".join(lines)
 
 

@@ -262,7 +262,8 @@ def read_seeds(text: str) -> tuple[int, ...]:
 def read_device(text: str) -> str:
     """Check that `text` is `auto`, `cpu`, `cuda` or `cuda:N`."""
     if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text) is None:
-        raise UsageError(f"--device '{text}'{nearest(text, ('auto', 'cpu', 'cuda', 'cuda:0'))}")
+        meant = re.sub("(?i)gpu|nvidia", "cuda", text)
+        raise UsageError(f"--device '{text}'{nearest(meant, ('auto', 'cpu', 'cuda', 'cuda:0'))}")
     return text
 
 

@@ -58,6 +58,10 @@ NAMES = [
     (["--contols"], "did you mean '--controls'"),
     (["--data-root", "toy.py"], "is a file"),
     (["--data-root", "toy.py/below"], "is a file"),
+    (["--data-root", "dta"], "--data-root dta: there is no such folder; create it to download into it"),
+    (["--device", "gpu"], "--device 'gpu'; did you mean 'cuda'?"),
+    (["--device", "GPU:1"], "did you mean 'cuda'?"),
+    (["--task", "cifar-10"], "did you mean 'cifar10'?"),
     (["--plugin", "absent.py"], "no such file"),
     (["--config", "absent.toml"], "--config absent.toml"),
     (["--nproc-per-trial", "0"], "nproc-per-trial"),
@@ -164,6 +168,8 @@ def test_a_config_that_is_wrong(folder, capsys, text, expected):
 
 
 def test_a_config_gives_options_that_are_not_on_the_command_line(folder, monkeypatch):
+    for name in ("there", "x"):
+        (folder / name).mkdir()
     (folder / "c.toml").write_text(
         "methods = ['dense', 'sdgp[n=1,m=4]']\nseeds = [3]\njobs = 2\nbatch_size = 8\ntimeout = 1.5\n"
         "data-root = 'there'\n[set.recipe]\nlearning_rate = 1\nepochs = 7\nmilestones = [0.5, 0.75]\nflip = false\n"
@@ -184,7 +190,7 @@ def test_a_config_gives_options_that_are_not_on_the_command_line(folder, monkeyp
     (folder / "c.toml").write_text("controls = true")
     assert read_run_options(["--config", "c.toml"]).controls
     assert not read_run_options(["--config", "c.toml", "--controls=false"]).controls
-    assert read_run_options(["--data-root", "/x"]).data_root == Path("/x")
+    assert read_run_options(["--data-root", "x"]).data_root == folder / "x"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from reports.content.build import build
 from reports.data.disturbed_times import is_disturbed
 from reports.data.groups import COLOURS, SHADES, colour_of, group_trials, looks
 from reports.data.records import read
-from reports.figures import interactive, svg
+from reports.figures import svg
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -144,8 +144,6 @@ def test_a_colour_follows_from_the_name_of_a_method_alone(suite: Any) -> None:
     assert [among[f"sdgp[n={n},m=4]"].dash for n in (1, 2)] == [0, 1]
     assert len(svg.PALETTE) == COLOURS
     assert len(svg._SHADES) == SHADES
-    assert len(interactive._MARKERS) == len(svg.MARKERS)
-    assert len(interactive._DASHES) == len(svg.DASHES)
 
 
 def test_the_methods_of_the_project_have_different_colours() -> None:

@@ -70,7 +70,6 @@ def test_a_mean_below_the_axis_is_an_arrow_with_its_value(suite, drawn):
     assert 70.0 < low < 78.0
     assert 80.0 < high < 85.0
     assert [text.get_text() for text in axes.texts] == ["↓ 30.0 %"]
-    assert [one["text"] for one in figure.interactive["layout"]["annotations"]] == ["↓ 30.0 %"]
     assert "Arrows at the lower edge" in figure.caption
     assert "clicktrain: 30.00 %" in figure.alt
 
@@ -82,7 +81,6 @@ def test_a_long_legend_is_beside_the_axes_of_a_wide_figure(suite, drawn):
     (group,), _ = group_trials(read(suite.write()).trials)
     (figure, _), _ = tradeoff_figures(method_rows(group, looks(names)), "slug", NO_BUDGETS)
     assert figure.wide
-    assert figure.interactive["layout"]["legend"]["x"] > 1
     (legend,) = drawn[0].legends
     assert sorted(text.get_text() for text in legend.get_texts()) == sorted(names)
     assert legend._ncols == 1
@@ -113,8 +111,6 @@ def test_a_disturbed_time_is_crossed_out_in_the_figure_itself(suite, drawn):
     figures, _ = tradeoff_figures(method_rows(group, looks(["sdgp"])), "slug", NO_BUDGETS)
     by_time, by_flops = (figure.axes[0] for figure in drawn)
     assert crosses(by_time) == [pytest.approx((100.0, 70.0)), pytest.approx((100.5, 71.0))]  # the trial, and the mean
-    (shown,) = [trace for trace in figures[0].interactive["data"] if trace["name"] == "disturbed time"]
-    assert sorted(zip(shown["x"], shown["y"], strict=True)) == crosses(by_time)
     assert by_time.get_xlabel() == "Training time, measured (s); ×: disturbed, not reliable;\naxis not from 0"
     assert "Crosses mark disturbed times" in figures[0].caption
     assert "sdgp: 71.00 % at 100 s (disturbed)" in figures[0].alt
@@ -145,29 +141,36 @@ def test_a_disturbed_time_is_dotted_where_accuracy_is_drawn_over_it(suite, drawn
     assert styles == {(svg.colour(0), False), (svg.colour(1), True)}
 
 
-def test_the_interactive_figure_shows_each_trial_and_the_intervals_of_the_table(suite):
+def texts(axes):
+    """Return the texts that a figure shows when the pointer is on a mark."""
+    marked = [artist for artist in axes.get_children() if (artist.get_gid() or "").startswith(svg._HOVER)]
+    return [text for artist in marked for text in json.loads(artist.get_gid().removeprefix(svg._HOVER))]
+
+
+def test_the_figure_has_each_trial_and_the_intervals_of_the_table(suite, drawn):
     for seed, accuracy in enumerate((60.0, 70.0, 80.0)):
         suite.add("dense", seed, accuracy=accuracy, time=100.0, variant="")
         suite.add("sdgp", seed, accuracy=accuracy - 1 + 0.01 * seed, time=90.0 + seed, variant="")
     (group,), _ = group_trials(read(suite.write()).trials)
     rows = method_rows(group, looks(["sdgp"]))
     (by_time, _), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
-    traces = by_time.interactive["data"]
-    (mean,) = [trace for trace in traces if trace["name"] == "sdgp" and trace.get("showlegend")]
-    assert mean["error_y"]["array"] == [pytest.approx(100 * rows[1].accuracy_difference.half_width)]
-    ratio = rows[1].time_ratio
-    assert mean["error_x"]["array"] == [pytest.approx(100 * (ratio.high - ratio.mean))]
-    assert mean["error_x"]["arrayminus"] == [pytest.approx(100 * (ratio.mean - ratio.low))]
-    trials = next(trace for trace in traces if trace["name"] == "sdgp" and not trace["showlegend"])
-    trial = rows[1].done[0]
-    assert trials["hovertext"][0] == f"sdgp<br>{trial.name}<br>seed 0<br>accuracy 59.00 %<br>cost 90 s"
+    dense, sdgp = drawn[0].axes[0].containers
+    assert dense.lines[2] == ()
+    (across,), (upright,) = (bars.get_segments() for bars in sdgp.lines[2])
+    half, ratio = 100 * rows[1].accuracy_difference.half_width, rows[1].time_ratio
+    assert [y for _, y in upright] == pytest.approx([69.01 - half, 69.01 + half])
+    assert [x for x, _ in across] == pytest.approx(
+        [91 - 100 * (ratio.mean - ratio.low), 91 + 100 * (ratio.high - ratio.mean)]
+    )
+    trials = [f"{row.label}\n{trial.name}\nseed" for row in rows for trial in row.done]
+    shown = texts(drawn[0].axes[0])
+    assert all(text.startswith(begin) for text, begin in zip(shown, trials, strict=False))
+    assert shown[3] == f"{trials[3]} 0\naccuracy 59.00 %\ncost 90 s"
+    assert shown[6:] == ["dense\nmean of 3 seeds\n70.00 % at 100 s", "sdgp\nmean of 3 seeds\n69.01 % at 91 s"]
     assert "with the 95 % intervals of differences to dense" in by_time.caption
-    (dense,) = [trace for trace in traces if trace["name"] == "dense" and trace.get("showlegend")]
-    assert dense["error_y"] == {"visible": False}
-    assert dense["marker"]["color"] == "var(--dense)"
 
 
-def test_the_time_of_the_time_pass_is_drawn_where_all_methods_have_one(suite):
+def test_the_time_of_the_time_pass_is_drawn_where_all_methods_have_one(suite, drawn):
     for seed, accuracy in enumerate((60.0, 70.0)):
         for method in ("dense", "sdgp"):
             suite.add(method, seed, accuracy=accuracy - (method == "sdgp"), time=100.0, variant="")
@@ -175,9 +178,8 @@ def test_the_time_of_the_time_pass_is_drawn_where_all_methods_have_one(suite):
     timed = MethodTime.model_validate({"passes": [one_pass(0.9)]})
     rows = method_rows(replace(group, times={"sdgp": timed}), looks(["sdgp"]))
     (by_time, by_flops), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
-    (mean,) = [one for one in by_time.interactive["data"] if one["name"] == "sdgp" and one["showlegend"]]
-    assert mean["x"] == pytest.approx([0.9])
-    assert by_time.interactive["layout"]["xaxis"]["title"]["text"].startswith("Training time, measured (× dense)")
+    assert texts(drawn[0].axes[0])[-1] == "sdgp\nmean of 2 seeds\n64.00 % at 0.9 × dense"
+    assert drawn[0].axes[0].get_xlabel().startswith("Training time, measured (× dense)")
     assert "time passes" in by_time.caption
     assert "Pareto line" in by_time.caption
     disturbed = MethodTime.model_validate({"passes": [one_pass(0.9, load=1.0)]})
@@ -200,13 +202,7 @@ def test_axes_that_do_not_start_at_zero_say_so(suite, drawn):
     rows = method_rows(group, looks([]))
     figures = [*tradeoff_figures(rows, "slug", NO_BUDGETS)[0], *curve_figures(rows, "slug")[0]]
     assert len(figures) == len(drawn) == 6
-    for figure, content in zip(drawn, figures, strict=True):
+    for figure in drawn:
         (axes,) = figure.axes
-        layout = content.interactive["layout"]
-        for name, label, limits in (
-            ("xaxis", axes.get_xlabel(), axes.get_xlim()),
-            ("yaxis", axes.get_ylabel(), axes.get_ylim()),
-        ):
+        for label, limits in ((axes.get_xlabel(), axes.get_xlim()), (axes.get_ylabel(), axes.get_ylim())):
             assert label.endswith("axis not from 0") == (limits[0] > 0), label
-            assert layout[name]["title"]["text"] == label.replace("\n", "<br>")
-            assert layout[name]["range"] == list(limits)

@@ -8,11 +8,19 @@ from reports import formatting
 from reports.content.model import Section, Table
 from reports.content.why.layers import layer_table
 from reports.content.why.parts import parts_table, savings_table
-from reports.content.why.shares import part_seconds, share_of_products, total
+from reports.content.why.shares import PRODUCTS, part_seconds, share_of_products, total
+from reports.data.groups import BASELINE
 from reports.data.method_rows import MethodRow
-from suite.runs.folder.profiles import MethodProfile, StageProfile
+from reports.figures.figure import Figure
+from reports.figures.step_parts import step_figure
+from suite.runs.folder.profiles import PART_TITLES, MethodProfile, Part, StageProfile, StepProfile
 
 _LAST_STAGE = "The last stage ends with the last step: channels that a method removes after it are still there."
+_BARS = (
+    "Means over the faster half of the steps with clocks, in the last stage of each method, for the images of a dense "
+    "step. Rest: normalisation, other operations, optimizer, input and the loop."
+)
+PRUNING: Part = "pruning"
 _PUBLISHED = (
     "SDGP's paper measured 33.17 % of the time of the three products for ResNet-18 on ImageNet (batch size 256, Nvidia "
     "A100; Sec. IV-C and Fig. 9)."
@@ -39,9 +47,26 @@ def why_sections(rows: Sequence[MethodRow], profiles: Mapping[str, MethodProfile
             parts.append(table)
         layers.append(layer_table(row, profile, f"{slug}-layers-{number}"))
     return (
-        Section("Why: where the time of a step goes", "why", _lines(found), tuple(parts)),
+        Section("Why: where the time of a step goes", "why", _lines(found), tuple(parts), (_step_figure(found, slug),)),
         Section("Why: layers and products", "why-layers", (_machine(found[0][1]), _LAST_STAGE), tuple(layers)),
     )
+
+
+def _step_figure(found: Sequence[tuple[MethodRow, MethodProfile]], slug: str) -> Figure:
+    """Return the figure of the last stage of each method, and of the dense steps that ran next to the first one."""
+    stage = found[0][1].stages[-1]
+    dense = stage.dense or stage.method
+    steps = {BASELINE: dense} | {row.label: profile.stages[-1].method for row, profile in found}
+    return step_figure(
+        {label: _milliseconds(step, dense.batch_size) for label, step in steps.items()}, f"{slug}-step-parts", _BARS
+    )
+
+
+def _milliseconds(step: StepProfile, batch_size: int) -> dict[str, float]:
+    """Return the parts of a step as the figure shows them, for as many images as a dense step has."""
+    scale = 1e3 * batch_size / step.batch_size
+    shown = {PART_TITLES[part]: scale * part_seconds(step, part) for part in (*PRODUCTS, PRUNING)}
+    return shown | {"rest": scale * total(step) - sum(shown.values())}
 
 
 def _lines(found: Sequence[tuple[MethodRow, MethodProfile]]) -> tuple[str, ...]:

@@ -1,0 +1,73 @@
+"""The answer as a picture: the gain of each method over dense training for the same cost, with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.figure
+import pandas as pd
+
+from reports.data.method_rows import MethodRow
+from reports.data.rule import Answer
+from reports.data.verdict import Cost
+from reports.figures import svg
+from reports.figures.figure import Figure
+from reports.figures.labels import short_names
+from reports.figures.marks import draw_points
+
+_WIDTH, _MARGINS, _ROW = 8.6, 0.85, 0.27  # inches
+_LETTERS = 45  # of a name
+_CAPTION = (
+    "Points: mean accuracy minus that of dense training for the same {cost}. Lines: intervals that cover all gains of "
+    "the page together with 95 %. Grey: less than the margin of {margin:g} points."
+)
+
+
+def gain_figure(
+    rows: Sequence[MethodRow], answer: Answer, words: Mapping[str, str], cost: Cost, margin: float, slug: str
+) -> Figure | None:
+    """Draw a row a method, in the order of the table; `None` if no gain is known.
+
+    Args:
+        rows: Ranked rows of one group.
+        answer: What the rule says about their methods.
+        words: Its answer at equal cost by method, in words.
+        cost: The cost that is equal.
+        margin: δ, in points.
+        slug: Prefix of the figure's name.
+    """
+    judged = {one.candidate.label: one for one in answer.judged if one.at_equal_cost != "not measured"}
+    gains = {
+        row.label: (gain.value, gain.half_width(answer.claims))
+        for row in rows
+        if row.label in judged and (gain := judged[row.label].gain) is not None
+    }
+    if not gains:
+        return None
+    name, equal = f"{slug}-gain-{cost}", "time" if cost == "time" else "executed FLOPs"
+    title = f"Gain over dense training at equal {equal}"
+    texts = {label: f"{value:+.2f} ± {half:.2f} points: {words[label]}" for label, (value, half) in gains.items()}
+    frame = pd.DataFrame(
+        {"method": label, "gain": value, "half": half, "row": place, "text": f"{label}\n{texts[label]}"}
+        for place, (label, (value, half)) in enumerate(gains.items())
+    )
+    looks = {row.label: row.look for row in rows if row.label in gains}
+    names = short_names([*gains], _LETTERS)
+    with svg.style():
+        figure = matplotlib.figure.Figure(figsize=(_WIDTH, _MARGINS + _ROW * len(gains)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.axvspan(-margin, margin, color=svg.GRID, alpha=0.6, linewidth=0, zorder=0)
+        axes.axvline(0, color=svg.DENSE, linewidth=1.2, zorder=1)
+        colours = [svg.colour(look.colour) for look in looks.values()]
+        low, high = frame["gain"] - frame["half"], frame["gain"] + frame["half"]
+        axes.hlines(frame["row"], low, high, colors=colours, linewidth=1.6)
+        draw_points(axes, frame, "gain", "row", looks, s=45, zorder=3)
+        for place, label in enumerate(gains):
+            axes.annotate(words[label], (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5)
+        axes.set_yticks(frame["row"], [names[label] for label in gains])
+        axes.set(xlabel="Gain, measured (points of test accuracy)", ylabel="", ylim=(len(gains) - 0.5, -0.5))
+        axes.tick_params(axis="y", length=0)
+        axes.grid(False, axis="y")
+        alt = f"{title}. {'; '.join(f'{label}: {text}' for label, text in texts.items())}."
+        inline, standalone = svg.render(figure, name, title, alt)
+    return Figure(name, title, alt, _CAPTION.format(cost=equal, margin=margin), inline, standalone, wide=True)

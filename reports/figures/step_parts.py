@@ -1,0 +1,55 @@
+"""Where the time of a training step goes, as stacked bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import matplotlib.figure
+
+from reports.figures import svg
+from reports.figures.figure import Figure
+from reports.figures.labels import short_names
+
+_WIDTH, _MARGINS, _ROW = 8.6, 1.0, 0.3  # inches
+_LETTERS = 45  # of a name
+_REST = "rest"
+
+
+def step_figure(steps: Mapping[str, Mapping[str, float]], name: str, caption: str) -> Figure:
+    """Draw a bar for each step, of its parts.
+
+    Args:
+        steps: Milliseconds of the parts of a step by method, dense first. All have the same parts, in order; the last
+            is called `rest`.
+        name: Name of the figure.
+        caption: Text below the figure.
+    """
+    title = "Where the time of a training step goes"
+    totals = {label: sum(parts.values()) for label, parts in steps.items()}
+    names = short_names([*steps], _LETTERS)
+    first = next(iter(steps))
+    with svg.style():
+        figure = matplotlib.figure.Figure(figsize=(_WIDTH, _MARGINS + _ROW * len(steps)), layout="constrained")
+        axes = figure.add_subplot()
+        ends = dict.fromkeys(steps, 0.0)
+        for number, part in enumerate(steps[first]):
+            widths = [parts[part] for parts in steps.values()]
+            colour = svg.MUTED if part == _REST else svg.PALETTE[number % len(svg.PALETTE)]
+            bars = axes.barh(range(len(steps)), widths, 0.7, [*ends.values()], color=colour, label=part)
+            for bar, (label, parts) in zip(bars, steps.items(), strict=True):
+                svg.hover(bar, [f"{label}\n{part}: {parts[part]:.3g} ms of {totals[label]:.3g} ms"])
+                ends[label] += parts[part]
+        for place, total in enumerate(totals.values()):
+            text = f" {total:.3g} ms" + (f", {total / totals[first]:.2f} × {first}" if place else "")
+            axes.annotate(text, (total, place), va="center", fontsize=8.5)
+        axes.set_yticks(range(len(steps)), [names[label] for label in steps])
+        axes.set(xlabel="Time of a step, measured (ms)", xlim=(0, 1.25 * max(totals.values())))
+        axes.set_ylim(len(steps) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(False, axis="y")
+        figure.legend(loc="outside upper left", ncols=len(steps[first]), fontsize=8.5, handlelength=1.0)
+        shown = (f"{label} {totals[label]:.3g} ms ({', '.join(f'{part} {ms:.3g}' for part, ms in parts.items())})"
+                 for label, parts in steps.items())  # fmt: skip
+        alt = f"{title}. {'; '.join(shown)}."
+        inline, standalone = svg.render(figure, name, title, alt)
+    return Figure(name, title, alt, caption, inline, standalone, wide=True)
