@@ -147,7 +147,7 @@ def _predicted(one: Forecast, probed: TrialSpec, results: Mapping[str, Mapping[s
             prediction, notes=(*prediction.notes, note), unbounded=prediction.unbounded | {"train_s"}
         )
     if probed is not one.trial:
-        missing = ", ".join(one.trial.depends_on.values())
+        missing = ", ".join(one.trial.depends_on)
         note = f"predicted as dense training, which costs at least as much: it depends on {missing}, which is not done"
         prediction = dataclasses.replace(prediction, is_bound=True, notes=(*prediction.notes, note))
     return dataclasses.replace(one, prediction=prediction)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
+from reports.data.groups import BASELINE
 from suite.prediction.cluster import Cluster, Communication
-from suite.prediction.estimate import Prediction
+from suite.prediction.estimate import Prediction, setting
 from suite.prediction.forecast import Forecast
 from suite.runs.progress.text import duration
+
+_ALL = 0.995  # of dense's FLOPs
 
 KINDS = {
     "train_s": "measured for some steps, times the number of steps; modelled for other sizes of images",
@@ -26,22 +32,38 @@ KINDS = {
 
 
 def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Table:
-    """Return the table of trials; `at most` marks an upper bound."""
+    """Return the table with a row a setting, whose trials differ in their seeds; `at most` marks an upper bound."""
     found = Table(
-        title="Trials of the command, predicted by probes (docs/scaling.md); times of done trials are measured"
+        title="What a trial of each setting takes, predicted by probes (docs/scaling.md); of done trials: means"
     )
-    found.add_column("trial", overflow="fold")
+    found.add_column("setting", overflow="fold")
+    found.add_column("seeds", overflow="fold")
     found.add_column("in folder", overflow="fold")
     names = ["epochs", "steps", "training", "evaluation", "other", "FLOPs dense", "FLOPs executed", "memory"]
     parallel = cluster is not None and any(one.trial.processes > 1 for one in forecasts)
     for name in [*names, *(["all-reduce (modelled)"] if parallel else [])]:
         found.add_column(name, justify="right", overflow="fold")
+    differing = [
+        name for name in ("task", "model", "dtype") if len({getattr(one.trial, name) for one in forecasts}) > 1
+    ]
+    settings: dict[tuple[str, bool], list[Forecast]] = {}
     for one in forecasts:
-        cells = _cells(one)
+        settings.setdefault((setting(one.trial), one.trial.control), []).append(one)
+    for (_, is_control), several in settings.items():
+        first = next((one for one in several if one.prediction or one.error), several[0])
+        name = ", ".join([first.trial.label, *(str(getattr(first.trial, field)) for field in differing)])
+        states = Counter(one.status or "new" for one in several)
+        state = (
+            next(iter(states)) if len(states) == 1 else ", ".join(f"{count} {name}" for name, count in states.items())
+        )
+        cells = _predicted(first.prediction) if first.prediction else _measured(several)
+        if first.error:
+            cells = ["", "", "not predicted", *[""] * 5]
         if parallel:
-            sent = one.communication
-            cells.append(_sent(sent, one) if sent and sent.payload_bytes else "")
-        found.add_row(one.trial.trial_id, one.status or "new", *cells)
+            sent = first.communication
+            cells.append(_sent(sent, first) if sent and sent.payload_bytes else "")
+        seeds = ", ".join(str(one.trial.seed) for one in several)
+        found.add_row(escape(f"{name} (control)" if is_control else name), seeds, state, *cells)
     return found
 
 
@@ -51,23 +73,27 @@ def _sent(sent: Communication, one: Forecast) -> str:
     return f"{most}{seconds}, {_bytes(sent.sent_bytes)}"
 
 
-def _cells(one: Forecast) -> list[str]:
-    if one.error:
-        return ["", "", "not predicted", *[""] * 5]
-    if one.prediction is None:
-        measured = one.measured
-        times = [measured.get(name) for name in ("train_time_s", "eval_time_s")]
-        flops = [measured.get(f"train_flops_{name}") for name in ("dense", "executed")]
-        memory = measured.get("peak_memory_bytes")
-        return [
-            str(one.trial.recipe.get("epochs", "")),
-            "",
-            *("" if seconds is None else duration(seconds) for seconds in times),
-            "",
-            *("" if value is None else f"{value:.3g}" for value in flops),
-            "" if memory is None else _bytes(memory),
-        ]
-    known = one.prediction
+def _measured(done: Sequence[Forecast]) -> list[str]:
+    """Return the means of trials that are done."""
+
+    def mean(column: str) -> float | None:
+        known = [one.measured[column] for one in done if one.measured.get(column) is not None]
+        return fmean(known) if known else None
+
+    times = [mean(name) for name in ("train_time_s", "eval_time_s")]
+    flops = [mean(f"train_flops_{name}") for name in ("dense", "executed")]
+    memory = mean("peak_memory_bytes")
+    return [
+        str(done[0].trial.recipe.get("epochs", "")),
+        "",
+        *("" if seconds is None else duration(seconds) for seconds in times),
+        "",
+        *("" if value is None else f"{value:.3g}" for value in flops),
+        "" if memory is None else _bytes(memory),
+    ]
+
+
+def _predicted(known: Prediction) -> list[str]:
     return [
         str(known.epochs),
         str(known.steps),
@@ -89,11 +115,19 @@ def notes(forecasts: Iterable[Forecast]) -> list[str]:
     found: dict[str, list[str]] = {}
     for one in forecasts:
         lines = [f"not predicted: {one.error}"] if one.error else list(one.prediction.notes if one.prediction else ())
+        if one.prediction and _skips_nothing(one):
+            lines.append("would skip nothing here: it executes all FLOPs of dense training")
         for line in lines:
             labels = found.setdefault(line, [])
             if one.trial.label not in labels:
                 labels.append(one.trial.label)
     return [f"{', '.join(labels)}: {line}" for line, labels in found.items()]
+
+
+def _skips_nothing(one: Forecast) -> bool:
+    known = one.prediction
+    is_dense = one.trial.label == BASELINE or one.trial.control
+    return known is not None and not (is_dense or known.is_bound) and known.flops_executed >= _ALL * known.flops_dense
 
 
 def totals(forecasts: Sequence[Forecast], seconds: float, jobs: int) -> str:

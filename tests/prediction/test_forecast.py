@@ -1,5 +1,6 @@
 """What `plan` probes, what it predicts, and what it prints; the probes run in this process, or are replaced."""
 
+import dataclasses
 import json
 
 import pytest
@@ -8,7 +9,7 @@ from small_trials import spec
 from suite.command import cli
 from suite.prediction import forecast as module
 from suite.prediction.forecast import forecast, seconds_here, threads_of
-from suite.prediction.render import KINDS, notes, totals
+from suite.prediction.render import KINDS, notes, table, totals
 from suite.runs.engines import local
 from suite.runs.engines.subprocess_call import SubprocessResult
 from suite.runs.folder.records import RUNNING, write_record
@@ -144,7 +145,7 @@ def test_a_trial_that_waits_for_another_is_predicted_as_dense_training(tmp_path)
     found = forecast_of([other, trial], tmp_path, probes)
     assert {trial.method for trial in probes.trials} == {"prunetrain", "dense"}
     assert found[1].prediction.is_bound
-    assert other.trial_id in found[1].prediction.notes[-1]
+    assert "it depends on prunetrain, which is not done" in found[1].prediction.notes[-1]
     # The second starts when the first has ended.
     assert seconds_here(found, 2) == pytest.approx(found[0].wall_s + found[1].wall_s)
 
@@ -161,6 +162,32 @@ def test_a_probe_that_fails_is_named_and_the_others_count(tmp_path):
 def test_disturbed_probes_are_marked(tmp_path):
     found = forecast_of([spec("dense")], tmp_path, Probes(busy_cores=3.2))
     assert any("other programs kept 3.2 cores busy" in line for line in notes(found))
+
+
+def cells(found):
+    return {column.header: list(column.cells) for column in table(found).columns}
+
+
+def test_a_row_is_a_setting_with_its_seeds_and_states(tmp_path):
+    trials = [spec("dense", seed=seed) for seed in (0, 1, 2)] + [spec("sdgp[n=1,m=4]", seed=0)]
+    trials.append(dataclasses.replace(spec("sdgp[n=1,m=4]", seed=1), control=True))
+    place = Store(tmp_path).trial_folder(trials[1].trial_id)
+    place.mkdir(parents=True)
+    write_record(place, trials[1], "error", "killed")
+    found = cells(forecast_of(trials, tmp_path, Probes()))
+    assert found["setting"] == ["dense", r"sdgp\[n=1,m=4]", r"sdgp\[n=1,m=4] (control)"]
+    assert found["seeds"] == ["0, 1, 2", "0", "1"]
+    assert found["in folder"] == ["2 new, 1 error", "new", "new"]
+
+
+def test_a_method_that_skips_nothing_is_named(tmp_path):
+    trials = [spec("dense"), spec("sdgp")]
+    assert not notes(forecast_of(trials, tmp_path, Probes()))  # half of the FLOPs are executed
+    stage = {**RESULT["stages"][0], "flops": {"dense": 100.0, "executed": 100.0}}
+    found = forecast_of(trials, tmp_path, Probes(stages=[stage]))
+    assert notes(found) == ["sdgp: would skip nothing here: it executes all FLOPs of dense training"]
+    shrinking = forecast_of([spec("prunetrain")], tmp_path, Probes(stages=[stage]))
+    assert not any("skip nothing" in line for line in notes(shrinking))
 
 
 def test_threads_are_those_of_the_engine(monkeypatch):
