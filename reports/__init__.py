@@ -22,7 +22,7 @@ class Written:
     """A report that was written.
 
     Attributes:
-        paths: `report.html`, `report.md`, `report.tex` if it is written, then the figures.
+        paths: `report.html`, `report.md`, `report.tex` and `brief.html` if they are written, then the figures.
         damage: One line for each damaged file and value.
     """
 
@@ -38,7 +38,12 @@ class Written:
 
 
 def write_report(
-    folder: Path, targets: Sequence[float] = (), latex: bool = False, place: Path | None = None
+    folder: Path,
+    targets: Sequence[float] = (),
+    latex: bool = False,
+    place: Path | None = None,
+    *,
+    brief: bool = False,
 ) -> Written:
     """Write `report.html`, `report.md` and `figures/*.svg` into a suite's folder, each atomically.
 
@@ -49,6 +54,8 @@ def write_report(
             `reports.data.targets`).
         latex: Whether `report.tex`, the tables for a paper, is written too. A file that exists is always updated.
         place: Path that the folder will have, which commands in the report name (default: the one that it has).
+        brief: Whether `brief.html`, the answer on one printed page, is written too. A file that exists is always
+            updated.
 
     Raises:
         suite.errors.UsageError: If the folder has no results, or its table cannot be read.
@@ -64,21 +71,22 @@ def write_report(
     with _kept_objects():
         records = read(folder)
     report = build(replace(records, folder=place or folder), earlier, targets)
-    figures = [(folder / "figures" / f"{figure.name}.svg", figure.standalone) for figure in report.figures]
-    texts = [
-        (folder / "report.html", html.render(report)),
-        (folder / "report.md", markdown.render(report)),
-        *([(folder / "report.tex", tables.render(report))] if latex or (folder / "report.tex").is_file() else []),
-        *figures,
-    ]
+    texts = {"report.html": html.render(report), "report.md": markdown.render(report)}
+    if latex or (folder / "report.tex").is_file():
+        texts["report.tex"] = tables.render(report)
+    if brief or (folder / "brief.html").is_file():
+        texts["brief.html"] = html.render(report, brief=True)
+    drawn = {f"{figure.name}.svg": figure.standalone for figure in report.figures}
+    contents = {folder / name: text for name, text in texts.items()}
+    contents |= {folder / "figures" / name: text for name, text in drawn.items()}
     # Figures are written first, so that the Markdown file never refers to a missing one.
     files.make_folder(folder / "figures")
-    for path, text in reversed(texts):
+    for path, text in reversed(contents.items()):
         files.write(path, text)
     # Remove other figures of an earlier report: their methods may now have other colours.
-    for name in earlier - {path.name for path, _ in figures} - set(report.retained_figures):
+    for name in earlier - drawn.keys() - set(report.retained_figures):
         (folder / "figures" / name).unlink()
-    return Written([path for path, _ in texts], damage(records))
+    return Written([*contents], damage(records))
 
 
 @contextmanager

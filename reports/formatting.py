@@ -83,6 +83,11 @@ def percent(estimate: Estimate) -> str:
     return interval(estimate.scaled(100), 2)
 
 
+def points(estimate: Estimate) -> str:
+    """Return a difference in points with its sign, `+0.7 ± 0.4`; its digits show whether the interval covers 0."""
+    return interval(estimate, 2, sign=True, reference=0.0)
+
+
 def ratio(estimate: Estimate, *, exact: bool = False) -> str:
     """Return a ratio with at most two decimals, and more if needed to show whether its interval covers 1."""
     return interval(estimate, 2, exact=exact, reference=None if exact else 1.0)

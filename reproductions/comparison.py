@@ -6,14 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reports.data.disturbed_times import (
-    competing_programs,
-    is_disturbed,
-    resumed,
-    shared_devices,
-    slow_products,
-    unsteady_times,
-)
+from reports.content.remarks import time_remarks
+from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate, paired
 from reports.data.groups import BASELINE, column_text, seed_of
 from reports.data.method_rows import by_seed
@@ -154,13 +148,7 @@ def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) ->
     """Return lines on why measured times of these trials are unreliable; empty if no quantity is a time."""
     if not any(one.column.endswith(TIMES) for one in compared):
         return []
-    return [
-        *shared_devices(trials),
-        *competing_programs(trials),
-        *unsteady_times(trials),
-        *slow_products(trials),
-        *resumed(trials),
-    ]
+    return time_remarks(trials)
 
 
 def published_alone(group: Group) -> tuple[Comparison, ...]:

@@ -1,4 +1,4 @@
-"""Committed results meet the acceptance criteria, and reports, method cards and the README agree with them."""
+"""Reports, method cards and the README agree with committed results."""
 
 import json
 import subprocess
@@ -10,23 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 COSTS = ("inference_flops", "train_flops_current")
-MAIN_JOBS = sorted(path.parent for path in (ROOT / "results").glob("*/main-job/results.csv"))
 SDGP_TABLES = sorted(path.parent for path in (ROOT / "results").glob("*/sdgp-table1/results.csv"))
-
-
-def test_a_main_job_is_committed():
-    assert MAIN_JOBS
-
-
-@pytest.mark.parametrize("folder", MAIN_JOBS, ids=lambda folder: folder.parent.name)
-def test_main_job_meets_its_criteria_and_its_report_agrees_with_the_table(folder):
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.evidence.main_job_bars", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_texts_quote_the_ratios_that_were_measured_last():
@@ -34,22 +18,6 @@ def test_texts_quote_the_ratios_that_were_measured_last():
     command = [sys.executable, "-m", "benchmarks.evidence.quoted_ratios"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_missed_criterion_and_a_disagreement_with_the_report_are_named(tmp_path):
-    folder = MAIN_JOBS[0]
-    (tmp_path / "report.md").write_text((folder / "report.md").read_text("utf-8"), "utf-8")
-    lines = (folder / "results.csv").read_text("utf-8").splitlines(keepends=True)
-    (tmp_path / "results.csv").write_text("".join(lines[:-1]), "utf-8")  # without one seed of one method
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.evidence.main_job_bars", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert "MISSED  seeds" in done.stdout
-    assert "MISSED  report.md says" in done.stdout
 
 
 def test_a_reproduction_is_committed():

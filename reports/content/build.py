@@ -17,28 +17,22 @@ from reports.content.remarks import (
     communication_remarks,
     machine_remarks,
     missing_file_notes,
+    repeated_seeds,
     retained_figure_notes,
     time_pass_remarks,
+    time_remarks,
 )
 from reports.content.tables import group_tables, verdict_table
 from reports.content.targets import TargetRequest, target_sections
-from reports.content.verdict import Setting, main_cost, smoke_verdict, verdict, word
+from reports.content.verdict import Setting, main_cost, outcomes, smoke_verdict, verdict, word
 from reports.content.why.sections import why_sections
 from reports.data.budget import epochs, fold_budgets
 from reports.data.chance import facts
-from reports.data.disturbed_times import (
-    competing_programs,
-    emulated_dtypes,
-    resumed,
-    shared_devices,
-    slow_products,
-    unflushed,
-    unsteady_times,
-)
 from reports.data.groups import TrialGroup, group_trials, is_control, label, looks
-from reports.data.method_rows import MethodRow, method_rows, repeated_seeds
+from reports.data.method_rows import MethodRow, method_rows
 from reports.data.pooling import pool_machines
 from reports.data.records import Records, Trial
+from reports.data.rule import costs_more
 from reports.data.verdict import COSTS, Answers, answer, evidence, margins
 from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
@@ -123,7 +117,7 @@ def _group(
     targets: TargetRequest,
     records: Records,
 ) -> Group:
-    title, setting = _titles(group, groups)
+    title = _title(group, groups)
     device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
     everything = [*group.trials, *(trial for one in group.budgets for trial in one.trials)]
     profiled = next((one.methods for one in records.profiles if one.key == dict(group.key)), {})
@@ -138,10 +132,14 @@ def _group(
     is_ieee = group.key["arithmetic"] != FLUSH
     setting_of = Setting(epochs(group), declared, images, not caution, is_ieee, out_option(records.folder))
     first = main_cost(rows)
+    said: dict[str, str] = {}
+    dearer: frozenset[str] = frozenset()
     if answers is not None:
         judged, margin = answers[first], setting_of.margin
         words = {one.candidate.label: word(one, margin) for one in judged.judged}
         gains = gain_figure(rows, judged, words, first, margin, slug)
+        said = {label: outcomes(label, answers, first, setting_of) for label in words}
+        dearer = frozenset(one.candidate.label for one in judged.judged if costs_more(one))
     verdicts = {
         cost: verdict_table(
             rows, None if answers is None else answers[cost], cost, setting_of.margin, f"{slug}-{cost}",
@@ -152,21 +150,14 @@ def _group(
     further = [] if is_smoke else [table for cost, table in verdicts.items() if cost != first and table is not None]
     return Group(
         title=title,
-        question="Results of the smoke test" if is_smoke else "Which method should I use?",
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
-        verdict=smoke_verdict() if answers is None else verdict(rows, answers, setting_of, profiled),
+        verdict=smoke_verdict() if answers is None else verdict(rows, answers, setting_of),
         caution=caution,
-        headlines=headlines(rows, setting),
+        headlines=headlines(rows, said, profiled, epochs(group), dearer),
         remarks=(
-            *shared_devices(everything),
-            *competing_programs(everything),
-            *unsteady_times(everything),
-            *slow_products(everything),
-            *emulated_dtypes(everything),
-            *unflushed(everything),
-            *resumed(everything),
+            *time_remarks(everything),
             *time_pass_remarks(rows),
             *machine_remarks(group),
             *repeated_seeds(group),
@@ -187,25 +178,22 @@ def _group(
     )
 
 
-def _titles(group: TrialGroup, groups: Sequence[TrialGroup]) -> tuple[str, str]:
-    """Return the heading of a group, and its setting as the headlines name it. No two groups have equal headings."""
+def _title(group: TrialGroup, groups: Sequence[TrialGroup]) -> str:
+    """Return the heading of a group. No two groups have equal headings."""
     key = group.key
     task = f"{key['task'] or 'unnamed task'} ({_copy_kind(key['data_copy'])})"
-    model = key["model"] or "unnamed model"
-    setting = f"{task}, {model}"
-    title = " · ".join([task, model, *(key[name] for name in ("preset", "dtype") if key[name])])
-    more = []
+    parts = [task, key["model"] or "unnamed model", *(key[name] for name in ("preset", "dtype") if key[name])]
     execution = group.trials[0].text("execution")  # part of the recipe, which all trials of a group share
     if execution not in ("", "eager"):
-        more.append(execution)
+        parts.append(execution)
     # Name whatever else distinguishes this group from others with the same title.
     twins = [other for other in groups if other is not group and all(other.key[k] == key[k] for k in _IN_TITLE)]
     for name, words in _MACHINE.items():
         if any(other.key[name] != key[name] for other in twins):
-            more.append(f"{words} {key[name] or 'not recorded'}")
+            parts.append(f"{words} {key[name] or 'not recorded'}")
     if any(other.key[name] != key[name] for other in twins for name in ("recipe", "epochs", "batch_size")):
-        more.append(_recipe_differences(group, twins))
-    return " · ".join([title, *more]), ", ".join([setting, *more])
+        parts.append(_recipe_differences(group, twins))
+    return " · ".join(parts)
 
 
 def _copy_kind(data_copy: str) -> str:
@@ -251,7 +239,9 @@ def _image_sizes(group: TrialGroup) -> list[str]:
 
 def _data_note(group: TrialGroup) -> str:
     copies = [trial.spec.get("data_copy") for trial in group.trials]
-    return next((clean(str(copy["note"])) for copy in copies if isinstance(copy, Mapping) and copy.get("note")), "")
+    return next(
+        (clean(str(copy["note"])).rstrip(".") for copy in copies if isinstance(copy, Mapping) and copy.get("note")), ""
+    )
 
 
 def _recipe_differences(group: TrialGroup, twins: Sequence[TrialGroup]) -> str:

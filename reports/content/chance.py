@@ -7,6 +7,7 @@ from statistics import fmean
 
 from reports.data.chance import chance, facts
 from reports.data.method_rows import MethodRow
+from reports.sentences import say
 
 LEVEL = 0.025
 """A guess that reaches dense's accuracy with a larger probability cannot be told from it."""
@@ -28,10 +29,8 @@ def chance_caution(rows: Sequence[MethodRow]) -> str:
     if chance(accuracy, trials[0]) <= LEVEL:
         return ""
     classes, images, largest = facts(trials[0])
-    guess, of_class = max((1 / classes, f"one of {classes} classes"), (largest / images, "always the largest class"))
-    seeds = "" if len(trials) == 1 else f", the mean of {len(trials)} seeds"
-    return (
-        f"Dense training has not learned the task: its accuracy, {100 * accuracy:.1f} %{seeds}, cannot be told from a "
-        f"guess ({of_class}: {100 * guess:.1f} %) on {images:,} test images. The accuracies here say nothing about the "
-        "methods; train for more epochs, or with smaller batches or another learning rate."
-    )
+    share = max(1 / classes, largest / images)
+    return say(
+        "remarks.guess", accuracy=accuracy, seeds=len(trials), percent=100 * share,
+        classes=classes if share == 1 / classes else 0, images=images,
+    )  # fmt: skip

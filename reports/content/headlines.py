@@ -1,56 +1,78 @@
-"""One sentence per method, made from its numbers by fixed rules.
+"""A sentence a method, made from its numbers by fixed rules; the clauses are in `reports/sentences/methods.j2`.
 
-1. A sentence names task, data copy, model and number of seeds. Trials that are not done are named before any number.
+1. Trials that are not done are named before any number.
 2. Accuracy: if the 95 % interval of the difference to dense covers 0, the accuracy is "not distinguishable from dense";
-   otherwise it is so many points "above" or "below". For one seed the sentence says that there is no interval. What is
-   claimed about a method, as one of many, is in the verdict.
+   otherwise it is so many points "above" or "below". What is claimed about a method, as one of many, is in its outcome.
 3. Training time: the mean ratio of the time passes, if there are any; otherwise that of the trials.
    A time of trials that is shorter than the effective FLOPs explain, and a disturbed time, are marked as such.
-4. Training FLOPs: "executed" refers only to what kernels computed. Multiply-adds that could have been skipped but were
-   not are stated in the conditional: a saving that the hardware did not realise is never stated in the past tense.
+4. Multiply-adds that could have been skipped but were not are stated in the conditional.
 5. The final model: inference FLOPs of its shapes, and the share that hardware could skip because weights are zero.
-6. A share below half a percent of dense is not mentioned. Worse results use the same words as better ones.
-
-No rule depends on the name of a method: two methods with equal numbers get equal sentences.
+6. A share below half a percent of dense is not mentioned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from reports.content.model import Headline
-from reports.data.disturbed_times import DISTURBED
+from reports.content.verdict import skips
+from reports.content.why.causes import causes
 from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.method_rows import MethodRow
-from reports.formatting import duration_interval, interval, percent, ratio
+from reports.sentences import say
+from suite.runs.folder.profiles import MethodProfile
 
 _NEGLIGIBLE = 0.005
 # A training may be shorter than its effective FLOPs by this share before the sentence points to other causes.
 _EXPLAINED = 0.05
 
 
-def headlines(rows: Sequence[MethodRow], setting: str) -> tuple[Headline, ...]:
+def headlines(
+    rows: Sequence[MethodRow],
+    outcomes: Mapping[str, str],
+    profiles: Mapping[str, MethodProfile],
+    epochs: float,
+    dearer: frozenset[str] = frozenset(),
+) -> tuple[Headline, ...]:
     """Return one sentence per row.
 
     Args:
         rows: Rows of one group.
-        setting: Task, data copy and model of the group: `"cifar10 (sample copy), resnet9[width=0.25]"`.
+        outcomes: What the rule says, by method; it comes first.
+        profiles: Where the time of a step goes, by method, for those that have a profile.
+        epochs: Number of epochs of the trials; 0 if it is not known.
+        dearer: Methods that cost more than dense.
     """
-    return tuple(Headline(row.label, sentence(row, setting), row.colour) for row in rows)
+    lines = []
+    for row in rows:
+        text = sentence(row, [*causes(profiles.get(row.label), epochs)], is_dearer=row.label in dearer)
+        outcome = outcomes.get(row.label)
+        lines.append(Headline(row.label, f"{outcome}. {text}" if outcome else text, row.colour))
+    return tuple(lines)
 
 
-def sentence(row: MethodRow, setting: str) -> str:
-    """Return the sentence about a row, without the method's name in front."""
-    failed = f"{row.failures} of {len(row.trials)} trials" if row.failures else ""
+def sentence(row: MethodRow, why: Sequence[str] = (), *, is_dearer: bool = False) -> str:
+    """Return the sentence about a row, without the method's name in front.
+
+    Args:
+        row: A method.
+        why: Clauses about the causes of its time, which come last.
+        is_dearer: Whether it costs more than dense.
+    """
+    failures = f"{row.failures} of {len(row.trials)} trials" if row.failures else ""
     if not row.done:
-        return f"on {setting}: no trial is done ({failed}), so there are no numbers."
-    seeds = "1 seed, no interval" if row.seeds == 1 else f"{row.seeds} seeds"
-    head = f"on {setting}, {seeds}" + (f" ({failed}, not included in any number here)" if failed else "")
+        return say("methods.nothing_done", failures=failures)
+    head = say("methods.head", seeds=row.seeds, failures=failures)
     if row.is_baseline:
-        clauses = [_absolute_accuracy(row.accuracy), _absolute_time(row), "the baseline of all comparisons"]
+        clauses = [say("methods.accuracy", accuracy=_known(row.accuracy)), _seconds(row), say("methods.baseline")]
     else:
         clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_prerequisites(row)]
-    return f"{head}: {'; '.join(clauses)}."
+        clauses += [say("methods.dearer")] if is_dearer else []
+    return f"{head}: {'; '.join([*clauses, *why])}."
+
+
+def _known(quantity: Quantity) -> Estimate | None:
+    return quantity if isinstance(quantity, Estimate) else None
 
 
 def _prerequisites(row: MethodRow) -> list[str]:
@@ -60,115 +82,62 @@ def _prerequisites(row: MethodRow) -> list[str]:
         *map(str, spec.get("depends_on") or ()),
         *(f"the file {name}" for name in spec.get("files") or ()),
     ]
-    return [f"it starts from the result of {' and '.join(names)}, whose cost is not included"] if names else []
+    return [say("methods.starts_from", names=names)] if names else []
 
 
-def _absolute_accuracy(accuracy: Quantity) -> str:
-    if isinstance(accuracy, Missing):
-        return "accuracy was not measured"
-    return f"accuracy {percent(accuracy)} %"
-
-
-def _absolute_time(row: MethodRow) -> str:
-    if isinstance(row.train_time, Missing):
-        return "training time was not measured"
-    return f"measured training time {duration_interval(row.train_time)}" + _warning(row.time_is_disturbed)
-
-
-def _warning(disturbed: bool) -> str:
-    return f" ({DISTURBED}: do not rely on it)" if disturbed else ""
+def _seconds(row: MethodRow) -> str:
+    return say("methods.time", seconds=_known(row.train_time), is_disturbed=row.time_is_disturbed)
 
 
 def _accuracy(row: MethodRow) -> str:
     difference = row.accuracy_difference
     if isinstance(difference, Missing):
-        return f"{_absolute_accuracy(row.accuracy)}, not compared with dense ({difference.reason})"
-    points = difference.scaled(100)
-    if points.half_width is None:
-        side = "below" if points.mean < 0 else "above"
-        size = f"{abs(points.mean):.2f}"
-        single = "on 1 seed, no interval" if points.count == 1 else "no interval"
-        return f"accuracy {size} points {'from' if size == '0.00' else side} dense ({single})"
-    if points.covers(0):
-        return f"accuracy not distinguishable from dense ({interval(points, 2, sign=True, reference=0)} points)"
-    size = interval(Estimate(abs(points.mean), points.half_width, points.count), 2, reference=0)
-    return f"accuracy {size} points {'below' if points.mean < 0 else 'above'} dense"
+        return say("methods.accuracy_alone", known=_known(row.accuracy), reason=difference.reason)
+    return say("methods.difference", points=difference.scaled(100))
 
 
 def _time(row: MethodRow) -> str:
-    if row.timed is not None:  # load on the machine has less part in it than in the times of trials
+    if row.timed is not None:
         count = len(row.timed.sound or row.timed.passes)
-        passes = "1 time pass" if count == 1 else f"{count} time passes"
-        return f"training time {row.timed.ratio:.3f} × dense in {passes}" + _warning(row.timed.is_disturbed)
+        return say("methods.passes", share=row.timed.ratio, count=count, is_disturbed=row.timed.is_disturbed)
     times = row.time_ratio
     if isinstance(times, Missing):
-        return f"{_absolute_time(row)}, not compared with dense ({times.reason})"
-    warning = _warning(row.ratio_is_disturbed)
-    if times.half_width is None:
-        text = f"measured training time {ratio(times)} × dense" + _fewer_pairs(row, times, "on 1 seed, no interval")
-        return text + _unexplained(row, times) + warning
-    if times.covers(1):
-        text = f"measured training time not distinguishable from dense ({ratio(times)} × dense)"
-        return text + _fewer_pairs(row, times) + warning
-    word = "longer" if times.mean > 1 else "shorter"
-    text = f"measured training time {ratio(times)} × dense, {word}"
-    return text + _fewer_pairs(row, times) + _unexplained(row, times) + warning
-
-
-def _unexplained(row: MethodRow, times: Estimate) -> str:
+        return say(
+            "methods.time_alone", seconds=_known(row.train_time), is_disturbed=row.time_is_disturbed,
+            reason=times.reason,
+        )  # fmt: skip
     effective = row.flops_ratio["effective"]
-    if isinstance(effective, Missing) or times.high >= min(1.0, effective.mean) - _EXPLAINED:
-        return ""
-    return " (less than its FLOPs explain: expect other causes, such as load on the machine)"
-
-
-def _fewer_pairs(row: MethodRow, compared: Estimate, single: str = "") -> str:
-    if compared.half_width is None and compared.count > 1:
-        return f" (the same on {compared.count} of {row.seeds} seeds, no interval)"
-    if compared.count == row.seeds:
-        return ""
-    return f" ({single or f'paired over {compared.count} of {row.seeds} seeds'})"
+    unexplained = (
+        isinstance(effective, Estimate)
+        and not (times.half_width is not None and times.covers(1))
+        and times.high < min(1.0, effective.mean) - _EXPLAINED
+    )
+    return say(
+        "methods.trials", times=times, seeds=row.seeds, unexplained=unexplained, is_disturbed=row.ratio_is_disturbed
+    )
 
 
 def _training_flops(row: MethodRow) -> list[str]:
     executed, effective, current = (row.flops_ratio[kind] for kind in ("executed", "effective", "current"))
     if isinstance(executed, Missing):
-        return ["executed training FLOPs were not recorded"]
+        return [say("methods.flops_unknown")]
     saved = executed.complement()
-    clauses = []
-    if abs(saved.mean) >= _NEGLIGIBLE:
-        clauses.append(f"executed {_share(saved)} training FLOPs than the dense network needs")
-    if isinstance(effective, Missing):
-        return clauses or ["executed as many training FLOPs as the dense network needs"]
-    skippable = executed.mean - effective.mean
-    if skippable >= _NEGLIGIBLE:
+    clauses = [say("methods.executed", saved=saved)] if abs(saved.mean) >= _NEGLIGIBLE else []
+    if isinstance(effective, Estimate) and executed.mean - effective.mean >= _NEGLIGIBLE:
         # The kernels used some of the sparsity if they executed less than the current shapes need.
         used = isinstance(current, Estimate) and current.mean - executed.mean >= _NEGLIGIBLE
-        more = "a further " if clauses else ""
-        tail = "but no kernel here skipped these" if used else "but no kernel here skipped any"
-        clauses.append(f"{more}{100 * skippable:.0f} % of dense's training multiply-adds could be skipped, {tail}")
-    return clauses or ["executed as many training FLOPs as the dense network needs, and none could be skipped"]
+        skipped = "some" if used else "few" if skips(row) else "none"
+        percent = 100 * (executed.mean - effective.mean)
+        clauses.append(say("methods.skippable", percent=percent, further=bool(clauses), skipped=skipped))
+    return clauses or [say("methods.all_executed", effective_known=isinstance(effective, Estimate))]
 
 
 def _final_model(row: MethodRow) -> list[str]:
     inference, effective = row.inference_ratio, row.inference_effective_ratio
     if isinstance(inference, Missing):
         return []
-    clauses = []
     saved = inference.complement()
-    if abs(saved.mean) >= _NEGLIGIBLE:
-        clauses.append(f"the final model needs {_share(saved)} inference FLOPs")
+    clauses = [say("methods.inference", saved=saved)] if abs(saved.mean) >= _NEGLIGIBLE else []
     if isinstance(effective, Estimate) and inference.mean - effective.mean >= _NEGLIGIBLE:
-        unused = 100 * (inference.mean - effective.mean)
-        clauses.append(f"zero weights would let hardware skip {unused:.0f} % of the dense model's inference FLOPs")
+        clauses.append(say("methods.zero_weights", percent=100 * (inference.mean - effective.mean)))
     return clauses
-
-
-def _share(saved: Estimate) -> str:
-    """Write a saving as `23 [19, 27] % fewer` or `12 % more`, in whole percents; an interval of 0 is left out."""
-    share = saved.scaled(100 if saved.mean > 0 else -100)
-    word = "fewer" if saved.mean > 0 else "more"
-    if share.half_width is None or round(share.half_width) == 0:
-        return f"{share.mean:.0f} % {word}"
-    text = f"{interval(share, 0, reference=0)} % {word}"
-    return f"{text} (an interval that covers 0)" if share.covers(0) else text

@@ -9,7 +9,9 @@ from reports import formatting
 from reports.data.estimates import Missing, Quantity
 from reports.figures.figure import Figure
 
-Kind = Literal["measured", "counted", "counted, assumes hardware that skips", "modelled", "published", ""]
+Kind = Literal[
+    "measured", "measured, dense fitted", "counted", "counted, assumes hardware that skips", "modelled", "published", ""
+]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Column:
         kind: Whether the numbers were measured, counted, modelled or published.
         note: Explanation, shown on hover and below the table.
         numeric: Whether the cells are aligned and sorted as numbers.
+        short: Name on narrow screens, where it stands next to each number (default: the title).
     """
 
     title: str
@@ -48,6 +51,7 @@ class Column:
     kind: Kind = ""
     note: str = ""
     numeric: bool = True
+    short: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,6 @@ class Verdict:
         basis: Seeds, threads and minutes, and what these seeds and passes could have shown; may be empty.
         advice: What would give a verdict where there is none, and what could change it; may be empty.
         certainty: What the tests cover; empty where nothing was tested.
-        lines: One line per method: its outcomes, and why.
     """
 
     purposes: tuple[str, ...]
@@ -100,7 +103,6 @@ class Verdict:
     basis: str = ""
     advice: str = ""
     certainty: str = ""
-    lines: tuple[Headline, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,12 +130,11 @@ class Group:
 
     Attributes:
         title: Heading of the section.
-        question: Heading of the sentences.
         slug: Prefix of anchors and file names.
         subtitle: Epochs, batch size, device, versions and data copy.
         data_note: What the data copy means for the numbers.
         verdict: What its methods are worth; `None` if there is no method besides dense.
-        headlines: One sentence per method.
+        headlines: One sentence per method: what the rule says, and why.
         remarks: Warnings that concern several methods, for example disturbed times.
         tables: Tables with one row per method, the verdicts at equal FLOPs first; empty if no trial is done.
         tradeoff_figures: Accuracy against cost.
@@ -146,7 +147,6 @@ class Group:
     """
 
     title: str
-    question: str
     slug: str
     subtitle: str
     data_note: str

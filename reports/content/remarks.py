@@ -1,34 +1,93 @@
-"""Remarks of a report: backends other than PyTorch's dense ones, and what missing files leave out."""
+"""Remarks of a group: times that cannot be relied on, machines, backends, and what missing files leave out.
+
+The sentences are in `reports/sentences/remarks.j2`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from reports.data.disturbed_times import mark_disturbed
-from reports.data.groups import MACHINE, Machine, TrialGroup, seed_of
+from reports.data.disturbed_times import UNSTEADY, attempts, busy_share, shared_with, spread
+from reports.data.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
 from reports.data.method_rows import MethodRow
-from reports.data.records import Records, Trial
-from reports.formatting import interval, si
+from reports.data.records import FILES, Records, Trial
+from reports.sentences import say
 from suite.files import clean
-from suite.runs.folder.times import PassTime
+from suite.runs.folder.times import BUSY
+from suite.subnormals import FLUSH
 
 _DENSE = "torch"
-_MAX_NAMES = 6
-# For each file of a trial, what the report does not show without it.
-_CONSEQUENCES = {
-    "trial.json": (
-        "their recipe, hardware, versions, settings and full hash are unknown, and so is whether other programs were "
-        "running, whether the trials were interrupted, and what is noted about their copy of the data (accuracies on "
-        "JPEG copies are lower than on the published images)"
-    ),
-    "epochs.jsonl": (
-        "curves over epochs and over time, FLOPs per step, shapes by layer, backends of the layers and the check for "
-        "unsteady times do not include them"
-    ),
-    "layers.csv": "their shapes by layer start at the end of the first epoch",
-}
+
+
+def time_remarks(trials: Sequence[Trial]) -> list[str]:
+    """Return a line for each reason why times of trials cannot be relied on."""
+    done = [trial for trial in trials if trial.done]
+    return [
+        *_worst("shared_devices", done, shared_with, lambda number: number > 0),
+        *_worst("competing_programs", done, busy_share, lambda load: load >= BUSY),
+        *_worst("unsteady", done, spread, lambda ratio: ratio > UNSTEADY, limit=UNSTEADY),
+        *_slow_products(done),
+        *_emulated(done),
+        *_unflushed(done),
+        *_resumed(done),
+    ]
+
+
+def _worst(
+    name: str, done: Sequence[Trial], of: Callable[[Trial], float], is_bad: Callable[[float], bool], **more: float
+) -> list[str]:
+    """Return a line with the number of trials that a measure marks, and the worst of them."""
+    found = {trial.name: value for trial in done if is_bad(value := of(trial))}
+    if not found:
+        return []
+    worst = max(found, key=lambda trial: found[trial])
+    return [say(f"remarks.{name}", trials=len(found), done=len(done), most=found[worst], worst=worst, **more)]
+
+
+def _slow_products(done: Sequence[Trial]) -> list[str]:
+    """Name the layers of which oneDNN computed a product with a reference implementation."""
+    slow: dict[str, list[str]] = {}
+    for trial in done:
+        found = trial.provenance.get("onednn_fallbacks")
+        if isinstance(found, list) and found:
+            slow.setdefault(clean("; ".join(map(str, found))), []).append(trial.name)
+    return [say("remarks.slow_products", products=slow)] if slow else []
+
+
+def _emulated(done: Sequence[Trial]) -> list[str]:
+    """Name a data type that the processor has no arithmetic for."""
+    found = [clean(str(trial.provenance["emulated_dtype"])) for trial in done if trial.provenance.get("emulated_dtype")]
+    return [say("remarks.emulated", trials=len(found), done=len(done), dtype=found[0])] if found else []
+
+
+def _unflushed(done: Sequence[Trial]) -> list[str]:
+    on_cpu = [trial for trial in done if trial.text("device") == "cpu"]
+    count = sum(trial.text("arithmetic") != FLUSH for trial in on_cpu)
+    return [say("remarks.unflushed", trials=count, done=len(on_cpu))] if count else []
+
+
+def _resumed(done: Sequence[Trial]) -> list[str]:
+    """Name trials whose times are sums over several attempts, and what changed in between."""
+    found = []
+    for trial in done:
+        ends = [clean(str(attempt.get("until_epoch"))) for attempt in attempts(trial)]
+        changes = trial.provenance.get("resumed_elsewhere")
+        if ends:
+            texts = [clean(str(change)) for change in changes] if isinstance(changes, list) else []
+            found.append((trial.name, ends, texts))
+    return [say("remarks.resumed", trials=found)] if found else []
+
+
+class _Backend(NamedTuple):
+    """Layers that a backend computed; of the dense backend, those whose sparsity it did not use are `sparse`."""
+
+    backend: str
+    layers: list[str]
+    is_dense: bool
+    sparse: list[str]
 
 
 def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
@@ -42,73 +101,22 @@ def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
         if trial is None:
             continue
         sparse = _sparse_layers(trial)
-        parts = [
-            f"{backend} in {_layers(layers, len(first), None if backend != _DENSE else sparse)}"
-            for backend, layers in _by_backend(first)
-        ]
-        others = "" if all(found == first for _, found in by_seed) else "; other seeds differ"
-        lines.append(
-            clean(
-                f"Backend used per layer in the last epoch of {row.label} (seed {seed_of(trial)}): "
-                f"{'; '.join(parts)}{others}."
-            )
+        used = []
+        for name in sorted(set(first.values()), key=lambda name: (name == _DENSE, name)):
+            layers = [layer for layer in first if first[layer] == name]
+            used.append(_Backend(name, layers, name == _DENSE, [layer for layer in layers if layer in sparse]))
+        differ = any(found != first for _, found in by_seed)
+        line = say(
+            "remarks.backends", name=row.label, seed=seed_of(trial), used=used, layers=len(first), others_differ=differ
         )
+        lines.append(clean(line))
     return lines
-
-
-def machine_remarks(group: TrialGroup) -> list[str]:
-    """Return one line for each other machine with trials of the same task and model."""
-    lines = []
-    key = tuple(group.key[name] for name in MACHINE)
-    if group.trained not in ((), key):
-        lines.append(
-            f"Times relative to dense were measured on {_named(key)}; times of trials, memory and executed FLOPs are "
-            f"those of {_named(group.trained)}."
-        )
-    for one in group.elsewhere:
-        machine = f"{one.done} {'trial' if one.done == 1 else 'trials'} of {_named(one.machine)}"
-        differences = "; ".join(
-            f"{clean(name)}: {interval(there.scaled(100), 2, sign=True, reference=0.0)} points"
-            for name, there in one.differences.items()
-        )
-        compared = f" Accuracy there minus here: {differences} (intervals that hold together at 95 %)."
-        if not one.differences:
-            compared = "" if one.refused else " Their accuracies were not compared: nothing has three seeds on both."
-        if one.refused:
-            lines.append(f"{machine} do not count here: {clean(one.refused)}.{compared}")
-        else:
-            lines.append(f"The accuracies of {machine} count here; their times and executed FLOPs do not.{compared}")
-    return lines
-
-
-def _named(machine: Machine) -> str:
-    hardware, threads, torch = (clean(text) or "not recorded" for text in machine)
-    return f"hardware {hardware} (threads {threads}, torch {torch})"
 
 
 def _last_backends(trial: Trial) -> dict[str, str]:
     """Return the backend of each layer in the last epoch; empty if the records do not name them."""
     backends = trial.epochs[-1].get("backends") if trial.epochs else None
     return {str(layer): str(name) for layer, name in backends.items()} if isinstance(backends, Mapping) else {}
-
-
-def _by_backend(chosen: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    """Return each backend with its layers, `torch` last."""
-    backends = sorted(set(chosen.values()), key=lambda name: (name == _DENSE, name))
-    return [(backend, [layer for layer in chosen if chosen[layer] == backend]) for backend in backends]
-
-
-def _layers(layers: Sequence[str], total: int, sparse: set[str] | None) -> str:
-    """Name all layers of a sparse backend; of the dense backend only those in `sparse`."""
-    count = f"{len(layers)} of {total} layers"
-    if sparse is None:
-        return f"{count} ({_names(layers)})"
-    with_zeros = [layer for layer in layers if layer in sparse]
-    return f"{count}, multiplying zeros in {len(with_zeros)} ({_names(with_zeros)})" if with_zeros else count
-
-
-def _names(layers: Sequence[str]) -> str:
-    return ", ".join(layers[:_MAX_NAMES]) + (", ..." if len(layers) > _MAX_NAMES else "")
 
 
 def _sparse_layers(trial: Trial) -> set[str]:
@@ -118,25 +126,41 @@ def _sparse_layers(trial: Trial) -> set[str]:
     return {str(name) for name, record in found if min(record.get("density", ()), default=1.0) < 1}
 
 
+def machine_remarks(group: TrialGroup) -> list[str]:
+    """Return one line for each other machine with trials of the same task and model."""
+    lines = []
+    key = tuple(group.key[name] for name in MACHINE)
+    if group.trained not in ((), key):
+        lines.append(say("remarks.two_machines", timed=_known(key), trained=_known(group.trained)))
+    for one in group.elsewhere:
+        differences = {clean(name): there.scaled(100) for name, there in one.differences.items()}
+        of, refused = _known(one.machine), clean(one.refused)
+        lines.append(say("remarks.elsewhere", done=one.done, of=of, refused=refused, differences=differences))
+    return lines
+
+
+def _known(machine: Machine) -> list[str]:
+    return [clean(text) or "not recorded" for text in machine]
+
+
+def repeated_seeds(group: TrialGroup) -> list[str]:
+    """Return one line for each seed of a method that was run several times."""
+    runs = Counter((label(trial), seed_of(trial)) for trial in group.trials if trial.done)
+    return [
+        say("remarks.repeated_seed", name=name, times=times, seed=seed)
+        for (name, seed), times in sorted(runs.items())
+        if times > 1
+    ]
+
+
 def communication_remarks(rows: Sequence[MethodRow]) -> list[str]:
     """Return a line with the gradients that data-parallel trials communicated; none if each trial had one process."""
     found = [(row, gradients) for row in rows if (gradients := [*filter(None, map(_gradients, row.done))])]
     if not found:
         return []
-    means = [(row, fmean(measured for measured, _ in several)) for row, several in found]
-    dense = next((mean for row, mean in means if row.is_baseline), 0.0)
-    pieces = [
-        f"{row.label} {si(mean, 'B')}" + (f" ({mean / dense:.3f} × dense)" if dense and not row.is_baseline else "")
-        for row, mean in means
-    ]
+    means = {row.label: fmean(measured for measured, _ in several) for row, several in found}
     other = [row.label for row, several in found if any(measured != counted for measured, counted in several)]
-    counted = f"They differ from the counted bytes in {', '.join(other)}." if other else "They equal the counted bytes."
-    return [
-        clean(
-            "Gradients that each process handed to all-reduce operations in the whole training (measured, mean over "
-            f"seeds): {', '.join(pieces)}. {counted}"
-        )
-    ]
+    return [clean(say("remarks.communication", gradients=means, dense=means.get(BASELINE, 0.0), other=other))]
 
 
 def _gradients(trial: Trial) -> tuple[int, int] | None:
@@ -149,24 +173,48 @@ def _gradients(trial: Trial) -> tuple[int, int] | None:
     return measured, counted
 
 
+def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
+    """Return a line with the training times of the time passes, next to dense timed against itself."""
+    timed = [(row.label, row.timed) for row in rows if row.timed is not None]
+    if not timed:
+        return []
+    passes = [one for _, time in timed for one in time.passes]
+    remarks = [
+        say(
+            "remarks.time_passes",
+            methods=[(name, time.passes) for name, time in timed],
+            threads=timed[0][1].threads,
+            trials=[*dict.fromkeys(one.trial for one in passes)],
+            commits=[*dict.fromkeys(_commit(one.provenance) for one in passes)],
+        )
+    ]
+    starts = [name for name, time in timed if any(stage.end is None for one in time.passes for stage in one.stages)]
+    if starts:
+        remarks.append(say("remarks.only_starts", methods=starts))
+    disturbed = [(name, one.load) for name, time in timed for one in time.passes if one.is_disturbed]
+    if disturbed:
+        names = [*dict.fromkeys(name for name, _ in disturbed)]
+        remarks.append(say("remarks.disturbed_passes", methods=names, load=max(load for _, load in disturbed)))
+    return remarks
+
+
+def _commit(provenance: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the commit that measured, empty if it is not known, and whether its files were changed."""
+    git = provenance.get("git")
+    commit = git.get("commit") if isinstance(git, Mapping) else None
+    return (str(commit)[:10], bool(git.get("dirty"))) if commit and isinstance(git, Mapping) else ("", False)
+
+
 def missing_file_notes(records: Records) -> tuple[str, ...]:
     """Return one line for each kind of file that finished trials lack, and one if `suite.json` is missing."""
     done = [trial for trial in records.trials if trial.done]
     lines = []
-    for file, consequence in _CONSEQUENCES.items():
-        without = [trial for trial in done if file in trial.missing_files]
-        if without:
-            lines.append(f"{_subject(without, done)} no {file}: {consequence}.")
+    for file in FILES:
+        if without := [trial.name for trial in done if file in trial.missing_files]:
+            lines.append(say("remarks.missing", file=file, without=without, done=len(done)))
     if not records.suite and not records.damage:
-        lines.append("The folder has no suite.json: the commands that produced these results are unknown.")
+        lines.append(say("remarks.no_suite"))
     return tuple(lines)
-
-
-def _subject(without: Sequence[Trial], done: Sequence[Trial]) -> str:
-    if len(without) == len(done):
-        return "The finished trial has" if len(done) == 1 else f"All {len(done)} finished trials have"
-    names = ", ".join(trial.name for trial in without[:3]) + (", ..." if len(without) > 3 else "")
-    return f"{len(without)} of the {len(done)} finished trials ({names}) {'has' if len(without) == 1 else 'have'}"
 
 
 def retained_figure_notes(figures: Sequence[str]) -> tuple[str, ...]:
@@ -175,59 +223,4 @@ def retained_figure_notes(figures: Sequence[str]) -> tuple[str, ...]:
     Args:
         figures: File names without the prefix of the group.
     """
-    if not figures:
-        return ()
-    count = "One figure" if len(figures) == 1 else f"{len(figures)} figures"
-    return (
-        f"{count} of an earlier report cannot be drawn again from these files and "
-        f"{'is' if len(figures) == 1 else 'are'} kept unchanged in figures/: {', '.join(figures)}.",
-    )
-
-
-def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
-    """Return a line with the training times of the time passes, next to dense timed against itself."""
-    timed = [(row.label, row.timed) for row in rows if row.timed is not None]
-    if not timed:
-        return []
-    threads = f"{timed[0][1].threads} thread" + ("" if timed[0][1].threads == 1 else "s")
-    pieces = [
-        f"{name} {', '.join(_ratio(one) for one in time.passes)} (a second dense network in its place: "
-        f"{', '.join(f'{one.dense_twice:.3f}' for one in time.passes)})"
-        for name, time in timed
-    ]
-    passes = [one for _, time in timed for one in time.passes]
-    trials = "; ".join(dict.fromkeys(one.trial for one in passes))
-    commits = " and ".join(dict.fromkeys(_commit(one.provenance) for one in passes))
-    disturbed = {name: [one.load for one in time.passes if one.is_disturbed] for name, time in timed}
-    marked = [name for name, loads in disturbed.items() if loads]
-    remarks = [
-        f"Time passes: training time × dense, from alternating steps on {threads}: {', '.join(pieces)}. Timed were the "
-        f"networks of {trials}, by {commits}."
-    ]
-    starts = [name for name, time in timed if any(stage.end is None for one in time.passes for stage in one.stages)]
-    if starts:
-        remarks.append(
-            f"Stages of {', '.join(starts)} were timed only in the state in which they began, since the folder has not "
-            "kept that in which they ended: a cost that depends on the weights may be missing."
-        )
-    if marked:
-        load = max(load for loads in disturbed.values() for load in loads)
-        remarks.append(
-            f"Some time passes were disturbed: other programs used up to {load:.1f} cores while "
-            f"{', '.join(marked)} was measured. These passes do not count."
-        )
-    return remarks
-
-
-def _commit(provenance: Mapping[str, Any]) -> str:
-    """Return the commit that measured, and whether its files were changed."""
-    git = provenance.get("git")
-    commit = git.get("commit") if isinstance(git, Mapping) else None
-    if not commit:
-        return "an unknown commit"
-    assert isinstance(git, Mapping)
-    return f"commit {str(commit)[:10]}{' with changes' if git.get('dirty') else ''}"
-
-
-def _ratio(one: PassTime) -> str:
-    return mark_disturbed(f"{one.ratio:.3f}", one.is_disturbed)
+    return (say("remarks.retained", figures=figures),) if figures else ()

@@ -9,10 +9,9 @@ from reports.content.model import Cell, Column, Kind, Table, missing_cell, quant
 from reports.content.verdict import inference_share, word
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
-from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, by_seed, not_measured, times_rank
-from reports.data.records import Trial
+from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, not_measured, times_rank
 from reports.data.rule import Answer, Judged, costs_more
-from reports.data.verdict import Cost
+from reports.data.verdict import Cost, gain_of
 from suite.runs.folder.columns import COLUMNS
 from suite.runs.folder.times import MethodTime
 
@@ -25,7 +24,7 @@ _TIMED = (
     "95 % interval in brackets covers differences between passes; it needs three of them."
 )
 _GAIN = (
-    "Accuracy minus that of dense training for the same cost (the row below). The intervals of a page hold together "
+    "Accuracy minus that of dense training for the same cost. The intervals of a page hold together "
     "with 95 %, and cover the fit of dense."
 )
 _OUTCOME = (
@@ -69,17 +68,22 @@ def verdict_table(
         return None
     judged = {} if answer is None else {one.candidate.label: one for one in answer.judged}
     claims = 0 if answer is None else answer.claims
-    ratios, less = Column("Training time", "× dense", "measured", _TIMED), "in less time"
+    ratios = Column("Training time", "× dense", "measured", _TIMED, short="Time")
+    equal, less = "At equal time", "in less time"
     if cost == "flops":
-        ratios, less = Column("Executed training FLOPs", "× dense", "counted", _RATIOS), "for fewer FLOPs"
+        ratios = Column("Executed training FLOPs", "× dense", "counted", _RATIOS, short="FLOPs")
+        equal, less = "At equal FLOPs", "for fewer FLOPs"
+    interval = _INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED
     columns = (
         Column("Method", numeric=False),
-        Column("Accuracy", "%", "measured", _INTERVAL if any(row.seeds > 1 for row in rows) else _ONE_SEED),
+        Column("Accuracy", "%", "measured", interval),
         ratios,
-        Column("Gain over dense for this cost", "points", "measured", _GAIN),
-        Column(f"At equal {'time' if cost == 'time' else 'FLOPs'}", numeric=False, note=_OUTCOME.format(margin=margin)),
-        Column(f"As good as dense, {less}", numeric=False, note=_AS_GOOD.format(margin=margin)),
-        Column("Inference FLOPs", "× dense", "counted", _INFERENCE),
+        Column("Gain over dense for this cost", "points", "measured, dense fitted", _GAIN, short="Gain"),
+        Column(equal, numeric=False, note=_OUTCOME.format(margin=margin)),
+        Column(
+            f"As good as dense, {less}", numeric=False, note=_AS_GOOD.format(margin=margin), short="As good for less"
+        ),
+        Column("Inference FLOPs", "× dense", "counted", _INFERENCE, short="Inference"),
     )
     body: list[tuple[Cell, ...]] = []
     under = set()
@@ -110,9 +114,8 @@ def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: fl
         return accuracy, ratio, nothing, nothing, nothing, inference
     missing = missing_cell(judged.reason or "not measured")
     gain, note = missing, missing.note if judged.reason else ""
-    if judged.gain is not None and judged.at_equal_cost != "not measured":
-        width = judged.gain.half_width(claims)
-        gain = Cell(f"{formatting.signed(judged.gain.value, 2)} ± {width:.2f}", value=judged.gain.value)
+    if (points := gain_of(judged, claims)) is not None and judged.at_equal_cost != "not measured":
+        gain = Cell(formatting.points(points), value=points.mean)
     return (
         accuracy,
         ratio,
@@ -212,7 +215,7 @@ def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
         _cell(
             row.accuracy_difference,
             seeds,
-            lambda value: formatting.interval(value.scaled(100), 2, sign=True, reference=0),
+            lambda value: formatting.points(value.scaled(100)),
         ),
         _cell(row.train_time, seeds, time),
         _ratio_cell(row),
@@ -263,7 +266,7 @@ def _relative_cells(row: MethodRow) -> tuple[Cell, ...]:
     ratios = (
         row.flops_ratio["executed"], row.flops_ratio["effective"], row.inference_ratio, row.params_ratio,
     )  # fmt: skip
-    return (*(_cell(one, row.seeds, _exact_ratio) for one in ratios), _peak_memory(row.done))
+    return (*(_cell(one, row.seeds, _exact_ratio) for one in ratios), _peak_memory(row))
 
 
 def _exact_ratio(value: Estimate) -> str:
@@ -286,7 +289,7 @@ def _counted_head(name: str) -> Column:
 
 def _count_cells(row: MethodRow) -> tuple[Cell, ...]:
     def counted(column: str) -> Cell:
-        values = list(by_seed(row.done, column).values())
+        values = list(row.by_seed(column).values())
         quantity = estimate(values, not_measured(column) if row.done else NONE_DONE)
         return _cell(quantity, row.seeds, lambda value: formatting.si(value.mean, COLUMNS[column].unit))
 
@@ -318,8 +321,8 @@ def _whole_percent(value: Estimate, *, exact: bool = False) -> str:
     return formatting.interval(value.scaled(100), 0, exact=exact, reference=None if exact else 0)
 
 
-def _peak_memory(done: Sequence[Trial]) -> Cell:
-    values = by_seed(done, "peak_memory_bytes")
+def _peak_memory(row: MethodRow) -> Cell:
+    values = row.by_seed("peak_memory_bytes")
     if not values:
-        return missing_cell(not_measured("peak_memory_bytes") if done else NONE_DONE)
+        return missing_cell(not_measured("peak_memory_bytes") if row.done else NONE_DONE)
     return Cell(formatting.binary_bytes(max(values.values())), value=max(values.values()))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import pandas as pd
 
 from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, Ratio, estimate, mean_of, paired
 from reports.data.groups import BASELINE, Look, TrialGroup, is_control, label, seed_of
 from reports.data.records import Trial
 from reports.data.rule import Candidate, CostShare, Evidence, Mean, cost_shares, mean_accuracy, pooled
+from suite.runs.folder.columns import NUMBER_COLUMNS
 from suite.runs.folder.times import MethodTime
 
 FLOPS = ("dense", "current", "effective", "executed")
@@ -29,6 +33,7 @@ class MethodRow:
         look: Colour, marker and dashes in figures.
         is_baseline: Whether this is dense training without parameters.
         trials: All trials of the method, including failed ones.
+        means: Numbers of the finished trials, with a row a seed (`seed_means`).
         accuracy: Test accuracy as a fraction; its interval has the pooled spread (`pooled_accuracies`).
         accuracy_difference: Test accuracy minus that of dense, likewise. Seeds are not paired.
         train_time: Training time in seconds.
@@ -48,6 +53,7 @@ class MethodRow:
     look: Look
     is_baseline: bool
     trials: tuple[Trial, ...]
+    means: pd.DataFrame = field(compare=False, repr=False)
     accuracy: Quantity
     accuracy_difference: Quantity
     train_time: Quantity
@@ -92,13 +98,17 @@ class MethodRow:
     @property
     def seeds(self) -> int:
         """Number of different seeds among the finished trials."""
-        return len({trial.number("seed") for trial in self.done})
+        return len(self.means)
 
     @property
     def failures(self) -> str:
         """Number of failed trials by status, `1 diverged, 2 error`; empty if all trials are done."""
-        statuses = [trial.text("status") or "without a status" for trial in self.trials if not trial.done]
-        return ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses)))
+        statuses = Counter(trial.text("status") or "without a status" for trial in self.trials if not trial.done)
+        return ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+
+    def by_seed(self, column: str) -> dict[int, float]:
+        """Return a number of `results.csv` by seed, for the seeds that have it."""
+        return _by_seed(self.means[column])
 
 
 def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]:
@@ -111,9 +121,11 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]
     members: dict[str, list[Trial]] = {}
     for trial in group.trials:
         members.setdefault(label(trial), []).append(trial)
+    means = seed_means(group.trials)
     dense = members.get(BASELINE, [])
     rows = [
-        replace(_row(name, looks[name], trials, dense), timed=group.times.get(name)) for name, trials in members.items()
+        replace(_row(name, looks[name], trials, dense, means), timed=group.times.get(name))
+        for name, trials in members.items()
     ]
     methods = [row for row in rows if row.timed is not None and not row.is_baseline and not row.is_control]
     candidates = [Candidate(row.label, (), tuple(one.ratio for one in row.timed.sound)) for row in methods if row.timed]
@@ -140,7 +152,7 @@ def pooled_accuracies(rows: Sequence[MethodRow], budgets: Iterable[Sequence[floa
         rows: Rows of one group.
         budgets: Accuracies of the seeds of each shorter dense training, as fractions.
     """
-    cells = {row.label: list(by_seed(row.done, "test_accuracy").values()) for row in rows}
+    cells = {row.label: list(row.by_seed("test_accuracy").values()) for row in rows}
     baseline = next((row.label for row in rows if row.is_baseline), "")
     of_dense = pooled([*budgets, cells.get(baseline, [])])
     of_methods = pooled(values for name, values in cells.items() if name != baseline)
@@ -171,8 +183,9 @@ def with_interval(mean: Mean, count: int) -> Estimate:
     return Estimate(mean.value, mean.half_width() if known else None, count)
 
 
-def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial]) -> MethodRow:
+def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial], all_means: pd.DataFrame) -> MethodRow:
     done, dense_done = ([trial for trial in several if trial.done] for several in (trials, dense))
+    means, dense_means = (_of_method(all_means, method) for method in (name, BASELINE))
     is_baseline = name == BASELINE
     no_baseline = "no dense trial is done" if dense else "dense was not run here"
 
@@ -181,7 +194,8 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial])
             return Missing(NONE_DONE)
         if not dense_done:
             return Missing(no_baseline)
-        return paired(by_seed(done, column), by_seed(dense_done, column), combine, not_measured(column))
+        values, of_dense = (_by_seed(one[column]) for one in (means, dense_means))
+        return paired(values, of_dense, combine, not_measured(column))
 
     own_disturbed, dense_disturbed = (any(map(is_disturbed, several)) for several in (done, dense_done))
     difference = Missing("dense is the baseline of the differences")
@@ -190,15 +204,16 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial])
         look=look,
         is_baseline=is_baseline,
         trials=tuple(trials),
-        accuracy=_over_seeds(done, "test_accuracy"),
+        means=means,
+        accuracy=_over_seeds(means, "test_accuracy"),
         accuracy_difference=difference if is_baseline else against_dense("test_accuracy", "difference"),
-        train_time=_over_seeds(done, "train_time_s"),
+        train_time=_over_seeds(means, "train_time_s"),
         time_ratio=_without_interval(against_dense("train_time_s", "ratio"), is_baseline),
-        flops={kind: _over_seeds(done, f"train_flops_{kind}") for kind in FLOPS},
-        flops_ratio={kind: _own_ratio(done, f"train_flops_{kind}", "train_flops_dense") for kind in FLOPS},
-        inference_ratio=_own_ratio(done, "inference_flops", "inference_flops_dense"),
-        inference_effective_ratio=_own_ratio(done, "inference_flops_effective", "inference_flops_dense"),
-        params_ratio=_own_ratio(done, "params", "params_dense"),
+        flops={kind: _over_seeds(means, f"train_flops_{kind}") for kind in FLOPS},
+        flops_ratio={kind: _own_ratio(means, f"train_flops_{kind}", "train_flops_dense") for kind in FLOPS},
+        inference_ratio=_own_ratio(means, "inference_flops", "inference_flops_dense"),
+        inference_effective_ratio=_own_ratio(means, "inference_flops_effective", "inference_flops_dense"),
+        params_ratio=_own_ratio(means, "params", "params_dense"),
         time_is_disturbed=own_disturbed,
         ratio_is_disturbed=not is_baseline and (own_disturbed or dense_disturbed),  # dense over dense is always 1
     )
@@ -207,35 +222,41 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial])
 NONE_DONE = "no trial of this method is done"
 
 
+def seed_means(trials: Iterable[Trial]) -> pd.DataFrame:
+    """Return the numbers of finished trials, with a row a method and seed, and the numeric columns of `results.csv`.
+
+    A seed that was run twice counts once, with the mean: it is one sample.
+    """
+    done = [trial for trial in trials if trial.done]
+    index = pd.MultiIndex.from_arrays([[*map(label, done)], [*map(seed_of, done)]], names=["method", "seed"])
+    frame = pd.DataFrame([dict(trial.numbers) for trial in done], index, list(NUMBER_COLUMNS), dtype=float)
+    return frame.groupby(level=["method", "seed"], sort=False).mean()
+
+
+def _of_method(means: pd.DataFrame, name: str) -> pd.DataFrame:
+    return means[means.index.get_level_values("method") == name].droplevel("method")
+
+
+def _by_seed(values: pd.Series) -> dict[int, float]:
+    known = values.dropna()
+    return dict(zip(known.index.to_list(), known.to_list(), strict=True))
+
+
 def by_seed(trials: Iterable[Trial], column: str) -> dict[int, float]:
-    """Return one value per seed. A seed that was run twice counts once, with the mean: it is one sample."""
-    values: dict[int, list[float]] = {}
-    for trial in trials:
-        value = trial.number(column)
-        if value is not None:
-            values.setdefault(seed_of(trial), []).append(value)
-    return {seed: sum(several) / len(several) for seed, several in values.items()}
+    """Return one value per seed of trials of one method; a seed that was run twice counts with the mean."""
+    values = [(seed_of(trial), trial.number(column)) for trial in trials]
+    return _by_seed(pd.DataFrame(values, columns=["seed", "value"]).groupby("seed", sort=False)["value"].mean())
 
 
-def repeated_seeds(group: TrialGroup) -> list[str]:
-    """Return one line for each method of which a seed was run several times."""
-    lines = []
-    for name in dict.fromkeys(label(trial) for trial in group.trials):
-        seeds = [seed_of(trial) for trial in group.trials if trial.done and label(trial) == name]
-        for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
-            lines.append(f"{name} was run {seeds.count(seed)} times with seed {seed}; their mean counts as one seed.")
-    return lines
+def _over_seeds(means: pd.DataFrame, column: str) -> Quantity:
+    return estimate(means[column].dropna().to_list(), not_measured(column) if len(means) else NONE_DONE)
 
 
-def _over_seeds(done: Sequence[Trial], column: str) -> Quantity:
-    return estimate(list(by_seed(done, column).values()), not_measured(column) if done else NONE_DONE)
-
-
-def _own_ratio(done: Sequence[Trial], column: str, dense_column: str) -> Quantity:
-    if not done:
+def _own_ratio(means: pd.DataFrame, column: str, dense_column: str) -> Quantity:
+    if means.empty:
         return Missing(NONE_DONE)
-    reason = not_measured(column)
-    return paired(by_seed(done, column), by_seed(done, dense_column), "ratio", reason)
+    values, of_dense = (_by_seed(means[name]) for name in (column, dense_column))
+    return paired(values, of_dense, "ratio", not_measured(column))
 
 
 def not_measured(column: str) -> str:

@@ -339,8 +339,9 @@ def dense_curve(budgets: Iterable[Budget]) -> DenseCurve | NoCurve:
     for several, which, need in needs:
         if several is used and len(whole.accuracies) < FEWEST_SEEDS:
             return NoCurve(f"dense has {len(whole.accuracies)} of at least {FEWEST_SEEDS} seeds", "seeds")
-        if len(several) < FEWEST_BUDGETS:
-            lengths = "1 length" if len(several) == 1 else f"{len(several)} lengths"
+        count = len({round(one.share, 9) for one in several})  # two lengths may cost the same, as if one had failed
+        if count < FEWEST_BUDGETS:
+            lengths = "1 length" if count == 1 else f"{count} lengths"
             return NoCurve(f"dense was trained for {lengths}{which}, and at least {FEWEST_BUDGETS} are needed", need)
     shares = np.array([one.share for one in used])
     place = int(np.diff(shares).argmax())

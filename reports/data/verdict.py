@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from reports.data.budget import share_of_steps
 from reports.data.chance import is_guess
+from reports.data.estimates import Estimate
 from reports.data.groups import BASELINE, TrialGroup, label
 from reports.data.method_rows import MethodRow, by_seed, seed_of
 from reports.data.records import Trial
-from reports.data.rule import Answer, Budget, Candidate, Evidence, judge
+from reports.data.rule import Answer, Budget, Candidate, Evidence, Judged, judge
 from reports.data.trial_files import finite
 from suite.parameters import without_lists
 from suite.recipe import Phase, Recipe
@@ -51,6 +52,13 @@ def answer(page: Sequence[tuple[TrialGroup, Sequence[MethodRow]]], margin: float
     return [{cost: found[number] for cost, found in by_cost.items()} for number in range(len(page))]
 
 
+def gain_of(judged: Judged, claims: int) -> Estimate | None:
+    """Return a method's gain at equal cost with its interval for all claims of a page together, in points."""
+    if judged.gain is None:
+        return None
+    return Estimate(judged.gain.value, judged.gain.half_width(claims), len(judged.candidate.accuracies))
+
+
 def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Evidence:
     """Return what is known about the methods of a group. Controls are no methods, and are left out."""
     budgets = [(one, _share(one, group, cost)) for one in (*group.budgets, group)]
@@ -86,10 +94,10 @@ def _times(row: MethodRow) -> tuple[float, ...]:
 
 
 def _flops(row: MethodRow) -> tuple[float, ...]:
-    executed, dense = (by_seed(row.done, f"train_flops_{kind}") for kind in ("executed", "dense"))
-    known = [seed for seed in sorted(executed) if dense.get(seed, 0) and executed[seed]]
+    flops = row.means[["train_flops_executed", "train_flops_dense"]].dropna().sort_index()
+    known = flops[(flops > 0).all(axis="columns")]
     own = {seed_of(trial) for trial in row.done if not trial.elsewhere}
-    return tuple(executed[seed] / dense[seed] for seed in known) if len(known) == len(own) else ()
+    return tuple(known.iloc[:, 0] / known.iloc[:, 1]) if len(known) == len(own) else ()
 
 
 def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:

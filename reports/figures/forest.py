@@ -9,13 +9,14 @@ import pandas as pd
 
 from reports.data.method_rows import MethodRow
 from reports.data.rule import Answer
-from reports.data.verdict import Cost
+from reports.data.verdict import Cost, gain_of
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.labels import short_names
 from reports.figures.marks import draw_points
+from reports.formatting import points
 
-_WIDTH, _MARGINS, _ROW = 8.6, 0.85, 0.27  # inches
+_WIDTH, _MARGINS, _ROW = 7.0, 0.85, 0.27  # inches
 _LETTERS = 45  # of a name
 _CAPTION = (
     "Points: mean accuracy minus that of dense training for the same {cost}. Lines: intervals that cover all gains of "
@@ -38,19 +39,20 @@ def gain_figure(
     """
     judged = {one.candidate.label: one for one in answer.judged if one.at_equal_cost != "not measured"}
     gains = {
-        row.label: (gain.value, gain.half_width(answer.claims))
+        row.label: gain
         for row in rows
-        if row.label in judged and (gain := judged[row.label].gain) is not None
+        if row.label in judged and (gain := gain_of(judged[row.label], answer.claims)) is not None
     }
     if not gains:
         return None
     name, equal = f"{slug}-gain-{cost}", "time" if cost == "time" else "executed FLOPs"
     title = f"Gain over dense training at equal {equal}"
-    texts = {label: f"{value:+.2f} ± {half:.2f} points: {words[label]}" for label, (value, half) in gains.items()}
+    texts = {label: f"{points(gain)} points: {words[label]}" for label, gain in gains.items()}
     frame = pd.DataFrame(
-        {"method": label, "gain": value, "half": half, "row": place, "text": f"{label}\n{texts[label]}"}
-        for place, (label, (value, half)) in enumerate(gains.items())
-    )
+        {"method": label, "gain": gain.mean, "low": gain.low, "high": gain.high, "row": place,
+         "text": f"{label}\n{texts[label]}"}
+        for place, (label, gain) in enumerate(gains.items())
+    )  # fmt: skip
     looks = {row.label: row.look for row in rows if row.label in gains}
     names = short_names([*gains], _LETTERS)
     with svg.style():
@@ -59,8 +61,7 @@ def gain_figure(
         axes.axvspan(-margin, margin, color=svg.GRID, alpha=0.6, linewidth=0, zorder=0)
         axes.axvline(0, color=svg.DENSE, linewidth=1.2, zorder=1)
         colours = [svg.colour(look.colour) for look in looks.values()]
-        low, high = frame["gain"] - frame["half"], frame["gain"] + frame["half"]
-        axes.hlines(frame["row"], low, high, colors=colours, linewidth=1.6)
+        axes.hlines(frame["row"], frame["low"], frame["high"], colors=colours, linewidth=1.6)
         draw_points(axes, frame, "gain", "row", looks, s=45, zorder=3)
         for place, label in enumerate(gains):
             axes.annotate(words[label], (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,19 +17,26 @@ from reports.data.records import Trial
 from reports.figures import svg
 from reports.figures.figure import Figure
 
+MOST_MAPS = 6
 # Maps with more columns do not show numbers in their cells.
 _MAX_WRITTEN_COLUMNS = 12
 # Smaller changes of density are rounding, or the few weights that are zero in any network.
 _CHANGE = 0.01
 _INCHES_PER_LETTER = 0.085  # of the names of layers, which are of nine points or less
 _COLOURS = "cividis"
+_LETTERS = 75  # of all labels of columns
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # labels of the colour scale
 
 
 def shape_figures(rows: Sequence[MethodRow], slug: str) -> list[Figure]:
-    """Return a heat map for each method: of channels if these change, otherwise of weight density if that changes."""
-    figures = []
+    """Return a heat map for each method: of channels if these change, otherwise of weight density if that changes.
+
+    Controls have none, and at most `MOST_MAPS` methods, in the order of the report: `layers.csv` has the others.
+    """
+    figures: list[Figure] = []
     for row in rows:
+        if row.is_control or len(figures) == MOST_MAPS:
+            continue
         with_epochs = sorted((trial for trial in row.done if trial.epochs), key=seed_of)
         if not with_epochs:
             continue
@@ -117,11 +125,15 @@ def _draw(
         axes, scale = figure.subplots(1, 2, width_ratios=(35, 1), gridspec_kw={**margins, "wspace": 0.03})
         seaborn.heatmap(
             pd.DataFrame(values[:, starts], [*shares], spans), vmin=0, vmax=1, cmap=_COLOURS, ax=axes, cbar_ax=scale,
-            annot=texts if few else None, fmt="", annot_kws={"size": 8}, yticklabels=1,
+            annot=texts if few else None, fmt="", annot_kws={"size": 8}, xticklabels=False, yticklabels=False,
             cbar_kws={"label": share_of, "ticks": _SHARES}, rasterized=not few,
         )  # fmt: skip
         axes.collections[0].set_edgecolor("face")  # otherwise the page shows through between cells
-        axes.tick_params(length=0, rotation=0)
+        # Seaborn would measure whether labels overlap, which takes longer than the map.
+        every = max(1, math.ceil(len(starts) * max(map(len, spans)) / _LETTERS))
+        axes.set_xticks(np.arange(0, len(starts), every) + 0.5, spans[::every])
+        axes.set_yticks(np.arange(len(shares)) + 0.5, [*shares])
+        axes.tick_params(length=0)
         scale.tick_params(length=0)
         began = "; 0: before the first cut" if epochs[0] == 0 else ""
         axes.set(xlabel=f"Epoch (shapes at its end{began})", ylabel="Layer")

@@ -10,7 +10,7 @@ from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.labels import short_names
 
-_WIDTH, _MARGINS, _ROW = 8.6, 1.0, 0.3  # inches
+_WIDTH, _MARGINS, _ROW = 7.0, 1.0, 0.3  # inches
 _LETTERS = 45  # of a name
 _REST = "rest"
 

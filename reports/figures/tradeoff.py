@@ -26,19 +26,19 @@ from reports.figures.marks import draw_points
 Spread = tuple[float, float] | None
 
 SIZE = (5.6, 3.7)
-_MEANS = "Small markers: single trials. Large hollow markers: means over seeds"
-_PAIRED = "with the 95 % intervals of differences to dense, as in the tables. Up and to the left is better."
-_OWN = "with their 95 % intervals if there are at least two seeds. Up and to the left is better."
-_CROSSES = "Crosses mark disturbed times, and means that include one: do not rely on their position on this axis."
-_TIMED = "The time is the mean ratio of the time passes, one for all trials of a method."
-_PARETO = "Grey steps: the highest mean accuracy for at most this cost (Pareto line)."
+_MEANS = "Small markers: trials. Large markers: means over seeds"
+_PAIRED = "with 95 % intervals of the differences to dense."
+_OWN = "with their 95 % intervals."
+_CROSSES = "Crosses: disturbed times; do not rely on them."
+_TIMED = "Times: mean ratio of the time passes."
+_PARETO = "Grey steps: Pareto line."
 _BELOW = "Arrows at the lower edge: accuracies far below the axis, with their values."
 _MARGIN = 0.14  # between the data and the axes, as a share of the data's range
 _FAR = 2.0  # times the range of the other accuracies
 _LARGEST_INTERVAL = 2.0  # times the largest cost: the interval of two seeds may be a hundred times as long
-_BUDGET = "Dashed: dense training for fewer epochs, at its share of dense's mean cost."
-_BEATS = "A method above this line is more accurate than dense training for the same time."
-_BEATS_FLOPS = "A method above this line is more accurate than dense training for the same executed FLOPs."
+_BUDGET = (
+    "Dashed: dense training for fewer epochs. A method above this line is more accurate than dense for the same cost."
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ class _Axis:
         cost: Returns the cost of a trial of a row, in this unit.
         spread: Returns the interval of a row's mean cost, given this mean of dense.
         note: Text of the caption.
-        line_note: What it means that a method is above the line of dense training for fewer epochs.
         kind: The kind of the costs.
         disturbed: Returns whether the cost of a trial of a row is a disturbed time.
     """
@@ -76,7 +75,6 @@ class _Axis:
     cost: Callable[[MethodRow, Trial], float | None]
     spread: Callable[[MethodRow, float], float | tuple[float, float] | None] | None
     note: str
-    line_note: str
     kind: Cost
     disturbed: Callable[[MethodRow, Trial], bool] = lambda row, trial: False
 
@@ -111,7 +109,7 @@ def _time_pass_axis() -> _Axis:
 
     title = "Accuracy against measured training time"
     return _Axis(
-        "accuracy-time", title, "Training time, measured", "× dense", cost, None, _TIMED, _BEATS, "time",
+        "accuracy-time", title, "Training time, measured", "× dense", cost, None, _TIMED, "time",
         lambda row, trial: row.timed is not None and row.timed.is_disturbed,
     )  # fmt: skip
 
@@ -128,7 +126,7 @@ def _time_axis(rows: Sequence[MethodRow]) -> _Axis:
     title = "Accuracy against measured training time"
     cost = _column("train_time_s", divisor)
     return _Axis(
-        "accuracy-time", title, "Training time, measured", unit, cost, spread, "", _BEATS, "time",
+        "accuracy-time", title, "Training time, measured", unit, cost, spread, "", "time",
         lambda row, trial: is_disturbed(trial),
     )  # fmt: skip
 
@@ -137,7 +135,7 @@ def _flops_axis(rows: Sequence[MethodRow]) -> _Axis:
     divisor, prefix = formatting.si_scale(_largest(rows, "train_flops_executed"))
     title, label = "Accuracy against executed training FLOPs", "Executed training FLOPs, counted"
     cost = _column("train_flops_executed", divisor)
-    return _Axis("accuracy-flops", title, label, f"{prefix}FLOPs", cost, None, "", _BEATS_FLOPS, "flops")
+    return _Axis("accuracy-flops", title, label, f"{prefix}FLOPs", cost, None, "", "flops")
 
 
 def _column(name: str, divisor: float) -> Callable[[MethodRow, Trial], float | None]:
@@ -169,10 +167,7 @@ def _points(row: MethodRow, axis: _Axis) -> list[_Point]:
 
 def _mean_over_seeds(points: Sequence[_Point], name: str) -> Estimate:
     """Return mean and interval of an attribute. A seed that was run several times counts once, with its mean."""
-    by_seed: dict[float | None, list[float]] = {}
-    for point in points:
-        by_seed.setdefault(point.seed, []).append(getattr(point, name))
-    found = estimate([sum(several) / len(several) for several in by_seed.values()], "")
+    found = estimate(pd.DataFrame(points).groupby("seed", sort=False, dropna=False)[name].mean().to_list(), "")
     assert isinstance(found, Estimate)
     return found
 
@@ -263,7 +258,7 @@ def _scatter(
     parts = (
         f"{_MEANS}, {_OWN if dense is None else _PAIRED}", axis.note,
         _CROSSES if crossed else "",
-        f"{_BUDGET} {axis.line_note}" if budget else "", _PARETO if len(front) > 1 else "", _BELOW if below else "",
+        _BUDGET if budget else "", _PARETO if len(front) > 1 else "", _BELOW if below else "",
     )  # fmt: skip
     caption, wide = " ".join(filter(None, parts)), is_long(len(methods))
     return Figure(name, axis.title, alt, caption, inline, standalone, wide)

@@ -19,7 +19,7 @@ from reports.data.method_rows import MethodRow
 from reports.data.trial_files import finite
 from reports.figures import svg
 from reports.figures.figure import Figure
-from reports.figures.heat_map import shape_figures
+from reports.figures.heat_map import MOST_MAPS, shape_figures
 from reports.figures.labels import LineEnd, is_long, name_lines
 from reports.figures.marks import DOTTED, draw_lines, draw_points
 from reports.figures.tradeoff import SIZE
@@ -69,7 +69,10 @@ def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
             svg.say_where_axes_start(axes)
             inline, standalone = svg.render(figure, name, title, alt)
         figures.append(Figure(name, title, alt, drawing.caption, inline, standalone, is_long(len(looks))))
-    return figures + shape_figures(rows, slug), missing
+    maps = shape_figures(rows, slug)
+    if len(maps) == MOST_MAPS:
+        missing.append(f"Shapes by layer are drawn of {MOST_MAPS} methods; layers.csv has those of all.")
+    return figures + maps, missing
 
 
 def _records(rows: Sequence[MethodRow]) -> pd.DataFrame:
@@ -151,7 +154,7 @@ def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame, looks: Looks) ->
 
 
 def _end_of_trial(records: pd.DataFrame, unit: str) -> str:
-    end = records.to_dict("records")[-1]
+    end = records.iloc[-1]
     return (
         f"{end['method']}\n{end['trial']}\nseed {end['seed']}\nat the end {_digits(end['value'])} % after "
         f"{_digits(end['time'])} {unit}"

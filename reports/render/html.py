@@ -35,14 +35,20 @@ def _policy(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def render(report: Report) -> str:
-    """Return the page. The template escapes all text of records, but not the style, the scripts and the figures."""
+def render(report: Report, *, brief: bool = False) -> str:
+    """Return the page. The template escapes all text of records, but not the style, the scripts and the figures.
+
+    Args:
+        report: The content.
+        brief: Whether only the answers, the figures of accuracy against cost and what failed are shown.
+    """
     scripts = [_source(name) for name in ("tables.js", "figures.js")]
     return (
         _environment()
         .get_template("report.html.j2")
         .render(
             report=report,
+            brief=brief,
             style=Markup(_source("style.css")),
             scripts=[Markup(source) for source in scripts],
             # The policy allows only these scripts, by their hashes: even unescaped text could not run or load anything.

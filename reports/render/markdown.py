@@ -50,12 +50,20 @@ def _code(text: str) -> str:
 
 def table(content: Table) -> Markdown:
     """Return a pipe table, with its numbered notes below."""
+    return Markdown(f"{rows(content)}\n{notes(content)}")
+
+
+def rows(content: Table) -> Markdown:
+    """Return a pipe table."""
     heads = [_head(content, column) for column in content.columns]
     rules = ["---:" if column.numeric else ":---" for column in content.columns]
     lines = [heads, rules, *([_cell(content, cell) for cell in row] for row in content.rows)]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = "\n".join(f"{number}. {escape(note)}" for number, note in enumerate(content.notes, 1))
-    return Markdown(f"{text}\n\n{notes}\n" if notes else f"{text}\n")
+    return Markdown("".join(f"| {' | '.join(line)} |\n" for line in lines))
+
+
+def notes(content: Table) -> Markdown:
+    """Return the numbered notes of a table."""
+    return Markdown("".join(f"{number}. {escape(note)}\n" for number, note in enumerate(content.notes, 1)))
 
 
 def _head(content: Table, column: Column) -> str:
@@ -94,7 +102,14 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"code": code, "spans": spans, "table": table, "fenced": fenced}
+    environment.filters |= {
+        "code": code,
+        "spans": spans,
+        "table": table,
+        "rows": rows,
+        "notes": notes,
+        "fenced": fenced,
+    }
     return environment
 
 

@@ -74,6 +74,7 @@ def report(arguments: Sequence[str]) -> int:
         "otherwise dense's mean accuracy minus the margin)",
     )
     parser.add_argument("--latex", action="store_true", help="also write the tables for a paper, report.tex")
+    parser.add_argument("--brief", action="store_true", help="also write the answer on one printed page, brief.html")
     namespace = parser.read(arguments)
     typed = namespace.folder
     files.read_path(typed, "report")
@@ -94,16 +95,18 @@ def report(arguments: Sequence[str]) -> int:
     if not trials and not read_table(folder):
         raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
     with files.errors_of(folder):
-        written = _update(folder, targets, namespace.latex)
+        written = _update(folder, targets, namespace.latex, namespace.brief)
     print(f"report: {written.paths[0]}")
     if namespace.latex:
         print(f"tables: {folder / 'report.tex'}")
+    if namespace.brief:
+        print(f"one page: {folder / 'brief.html'}")
     for line in written.shown_damage:
         print(line)
     return 0
 
 
-def _update(folder: Path, targets: Sequence[float], latex: bool) -> Written:
+def _update(folder: Path, targets: Sequence[float], latex: bool, brief: bool) -> Written:
     """Write the table of results and the report."""
     from reports import write_report
     from suite.runs.folder.results import write_results
@@ -114,7 +117,7 @@ def _update(folder: Path, targets: Sequence[float], latex: bool) -> Written:
         with store.writing():
             before = store.fingerprint()
             write_results(store, targets=targets)
-            written = write_report(folder, targets, latex)
+            written = write_report(folder, targets, latex, brief=brief)
         # A command that gave up waiting for this one has left its trials to it. One that still runs writes at its end.
         if store.is_locked() or store.fingerprint() == before:
             return written

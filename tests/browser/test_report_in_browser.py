@@ -247,14 +247,43 @@ def test_the_page_and_its_first_table_fit(browser: Any, folder: Path, width: int
     found.context.close()
 
 
+def test_eight_methods_take_two_narrow_screens_and_one_printed_page(browser: Any, tmp_path: Path) -> None:
+    suite = Suite(tmp_path)
+    names = ("sdgp", "prunetrain", "clicktrain", "oneshot", "rigl", "gmp", "snip", "freeze")
+    for seed in range(3):
+        for epochs in range(2, 6):
+            accuracy = 60 + 2.0 * epochs - 0.1 * seed
+            flops = {f"train_flops_{kind}": 3.6e11 * epochs for kind in ("dense", "current", "effective", "executed")}
+            recipe = {"epochs": epochs}
+            suite.add("dense", seed, accuracy=accuracy, time=60.0 * epochs, epochs=epochs, recipe=recipe, **flops)
+        for place, name in enumerate(names):
+            suite.add(name, seed, accuracy=70.0 - place + 0.1 * seed, time=300.0, variant="ratio=0.25")
+    made = suite.write()
+    group = max(group_trials(read(made).trials)[0], key=lambda one: len(one.trials))
+    ratios = {f"{name}[ratio=0.25]": (0.9, 0.91, 0.9) for name in names}
+    (made / "time.json").write_text(json.dumps(time_json(dict(group.key), **ratios)))
+    write_report(made, brief=True)
+    found = Opened(browser, made, viewport={"width": 500, "height": 900})
+    rows = found.page.locator(".first tr:not([data-under])")
+    assert rows.count() == 1 + 1 + len(names)
+    assert found.page.locator(".first [data-under]").count() == len(names)
+    assert found.page.locator(".first").bounding_box()["height"] < 2 * 900
+    found.page.goto((made / "brief.html").as_uri())
+    assert len(re.findall(rb"/Type /Page\b", found.page.pdf(format="Letter"))) == 1
+    found.context.close()
+
+
+@pytest.mark.parametrize("width", [500, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(opened: Opened, scheme: str) -> None:
+def test_axe_finds_nothing_serious(opened: Opened, scheme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     page = opened.page
     page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_timeout(500)
     violations = axe.Axe().run(page).response["violations"]
     page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": 1280, "height": 900})
     page.wait_for_timeout(500)
     shown = [
         (one["id"], one["impact"], [node["html"][:200] for node in one["nodes"]][:3])

@@ -12,8 +12,9 @@ from reports.data.groups import group_trials, label, looks
 from reports.data.method_rows import method_rows
 from reports.data.records import read
 from reports.figures import svg
-from reports.figures.heat_map import shape_figures
+from reports.figures.heat_map import MOST_MAPS, shape_figures
 from reports.figures.panels import Line, Panel, bars_figure, curves_figure, peaks_figure
+from reports.figures.training_curves import curve_figures
 from reproductions.clicktrain.charts import positions_figure, stacked_figure
 
 
@@ -136,3 +137,19 @@ def test_the_heat_map_of_channels_begins_before_the_first_cut(suite, drawn):
     assert [text.get_text() for text in axes.texts[:2]] == ["16", "10"]
     assert axes.get_xlabel() == "Epoch (shapes at its end; 0: before the first cut)"
     assert "stem 8 (50 %)" in figure.alt
+
+
+def test_shapes_are_drawn_of_six_methods_and_of_no_control(suite, drawn):
+    for ratio in range(8):
+        suite.add("prunetrain", 0, accuracy=70.0 - ratio, time=100.0, variant=f"ratio=0.{ratio + 1}")
+    for path in suite.write().glob("trials/prunetrain-*/trial.json"):
+        record = json.loads(path.read_text())
+        record["spec"]["control"] = record["spec"]["variant"] == "ratio=0.1"
+        path.write_text(json.dumps(record))
+    (group,), _ = group_trials(read(suite.folder).trials)
+    found = looks([label(trial) for trial in group.trials])
+    figures, missing = curve_figures(method_rows(group, found), "slug")
+    shapes = [figure.title for figure in figures if "-shape-" in figure.name]
+    assert len(shapes) == MOST_MAPS == 6
+    assert not any("ratio=0.1" in title for title in shapes)
+    assert missing[-1] == "Shapes by layer are drawn of 6 methods; layers.csv has those of all."

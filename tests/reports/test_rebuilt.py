@@ -25,24 +25,21 @@ def test_committed_suites_exist() -> None:
 
 
 def numbers(text: str) -> dict[str, list[str]]:
-    """Return the numbers and verdicts of headlines and tables by method, in reading order, for any wording.
+    """Return the numbers and verdicts of sentences and tables by method, in reading order, for any wording.
 
     References to notes and marks of disturbed times are left out: whether a time was disturbed is in the trials'
-    records, which the earliest committed suites do not have. The verdict, and marks of comparisons that are not
-    certain, are left out because earlier reports do not have them, and so are the first table and target accuracies.
+    records, which the earliest committed suites do not have. So are target accuracies.
     """
-    shown = re.split(r"\n## (?:Can I trust|What went wrong|Failed trials)", text.partition("\n## ")[2])[0]
-    shown = re.sub(r"\n### (Verdict|Cost until a target accuracy)\n.*?(?=\n##|$)", "", f"{shown}\n", flags=re.DOTALL)
-    shown = re.sub(r" \(not certain, as one of \d+ comparisons\)", "", shown)
+    shown = re.split(r"\n## (?:Can I trust|Failed trials)", text)[0]
+    shown = re.sub(r"\n### Cost until a target accuracy\n.*?(?=\n##|$)", "", f"{shown}\n", flags=re.DOTALL)
     found: dict[str, list[str]] = {}
     for line in shown.splitlines():
         line = re.sub(r"<sup>\d+</sup>| \(disturbed[^)]*\)", "", line)
         if row := re.match(r"\| (`[^|]*`) \|(.*)\|$", line):
             found.setdefault(row[1].replace("\\|", "|"), []).extend(cell.strip() for cell in row[2].split("|"))
         elif headline := re.match(r"- (`[^`]*`) (.*)", line):
-            words = r"[−+]?\d[\d.]*|±|above|below|longer|shorter|fewer|more|not (?:told apart|distinguishable)|could"
-            verdicts = [word.replace("told apart", "distinguishable") for word in re.findall(words, headline[2])]
-            found.setdefault(f"headline {headline[1]}", []).extend(verdicts)
+            words = r"[−+]?\d[\d.]*|±|above|below|longer|shorter|fewer|more|not distinguishable|could"
+            found.setdefault(f"headline {headline[1]}", []).extend(re.findall(words, headline[2]))
     return found
 
 

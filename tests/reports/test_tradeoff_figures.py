@@ -112,7 +112,7 @@ def test_a_disturbed_time_is_crossed_out_in_the_figure_itself(suite, drawn):
     by_time, by_flops = (figure.axes[0] for figure in drawn)
     assert crosses(by_time) == [pytest.approx((100.0, 70.0)), pytest.approx((100.5, 71.0))]  # the trial, and the mean
     assert by_time.get_xlabel() == "Training time, measured (s); ×: disturbed, not reliable;\naxis not from 0"
-    assert "Crosses mark disturbed times" in figures[0].caption
+    assert "Crosses: disturbed times" in figures[0].caption
     assert "sdgp: 71.00 % at 100 s (disturbed)" in figures[0].alt
     assert crosses(by_flops) == []
     assert "disturbed" not in by_flops.get_xlabel() + figures[1].caption + figures[1].alt
@@ -167,7 +167,7 @@ def test_the_figure_has_each_trial_and_the_intervals_of_the_table(suite, drawn):
     assert all(text.startswith(begin) for text, begin in zip(shown, trials, strict=False))
     assert shown[3] == f"{trials[3]} 0\naccuracy 59.00 %\ncost 90 s"
     assert shown[6:] == ["dense\nmean of 3 seeds\n70.00 % at 100 s", "sdgp\nmean of 3 seeds\n69.01 % at 91 s"]
-    assert "with the 95 % intervals of differences to dense" in by_time.caption
+    assert "with 95 % intervals of the differences to dense" in by_time.caption
 
 
 def test_the_time_of_the_time_pass_is_drawn_where_all_methods_have_one(suite, drawn):
@@ -185,7 +185,7 @@ def test_the_time_of_the_time_pass_is_drawn_where_all_methods_have_one(suite, dr
     disturbed = MethodTime.model_validate({"passes": [one_pass(0.9, load=1.0)]})
     rows = method_rows(replace(group, times={"sdgp": disturbed}), looks(["sdgp"]))
     (by_time, by_flops), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
-    assert "Crosses mark disturbed times" in by_time.caption
+    assert "Crosses: disturbed times" in by_time.caption
     assert "Pareto line" not in by_time.caption
     assert "time pass" not in by_flops.caption
 

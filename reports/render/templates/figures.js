@@ -5,7 +5,7 @@
   tip.className = "tip";
   tip.hidden = true;
   for (const svg of document.querySelectorAll(".figures svg")) {
-    const marks = [...svg.querySelectorAll("use > title, g > title")].map((title) => {
+    const marks = [...svg.querySelectorAll("use > title, path > title, g > title")].map((title) => {
       const mark = title.parentElement;
       mark.dataset.text = title.textContent;
       title.remove();

@@ -45,6 +45,7 @@ WRITTEN = (
     "report.html",
     "report.md",
     "report.tex",
+    "brief.html",
     "time.json",
     "profile.json",
     "tune.json",

@@ -1,0 +1,60 @@
+"""The sentences of a report: templates that say findings.
+
+A finding is a dataclass or plain values, and its sentence a macro of a template in this folder: `say("verdict.basis",
+...)` is the macro `basis` of `verdict.j2`. Names and commands in a sentence are between backticks, which a page sets as
+code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jinja2
+
+from reports import formatting
+
+
+def say(sentence: str, **findings: Any) -> str:
+    """Return a sentence on one line.
+
+    Args:
+        sentence: Template and macro, `"verdict.basis"`.
+        findings: Arguments of the macro.
+    """
+    file, _, macro = sentence.partition(".")
+    return " ".join(str(getattr(_environment().get_template(f"{file}.j2").module, macro)(**findings)).split())
+
+
+def listed(items: Sequence[str], most: int | None = None) -> str:
+    """Return `a, b and c`; with more than `most` items, their number and `methods`."""
+    if most is not None and len(items) > most:
+        return f"{len(items)} methods"
+    *others, last = items
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def code(name: str) -> str:
+    """Return a name between backticks."""
+    return f"`{name.replace('`', '')}`"
+
+
+def counted(number: float, noun: str, plural: str = "") -> str:
+    """Return `1 seed` or `3 seeds`."""
+    return f"{number:g} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("reports.sentences", ""),
+        autoescape=False,  # the templates of the pages escape
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"listed": listed, "code": code, "counted": counted}
+    names = ("duration", "duration_interval", "interval", "percent", "plain", "points", "ratio", "si", "signed")
+    environment.filters |= {name: getattr(formatting, name) for name in names}
+    return environment

@@ -1,0 +1,57 @@
+"""Sentences of reports: each macro is said somewhere, and says one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jinja2
+import pytest
+
+from reports.data.estimates import Estimate
+from reports.sentences import listed, say
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = sorted((ROOT / "reports" / "sentences").glob("*.j2"))
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_each_macro_has_a_caller(template: Path) -> None:
+    text = template.read_text(encoding="utf-8")
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "reports").rglob("*.py"))
+    # Names of some remarks are parts of f-strings.
+    said = set(re.findall(rf'"{template.stem}\.(\w+)"', code)) | set(re.findall(r'_worst\("(\w+)"', code))
+    macros = re.findall(r"{% macro (\w+)\(", text)
+    assert macros
+    assert {name for name in macros if name not in said and text.count(f"{name}(") < 2} == set()
+    assert said & set(macros)
+
+
+def test_a_finding_that_is_missing_is_an_error() -> None:
+    with pytest.raises(jinja2.UndefinedError):
+        say("verdict.no_verdict")
+    with pytest.raises(TypeError):
+        say("verdict.no_verdict", reason="x", other=1)
+
+
+def test_names_are_listed() -> None:
+    assert [listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+    assert listed(["a", "b", "c", "d"], 3) == "4 methods"
+
+
+@pytest.mark.parametrize(
+    ("mean", "text"), [(-0.7, "below dense"), (0.7, "above dense"), (0.0, "not distinguishable from dense")]
+)
+def test_worse_and_better_have_the_same_words(mean: float, text: str) -> None:
+    said = say("methods.difference", points=Estimate(mean, 0.4, 3))
+    assert text in said
+    assert "0.7 ± 0.4 points" in said or mean == 0.0
+
+
+def test_one_and_several_have_their_number() -> None:
+    assert say("verdict.more_seeds", most=1).startswith("1 more seed, chosen")
+    assert say("verdict.more_seeds", most=2).startswith("2 more seeds, chosen")
+    assert say("methods.passes", share=0.9, count=1, is_disturbed=False).endswith("in 1 time pass")
+    assert say("methods.passes", share=0.9, count=3, is_disturbed=True).endswith(
+        "in 3 time passes (disturbed: do not rely on it)"
+    )
