@@ -99,7 +99,7 @@ def smoke_test(trials: Sequence[Any]) -> list[str]:
     """Return one line if these trials are a smoke test."""
     if not any(trial.text("preset") == "smoke" for trial in trials):
         return []
-    return ["**A smoke test** shows that everything runs; its numbers compare nothing with the paper."]
+    return ["A smoke test shows that everything runs; its numbers compare nothing with the paper."]
 
 
 def nothing_pruned(trials: Sequence[Any]) -> list[str]:
@@ -108,7 +108,7 @@ def nothing_pruned(trials: Sequence[Any]) -> list[str]:
     if not methods or any(map(_prunes, methods)):
         return []
     return [
-        "**Nothing was pruned in any of these trials**: no channel was removed and no product had zeros to skip. "
+        "Nothing was pruned in any of these trials: no channel was removed and no product had zeros to skip. "
         "Differences to dense come from chance and overhead. Short presets are tuned for ResNet-9."
     ]
 

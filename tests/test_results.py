@@ -1,6 +1,7 @@
 """Reports, method cards and the README agree with committed results."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,26 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 COSTS = ("inference_flops", "train_flops_current")
+REPORTS = [path.parent for path in sorted((ROOT / "results").glob("*/*/report.md"))]
 SDGP_TABLES = sorted(path.parent for path in (ROOT / "results").glob("*/sdgp-table1/results.csv"))
+
+
+@pytest.mark.parametrize("folder", REPORTS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_the_accuracies_of_a_report_are_the_means_of_its_table(folder):
+    """The report is read as text, and the means are pandas's own."""
+    table = pd.read_csv(folder / "results.csv", dtype={"variant": str}).fillna({"variant": ""})
+    done = table[table["status"] == "done"]
+    done = done.assign(label=done["method"] + done["variant"].map(lambda text: f"[{text}]" if text else ""))
+    rows = re.findall(r"^\| `([^`]+)` \| ([\d.]+)", (folder / "report.md").read_text("utf-8"), re.MULTILINE)
+    means = {label: [] for label in done["label"]}
+    for (label, _), trials in done.groupby(["label", "epochs"]):
+        means[label].append(100 * trials.groupby("seed")["test_accuracy"].mean().mean())
+    shown = [(label, float(text)) for label, text in rows if label in means and "." in text]
+    assert shown
+    first = dict(reversed(shown))  # of the first table
+    assert {*first} == {*means}
+    for label, value in first.items():
+        assert min(abs(value - mean) for mean in means[label]) <= 0.051, label
 
 
 def test_texts_quote_the_ratios_that_were_measured_last():

@@ -139,7 +139,9 @@ def _group(
         words = {one.candidate.label: word(one, margin) for one in judged.judged}
         gains = gain_figure(rows, judged, words, first, margin, slug)
         said = {label: outcomes(label, answers, first, setting_of) for label in words}
-        dearer = frozenset(one.candidate.label for one in judged.judged if costs_more(one))
+        dearer = frozenset(
+            one.candidate.label for one in judged.judged if costs_more(one) and one.at_equal_cost != "not measured"
+        )
     verdicts = {
         cost: verdict_table(
             rows, None if answers is None else answers[cost], cost, setting_of.margin, f"{slug}-{cost}",

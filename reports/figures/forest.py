@@ -16,7 +16,7 @@ from reports.figures.labels import short_names
 from reports.figures.marks import draw_points
 from reports.formatting import points
 
-_WIDTH, _MARGINS, _ROW = 7.0, 0.85, 0.27  # inches
+_WIDTH, _MARGINS, _ROW = 6.2, 0.85, 0.27  # inches
 _LETTERS = 45  # of a name
 _CAPTION = (
     "Points: mean accuracy minus that of dense training for the same {cost}. Lines: intervals that cover all gains of "
@@ -37,23 +37,20 @@ def gain_figure(
         margin: δ, in points.
         slug: Prefix of the figure's name.
     """
-    judged = {one.candidate.label: one for one in answer.judged if one.at_equal_cost != "not measured"}
-    gains = {
-        row.label: gain
-        for row in rows
-        if row.label in judged and (gain := gain_of(judged[row.label], answer.claims)) is not None
-    }
-    if not gains:
+    judged = {one.candidate.label: one for one in answer.judged}
+    gains = {row.label: gain_of(judged[row.label], answer.claims) for row in rows if row.label in judged}
+    if not any(gains.values()):
         return None
     name, equal = f"{slug}-gain-{cost}", "time" if cost == "time" else "executed FLOPs"
     title = f"Gain over dense training at equal {equal}"
-    texts = {label: f"{points(gain)} points: {words[label]}" for label, gain in gains.items()}
+    texts = {label: f"{points(gain)} points: {words[label]}" if gain else words[label] for label, gain in gains.items()}
+    places = {label: place for place, label in enumerate(gains)}
     frame = pd.DataFrame(
-        {"method": label, "gain": gain.mean, "low": gain.low, "high": gain.high, "row": place,
+        {"method": label, "gain": gain.mean, "low": gain.low, "high": gain.high, "row": places[label],
          "text": f"{label}\n{texts[label]}"}
-        for place, (label, gain) in enumerate(gains.items())
+        for label, gain in gains.items() if gain
     )  # fmt: skip
-    looks = {row.label: row.look for row in rows if row.label in gains}
+    looks = {row.label: row.look for row in rows if gains.get(row.label)}
     names = short_names([*gains], _LETTERS)
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(_WIDTH, _MARGINS + _ROW * len(gains)), layout="constrained")
@@ -63,9 +60,9 @@ def gain_figure(
         colours = [svg.colour(look.colour) for look in looks.values()]
         axes.hlines(frame["row"], frame["low"], frame["high"], colors=colours, linewidth=1.6)
         draw_points(axes, frame, "gain", "row", looks, s=45, zorder=3)
-        for place, label in enumerate(gains):
+        for label, place in places.items():
             axes.annotate(words[label], (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5)
-        axes.set_yticks(frame["row"], [names[label] for label in gains])
+        axes.set_yticks([*places.values()], [names[label] for label in places])
         axes.set(xlabel="Gain, measured (points of test accuracy)", ylabel="", ylim=(len(gains) - 0.5, -0.5))
         axes.tick_params(axis="y", length=0)
         axes.grid(False, axis="y")

@@ -28,14 +28,17 @@ _LETTERS = 75  # of all labels of columns
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # labels of the colour scale
 
 
-def shape_figures(rows: Sequence[MethodRow], slug: str) -> list[Figure]:
+def shape_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], bool]:
     """Return a heat map for each method: of channels if these change, otherwise of weight density if that changes.
 
-    Controls have none, and at most `MOST_MAPS` methods, in the order of the report: `layers.csv` has the others.
+    Controls have none, and at most `MOST_MAPS` methods, in the order of the report.
+
+    Returns:
+        The figures, and whether no method was left out.
     """
     figures: list[Figure] = []
     for row in rows:
-        if row.is_control or len(figures) == MOST_MAPS:
+        if row.is_control:
             continue
         with_epochs = sorted((trial for trial in row.done if trial.epochs), key=seed_of)
         if not with_epochs:
@@ -55,9 +58,11 @@ def shape_figures(rows: Sequence[MethodRow], slug: str) -> list[Figure]:
                 continue
             written = {layer: [f"{value:.2f}" for value in values] for layer, values in shares.items()}
             what, epochs = "Density of weights", []
+        if len(figures) == MOST_MAPS:
+            return figures, False
         epochs += [int(record["epoch"]) for record in trial.epochs]
         figures.append(_draw(name, row, trial, epochs, shares, written, what))
-    return figures
+    return figures, True
 
 
 def _channels(trial: Trial) -> tuple[dict[str, list[float]], dict[str, float]]:

@@ -10,7 +10,7 @@ from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.labels import short_names
 
-_WIDTH, _MARGINS, _ROW = 7.0, 1.0, 0.3  # inches
+_WIDTH, _MARGINS, _ROW = 6.2, 1.0, 0.3  # inches
 _LETTERS = 45  # of a name
 _REST = "rest"
 
@@ -37,10 +37,10 @@ def step_figure(steps: Mapping[str, Mapping[str, float]], name: str, caption: st
             colour = svg.MUTED if part == _REST else svg.PALETTE[number % len(svg.PALETTE)]
             bars = axes.barh(range(len(steps)), widths, 0.7, [*ends.values()], color=colour, label=part)
             for bar, (label, parts) in zip(bars, steps.items(), strict=True):
-                svg.hover(bar, [f"{label}\n{part}: {parts[part]:.3g} ms of {totals[label]:.3g} ms"])
+                svg.hover(bar, [f"{label}\n{part}: {_ms(parts[part])} of {_ms(totals[label])}"])
                 ends[label] += parts[part]
         for place, total in enumerate(totals.values()):
-            text = f" {total:.3g} ms" + (f", {total / totals[first]:.2f} × {first}" if place else "")
+            text = f" {_ms(total)}" + (f", {total / totals[first]:.2f} × {first}" if place else "")
             axes.annotate(text, (total, place), va="center", fontsize=8.5)
         axes.set_yticks(range(len(steps)), [names[label] for label in steps])
         axes.set(xlabel="Time of a step, measured (ms)", xlim=(0, 1.25 * max(totals.values())))
@@ -48,8 +48,12 @@ def step_figure(steps: Mapping[str, Mapping[str, float]], name: str, caption: st
         axes.tick_params(axis="y", length=0)
         axes.grid(False, axis="y")
         figure.legend(loc="outside upper left", ncols=len(steps[first]), fontsize=8.5, handlelength=1.0)
-        shown = (f"{label} {totals[label]:.3g} ms ({', '.join(f'{part} {ms:.3g}' for part, ms in parts.items())})"
+        shown = (f"{label} {_ms(totals[label])} ({', '.join(f'{part} {_ms(ms)}' for part, ms in parts.items())})"
                  for label, parts in steps.items())  # fmt: skip
         alt = f"{title}. {'; '.join(shown)}."
         inline, standalone = svg.render(figure, name, title, alt)
     return Figure(name, title, alt, caption, inline, standalone, wide=True)
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

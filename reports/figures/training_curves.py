@@ -69,8 +69,8 @@ def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
             svg.say_where_axes_start(axes)
             inline, standalone = svg.render(figure, name, title, alt)
         figures.append(Figure(name, title, alt, drawing.caption, inline, standalone, is_long(len(looks))))
-    maps = shape_figures(rows, slug)
-    if len(maps) == MOST_MAPS:
+    maps, is_all = shape_figures(rows, slug)
+    if not is_all:
         missing.append(f"Shapes by layer are drawn of {MOST_MAPS} methods; layers.csv has those of all.")
     return figures + maps, missing
 
@@ -167,6 +167,8 @@ def _draw_step_flops(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
     executed = pd.DataFrame()
     for kind, width in (("effective", 0.8), ("executed", 1.8)):
         known = records.dropna(subset=[f"step_{kind}"])
+        if known.empty:
+            continue
         executed = _over_seeds(known.assign(value=known[f"step_{kind}"] / divisor), value=("value", "mean"))
         draw_lines(axes, executed, "epoch", "value", looks, drawstyle="steps-post", linewidth=width)
     executed["text"] = [

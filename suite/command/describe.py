@@ -96,7 +96,7 @@ def describe(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--data-root",
         metavar="DIR",
-        help="for a model and a task whose images are yours: folder that has their size and classes",
+        help="for a model and a task whose images are yours: their folder, which is read as run reads it",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
@@ -117,13 +117,14 @@ def describe(arguments: Sequence[str]) -> int:
         raise UsageError(f"nothing is called '{name}'{nearest(name, every)}")
     if namespace.layers and kinds[0] != "model":
         raise UsageError(f"describe {name}: --layers is for models, and '{name}' is a {kinds[0]}")
+    if namespace.data_root is not None and kinds[0] != "model":
+        raise UsageError(f"describe {name}: --data-root is for models, and '{name}' is a {kinds[0]}")
     if kinds[0] in ("reproduction", "preset"):
         whole = describe_preset if kinds[0] == "preset" else describe_reproduction
         found = whole(plain_name(namespace.name, kinds[0]), namespace.task)
     else:
         functions = {"method": describe_method, "task": describe_task, "model": describe_model}
-        root = None if namespace.data_root is None else read_path(namespace.data_root, "--data-root")
-        more = (root,) if kinds[0] == "model" else ()
+        more = (_data_root(namespace.data_root, namespace.task),) if kinds[0] == "model" else ()
         found = functions[kinds[0]](namespace.name, namespace.task, *more)
     if kinds[0] == "model" and not namespace.layers:
         del found["layers"]
@@ -131,6 +132,22 @@ def describe(arguments: Sequence[str]) -> int:
         found["note"] = f"'{name}' is also the name of a {kinds[1]}; this describes the {kinds[0]}"
     print(json.dumps(found, indent=2) if namespace.json else as_text(found))
     return 0
+
+
+def _data_root(typed: str | None, task: str) -> Path | None:
+    """Return the folder of the user's images that a model is described for.
+
+    Raises:
+        UsageError: It does not exist, or no task of the user's own images was named.
+    """
+    if typed is None:
+        return None
+    root = read_path(typed, "--data-root")
+    if not root.is_dir():
+        raise UsageError(f"describe: --data-root {typed}: there is no such folder")
+    if not task or not registry.get("task", task)().needs_data_root("quick"):
+        raise UsageError("describe: --data-root is for a task of your own images, such as --task imagefolder")
+    return root
 
 
 def describe_method(text: str, task: str) -> dict[str, Any]:

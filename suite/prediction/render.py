@@ -43,13 +43,11 @@ def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Tabl
     parallel = cluster is not None and any(one.trial.processes > 1 for one in forecasts)
     for name in [*names, *(["all-reduce (modelled)"] if parallel else [])]:
         found.add_column(name, justify="right", overflow="fold")
-    differing = [
-        name for name in ("task", "model", "dtype") if len({getattr(one.trial, name) for one in forecasts}) > 1
-    ]
-    settings: dict[tuple[str, bool], list[Forecast]] = {}
-    for one in forecasts:
-        settings.setdefault((setting(one.trial), one.trial.control), []).append(one)
-    for (_, is_control), several in settings.items():
+    differing = _differing(forecasts)
+    settings: dict[tuple[str, str, bool], list[Forecast]] = {}
+    for one in forecasts:  # the cost does not depend on the learning rate, which is part of the label
+        settings.setdefault((setting(one.trial), one.trial.label, one.trial.control), []).append(one)
+    for (_, _, is_control), several in settings.items():
         first = next((one for one in several if one.prediction or one.error), several[0])
         name = ", ".join([first.trial.label, *(str(getattr(first.trial, field)) for field in differing)])
         states = Counter(one.status or "new" for one in several)
@@ -65,6 +63,11 @@ def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Tabl
         seeds = ", ".join(str(one.trial.seed) for one in several)
         found.add_row(escape(f"{name} (control)" if is_control else name), seeds, state, *cells)
     return found
+
+
+def _differing(forecasts: Sequence[Forecast]) -> list[str]:
+    """Return which of task, model and dtype the trials of a command have several of."""
+    return [name for name in ("task", "model", "dtype") if len({getattr(one.trial, name) for one in forecasts}) > 1]
 
 
 def _sent(sent: Communication, one: Forecast) -> str:
@@ -113,14 +116,17 @@ def _most(prediction: Prediction, name: str) -> str:
 def notes(forecasts: Iterable[Forecast]) -> list[str]:
     """Return one line for each assumption and each failure, with the trials that it concerns."""
     found: dict[str, list[str]] = {}
-    for one in forecasts:
+    known = list(forecasts)
+    differing = _differing(known)
+    for one in known:
         lines = [f"not predicted: {one.error}"] if one.error else list(one.prediction.notes if one.prediction else ())
         if one.prediction and _skips_nothing(one):
-            lines.append("would skip nothing here: it executes all FLOPs of dense training")
+            lines.append("would skip nothing here: it executes at least 99.5 % of dense's FLOPs")
+        name = " ".join([one.trial.label, *(f"({getattr(one.trial, field)})" for field in differing)])
         for line in lines:
             labels = found.setdefault(line, [])
-            if one.trial.label not in labels:
-                labels.append(one.trial.label)
+            if name not in labels:
+                labels.append(name)
     return [f"{', '.join(labels)}: {line}" for line, labels in found.items()]
 
 

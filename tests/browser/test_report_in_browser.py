@@ -178,6 +178,22 @@ def test_the_pointer_shows_the_trial(opened: Opened, folder: Path) -> None:
     assert f"cost {table.loc[trial, 'train_flops_effective'] / 1e12:.4g} TFLOPs" in shown
 
 
+def test_the_pointer_on_a_line_shows_its_trial(opened: Opened) -> None:
+    """A thin line is far from the centre of its box."""
+    page = opened.page
+    start = """() => {
+      const lines = [...document.querySelectorAll("figure[id$='-accuracy-seconds'] path[data-text]")];
+      const line = lines.find((one) => one.dataset.text.includes("at the end"));
+      line.scrollIntoView({block: "center"});
+      const at = line.getPointAtLength(1).matrixTransform(line.getScreenCTM());
+      line.dispatchEvent(new PointerEvent("pointermove", {bubbles: true, clientX: at.x, clientY: at.y}));
+      return line.dataset.text;
+    }"""
+    text = page.evaluate(start)
+    assert page.locator(".tip").inner_text() == text
+    assert "\nseed " in text
+
+
 def test_markup_in_names_is_shown_as_text(opened: Opened) -> None:
     page = opened.page
     assert EVIL in names(page, "-time")

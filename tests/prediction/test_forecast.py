@@ -180,12 +180,18 @@ def test_a_row_is_a_setting_with_its_seeds_and_states(tmp_path):
     assert found["in folder"] == ["2 new, 1 error", "new", "new"]
 
 
+def test_learning_rates_are_rows_of_their_own(tmp_path):
+    trials = [spec("dense"), *(spec(f"sdgp[recipe.learning_rate={rate}]") for rate in (0.1, 0.2))]
+    found = cells(forecast_of(trials, tmp_path, Probes()))
+    assert len(found["setting"]) == 3
+
+
 def test_a_method_that_skips_nothing_is_named(tmp_path):
     trials = [spec("dense"), spec("sdgp")]
     assert not notes(forecast_of(trials, tmp_path, Probes()))  # half of the FLOPs are executed
     stage = {**RESULT["stages"][0], "flops": {"dense": 100.0, "executed": 100.0}}
     found = forecast_of(trials, tmp_path, Probes(stages=[stage]))
-    assert notes(found) == ["sdgp: would skip nothing here: it executes all FLOPs of dense training"]
+    assert notes(found) == ["sdgp: would skip nothing here: it executes at least 99.5 % of dense's FLOPs"]
     shrinking = forecast_of([spec("prunetrain")], tmp_path, Probes(stages=[stage]))
     assert not any("skip nothing" in line for line in notes(shrinking))
 

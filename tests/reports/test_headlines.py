@@ -133,7 +133,7 @@ def test_failed_trials_are_named_before_any_number(suite: Any) -> None:
     suite.add("never", 0, accuracy=None, time=None, status="oom", message="out of memory")
     found = sentences(suite)
     assert found["sdgp[n=2,m=4]"].startswith("2 seeds (1 diverged of 3 trials, not included in any number here):")
-    assert found["never"] == "no trial is done (1 oom of 1 trials), so there are no numbers."
+    assert found["never"] == "No trial is done (1 oom of 1 trials), so there are no numbers."
 
 
 def test_a_diverged_trial_with_a_result_does_not_count(suite: Any) -> None:

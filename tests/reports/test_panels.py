@@ -127,7 +127,7 @@ def test_the_heat_map_of_channels_begins_before_the_first_cut(suite, drawn):
     lines[0]["layers"]["stem"]["out"] = 10  # of 16
     path.write_text("\n".join(map(json.dumps, lines)))
     (group,), _ = group_trials(read(suite.folder).trials)
-    (figure,) = shape_figures(method_rows(group, looks([label(trial) for trial in group.trials])), "slug")
+    (figure,), _ = shape_figures(method_rows(group, looks([label(trial) for trial in group.trials])), "slug")
     axes = drawn[0].axes[0]
     (cells,) = axes.collections
     spans = [text.get_text() for text in axes.get_xticklabels()]

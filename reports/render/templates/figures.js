@@ -11,9 +11,9 @@
       title.remove();
       return mark;
     });
-    svg.addEventListener("pointermove", ({ clientX, clientY }) => {
-      let [least, shown] = [20, ""];
-      for (const mark of marks) {
+    svg.addEventListener("pointermove", ({ clientX, clientY, target }) => {
+      let [least, shown] = [20, target.closest("[data-text]")?.dataset.text ?? ""];
+      for (const mark of shown ? [] : marks) {
         const box = mark.getBoundingClientRect();
         const distance = Math.hypot((box.left + box.right) / 2 - clientX, (box.top + box.bottom) / 2 - clientY);
         if (distance < least) [least, shown] = [distance, mark.dataset.text];
