@@ -78,10 +78,10 @@ def verdict_table(
         Column("Method", numeric=False),
         Column("Accuracy", "%", "measured", interval),
         ratios,
-        Column("Gain over dense for this cost", "points", "measured, dense fitted", _GAIN, short="Gain"),
+        Column("Gain over dense for this cost", "points", "measured, dense fitted", _GAIN, short="Gain over dense"),
         Column(equal, numeric=False, note=_OUTCOME.format(margin=margin)),
         Column(
-            f"As good as dense, {less}", numeric=False, note=_AS_GOOD.format(margin=margin), short="As good for less"
+            f"As good as dense, {less}", numeric=False, note=_AS_GOOD.format(margin=margin), short=f"As good {less}"
         ),
         Column("Inference FLOPs", "× dense", "counted", _INFERENCE, short="Inference"),
     )

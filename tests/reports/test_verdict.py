@@ -139,7 +139,7 @@ def test_the_first_screen_answers_by_the_time_passes(suite: Any) -> None:
     assert second == ("Fastest within 0.5 points of dense: `quick`, 0.863 of dense's time; the next is dense.")
     assert third == "Smallest network: dense; no method here needs fewer inference FLOPs."
     assert verdict.basis.startswith("3 seeds a method; dense trains in 6 min 00 s on 2 threads; a gain of 0.")
-    assert "ratios of time differ between passes by 0." in verdict.basis
+    assert "ratios of time differ between time passes by 0." in verdict.basis
     assert "for its 3 methods together" in verdict.certainty
     assert line(group, "quick").startswith("at equal time: better (+0.")
     assert "at equal executed FLOPs: " in line(group, "quick")
