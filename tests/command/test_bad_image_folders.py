@@ -282,7 +282,7 @@ def test_a_wrong_layout(folder: Path, capfd: pytest.CaptureFixture[str], case: s
 
 
 def test_a_data_root_that_is_no_folder(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for place, text in (("absent", "is not a folder"), ("file", "is a file")):
+    for place, text in (("absent", "there is no such folder"), ("file", "is a file")):
         (folder / "file").touch()
         assert command(folder / place) == 2
         errors = capfd.readouterr().err

@@ -253,7 +253,7 @@ def quick_report():
     import reports
     from suite import files
 
-    def write_report(folder, *options):
+    def write_report(folder, *options, **more):
         files.write(folder / "report.html", "x")
         return reports.Written([folder / "report.html"], ())
 

@@ -35,7 +35,7 @@ def suite(folder, monkeypatch, forget_toys):
     (folder / "child.py").write_text(CHILD)
     monkeypatch.setattr(local, "trial_command", lambda path: [sys.executable, str(folder / "child.py"), str(path)])
 
-    def write_report(path, *options):
+    def write_report(path, *options, **more):
         (path / "report.html").write_text("x")
         return reports.Written([path / "report.html"], ())
 

@@ -84,7 +84,8 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
     data_root = read_path(values["data-root"], "--data-root")
     if next(path for path in (data_root, *data_root.parents) if path.exists()).is_file():
         raise UsageError(f"--data-root {values['data-root']}: is a file, not a folder")
-    if "data-root" in (config | typed) and not data_root.exists():
+    is_default = values["data-root"] == default_data_root()  # which a download makes
+    if not is_default and not data_root.exists():
         raise UsageError(f"--data-root {values['data-root']}: there is no such folder; create it to download into it")
     out = read_path(values["out"], "--out") if "out" in values else None
     if out is not None:
