@@ -2,9 +2,9 @@
 
     python -m benchmarks.reports.look DIR PICTURES
 
-DIR has a report. PICTURES, which is made, gets the first screen at 1,280 and 500 pixels in light and dark, and each
-page of the printed `brief.html` if there is one. Needs Chromium and the extra `test`. Returns 1 if axe finds something
-serious, or the page reports an error.
+DIR has a report. PICTURES, which is made, gets the first screen at 1,280 and 500 pixels in light and dark, and what is
+printed as PDF, of `brief.html` too if there is one. Needs Chromium and the extra `test`. Returns 1 if axe finds
+something serious, or the page reports an error.
 """
 
 from __future__ import annotations

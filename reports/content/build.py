@@ -32,7 +32,6 @@ from reports.data.groups import TrialGroup, group_trials, is_control, label, loo
 from reports.data.method_rows import MethodRow, method_rows
 from reports.data.pooling import pool_machines
 from reports.data.records import Records, Trial
-from reports.data.rule import costs_more
 from reports.data.verdict import COSTS, Answers, answer, evidence, margins
 from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
@@ -133,15 +132,11 @@ def _group(
     setting_of = Setting(epochs(group), declared, images, not caution, is_ieee, out_option(records.folder))
     first = main_cost(rows)
     said: dict[str, str] = {}
-    dearer: frozenset[str] = frozenset()
     if answers is not None:
         judged, margin = answers[first], setting_of.margin
         words = {one.candidate.label: word(one, margin) for one in judged.judged}
         gains = gain_figure(rows, judged, words, first, margin, slug)
         said = {label: outcomes(label, answers, first, setting_of) for label in words}
-        dearer = frozenset(
-            one.candidate.label for one in judged.judged if costs_more(one) and one.at_equal_cost != "not measured"
-        )
     verdicts = {
         cost: verdict_table(
             rows, None if answers is None else answers[cost], cost, setting_of.margin, f"{slug}-{cost}",
@@ -157,7 +152,7 @@ def _group(
         data_note=_data_note(group),
         verdict=smoke_verdict() if answers is None else verdict(rows, answers, setting_of),
         caution=caution,
-        headlines=headlines(rows, said, profiled, epochs(group), dearer),
+        headlines=headlines(rows, said, profiled, epochs(group)),
         remarks=(
             *time_remarks(everything),
             *time_pass_remarks(rows),
@@ -241,9 +236,8 @@ def _image_sizes(group: TrialGroup) -> list[str]:
 
 def _data_note(group: TrialGroup) -> str:
     copies = [trial.spec.get("data_copy") for trial in group.trials]
-    return next(
-        (clean(str(copy["note"])).rstrip(".") for copy in copies if isinstance(copy, Mapping) and copy.get("note")), ""
-    )
+    notes = (str(copy["note"]) for copy in copies if isinstance(copy, Mapping) and copy.get("note"))
+    return clean(next(notes, "")).rstrip(".")
 
 
 def _recipe_differences(group: TrialGroup, twins: Sequence[TrialGroup]) -> str:

@@ -32,7 +32,6 @@ def headlines(
     outcomes: Mapping[str, str],
     profiles: Mapping[str, MethodProfile],
     epochs: float,
-    dearer: frozenset[str] = frozenset(),
 ) -> tuple[Headline, ...]:
     """Return one sentence per row.
 
@@ -41,23 +40,21 @@ def headlines(
         outcomes: What the rule says, by method; it comes first.
         profiles: Where the time of a step goes, by method, for those that have a profile.
         epochs: Number of epochs of the trials; 0 if it is not known.
-        dearer: Methods that cost more than dense.
     """
     lines = []
     for row in rows:
-        text = sentence(row, [*causes(profiles.get(row.label), epochs)], is_dearer=row.label in dearer)
+        text = sentence(row, causes(profiles.get(row.label), epochs))
         outcome = outcomes.get(row.label)
         lines.append(Headline(row.label, f"{outcome}. {text}" if outcome else text, row.colour))
     return tuple(lines)
 
 
-def sentence(row: MethodRow, why: Sequence[str] = (), *, is_dearer: bool = False) -> str:
+def sentence(row: MethodRow, why: Sequence[str] = ()) -> str:
     """Return the sentence about a row, without the method's name in front.
 
     Args:
         row: A method.
         why: Clauses about the causes of its time, which come last.
-        is_dearer: Whether it costs more than dense.
     """
     failures = f"{row.failures} of {len(row.trials)} trials" if row.failures else ""
     if not row.done:
@@ -67,7 +64,6 @@ def sentence(row: MethodRow, why: Sequence[str] = (), *, is_dearer: bool = False
         clauses = [say("methods.accuracy", accuracy=_known(row.accuracy)), _seconds(row), say("methods.baseline")]
     else:
         clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_prerequisites(row)]
-        clauses += [say("methods.dearer")] if is_dearer else []
     return f"{head}: {'; '.join([*clauses, *why])}."
 
 

@@ -43,7 +43,7 @@ class Column:
         kind: Whether the numbers were measured, counted, modelled or published.
         note: Explanation, shown on hover and below the table.
         numeric: Whether the cells are aligned and sorted as numbers.
-        short: Name on narrow screens, where it stands next to each number (default: the title).
+        short: Name next to each number on narrow screens (default: the title).
     """
 
     title: str

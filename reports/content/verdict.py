@@ -14,7 +14,7 @@ from typing import NamedTuple
 from reports.content.model import Verdict
 from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.method_rows import MethodRow
-from reports.data.rule import FEWEST_PASSES, FEWEST_SEEDS, LEVEL, POWER, Answer, Judged
+from reports.data.rule import FEWEST_PASSES, FEWEST_SEEDS, LEVEL, POWER, Answer, Judged, costs_more
 from reports.data.verdict import Answers, Cost, gain_of
 from reports.sentences import say
 from suite.recipe import FEWEST_BUDGETS, WIDEST_GAP, control_epochs
@@ -293,13 +293,13 @@ def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
     for of, answer in answers.items():
         judged = next((one for one in answer.judged if one.candidate.label == label), None)
         if judged is None or of not in ("flops", cost) or answer.without_curve is not None:
-            continue  # why there is no verdict at all is said once
+            continue  # the reason is said once, for all methods
         decide = judged.seeds_needed and not setting.is_coarse
         more = (judged.seeds_needed or 0) - len(judged.candidate.accuracies) if decide else 0
         found.append(
             say(
                 "verdict.outcome", cost=of, judged=judged, word=word(judged, setting.margin),
-                gain=gain_of(judged, answer.claims), more_seeds=more,
+                gain=gain_of(judged, answer.claims), more_seeds=more, is_dearer=costs_more(judged),
             )
         )  # fmt: skip
     return "; ".join(found)

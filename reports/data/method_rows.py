@@ -108,7 +108,7 @@ class MethodRow:
 
     def by_seed(self, column: str) -> dict[int, float]:
         """Return a number of `results.csv` by seed, for the seeds that have it."""
-        return _by_seed(self.means[column])
+        return _known(self.means[column])
 
 
 def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]:
@@ -194,7 +194,7 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
             return Missing(NONE_DONE)
         if not dense_done:
             return Missing(no_baseline)
-        values, of_dense = (_by_seed(one[column]) for one in (means, dense_means))
+        values, of_dense = (_known(one[column]) for one in (means, dense_means))
         return paired(values, of_dense, combine, not_measured(column))
 
     own_disturbed, dense_disturbed = (any(map(is_disturbed, several)) for several in (done, dense_done))
@@ -237,7 +237,7 @@ def _of_method(means: pd.DataFrame, name: str) -> pd.DataFrame:
     return means[means.index.get_level_values("method") == name].droplevel("method")
 
 
-def _by_seed(values: pd.Series) -> dict[int, float]:
+def _known(values: pd.Series) -> dict[int, float]:
     known = values.dropna()
     return dict(zip(known.index.to_list(), known.to_list(), strict=True))
 
@@ -245,7 +245,7 @@ def _by_seed(values: pd.Series) -> dict[int, float]:
 def by_seed(trials: Iterable[Trial], column: str) -> dict[int, float]:
     """Return one value per seed of trials of one method; a seed that was run twice counts with the mean."""
     values = [(seed_of(trial), trial.number(column)) for trial in trials]
-    return _by_seed(pd.DataFrame(values, columns=["seed", "value"]).groupby("seed", sort=False)["value"].mean())
+    return _known(pd.DataFrame(values, columns=["seed", "value"]).groupby("seed", sort=False)["value"].mean())
 
 
 def _over_seeds(means: pd.DataFrame, column: str) -> Quantity:
@@ -255,7 +255,7 @@ def _over_seeds(means: pd.DataFrame, column: str) -> Quantity:
 def _own_ratio(means: pd.DataFrame, column: str, dense_column: str) -> Quantity:
     if means.empty:
         return Missing(NONE_DONE)
-    values, of_dense = (_by_seed(means[name]) for name in (column, dense_column))
+    values, of_dense = (_known(means[name]) for name in (column, dense_column))
     return paired(values, of_dense, "ratio", not_measured(column))
 
 

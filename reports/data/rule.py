@@ -339,7 +339,7 @@ def dense_curve(budgets: Iterable[Budget]) -> DenseCurve | NoCurve:
     for several, which, need in needs:
         if several is used and len(whole.accuracies) < FEWEST_SEEDS:
             return NoCurve(f"dense has {len(whole.accuracies)} of at least {FEWEST_SEEDS} seeds", "seeds")
-        count = len({round(one.share, 9) for one in several})  # two lengths may cost the same, as if one had failed
+        count = len({round(one.share, 9) for one in several})  # a parabola needs different costs
         if count < FEWEST_BUDGETS:
             lengths = "1 length" if count == 1 else f"{count} lengths"
             return NoCurve(f"dense was trained for {lengths}{which}, and at least {FEWEST_BUDGETS} are needed", need)

@@ -12,12 +12,10 @@ from reports.data.rule import Answer
 from reports.data.verdict import Cost, gain_of
 from reports.figures import svg
 from reports.figures.figure import Figure
-from reports.figures.labels import short_names
-from reports.figures.marks import draw_points
+from reports.figures.marks import draw_points, name_rows
 from reports.formatting import points
 
 _WIDTH, _MARGINS, _ROW = 6.2, 0.85, 0.27  # inches
-_LETTERS = 45  # of a name
 _CAPTION = (
     "Points: mean accuracy minus that of dense training for the same {cost}. Lines: intervals that cover all gains of "
     "the page together with 95 %. Grey: less than the margin of {margin:g} points."
@@ -51,7 +49,6 @@ def gain_figure(
         for label, gain in gains.items() if gain
     )  # fmt: skip
     looks = {row.label: row.look for row in rows if gains.get(row.label)}
-    names = short_names([*gains], _LETTERS)
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(_WIDTH, _MARGINS + _ROW * len(gains)), layout="constrained")
         axes = figure.add_subplot()
@@ -62,10 +59,8 @@ def gain_figure(
         draw_points(axes, frame, "gain", "row", looks, s=45, zorder=3)
         for label, place in places.items():
             axes.annotate(words[label], (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5)
-        axes.set_yticks([*places.values()], [names[label] for label in places])
-        axes.set(xlabel="Gain, measured (points of test accuracy)", ylabel="", ylim=(len(gains) - 0.5, -0.5))
-        axes.tick_params(axis="y", length=0)
-        axes.grid(False, axis="y")
+        name_rows(axes, [*places])
+        axes.set(xlabel="Gain, measured (points of test accuracy)", ylabel="")
         alt = f"{title}. {'; '.join(f'{label}: {text}' for label, text in texts.items())}."
         inline, standalone = svg.render(figure, name, title, alt)
     return Figure(name, title, alt, _CAPTION.format(cost=equal, margin=margin), inline, standalone, wide=True)

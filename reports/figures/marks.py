@@ -6,7 +6,7 @@ axes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import seaborn
@@ -14,10 +14,13 @@ from matplotlib.axes import Axes
 
 from reports.data.groups import Look
 from reports.figures import svg
+from reports.figures.labels import short_names
 
 if TYPE_CHECKING:
     import pandas as pd
 
+LETTERS = 45
+"""Of the name of a row."""
 DOTTED = (1, 1.5)
 """Dashes of what contains disturbed times."""
 
@@ -56,6 +59,15 @@ def draw_points(axes: Axes, frame: pd.DataFrame, x: str, y: str, looks: Mapping[
         linewidth=0, ax=axes, **options,
     )  # fmt: skip
     svg.hover(axes.collections[-1], frame["text"])
+
+
+def name_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Give a row to each label, the first on top, with its name in place of a tick."""
+    names = short_names(labels, LETTERS)
+    axes.set_yticks(range(len(labels)), [names[label] for label in labels])
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
 
 
 def _colours(looks: Mapping[str, Look]) -> dict[str, str]:

@@ -8,10 +8,9 @@ import matplotlib.figure
 
 from reports.figures import svg
 from reports.figures.figure import Figure
-from reports.figures.labels import short_names
+from reports.figures.marks import name_rows
 
 _WIDTH, _MARGINS, _ROW = 6.2, 1.0, 0.3  # inches
-_LETTERS = 45  # of a name
 _REST = "rest"
 
 
@@ -26,7 +25,6 @@ def step_figure(steps: Mapping[str, Mapping[str, float]], name: str, caption: st
     """
     title = "Where the time of a training step goes"
     totals = {label: sum(parts.values()) for label, parts in steps.items()}
-    names = short_names([*steps], _LETTERS)
     first = next(iter(steps))
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(_WIDTH, _MARGINS + _ROW * len(steps)), layout="constrained")
@@ -42,11 +40,8 @@ def step_figure(steps: Mapping[str, Mapping[str, float]], name: str, caption: st
         for place, total in enumerate(totals.values()):
             text = f" {_ms(total)}" + (f", {total / totals[first]:.2f} × {first}" if place else "")
             axes.annotate(text, (total, place), va="center", fontsize=8.5)
-        axes.set_yticks(range(len(steps)), [names[label] for label in steps])
+        name_rows(axes, [*steps])
         axes.set(xlabel="Time of a step, measured (ms)", xlim=(0, 1.25 * max(totals.values())))
-        axes.set_ylim(len(steps) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(False, axis="y")
         figure.legend(loc="outside upper left", ncols=len(steps[first]), fontsize=8.5, handlelength=1.0)
         shown = (f"{label} {_ms(totals[label])} ({', '.join(f'{part} {_ms(ms)}' for part, ms in parts.items())})"
                  for label, parts in steps.items())  # fmt: skip
