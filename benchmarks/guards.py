@@ -1,0 +1,157 @@
+"""Check that two checkouts train the same: final weights bit for bit, and all counted numbers.
+
+    python -m benchmarks.guards OLD NEW
+
+Each checkout trains every method that both have, one after the other on this machine: on digits whole, with two ranks,
+and interrupted after its first epoch and resumed; on the sample of CIFAR-10 whole. Trials are matched by method,
+variant, epochs and seed, since their names may change. Returns 1 if something differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+COMMON = ("--model=resnet9[width=0.0625]", "--preset=smoke", "--device=cpu", "--dtype=float32", "--seeds=0,")
+RUNS: dict[str, tuple[str, ...]] = {
+    "digits": ("--task=digits", "--epochs=2", "--batch-size=32"),
+    "digits, two ranks": ("--task=digits", "--epochs=2", "--batch-size=32", "--nproc-per-trial=2"),
+    "digits, resumed": ("--task=digits", "--epochs=2", "--batch-size=32"),
+    "sample of CIFAR-10": ("--task=cifar10", "--epochs=1"),
+}
+RESUMED = "digits, resumed"
+COUNTED = ("flops", "params", "communication", "macs")  # parts of the names of counted columns
+ATTEMPTS = 3
+POLL_S = 0.02
+
+
+def methods(root: Path) -> list[str]:
+    """Return the methods of a checkout."""
+    listed = subprocess.run([*_program(root), "list", "--json"], cwd=root, env=_environment(root), check=True,
+                            capture_output=True, text=True)  # fmt: skip
+    return [one["name"] for one in json.loads(listed.stdout)["methods"]]
+
+
+def train(root: Path, names: Sequence[str], options: Sequence[str], out: Path) -> None:
+    """Train methods in a checkout.
+
+    Raises:
+        subprocess.CalledProcessError: A trial failed.
+    """
+    command = [*_program(root), f"--methods={','.join(names)}", *COMMON, *options, f"--out={out}"]
+    subprocess.run(command, cwd=root, env=_environment(root), check=True, stdout=subprocess.DEVNULL)
+
+
+def train_interrupted(root: Path, name: str, options: Sequence[str], out: Path) -> None:
+    """Train a method, interrupt it after its first epoch, and resume it.
+
+    Raises:
+        RuntimeError: It ended before it could be interrupted.
+    """
+    for attempt in range(ATTEMPTS):
+        folder = out / str(attempt)
+        command = [*_program(root), f"--methods={name}", *COMMON, *options, f"--out={folder}"]
+        process = subprocess.Popen(command, cwd=root, env=_environment(root), stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)  # fmt: skip
+        while process.poll() is None and not any(folder.glob(f"trials/{name}-*/checkpoint.pt")):
+            time.sleep(POLL_S)
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        if all(record["status"] == "done" for record in records(folder).values()) and records(folder):
+            continue
+        train(root, [name], options, folder)
+        return
+    raise RuntimeError(f"{name} ended before it could be interrupted, {ATTEMPTS} times")
+
+
+def records(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return the records of all trials below a folder by what identifies a training, with the path of each model."""
+    found = {}
+    for path in folder.rglob("trial.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        spec = record["spec"]
+        key = spec["method"], spec.get("variant", ""), spec["recipe"]["epochs"], spec["seed"]
+        found[key] = {**record, "model": path.with_name("model.pt")}
+    return found
+
+
+def differences(old: Path, new: Path) -> list[str]:
+    """Return a line for each difference between the trials of two folders."""
+    before, after = records(old), records(new)
+    lines = [f"{key}: only in one of the two" for key in sorted({*before} ^ {*after}, key=str)]
+    if not before:
+        lines.append(f"{old} has no trials")
+    for key in sorted({*before} & {*after}, key=str):
+        ours, theirs = before[key], after[key]
+        if {ours["status"], theirs["status"]} != {"done"}:
+            lines.append(f"{key}: {ours['status']}, {theirs['status']}")
+            continue
+        tensors = [torch.load(one["model"], weights_only=True)["tensors"] for one in (ours, theirs)]
+        if not _equal(*tensors):
+            lines.append(f"{key}: other weights")
+        results = [one["result"] for one in (ours, theirs)]
+        names = [name for name in results[0] if any(part in name for part in COUNTED) and name in results[1]]
+        if not names:
+            lines.append(f"{key}: no counted number in common")
+        lines += [
+            f"{key}: {name} was {results[0][name]}, is {results[1][name]}"
+            for name in names
+            if results[0][name] != results[1][name]
+        ]
+    return lines
+
+
+def _equal(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> bool:
+    return old.keys() == new.keys() and all(
+        old[name].dtype == new[name].dtype and old[name].shape == new[name].shape and torch.equal(old[name], new[name])
+        for name in old
+    )
+
+
+def _program(root: Path) -> list[str]:
+    return [sys.executable, str(root / "run_suite.py")]
+
+
+def _environment(root: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(root)}
+
+
+def main() -> int:
+    """Train in both checkouts, print what differs, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path, metavar="OLD")
+    parser.add_argument("new", type=Path, metavar="NEW")
+    typed = parser.parse_args()
+    roots = [typed.old.resolve(), typed.new.resolve()]
+    ours = methods(roots[1])
+    names = [name for name in methods(roots[0]) if name in ours]
+    began, lines = time.perf_counter(), 0
+    for run, options in RUNS.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            folders = [Path(temporary) / side for side in ("old", "new")]
+            for root, folder in zip(roots, folders, strict=True):
+                if run == RESUMED:
+                    for name in names:
+                        train_interrupted(root, name, options, folder / name)
+                else:
+                    train(root, names, options, folder)
+            found = differences(*folders)
+            lines += len(found)
+            print("\n".join(f"{run}: {line}" for line in found) or f"{run}: equal ({len(records(folders[0]))} trials)")
+    print(f"{lines or 'no'} {'difference' if lines == 1 else 'differences'} in {time.perf_counter() - began:.0f} s")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
