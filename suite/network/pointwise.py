@@ -6,7 +6,7 @@ vector block (8 on AVX2, 16 on AVX-512): the process crashes or hangs, or weight
 is used for all channel counts and CPUs, because it cannot be known beforehand which kernel oneDNN chooses. The copy of
 the input costs no extra time: oneDNN's kernels make the same copy.
 
-Source: https://github.com/uxlfoundation/oneDNN/issues/6035; measured by `benchmarks/products/search_products.py`.
+Source: https://github.com/uxlfoundation/oneDNN/issues/6035.
 """
 
 from __future__ import annotations

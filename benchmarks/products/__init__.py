@@ -1,1 +1,0 @@
-"""Search for convolutions that compute wrong products on a CPU."""
