@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 MODULES = (
-    *("torch", "torchvision", "numpy", "scipy", "pandas", "matplotlib", "pyarrow", "jinja2", "rich"),
+    *("torch", "torchvision", "numpy", "scipy", "pandas", "matplotlib", "jinja2", "rich"),
     *("sklearn", "psutil", "pydantic", "annotated_types", "filelock", "docstring_parser"),
     *("pytest", "pytest_timeout", "xdist", "hypothesis", "pytest_benchmark", "cupy"),
 )

@@ -32,7 +32,6 @@ def test_a_run_from_command_to_report(suite, folder, capsys):
         ".results.lock",
         "report.html",
         "results.csv",
-        "results.parquet",
         "suite.json",
         "trials",
     ]

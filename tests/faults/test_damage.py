@@ -12,7 +12,7 @@ from shards import shards
 SAMPLE = 5
 SHARDS, EDITS = 8, 45  # number of edits per shard
 OF_A_TRIAL = ("trial.json", "epochs.jsonl", "layers.csv", "model.pt")
-OF_THE_SUITE = ("suite.json", "results.csv", "results.parquet", ".lock", "report.html")
+OF_THE_SUITE = ("suite.json", "results.csv", ".lock", "report.html")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ import sys
 import threading
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from suite.errors import UsageError
@@ -232,10 +231,6 @@ def test_the_table_has_the_columns_of_the_interface(store):
     assert row["test_loss"] == ""
     assert rows[spec(1).trial_id]["message"] == 'a "quoted", line'
     assert rows[spec(2).trial_id]["status"] == "error"
-    frame = pd.read_parquet(store.folder / "results.parquet")
-    assert list(frame) == list(COLUMNS)
-    assert frame["test_accuracy"].dtype == float
-    assert frame["val_accuracy"].isna().all()
 
 
 def test_a_trial_that_runs_now_has_no_row(store):

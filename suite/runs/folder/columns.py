@@ -33,7 +33,7 @@ class Column:
     """One column of the results table.
 
     Attributes:
-        name: Name in `results.csv`, `results.parquet` and, for measured and counted columns, in `trial.json`.
+        name: Name in `results.csv` and, for measured and counted columns, in `trial.json`.
         type: `str`, `int` (64 bits) or `float`.
         unit: Unit of the value; empty for texts and numbers without one.
         kind: Where the value comes from; one of `KINDS`.

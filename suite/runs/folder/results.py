@@ -202,7 +202,7 @@ def write_results(
     targets: Sequence[float] = (),
     further: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Update `results.csv` and `results.parquet`, each atomically. Cells without a value are empty.
+    """Update `results.csv` atomically. Cells without a value are empty.
 
     A trial in the folder replaces its row. Rows without a trial are kept as they are, since suites are shared without
     their trials. Unknown columns are kept while they have values. Fields of the recipe are columns if trials differ in
@@ -221,9 +221,6 @@ def write_results(
     Raises:
         UsageError: There is a `results.csv` that cannot be read.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
     table_rows = {**(further or {}), **read_table(store.folder)}
     earlier = {name: dict(line) for name, line in table_rows.items() if name not in forget}
     found = rows(store, none_runs, earlier, targets or read_declared_targets(store.folder))
@@ -245,14 +242,4 @@ def write_results(
     writer.writeheader()
     writer.writerows({key: "" if value is None else value for key, value in line.items()} for line in table)
     files.write(store.folder / "results.csv", text.getvalue())
-
-    # A column without values would otherwise change its type from folder to folder.
-    types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
-    schema = pa.schema([(name, types[COLUMNS[name].type] if name in COLUMNS else pa.string()) for name in columns])
-    plain = [
-        {name: COLUMNS[name].parse(line.get(name)) if name in COLUMNS else line.get(name) for name in columns}
-        for line in table
-    ]
-    with files.replacing(store.folder / "results.parquet") as file:
-        parquet.write_table(pa.Table.from_pylist(plain, schema=schema), file)
     return found

@@ -4,7 +4,7 @@
     OUT/.results.lock               locked by the command that writes the table and the report (`Store.writing`)
     OUT/suite.json                  spec, command line and provenance of the latest command; `commands` lists all
     OUT/trials/<trial-id>/...       one folder per trial
-    OUT/results.csv, .parquet       one row per trial (`suite.runs.folder.results`)
+    OUT/results.csv                 one row per trial (`suite.runs.folder.results`)
     OUT/tune.json                   what `tune` tried and chose (`suite.runs.folder.tuning`)
     OUT/time.json                   training times relative to dense (`suite.runs.folder.times`)
 
@@ -41,7 +41,6 @@ WRITTEN = (
     ".results.lock",
     "suite.json",
     "results.csv",
-    "results.parquet",
     "report.html",
     "report.md",
     "report.tex",
