@@ -1,15 +1,13 @@
-"""Handwritten digits of scikit-learn: a task that needs no download and trains in seconds on a CPU."""
+"""Handwritten digits: a task that needs no download and trains in seconds on a CPU."""
 
 from __future__ import annotations
 
 import dataclasses
 import gzip
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 
-from suite.errors import MissingData
 from suite.recipe import Recipe, Tuning
 from suite.registry import register
 from tasks.images.decoded import DecodedImages
@@ -18,7 +16,8 @@ from tasks.pipeline import ImageTask, Normalization
 
 TEST_IMAGES = 360
 SPLIT_SEED = 0
-MAX_COUNT = 16  # pixels of scikit-learn's images count strokes, 0 to 16
+MAX_COUNT = 16  # pixels count strokes, 0 to 16
+FILE = Path(__file__).parent / "data" / "digits.csv.gz"
 
 # Digits are never mirrored: a mirrored 2 is not a 2.
 QUICK = Recipe(
@@ -41,7 +40,7 @@ RECIPES = {
 
 @register("task", "digits")
 class Digits(ImageTask):
-    """Handwritten digits: 1,437 training and 360 test images of 16x16 pixels in 10 classes; part of scikit-learn."""
+    """Handwritten digits: 1,437 training and 360 test images of 16x16 pixels in 10 classes; part of this package."""
 
     title = "Digits"
     num_classes = 10
@@ -55,21 +54,13 @@ class Digits(ImageTask):
     tuning = (Tuning(trials=None, chosen_on="other", source="so that a trial takes seconds; not compared with others"),)
 
     def read_images(self, data_root: Path) -> DecodedImages:
-        """Read the images that scikit-learn contains; `data_root` is not used."""
+        """Read the images, which are part of this package; `data_root` is not used."""
         return load_digits()
 
 
 def load_digits() -> DecodedImages:
-    """Return the images, with each pixel doubled to 16x16, in a fixed split stratified by class.
-
-    Raises:
-        MissingData: If scikit-learn is not installed.
-    """
-    # The file is read without importing scikit-learn, which takes more than a second.
-    package = importlib.util.find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise MissingData("task digits needs scikit-learn: pip install scikit-learn")
-    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+    """Return the images, with each pixel doubled to 16x16, in a fixed split stratified by class."""
+    with gzip.open(FILE, "rt") as file:
         table = np.loadtxt(file, delimiter=",")
 
     counts, labels = table[:, :-1], table[:, -1].astype(np.int64)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 MODULES = (
     *("torch", "torchvision", "numpy", "scipy", "pandas", "matplotlib", "jinja2", "rich"),
-    *("sklearn", "psutil", "pydantic", "annotated_types", "filelock", "docstring_parser"),
+    *("psutil", "pydantic", "annotated_types", "filelock", "docstring_parser"),
     *("pytest", "pytest_timeout", "xdist", "hypothesis", "pytest_benchmark", "cupy"),
 )
 TOOLS = ("nvcc", "compute-sanitizer")

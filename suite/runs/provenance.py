@@ -19,7 +19,7 @@ from suite.subnormals import arithmetic_in_use
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "triton", "cupy-cuda12x", "cupy-cuda13x")
+PACKAGES = ("torch", "torchvision", "numpy", "scipy", "triton", "cupy-cuda12x", "cupy-cuda13x")
 FLAG_PREFIXES = (
     *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_", "TORCH_", "PYTORCH_", "ATEN_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "LD_PRELOAD"),
