@@ -2,8 +2,8 @@
 
     python -m benchmarks.guards OLD NEW
 
-Each checkout trains every method that both have, one after the other on this machine: on digits whole, with two ranks,
-and interrupted after its first epoch and resumed; on the sample of CIFAR-10 whole. Trials are matched by method,
+Each checkout trains every method that both have, one after the other on this machine: on digits with two ranks,
+and killed after its first epoch and resumed; on the sample of CIFAR-10 whole. Trials are matched by method,
 variant, epochs and seed, since their names may change. Returns 1 if something differs.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,18 +20,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-COMMON = ("--model=resnet9[width=0.0625]", "--preset=smoke", "--device=cpu", "--dtype=float32", "--seeds=0,")
+COMMON = ("--model=resnet9[width=0.0625]", "--preset=smoke", "--device=cpu", "--dtype=float32", "--seeds=0,",
+          "--jobs=2")  # fmt: skip
 RUNS: dict[str, tuple[str, ...]] = {
-    "digits": ("--task=digits", "--epochs=2", "--batch-size=32"),
-    "digits, two ranks": ("--task=digits", "--epochs=2", "--batch-size=32", "--nproc-per-trial=2"),
-    "digits, resumed": ("--task=digits", "--epochs=2", "--batch-size=32"),
-    "sample of CIFAR-10": ("--task=cifar10", "--epochs=1"),
+    "digits, two ranks": ("--task=digits", "--batch-size=32", "--nproc-per-trial=2"),
+    "digits, resumed": ("--task=digits", "--batch-size=32"),
+    "sample of CIFAR-10": ("--task=cifar10",),
 }
-RESUMED = "digits, resumed"
+PRUNED = "prunetrain[ratio=0.5]"  # its default removes nothing in so short a training
+STRONGER = {"prunetrain": PRUNED, "scratch": f"scratch[of={PRUNED}]"}
+KILLED = "digits, resumed"
 COUNTED = ("flops", "params", "communication", "macs")  # parts of the names of counted columns
-ATTEMPTS = 3
 POLL_S = 0.02
 
 
@@ -40,7 +41,7 @@ def methods(root: Path) -> list[str]:
     """Return the methods of a checkout."""
     listed = subprocess.run([*_program(root), "list", "--json"], cwd=root, env=_environment(root), check=True,
                             capture_output=True, text=True)  # fmt: skip
-    return [one["name"] for one in json.loads(listed.stdout)["methods"]]
+    return [STRONGER.get(one["name"], one["name"]) for one in json.loads(listed.stdout)["methods"]]
 
 
 def train(root: Path, names: Sequence[str], options: Sequence[str], out: Path) -> None:
@@ -53,26 +54,38 @@ def train(root: Path, names: Sequence[str], options: Sequence[str], out: Path) -
     subprocess.run(command, cwd=root, env=_environment(root), check=True, stdout=subprocess.DEVNULL)
 
 
-def train_interrupted(root: Path, name: str, options: Sequence[str], out: Path) -> None:
-    """Train a method, interrupt it after its first epoch, and resume it.
+def train_killed(root: Path, names: Sequence[str], options: Sequence[str], out: Path) -> None:
+    """Train methods in a checkout, kill the processes of each trial after its first epoch, and resume all.
 
     Raises:
-        RuntimeError: It ended before it could be interrupted.
+        RuntimeError: A trial ended before it could be killed.
     """
-    for attempt in range(ATTEMPTS):
-        folder = out / str(attempt)
-        command = [*_program(root), f"--methods={name}", *COMMON, *options, f"--out={folder}"]
-        process = subprocess.Popen(command, cwd=root, env=_environment(root), stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL)  # fmt: skip
-        while process.poll() is None and not any(folder.glob(f"trials/{name}-*/checkpoint.pt")):
+    command = [*_program(root), f"--methods={','.join(names)}", *COMMON, *options, f"--out={out}"]
+    killed: set[str] = set()
+    while len(killed) < len(names):  # a trial whose dependency was killed starts with the next command
+        before = len(killed)
+        suite = subprocess.Popen(command, cwd=root, env=_environment(root), stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL)  # fmt: skip
+        while suite.poll() is None:
+            for checkpoint in out.glob("trials/*/checkpoint.pt"):
+                trial = checkpoint.parent.name
+                if trial not in killed and (processes := _processes_of(trial, suite.pid)):
+                    killed.add(trial)
+                    for process in processes:
+                        process.kill()
             time.sleep(POLL_S)
-        process.send_signal(signal.SIGINT)
-        process.wait()
-        if all(record["status"] == "done" for record in records(folder).values()) and records(folder):
-            continue
-        train(root, [name], options, folder)
-        return
-    raise RuntimeError(f"{name} ended before it could be interrupted, {ATTEMPTS} times")
+        if len(killed) == before:
+            raise RuntimeError(f"only {', '.join(sorted(killed)) or 'no trial'} could be killed")
+    train(root, names, options, out)
+
+
+def _processes_of(trial: str, suite: int) -> list[psutil.Process]:
+    """Return the processes below that of a suite whose command names a trial."""
+    return [
+        process
+        for process in psutil.Process(suite).children(recursive=True)
+        if any(trial in part for part in process.cmdline())
+    ]
 
 
 def records(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -141,14 +154,13 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as temporary:
             folders = [Path(temporary) / side for side in ("old", "new")]
             for root, folder in zip(roots, folders, strict=True):
-                if run == RESUMED:
-                    for name in names:
-                        train_interrupted(root, name, options, folder / name)
-                else:
-                    train(root, names, options, folder)
+                (train_killed if run == KILLED else train)(root, names, options, folder)
             found = differences(*folders)
             lines += len(found)
-            print("\n".join(f"{run}: {line}" for line in found) or f"{run}: equal ({len(records(folders[0]))} trials)")
+            print(
+                "\n".join(f"{run}: {line}" for line in found) or f"{run}: equal ({len(records(folders[0]))} trials)",
+                flush=True,
+            )
     print(f"{lines or 'no'} {'difference' if lines == 1 else 'differences'} in {time.perf_counter() - began:.0f} s")
     return 1 if lines else 0
 

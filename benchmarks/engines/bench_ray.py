@@ -68,8 +68,10 @@ def main() -> None:
     typed, seconds = options(chosen.trials, chosen.epochs), list[float]()
     with cluster() as address:
         times = interleaved_times(
-            lambda: run([*typed, "--engine", "ray", "--ray-address", address]),
-            lambda: seconds.extend(run(typed)),
+            (
+                lambda: run([*typed, "--engine", "ray", "--ray-address", address]),
+                lambda: seconds.extend(run(typed)),
+            ),
             chosen.pairs,
         )
     ratio = ratio_of(times[:, 0], times[:, 1])

@@ -39,14 +39,14 @@ from benchmarks.trial_environment import enter_trial_environment
 from reports.data.groups import BASELINE, label
 from reports.data.records import read
 from reports.data.rule import Candidate, CostShare, Evidence, cost_shares
-from suite.passes.candidates import dense_spec, find_candidates
-from suite.passes.running import in_subprocess
+from suite.measure import time_pass
+from suite.measure.candidates import dense_spec, find_candidates
+from suite.measure.running import in_subprocess
+from suite.measure.time_steps import measure
 from suite.runs.building import build_trainer, load_splits
 from suite.runs.folder.times import TIMES, MethodTime, ratio_of
 from suite.runs.spec import TrialSpec
 from suite.subnormals import FLUSH, IEEE, use_arithmetic
-from suite.timing import time_pass
-from suite.timing.steps import measure
 
 PASSES = 3
 """Of a measurement."""

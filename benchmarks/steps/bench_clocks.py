@@ -58,7 +58,7 @@ def cost_of_contexts(run: Callable[[], None], pairs: int) -> tuple[float, float,
         with entered_more_often(EXTRA):
             run()
 
-    times = interleaved_times(more, run, pairs)
+    times = interleaved_times((more, run), pairs)
     ratio = ratio_of(times[:, 0], times[:, 1])
     share, low, high = ((value - 1) / EXTRA for value in (ratio.median, ratio.low, ratio.high))
     return share, low, high, count[0]

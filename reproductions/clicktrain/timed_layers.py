@@ -241,9 +241,10 @@ def _timed(calls: Mapping[Key, Callable[[], object]], repetitions: int, device: 
     import numpy as np
     import torch
 
-    from suite.cost.timing import interleaved_seconds
+    from suite.cost.interleaved import interleaved_times
+    from suite.cost.stamps import stamps_of
 
-    times = interleaved_seconds([*calls.values()], repetitions, torch.device(device))
+    times = interleaved_times([*calls.values()], repetitions, stamps_of(torch.device(device)), warm_ups=2).T
     return {
         name: [float(point) for point in np.quantile(several, (0.0, 0.5, 0.75))]
         for name, several in zip(calls, times, strict=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,13 +49,12 @@ def images_per_second(
     import torch
 
     from suite.checkpoint import load_model
-    from suite.cost.timing import interleaved_seconds
 
     place = torch.device(device)
     images = _images(shape, batch, place)
     models = [_on(place, load_model(file)) for file in files]
     calls = [lambda model=model: _infer(model, images, dtype) for model in models]  # type: ignore[misc]
-    return [batch / statistics.median(seconds) for seconds in interleaved_seconds(calls, REPETITIONS, place)]
+    return [batch / seconds for seconds in _median_seconds(calls, place)]
 
 
 def layer_times(
@@ -74,7 +72,6 @@ def layer_times(
     import torch
 
     from suite.checkpoint import load_model
-    from suite.cost.timing import interleaved_seconds
     from suite.network.channels.spaces import find_index_spaces
 
     place = torch.device(device)
@@ -85,9 +82,20 @@ def layer_times(
     found = {}
     for name in names:
         if all(name in several for several in calls):
-            union, gated = interleaved_seconds([several[name] for several in calls], REPETITIONS, place)
-            found[name] = (statistics.median(union), statistics.median(gated))
+            union, gated = _median_seconds([several[name] for several in calls], place)
+            found[name] = (union, gated)
     return found
+
+
+def _median_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """Return the median seconds of several calls that run in turn."""
+    import numpy as np
+
+    from suite.cost.interleaved import interleaved_times
+    from suite.cost.stamps import stamps_of
+
+    times = interleaved_times(calls, REPETITIONS, stamps_of(device), warm_ups=2)
+    return [float(value) for value in np.median(times, axis=0)]
 
 
 def _images(shape: tuple[int, int, int], batch: int, device: torch.device) -> Tensor:

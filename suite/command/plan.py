@@ -54,12 +54,12 @@ def plan(arguments: Sequence[str]) -> int:
     steps = _steps(namespace.probe_steps)
     options = resolve_run_options(namespace)
 
-    from suite.prediction.cluster import check_device, check_trial, read_cluster
+    from suite.measure.prediction.cluster import check_device, check_trial, read_cluster
 
     cluster = None if namespace.cluster is None else read_cluster(namespace.cluster)
 
     from suite.command.run import LINE_WIDTH, prepare
-    from suite.prediction.forecast import (
+    from suite.measure.prediction.forecast import (
         DEFAULT_STEPS,
         forecast,
         in_subprocess,
@@ -68,7 +68,7 @@ def plan(arguments: Sequence[str]) -> int:
         seconds_on,
         threads_of,
     )
-    from suite.prediction.render import as_json, cluster_line, notes, table, totals
+    from suite.measure.prediction.render import as_json, cluster_line, notes, table, totals
 
     suite, trials, folder, _ = forked(lambda: prepare(options, trained_here=cluster is None))
     if cluster:

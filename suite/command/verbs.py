@@ -153,7 +153,7 @@ def time(arguments: Sequence[str]) -> int:
     threads = _integer(typed.threads, "--threads", 1, 1000)
     passes = _integer(typed.passes, "--passes", 1, 100)
 
-    from suite.timing import time_pass
+    from suite.measure import time_pass
 
     with files.errors_of(folder):
         complete = time_pass.run(
@@ -193,7 +193,7 @@ def profile(arguments: Sequence[str]) -> int:
     rounds = _integer(typed.rounds, "--rounds", 6, 100_000)
     threads = _integer(typed.threads, "--threads", 1, 1000)
 
-    from suite.profiling import profile_pass
+    from suite.measure import profile_pass
 
     with files.errors_of(folder):
         complete = profile_pass.run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,38 +38,38 @@ def interleaved_ratio(
     first: Callable[[], object], second: Callable[[], object], pairs: int, stamps: Stamps | None = None
 ) -> Ratio:
     """Measure the time of `first` over that of `second`; each runs once before, unmeasured. The order alternates."""
-    times = interleaved_times(first, second, pairs, stamps)
-    return ratio_of(times[:, 0], times[:, 1])
+    return ratio_of(*interleaved_times((first, second), pairs, stamps).T)
 
 
 def interleaved_times(
-    first: Callable[[], object],
-    second: Callable[[], object],
-    pairs: int,
+    calls: Sequence[Callable[[], object]],
+    rounds: int,
     stamps: Stamps | None = None,
-    first_begins: bool = True,
+    last_begins: bool = False,
+    warm_ups: int = 1,
 ) -> NDArray[np.float64]:
-    """Return the seconds of `first` and `second`, (pairs, 2), as `interleaved_ratio` measures them.
+    """Run several calls in turn, and return the seconds of each, (rounds, calls).
 
     Args:
-        first, second: What is measured.
-        pairs: Number of pairs.
+        calls: What is measured.
+        rounds: Number of rounds, whose order alternates.
         stamps: Points in time of the device that computes; wall time if `None`.
-        first_begins: Whether `first` runs first in the first pair; it alternates from pair to pair.
+        last_begins: Whether the last call runs first in the first round.
+        warm_ups: Rounds before that are not measured, in the order of the first.
     """
     stamps = stamps or CpuStamps()
-    order = (0, 1) if first_begins else (1, 0)
-    for column in order:
-        (first, second)[column]()
+    order = [*range(len(calls))][:: -1 if last_begins else 1]
+    for index in order * warm_ups:
+        calls[index]()
     points: list[dict[int, tuple[Any, Any]]] = []
-    for index in range(pairs):
+    for number in range(rounds):
         points.append({})
-        for column in order if index % 2 == 0 else reversed(order):
+        for index in order if number % 2 == 0 else reversed(order):
             began = stamps.now()
-            (first, second)[column]()
-            points[-1][column] = (began, stamps.now())
-    # On a GPU, reading a duration waits for the device, so that nothing is read between the pairs.
-    return np.array([[stamps.seconds(*pair[column]) for column in (0, 1)] for pair in points])
+            calls[index]()
+            points[-1][index] = (began, stamps.now())
+    # On a GPU, reading a duration waits for the device, so that nothing is read between the rounds.
+    return np.array([[stamps.seconds(*one[index]) for index in range(len(calls))] for one in points])
 
 
 def ratio_of(first: ArrayLike, second: ArrayLike) -> Ratio:

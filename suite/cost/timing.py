@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-WARM_UP = 2  # untimed repetitions of calls that are compared
 FEWEST_PASSES, MOST_PASSES = 3, 5  # of the inference of the final model
 
 
@@ -49,26 +48,3 @@ def images_per_second(trainer: Any) -> float:
     while len(seconds) < FEWEST_PASSES or (len(seconds) < MOST_PASSES and sum(seconds) < 1.0):
         seconds.append(seconds_of(predict, trainer.device))
     return len(images) / statistics.median(seconds)
-
-
-def interleaved_seconds(
-    calls: Sequence[Callable[[], object]], repetitions: int, device: torch.device
-) -> list[list[float]]:
-    """Time several calls in turns, so that load from other programs affects all of them.
-
-    Args:
-        calls: The calls. Each runs `WARM_UP` times before it is timed.
-        repetitions: Number of timed repetitions. Their order is reversed in every second one.
-        device: Device on which the calls compute.
-
-    Returns:
-        The seconds of each call, by repetition.
-    """
-    found: list[list[float]] = [[] for _ in calls]
-    for repetition in range(WARM_UP + repetitions):
-        order = range(len(calls)) if repetition % 2 == 0 else reversed(range(len(calls)))
-        for index in order:
-            seconds = seconds_of(calls[index], device)
-            if repetition >= WARM_UP:
-                found[index].append(seconds)
-    return found

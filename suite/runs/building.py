@@ -99,7 +99,7 @@ def data_facts(splits: Splits, classes: int) -> dict[str, int]:
 
 
 def build_trainer(
-    spec: TrialSpec, trials: Path, splits: Splits, from_images: bool = False, **callbacks: Any
+    spec: TrialSpec, trials: Path, splits: Splits, from_images: bool = False, eager: bool = False, **callbacks: Any
 ) -> Trainer:
     """Return the trainer of a trial before its first step.
 
@@ -109,6 +109,7 @@ def build_trainer(
         splits: The data (`load_splits`).
         from_images: Whether a model whose initialisation depends on training images gets them. Weights that are loaded
             later, or whose values do not matter, need none.
+        eager: Whether steps run eagerly, whatever the recipe's execution is.
         callbacks: Arguments of `Trainer` whose names begin with `on_`.
 
     Raises:
@@ -118,6 +119,8 @@ def build_trainer(
     from kernels import cache
 
     recipe = spec.make_recipe()
+    if eager:
+        recipe = dataclasses.replace(recipe, execution="eager")
     if recipe.execution == "compile":
         try:
             cache.keep_code_of_torch_compile()

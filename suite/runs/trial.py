@@ -134,7 +134,7 @@ class Trial:
         if spec.processes > 1:
             processes.join_ranks(spec)
         progress = ProgressFile(self.folder)  # tells the engine where the trial is
-        callbacks = {
+        callbacks: dict[str, Any] = {
             "on_trained": lambda state: self._keep_end(state, trainer.ctx.epochs_done + 1),
             "on_epoch": lambda record: self._append_record(record, trainer.clock),
             "on_checkpoint": lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),

@@ -41,15 +41,20 @@ class Evaluation:
             is_last: Whether it is the last evaluation, which averages six views if the recipe says so.
         """
         found: dict[str, float] = {}
-        six = is_last and self.recipe.six_views
-        logits = self._of_six_views if six else self._of_two_views if self.recipe.flip_tta else self.predict
+        logits = self.logits_of(is_last)
         if splits.test is not None:
             found["test_accuracy"], found["test_loss"] = self.accuracy_and_loss(splits.test, logits)
-            if six:
+            if is_last and self.recipe.six_views:
                 found["test_accuracy_one_view"], _ = self.accuracy_and_loss(splits.test, self.predict)
         if splits.validation is not None:
             found["val_accuracy"], found["val_loss"] = self.accuracy_and_loss(splits.validation, logits)
         return found
+
+    def logits_of(self, is_last: bool = False) -> Callable[[Tensor], Tensor]:
+        """Return the function that returns logits (n, classes) of images (n, C, H, W), over the recipe's views."""
+        if is_last and self.recipe.six_views:
+            return self._of_six_views
+        return self._of_two_views if self.recipe.flip_tta else self.predict
 
     @staticmethod
     def check(record: Mapping[str, Any], epoch: int) -> None:
@@ -78,11 +83,18 @@ class Evaluation:
         for images, labels, _ in self.parallel.epoch(batches, 0, self.recipe.eval_batch_size):
             if not len(images):  # a last batch of fewer images than ranks
                 continue
-            logits = (logits_of or self.predict)(images)
-            correct += (logits.argmax(1) == labels).sum()
-            loss += F.cross_entropy(logits, labels, reduction="sum")
+            right, sum_of_losses = self.sums(images, labels, logits_of or self.predict)
+            correct += right
+            loss += sum_of_losses
         correct, loss = (self.parallel.ranks.all_reduce(value, "bookkeeping") for value in (correct, loss))
         return correct.item() / batches.num_samples, loss.item() / batches.num_samples
+
+    @staticmethod
+    @torch.no_grad()
+    def sums(images: Tensor, labels: Tensor, logits_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the number of right answers to a batch, and the sum of their cross entropies."""
+        logits = logits_of(images)
+        return (logits.argmax(1) == labels).sum(), F.cross_entropy(logits, labels, reduction="sum")
 
     def predict(self, images: Tensor) -> Tensor:
         """Return logits in float32, computed with the trial's autocast type."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.cost.hardware import hardware_facts, hardware_id
+from suite.cost.parts.step_clock import NO_CLOCK, NoClock, StepClock
 from suite.errors import UsageError
 from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OtherTrial, ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
@@ -65,6 +66,7 @@ class Hooks:
         ctx: The context that the hooks get.
         reconfigurations: Plans that were carried out on the model, in order.
         averages: Copies of the model, such as an average of its weights, that are cut in the same way.
+        clock: Times the parts of the running step while steps are profiled (`timed_by`).
         not_planned: Convolution and linear layers that are not in `ctx.layers`, with the reason.
 
     Raises:
@@ -106,6 +108,7 @@ class Hooks:
         self.input_shape, self.dtype = input_shape, dtype
         self.reconfigurations: list[ReconfigPlan] = []
         self.averages: list[nn.Module] = []
+        self.clock: StepClock | NoClock = NO_CLOCK
         self.plans_made, self._replan_requested = 0, False
         self._warned_of_subnormals = False
         self._largest_batch = 0  # of this rank, in the running epoch
@@ -180,6 +183,15 @@ class Hooks:
         finally:
             self._step_state.keys = None
 
+    @contextmanager
+    def timed_by(self, clock: StepClock) -> Iterator[None]:
+        """Let a clock time the parts of the steps that run inside."""
+        self.clock = self._step_state.clock = clock
+        try:
+            yield
+        finally:
+            self.clock, self._step_state.clock = NO_CLOCK, None
+
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Set the optimizer of the model's parameters.
 
@@ -192,7 +204,8 @@ class Hooks:
     def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the batch that the method makes of a batch."""
         self._largest_batch = max(self._largest_batch, len(images))
-        return self.method.transform_batch(images, labels, self.ctx)
+        with self.clock.span("pruning"):
+            return self.method.transform_batch(images, labels, self.ctx)
 
     def begin_micro_batch(self, micro_batch: int, micro_batches: int) -> None:
         """Set the micro-batch that the transforms see; needed only if a batch has several."""
@@ -201,7 +214,7 @@ class Hooks:
     def regularization(self, task_loss: Tensor) -> Tensor | None:
         """Return the method's term for a step with the loss `task_loss` on this rank; autocast is off."""
         self.ctx.task_loss = self.ranks.mean(task_loss.detach())
-        with torch.autocast(self.ctx.device.type, enabled=False):
+        with torch.autocast(self.ctx.device.type, enabled=False), self.clock.span("pruning"):
             return self.method.regularization(self.model, self.ctx)
 
     def add_regularization(self, loss: Tensor) -> Tensor:
@@ -219,13 +232,15 @@ class Hooks:
             Whether the optimizer ran.
         """
         assert self.ctx.optimizer is not None, "call attach(optimizer) first"
-        runs = self.method.before_optimizer_step(self.ctx) is not SKIP_STEP
-        if runs:
-            (step or self.ctx.optimizer.step)()
-            if self.ctx.step == 0:
-                self._refuse_uncut_state(self.ctx.optimizer)
-        self.method.after_optimizer_step(self.ctx)
-        self.end_step()
+        with self.clock.span("pruning"):
+            runs = self.method.before_optimizer_step(self.ctx) is not SKIP_STEP
+            if runs:
+                with self.clock.span("optimizer"):
+                    (step or self.ctx.optimizer.step)()
+                if self.ctx.step == 0:
+                    self._refuse_uncut_state(self.ctx.optimizer)
+            self.method.after_optimizer_step(self.ctx)
+            self.end_step()
         return runs
 
     def end_step(self) -> None:

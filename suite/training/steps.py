@@ -61,22 +61,27 @@ class EagerStep:
             labels: (N,) int64, or (N, classes) probabilities.
             saved: Counter of the tensors that the first micro-batch keeps for backward.
         """
+        clock = self.hooks.clock
         split = self._micro_batches(images, labels)
         parts = len(split)
         task_loss, term = torch.zeros((), device=self.device), None
-        for part, (some_images, some_labels) in enumerate(split):
-            self.hooks.begin_micro_batch(part, self.recipe.micro_batches)
-            last = part == parts - 1
-            with nullcontext() if last else self.parallel.without_averaging():
-                with saved.counting() if saved and part == 0 else nullcontext():
-                    loss = self.task_loss(some_images, some_labels)
-                    loss = loss / self.parallel.parts_of_loss(len(images), len(some_images))
-                task_loss += loss.detach()
-                if last:
-                    term = self.hooks.regularization(task_loss)
-                    if term is not None:
-                        loss = loss + term
-                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        with clock.span("network"):
+            for part, (some_images, some_labels) in enumerate(split):
+                self.hooks.begin_micro_batch(part, self.recipe.micro_batches)
+                last = part == parts - 1
+                with nullcontext() if last else self.parallel.without_averaging():
+                    with saved.counting() if saved and part == 0 else nullcontext():
+                        with clock.forward():
+                            loss = self.task_loss(some_images, some_labels)
+                        clock.time_backward(loss)
+                        loss = loss / self.parallel.parts_of_loss(len(images), len(some_images))
+                    task_loss += loss.detach()
+                    if last:
+                        term = self.hooks.regularization(task_loss)
+                        if term is not None:
+                            clock.time_term(term)
+                            loss = loss + term
+                    (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         assert self.hooks.ctx.task_loss is not None
         return self.hooks.ctx.task_loss, None if term is None else term.detach()
 

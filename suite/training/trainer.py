@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,13 +18,14 @@ from suite.cost.memory import SavedTensors
 from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.network.layers import backend_name
 from suite.recipe import Recipe
-from suite.task import Splits
+from suite.task import Batches, Splits
 from suite.training.cuda_graph import make_step
 from suite.training.evaluation import Evaluation
 from suite.training.execution import check_execution
 from suite.training.hooks import Hooks
 from suite.training.optimizer_state import make_optimizer
-from suite.training.parts.losses import Diverged, EpochLosses
+from suite.training.parts.data_parallel import Batch
+from suite.training.parts.losses import Diverged, EpochLosses, StepRecord
 from suite.training.parts.mixing import BatchMixing
 from suite.training.parts.phases import Phases
 from suite.training.parts.progress import Progress, Record
@@ -128,10 +130,9 @@ class Trainer:
             Diverged: if the loss is infinite or NaN.
             WrongProduct: if a library returns an incorrect result for a product of a layer.
         """
-        while self._epochs_left():
+        while self.epochs_left:
             # Train, with the method's hooks in every step.
-            self.enter_phase()
-            self._check_products()
+            self.begin_epoch()
             with self.clock.span("train"):
                 if self.average:
                     self.average.begin_epoch()
@@ -141,15 +142,11 @@ class Trainer:
             with self.clock.span("io"):
                 self.on_trained(self.state_dict)
             # Run the hooks at the end of the epoch, and carry out a reconfiguration.
-            whole = self.splits.training(self.ledger.phase.image_size).steps_per_epoch(self.ctx.batch_size)
-            done = self.schedule_epoch + self.recipe.steps_in(self.schedule_epoch, whole) / whole
-            self.ctx.progress = done / self.recipe.length(whole)
-            with self.clock.span("reconfigure"):
-                plan = self.hooks.close_epoch()
+            plan = self.end_epoch()
             if plan is not None:
-                self._carry_out(plan)
+                self.carry_out(plan)
             # Evaluate the model or its average; after the last epoch, without the method.
-            is_last = not self._epochs_left()
+            is_last = not self.epochs_left
             if is_last:
                 if self.average:
                     self.average.finish()
@@ -170,75 +167,104 @@ class Trainer:
                 self.on_checkpoint(self.state_dict)
         self.parallel.unwrap()
 
+    def begin_epoch(self) -> None:
+        """Prepare the steps of the next epoch: its size of images and frozen parameters, and products to check."""
+        phase = self.recipe.phase_of(self.schedule_epoch)
+        if phase != self.ledger.phase:
+            if phase.frozen != self.ledger.phase.frozen:
+                self.phases.freeze(self.model, phase.frozen)
+                self.parallel.wrap()
+            self.ledger.enter(phase, self.ctx.epochs_done)
+            self.step.forget()
+            self.progress.memory_is_counted = False
+        self.phases.enter(phase, self.ctx)
+        self._check_products()
+        self.model.train()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
     def train_epoch(self) -> Record:
         """Run every step of one epoch, and return the first part of its record."""
-        ctx, recipe, hooks = self.ctx, self.recipe, self.hooks
-        batches = self.splits.training(self.ledger.phase.image_size)
-        whole = batches.steps_per_epoch(ctx.batch_size)
-        steps, length = recipe.steps_in(self.schedule_epoch, whole), recipe.length(whole)
         losses = EpochLosses()
         counted = self.ledger.counts()
         step_cost: Record = {}
         scale = self.scaler.get_scale() if self.scaler else None
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        self.model.train()
-        shares = self.parallel.shares(batches, ctx.epochs_done, ctx.batch_size, self.mixing)
-        for number, (images, labels, size) in enumerate(shares):
-            if number == steps:  # of an epoch that is a part of one
-                break
-            # Set the learning rate.
-            done = self.schedule_epoch + ctx.batch_index / whole
-            ctx.progress = done / length
-            for group in self.optimizer.param_groups:
-                factor = group.get("lr_factor", 1.0)  # checkpoints of earlier versions have none
-                group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale * factor
-            # Compute the gradients of the batch, of which this rank has its share.
-            images, labels = hooks.transform_batch(images, labels)
-            if not self.step.is_ready(images, labels):
-                with self.clock.span("compile"):
-                    self.step.prepare(images, labels)
-            task_loss, term, norm = self._forward_backward(images, labels)
-            share = size / ctx.batch_size  # below 1 in a last, smaller batch
-            where = f"epoch {ctx.epochs_done + 1}, step {ctx.step + 1}"
-            losses.add(where, task_loss, term, share, updates=norm is not None)
-            # Count FLOPs before a hook changes the masks that the step used.
-            self.ledger.add_step(self.parallel.own(images))
-            # Update the weights, with the hooks around the update; skip it if a gradient is not finite.
-            if norm is not None:
-                if recipe.clip_norm is not None:
-                    torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), recipe.clip_norm, norm)
-                if hooks.optimizer_step() and self.average:
-                    self.average.update((done + 1 / whole) / length)
-            else:
-                hooks.end_step()
-            if self.scaler:
-                self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
-            # Add up costs.
-            self.ledger.add_overhead(self.parallel.own(images))
-            if share == 1 or not step_cost:
+        for batch in self.batches():
+            step = self.train_step(batch)
+            losses.add(step)
+            if step.share == 1 or not step_cost:
                 step_cost = self.ledger.step_cost()
-            self.progress.samples += size
-            self.on_step((done + 1 / whole) / length)
-        if losses.skipped == steps and not self._scale_still_falls(scale):
-            raise Diverged(f"no step of epoch {ctx.epochs_done + 1} had finite gradients")
-        if self.device.type == "cuda":
-            self.progress.note_memory(self.step.peak_memory())
+        if losses.skipped == losses.steps and not self._scale_still_falls(scale):
+            raise Diverged(f"no step of epoch {self.ctx.epochs_done + 1} had finite gradients")
         # Add up what the ranks counted, and average what batch normalisation measured on each of them.
         step_cost = self.parallel.add_counts(self.ledger, counted, step_cost)
         self.parallel.average_buffers()
         return {
-            **losses.record(steps),
+            **losses.record(),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
-            "batch_size": ctx.batch_size,
-            "step_memory_bytes": self.progress.step_memory_bytes,
-            "backends": {name: backend_name(layer) for name, layer in ctx.layers.items()},
-            "steps": steps,
-            **({"frozen": True} if self.ledger.phase.frozen else {}),
-            "skipped_steps": losses.skipped,
+            **self.setting_of_step(),
             **step_cost,
             **({"loss_scale": self.scaler.get_scale()} if self.scaler else {}),
+        }
+
+    def batches(self) -> Iterator[Batch]:
+        """Return this rank's share of each batch of the present epoch."""
+        steps = self.recipe.steps_in(self.schedule_epoch, self.steps_per_epoch)
+        shares = self.parallel.shares(self.split, self.ctx.epochs_done, self.ctx.batch_size, self.mixing)
+        return islice(shares, steps)
+
+    def train_step(self, batch: Batch) -> StepRecord:
+        """Train with one batch: its gradients, the update of the weights, the method's hooks, and the counted cost.
+
+        Args:
+            batch: This rank's share of a batch (`batches`) of the epoch that `begin_epoch` began.
+
+        Raises:
+            Diverged: The loss is infinite or NaN. The weights are then those before the step.
+        """
+        ctx, recipe, hooks = self.ctx, self.recipe, self.hooks
+        # Set the learning rate.
+        whole = self.steps_per_epoch
+        done, length = self.schedule_epoch + ctx.batch_index / whole, recipe.length(whole)
+        ctx.progress = done / length
+        for group in self.optimizer.param_groups:
+            group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale * group["lr_factor"]
+        # Compute the gradients of the batch, of which this rank has its share.
+        images, labels = hooks.transform_batch(batch.images, batch.labels)
+        if not self.step.is_ready(images, labels):
+            with self.clock.span("compile"):
+                self.step.prepare(images, labels)
+        task_loss, term, norm = self._forward_backward(images, labels)
+        share = batch.size / ctx.batch_size  # below 1 in a last, smaller batch
+        step = StepRecord(task_loss, term, share, updated=norm is not None)
+        step.check(f"epoch {ctx.epochs_done + 1}, step {ctx.step + 1}")
+        # Count FLOPs before a hook changes the masks that the step used.
+        self.ledger.add_step(self.parallel.own(images))
+        # Update the weights, with the hooks around the update; skip it if a gradient is not finite.
+        if norm is not None:
+            if recipe.clip_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), recipe.clip_norm, norm)
+            if hooks.optimizer_step() and self.average:
+                with hooks.clock.span("optimizer"):
+                    self.average.update((done + 1 / whole) / length)
+        else:
+            hooks.end_step()
+        if self.scaler:
+            self.scaler.update()
+        with hooks.clock.span("optimizer"):
+            self.optimizer.zero_grad(set_to_none=True)
+        # Add up costs.
+        self.ledger.add_overhead(self.parallel.own(images))
+        self.progress.samples += batch.size
+        self.on_step((done + 1 / whole) / length)
+        return step
+
+    def setting_of_step(self) -> Record:
+        """Return what the cost of a step depends on, besides its counted operations."""
+        return {
+            "batch_size": self.ctx.batch_size,
+            "backends": {name: backend_name(layer) for name, layer in self.ctx.layers.items()},
+            **({"frozen": True} if self.ledger.phase.frozen else {}),
         }
 
     def _forward_backward(self, images: Tensor, labels: Tensor) -> tuple[float, float, Tensor | None]:
@@ -265,19 +291,17 @@ class Trainer:
         """Whether gradients may still become finite: a loss scale starts high and halves until they are."""
         return self.scaler is not None and before is not None and 1 <= self.scaler.get_scale() < before
 
-    def enter_phase(self) -> None:
-        """Use the recipe's size of training images in the next epoch, and freeze its parameters if it is time."""
-        phase = self.recipe.phase_of(self.schedule_epoch)
-        if phase != self.ledger.phase:
-            if phase.frozen != self.ledger.phase.frozen:
-                self.phases.freeze(self.model, phase.frozen)
-                self.parallel.wrap()
-            self.ledger.enter(phase, self.ctx.epochs_done)
-            self.step.forget()
-            self.progress.memory_is_counted = False
-        self.phases.enter(phase, self.ctx)
+    def end_epoch(self) -> ReconfigPlan | None:
+        """Run the method's hooks at the end of an epoch; return its plan, if there is one, for `carry_out`."""
+        if self.device.type == "cuda":
+            self.progress.note_memory(self.step.peak_memory())
+        whole = self.steps_per_epoch
+        done = self.schedule_epoch + self.recipe.steps_in(self.schedule_epoch, whole) / whole
+        self.ctx.progress = done / self.recipe.length(whole)
+        with self.clock.span("reconfigure"):
+            return self.hooks.close_epoch()
 
-    def _carry_out(self, plan: ReconfigPlan) -> None:
+    def carry_out(self, plan: ReconfigPlan) -> None:
         """Change model, optimizer and schedule by the method's plan.
 
         Raises:
@@ -308,11 +332,23 @@ class Trainer:
             self.products.check(self.ctx.layers, self.ledger.current, self.ledger.evaluated)
 
     @property
+    def split(self) -> Batches:
+        """Training images of the size of the present epoch."""
+        return self.splits.training(self.ledger.phase.image_size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a whole epoch with the present batch size."""
+        return self.split.steps_per_epoch(self.ctx.batch_size)
+
+    @property
     def schedule_epoch(self) -> int:
         """Epochs of the schedule that are done."""
         return self.ctx.epochs_done - self.progress.first_epoch
 
-    def _epochs_left(self) -> int:
+    @property
+    def epochs_left(self) -> int:
+        """Epochs of the schedule that are not done."""
         return self.recipe.whole_epochs - self.schedule_epoch
 
     def _complete(self, record: Record, reconfigured: bool) -> None:
@@ -321,8 +357,9 @@ class Trainer:
         ledger = self.ledger
         record |= {
             "epoch": self.ctx.epochs_done,
-            "epochs_left": self._epochs_left(),
+            "epochs_left": self.epochs_left,
             **self.clock.columns(),
+            "step_memory_bytes": self.progress.step_memory_bytes,
             "train_flops": dict(ledger.train_flops),
             "train_communication": dict(ledger.train_communication),
             **self.parallel.record(),

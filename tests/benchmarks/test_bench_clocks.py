@@ -29,6 +29,6 @@ def test_contexts_are_entered_more_often_and_restored(monkeypatch):
 
 def test_the_share_is_that_of_one_context(monkeypatch):
     """A step with all repetitions takes 1.5 times as long, so that one context takes half a percent."""
-    monkeypatch.setattr(bench_clocks, "interleaved_times", lambda more, run, pairs: np.array([[1.5, 1]] * 9))
+    monkeypatch.setattr(bench_clocks, "interleaved_times", lambda calls, pairs: np.array([[1.5, 1]] * 9))
     share, low, high, _ = bench_clocks.cost_of_contexts(lambda: None, 9)
     assert (share, low, high) == pytest.approx((0.005, 0.005, 0.005))

@@ -14,9 +14,9 @@ from time_passes import one_pass
 
 from benchmarks.evidence import time_passes
 from reports.data.records import Trial
+from suite.measure import time_pass
 from suite.runs.folder.entries import GroupEntries
 from suite.runs.folder.times import TIMES, MethodTime
-from suite.timing import time_pass
 
 
 def write(folder, **methods):

@@ -7,12 +7,12 @@ from suite.cost.interleaved import interleaved_ratio, interleaved_times
 from suite.cost.stamps import stamps_of
 
 
-@pytest.mark.parametrize("first_begins", [True, False])
-def test_the_order_alternates_from_pair_to_pair(first_begins):
+@pytest.mark.parametrize("last_begins", [False, True])
+def test_the_order_alternates_from_pair_to_pair(last_begins):
     ran = []
-    times = interleaved_times(lambda: ran.append("a"), lambda: ran.append("b"), 3, first_begins=first_begins)
+    times = interleaved_times((lambda: ran.append("a"), lambda: ran.append("b")), 3, last_begins=last_begins)
     assert times.shape == (3, 2)
-    orders = ["ab", "ab", "ba", "ab"] if first_begins else ["ba", "ba", "ab", "ba"]  # the first is not measured
+    orders = ["ab", "ab", "ba", "ab"] if not last_begins else ["ba", "ba", "ab", "ba"]  # the first is not measured
     assert "".join(ran) == "".join(orders)
 
 

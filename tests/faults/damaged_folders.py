@@ -113,7 +113,8 @@ def called(words: list[str]) -> tuple[int, str]:
 def fake_times(real: bool = False) -> Iterator[None]:
     """Measure in this process, and only pretend to, unless `real` is true."""
     from suite.errors import UsageError
-    from suite.timing import steps, time_pass
+    from suite.measure import time_pass
+    from suite.measure import time_steps as steps
 
     def in_process(function: str) -> Callable[..., dict[str, Any]]:
         def measure(candidate: Any, arguments: Any, threads: int) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from small_trials import spec
 
 from suite.cost.ring import all_reduce_seconds, sent_bytes
 from suite.errors import UsageError
-from suite.prediction.cluster import Cluster, check_device, check_trial, communication, read_cluster
-from suite.prediction.estimate import Prediction
+from suite.measure.prediction.cluster import Cluster, check_device, check_trial, communication, read_cluster
+from suite.measure.prediction.estimate import Prediction
 
 PREDICTION = Prediction(
     epochs=2,

@@ -7,9 +7,9 @@ import pytest
 from small_trials import spec
 
 from suite.command import cli
-from suite.prediction import forecast as module
-from suite.prediction.forecast import forecast, seconds_here, threads_of
-from suite.prediction.render import KINDS, notes, table, totals
+from suite.measure.prediction import forecast as module
+from suite.measure.prediction.forecast import forecast, seconds_here, threads_of
+from suite.measure.prediction.render import KINDS, notes, table, totals
 from suite.runs.engines import local
 from suite.runs.engines.subprocess_call import SubprocessResult
 from suite.runs.folder.records import RUNNING, write_record
@@ -210,7 +210,7 @@ def test_threads_are_those_of_the_engine(monkeypatch):
 @pytest.fixture
 def probes_here(monkeypatch):
     """Run probes in this process."""
-    from suite.prediction.probe import probe
+    from suite.measure.prediction.probe import probe
 
     def call(function, arguments, device, plugins=(), threads=None):
         assert function == module.FUNCTION

@@ -8,11 +8,11 @@ import image_trials
 import pytest
 from small_trials import train
 
+from suite.measure.prediction import forecast as module
+from suite.measure.prediction.estimate import predict
+from suite.measure.prediction.probe import Probe
+from suite.measure.prediction.render import table
 from suite.method import Method, ReconfigPlan
-from suite.prediction import forecast as module
-from suite.prediction.estimate import predict
-from suite.prediction.probe import Probe
-from suite.prediction.render import table
 from suite.registry import register
 from suite.runs.spec import TrialSpec
 

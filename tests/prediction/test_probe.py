@@ -2,17 +2,19 @@
 
 import dataclasses
 import math
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from small_trials import spec, train
 
+from suite.measure.prediction.estimate import predict, setting
+from suite.measure.prediction.probe import HOOKS, WALKING_IMAGES, Probe, probe, steady
 from suite.method import Method
-from suite.prediction.batches import ProbeBatches
-from suite.prediction.estimate import predict, setting
-from suite.prediction.probe import HOOKS, WALKING_IMAGES, Probe, probe, steady
 from suite.registry import register
 from suite.runs.stages import StageList
+from suite.training.parts.data_parallel import Batch
 
 SMALL = {"train_images": 100, "test_images": 40, "batch_size": 16, "eval_batch_size": 32}
 CLICKTRAIN = "clicktrain[warmup=0.2,hard_prune=0.6,backend=masked]"
@@ -97,11 +99,11 @@ def test_walking_epochs_run_one_small_step_until_the_cost_changes(tmp_path, monk
 
 def test_steps_that_are_compiled_for_a_shape_keep_it(tmp_path):
     made = Probe(spec("counts_hooks", **SMALL), tmp_path, 3, PATIENT)
-    made._walk_next()
-    assert made.train[None].images == WALKING_IMAGES
+    made.trainer.begin_epoch()
+    made.walks = True
+    assert made._run_steps().images == WALKING_IMAGES
     made.trainer.recipe = dataclasses.replace(made.trainer.recipe, execution="compile")
-    made._walk_next()
-    assert made.train[None].images is None
+    assert made._run_steps().images == SMALL["batch_size"]
 
 
 def test_a_probe_without_time_says_how_far_it_came(tmp_path, monkeypatch):
@@ -132,30 +134,53 @@ def test_every_hook_that_can_change_a_step_makes_a_method_unsteady():
 class Ten:
     num_samples = 100
 
-    def steps_per_epoch(self, batch_size):
-        return 100 // batch_size
-
     def epoch(self, epoch, batch_size):
-        for first in range(0, 100, batch_size):
-            yield torch.arange(first, first + batch_size), torch.zeros(batch_size)
+        yield from ((torch.zeros(batch_size, 1), torch.zeros(batch_size)) for _ in range(100 // batch_size))
 
 
-@pytest.mark.parametrize(("parts", "images", "size"), [(1, None, 10), (4, None, 3), (1, 4, 4), (4, 2, 2)])
-def test_a_rank_gets_its_part_of_each_batch(parts, images, size):
-    batches = ProbeBatches(Ten(), torch.device("cpu"), parts)
-    batches.wanted, batches.images = lambda seconds: len(seconds) < 3, images
-    found = list(batches.epoch(0, 10))
-    assert [len(part) for part, _ in found] == [size] * 3
-    assert batches.size == size
-    assert len(batches.seconds) == len(batches.fetching) == 3
-    assert batches.steps_per_epoch(10) == 10
-    assert all(math.isfinite(seconds) and seconds >= 0 for seconds in batches.seconds)
+class Steps:
+    """Stands for a trainer whose steps take no time."""
+
+    steps_per_epoch = 10
+    device = torch.device("cpu")
+    recipe = SimpleNamespace(execution="eager", eval_batch_size=50)
+    ledger = SimpleNamespace(step_cost=dict)
+    model = torch.nn.Identity()
+    setting_of_step = dict
+
+    def __init__(self):
+        self.sizes, self.evaluation = [], SimpleNamespace(logits_of=lambda: None, sums=self.sums)
+
+    def batches(self):
+        return (Batch(*batch, 10) for batch in Ten().epoch(0, 10))
+
+    def train_step(self, batch):
+        assert len(batch.images) == len(batch.labels) == batch.size
+        self.sizes.append(batch.size)
+
+    def sums(self, images, labels, logits_of):
+        self.sizes.append(len(images))
 
 
-def test_a_short_split_repeats_its_first_batch_if_asked():
-    repeating = ProbeBatches(Ten(), torch.device("cpu"), repeat=True)
-    repeating.wanted = lambda seconds: len(seconds) < 3
-    assert [int(images[0]) for images, _ in repeating.epoch(0, 100)] == [0, 0, 0]
-    ending = ProbeBatches(Ten(), torch.device("cpu"))
-    ending.wanted = lambda seconds: len(seconds) < 3
-    assert len(list(ending.epoch(0, 100))) == 1
+def stand_in(ranks, walks=False):
+    made = Probe.__new__(Probe)
+    made.trainer, made.trial = Steps(), SimpleNamespace(processes=ranks)
+    made.epochs, made.walks, made.warm_ups, made.most, made.steps = 1, walks, 1, math.inf, 2
+    made.params, made.limit_s, made.began = 0, PATIENT, time.perf_counter()
+    return made
+
+
+@pytest.mark.parametrize(("ranks", "walks", "sizes"), [(1, False, [10] * 3), (4, False, [3] * 3), (1, True, [4])])
+def test_a_rank_gets_its_part_of_each_batch(ranks, walks, sizes):
+    made = stand_in(ranks, walks)
+    stage = made._run_steps()
+    assert made.trainer.sizes == sizes
+    assert (stage.images, stage.total_steps, len(stage.fetching)) == (sizes[0], 10, len(sizes))
+    assert len(stage.seconds) == max(1, len(sizes) - 1)
+    assert all(math.isfinite(seconds) and seconds >= 0 for seconds in stage.seconds)
+
+
+def test_a_short_split_is_evaluated_several_times():
+    made = stand_in(ranks=2)
+    assert made._time_evaluation(Ten())["images"] == 100
+    assert made.trainer.sizes == [25] * 4  # two batches an epoch

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.prediction.schedule import Job, makespan, schedule
+from suite.measure.prediction.schedule import Job, makespan, schedule
 
 
 def test_trials_start_in_order_as_soon_as_a_device_is_free():

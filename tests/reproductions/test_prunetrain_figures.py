@@ -20,7 +20,6 @@ from suite.checkpoint import load_model
 from suite.choices import build_model
 from suite.cost.flops import count_model
 from suite.cost.paper_conventions import prunetrain_training, read_intervals
-from suite.cost.timing import interleaved_seconds
 from suite.network.model_files import save_model
 from suite.runs.engines.subprocess_call import call_in_subprocess
 
@@ -253,10 +252,3 @@ def test_what_is_timed_apart_says_where_and_fails_by_its_last_line(tmp_path):
     arguments = {"files": [str(tmp_path / "model.pt")], "dtype": "float32", "shape": SHAPE, "batch": 2}
     with pytest.raises(RuntimeError, match=r"images_per_second failed: .*no such file"):
         call_in_subprocess("reproductions.prunetrain.timed_networks:images_per_second", arguments, "cpu")
-
-
-def test_calls_in_turn_are_warmed_up_and_change_their_order():
-    called = []
-    seconds = interleaved_seconds([lambda: called.append(0), lambda: called.append(1)], 3, torch.device("cpu"))
-    assert [len(one) for one in seconds] == [3, 3]
-    assert called == [0, 1, 1, 0, 0, 1, 1, 0, 0, 1]

@@ -24,16 +24,16 @@ from suite.cost import clock, stamps
 from suite.cost.interleaved import interleaved_times
 from suite.cost.ledger import Ledger
 from suite.errors import UsageError
+from suite.measure import again, candidates, running, time_pass
+from suite.measure import time_steps as steps
+from suite.measure.candidates import find_candidates
 from suite.method import Method
-from suite.passes import candidates, running
-from suite.passes.candidates import find_candidates
 from suite.registry import register
 from suite.runs.building import with_data_here
 from suite.runs.folder import store
 from suite.runs.folder.records import write_record
 from suite.runs.folder.times import TIMES, PassTime
 from suite.task import DataCopy
-from suite.timing import again, steps, time_pass
 from suite.training.hooks import Hooks
 from tasks.digits import Digits
 
@@ -273,9 +273,9 @@ def test_the_trainer_that_is_built_first_alternates(shrinking, monkeypatch, meas
 def test_the_first_turn_is_that_of_the_order(shrinking, monkeypatch, measured, seconds_are_flops):
     begins = []
 
-    def noted(first, second, pairs, stamps, first_begins):
-        begins.append(first_begins)
-        return interleaved_times(first, second, pairs, stamps, first_begins)
+    def noted(calls, pairs, stamps, last_begins):
+        begins.append(not last_begins)
+        return interleaved_times(calls, pairs, stamps, last_begins)
 
     monkeypatch.setattr(steps, "interleaved_times", noted)
     for number in range(2):

@@ -15,9 +15,9 @@ from methods.dense import Dense
 from methods.prunetrain import PruneTrain
 from methods.sdgp import SDGP
 from suite.cost.flops import PRODUCTS, count_layers
+from suite.measure.steps import Steps
 from suite.method import Method, OpPlan, ReconfigPlan
 from suite.network.backends import TorchBackend
-from suite.passes.stage_steps import Steps
 from suite.task import Splits
 from suite.training.product_check import WrongProduct
 

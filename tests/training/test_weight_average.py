@@ -115,7 +115,7 @@ def test_cutting_then_averaging_equals_masked_averaging():
         plan = trainer.hooks.close_epoch()
         if plan is not None:
             before = {name: tensor.clone() for name, tensor in trainer.average._averaged.module.state_dict().items()}
-            trainer._carry_out(plan)
+            trainer.carry_out(plan)
             after = trainer.average._averaged.module.state_dict()
             assert after["0.weight"].shape == (3, 3, 3, 3)
             assert torch.equal(after["0.weight"], before["0.weight"][[0, 2, 5]])
@@ -172,7 +172,7 @@ def test_a_restart_begins_a_new_average():
 
     trainer = small_trainer(Restarts(), AVERAGED)
     trainer.train_epoch()
-    trainer._carry_out(trainer.hooks.close_epoch())
+    trainer.carry_out(trainer.hooks.close_epoch())
     with trainer.average.evaluated():
         pass
     trainer.average.update(0.5)

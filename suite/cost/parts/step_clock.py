@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -41,17 +42,40 @@ _NORMALIZATION = re.compile(
 )
 
 
+class NoClock:
+    """Stands for a `StepClock` in steps that are not profiled, at the cost of a call."""
+
+    def span(self, part: str, layer: str = "") -> AbstractContextManager[None]:
+        return _NOTHING
+
+    def forward(self) -> AbstractContextManager[None]:
+        return _NOTHING
+
+    def time_backward(self, loss: Tensor) -> None: ...
+
+    def time_term(self, term: Tensor) -> None: ...
+
+
+_NOTHING = nullcontext()
+NO_CLOCK = NoClock()
+
+
 class _Span:
-    __slots__ = ("_clock", "_key")
+    """A part of a step. Inside the network's, no function is looked at, since none of them is the network's own."""
+
+    __slots__ = ("_clock", "_key", "_unseen")
 
     def __init__(self, clock: StepClock, key: Key) -> None:
         self._clock, self._key = clock, key
+        self._unseen = _NOTHING if key[0] == "network" else torch._C.DisableTorchFunction()
 
     def __enter__(self) -> None:
+        self._unseen.__enter__()
         self._clock.enter(*self._key)
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._clock.leave()
+        self._unseen.__exit__(*error)
 
 
 class StepClock:
@@ -66,6 +90,7 @@ class StepClock:
         self._stamps = stamps or stamps_of(device)
         self._marks: list[tuple[Key, Any]] = []  # the part that starts, and when
         self._open: list[Key] = []
+        self._normalization, self._backward = NormalizationClock(self), BackwardClock(self)
 
     @property
     def part(self) -> str:
@@ -75,6 +100,7 @@ class StepClock:
     def begin(self) -> None:
         """Begin a step, whose first part is the rest."""
         self._marks, self._open = [], []
+        self._backward.forget()
         self.enter("rest")
 
     def enter(self, part: str, layer: str = "") -> None:
@@ -90,6 +116,20 @@ class StepClock:
     def span(self, part: str, layer: str = "") -> _Span:
         """Return a context for a part, which may belong to a layer."""
         return _Span(self, (part, layer))
+
+    def forward(self) -> NormalizationClock:
+        """Return a context for the forward of the network, which finds its functions that normalise or activate."""
+        return self._normalization
+
+    def time_backward(self, loss: Tensor) -> None:
+        """Let the coming backward of a loss time its functions that normalise or activate."""
+        with self.span(CLOCKS):
+            self._backward.time_normalization(loss)
+
+    def time_term(self, term: Tensor) -> None:
+        """Let the coming backward of a method's term be timed as pruning."""
+        with self.span(CLOCKS):
+            self._backward.time_pruning(term)
 
     def end(self) -> dict[Key, float]:
         """End the step, and return the seconds of its parts. They add up to the time since `begin`."""

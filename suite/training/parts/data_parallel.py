@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,19 @@ from suite.training.ranks import Ranks
 # torch has renamed the option by which buffers are not synchronised in every step.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
 _OWN_BUFFERS: Final[dict[str, Any]] = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
+
+
+class Batch(NamedTuple):
+    """A rank's share of a training batch.
+
+    Attributes:
+        images, labels: (n, C, H, W), and (n,) or (n, classes); n is at least 1.
+        size: Number of images of the whole batch.
+    """
+
+    images: Tensor
+    labels: Tensor
+    size: int
 
 
 class DataParallel:
@@ -107,24 +120,22 @@ class DataParallel:
         model = self.model
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
-    def shares(
-        self, batches: Batches, epoch: int, batch_size: int, mixing: BatchMixing
-    ) -> Iterator[tuple[Tensor, Tensor, int]]:
+    def shares(self, batches: Batches, epoch: int, batch_size: int, mixing: BatchMixing) -> Iterator[Batch]:
         """Iterate over this rank's share of the training batches of an epoch.
 
         A batch size that the method asks for may leave a last batch with fewer images than there are ranks. A rank
         without an image of a batch takes part in the step all the same, since its operations are collective, and gets
         one image of zeros, which has no weight in gradients, losses, statistics and counts.
 
-        Args, Yields:
-            As `epoch`; n is at least 1.
+        Args:
+            batches, epoch, batch_size, mixing: As for `epoch`.
         """
         for images, labels, whole in self.epoch(batches, epoch, batch_size, mixing):
             self._idle = not len(images)
             if self._idle:
                 images, labels = (some.new_zeros(1, *some.shape[1:]) for some in (images, labels))
                 images = images.contiguous(memory_format=torch.channels_last)
-            yield images, labels, whole
+            yield Batch(images, labels, whole)
 
     def own(self, images: Tensor) -> int:
         """Return the number of `images`, this rank's share of the present batch, that belong to the batch."""

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from reports.data.groups import BASELINE
-from suite.passes.candidates import Candidate, dense_spec
-from suite.passes.running import METHOD_S, Measure, disturbance, in_subprocess, measure_here, run_pass
+from suite.measure.candidates import Candidate, dense_spec
+from suite.measure.running import METHOD_S, Measure, disturbance, in_subprocess, measure_here, run_pass
 from suite.runs.folder.profiles import PART_TITLES, PROFILES, MethodProfile, StageProfile, StepProfile
 from suite.runs.stages import Stage
 
 DEFAULT_ROUNDS = 20
-FUNCTION = "suite.profiling.steps:measure"
+FUNCTION = "suite.measure.profile_steps:measure"
 
 
 def run(

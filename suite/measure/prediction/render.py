@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from reports.data.groups import BASELINE
-from suite.prediction.cluster import Cluster, Communication
-from suite.prediction.estimate import Prediction, setting
-from suite.prediction.forecast import Forecast
+from suite.measure.prediction.cluster import Cluster, Communication
+from suite.measure.prediction.estimate import Prediction, setting
+from suite.measure.prediction.forecast import Forecast
 from suite.runs.progress.text import duration
 
 _ALL = 0.995  # of dense's FLOPs

@@ -16,17 +16,17 @@ from pathlib import Path
 
 from suite.cost.hardware import available_cores
 from suite.errors import UsageError, validate
-from suite.passes.candidates import Candidate, dense_spec
-from suite.passes.running import Measure, disturbance, in_subprocess, measure_here, run_pass
+from suite.measure.again import train_again
+from suite.measure.candidates import Candidate, dense_spec
+from suite.measure.running import Measure, disturbance, in_subprocess, measure_here, run_pass
 from suite.recipe import Phase
 from suite.runs.building import with_data_here
 from suite.runs.engines.local import environment
 from suite.runs.folder.times import TIMES, MethodTime, PassTime
-from suite.timing.again import train_again
 
 DEFAULT_PAIRS = 45
 DEFAULT_PASSES = 3
-FUNCTION = "suite.timing.steps:measure"
+FUNCTION = "suite.measure.time_steps:measure"
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
 
     Pass i measures the trial of seed number i, modulo those that can be run again here, so that the passes differ as
     much as the networks of several seeds and several processes do. Without `busy`, disturbed passes are measured again.
-    A method none of whose trials has its states here is trained first, with the lowest seed (`suite.timing.again`).
+    A method none of whose trials has its states here is trained first, with the lowest seed (`suite.measure.again`).
 
     Args:
         folder: Folder of a suite.

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from suite.errors import UsageError
-from suite.passes.candidates import AGAIN, Candidate
+from suite.measure.candidates import AGAIN, Candidate
 from suite.runs.building import with_data_here
 from suite.runs.engines.local import LocalEngine
 from suite.runs.folder.records import read_record

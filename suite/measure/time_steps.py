@@ -1,4 +1,4 @@
-"""Steps of all stages of a trial and of dense in turn, in a process of their own (`suite.timing.time_pass`)."""
+"""Steps of all stages of a trial and of dense in turn, in a process of their own (`suite.measure.time_pass`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.cost.hardware import busy_cores
 from suite.cost.interleaved import interleaved_times
 from suite.cost.stamps import stamps_of
 from suite.errors import UsageError
-from suite.passes.stage_steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
+from suite.measure.steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
 from suite.recipe import Phase, Recipe
 from suite.runs.building import build_trainer, device_of, load_splits
 from suite.runs.folder.times import FEWEST_PAIRS
@@ -143,7 +143,7 @@ def in_turn(
             both[number]()
 
     stamps = stamps_of(first.trainer.device)
-    times = interleaved_times(partial(turn, 0), partial(turn, 1), count, stamps, first_begins)
+    times = interleaved_times((partial(turn, 0), partial(turn, 1)), count, stamps, last_begins=not first_begins)
     return [list(map(float, pair)) for pair in times / lengths], first.phase
 
 

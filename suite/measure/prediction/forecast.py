@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from suite.cost.hardware import competition
-from suite.passes.candidates import dense_spec
-from suite.prediction.cluster import Cluster, Communication, communication
-from suite.prediction.estimate import Prediction, predict, setting
-from suite.prediction.schedule import Job, makespan
+from suite.measure.candidates import dense_spec
+from suite.measure.prediction.cluster import Cluster, Communication, communication
+from suite.measure.prediction.estimate import Prediction, predict, setting
+from suite.measure.prediction.schedule import Job, makespan
 from suite.runs.engines.local import environment
 from suite.runs.engines.subprocess_call import call_in_subprocess
 from suite.runs.folder.store import RUNNING, Store, read_record
 from suite.runs.spec import TrialSpec
 
-FUNCTION = "suite.prediction.probe:probe"
+FUNCTION = "suite.measure.prediction.probe:probe"
 DEFAULT_STEPS = 8
 PROBE_S = 10.0
 """Seconds that the steps of a probe may take. Start, first epoch and data of its process come on top."""

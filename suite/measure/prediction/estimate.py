@@ -71,7 +71,7 @@ class Prediction:
 
 
 def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
-    """Return the prediction for a trial from the probe of its setting (`suite.prediction.probe.probe`).
+    """Return the prediction for a trial from the probe of its setting (`suite.measure.prediction.probe.probe`).
 
     The steps of an epoch cost what those of the last stage before it cost in the probe, scaled to the size of the
     epoch's images (`_size_factors`). A smaller last batch counts as its share of a step.

@@ -1,21 +1,25 @@
-"""Profiles steps of a stage and of dense, in a process of their own (`suite.profiling.profile_pass`)."""
+"""Profiles steps of a stage and of dense, in a process of their own (`suite.measure.profile_pass`)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from suite.cost.flops import PRODUCTS
-from suite.cost.interleaved import ratio_of
+from suite.cost.interleaved import interleaved_times, ratio_of
 from suite.cost.parts.roofline import Machine, measure_machine, moved_bytes
-from suite.cost.parts.step_clock import PARTS, Key
+from suite.cost.parts.step_clock import PARTS, Key, StepClock
+from suite.cost.stamps import Stamps, stamps_of
 from suite.errors import UsageError
+from suite.measure.steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
 from suite.network.layers import backend_name
 from suite.network.planned_layer import PlannedLayer
-from suite.passes.stage_steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
-from suite.profiling.clocked_steps import ProfiledSteps
 from suite.runs.building import build_trainer, device_of, load_splits
 from suite.runs.provenance import collect
 from suite.runs.spec import TrialSpec
@@ -25,6 +29,37 @@ FEWEST_ROUNDS = 6
 WARM_UPS = 2  # of steps with clocks
 
 
+class ProfiledSteps:
+    """Steps of one trainer, with clocks or without.
+
+    Args:
+        steps: The steps; of a trainer that runs eagerly, since parts of a compiled step cannot be timed.
+        stamps: Source of the clock's points in time; that of the device if `None`.
+
+    Attributes:
+        parts: Seconds of the parts of each step with clocks.
+        flops: FLOPs of the last step with clocks: by layer, product and column of the ledger.
+    """
+
+    def __init__(self, steps: Steps, stamps: Stamps | None = None) -> None:
+        self.steps, self.trainer = steps, steps.trainer
+        self._clock = StepClock(self.trainer.device, stamps)
+        self.parts: list[dict[Key, float]] = []
+        self.flops: dict[str, dict[str, dict[str, float]]] = {}
+
+    def clocked(self) -> None:
+        """Run a step with clocks."""
+        flops = deepcopy(self.trainer.ledger.state_dict()["interval"])
+        with self.trainer.hooks.timed_by(self._clock):
+            self._clock.begin()
+            with self._clock.span("input"):
+                batch = self.steps.next_batch()
+            self.trainer.train_step(batch)
+            self.parts.append(self._clock.end())
+        self.flops = _difference(self.trainer.ledger.state_dict()["interval"], flops)
+
+
+@dataclasses.dataclass(frozen=True)
 class Samples:
     """Measured steps of one trainer.
 
@@ -33,20 +68,10 @@ class Samples:
         parts: Seconds of the parts of each step with clocks.
     """
 
-    def __init__(self, steps: ProfiledSteps) -> None:
-        self.steps = steps
-        self.plain: list[float] = []
-        self.clocked: list[float] = []
-        self.parts: list[dict[Key, float]] = []
-
-    def measure_plain(self) -> None:
-        """Measure a step without clocks."""
-        self.plain.append(self.steps.plain())
-
-    def measure_clocked(self) -> None:
-        """Measure a step with clocks."""
-        self.clocked.append(self.steps.clocked())
-        self.parts.append(self.steps.parts)
+    steps: ProfiledSteps
+    plain: NDArray[np.float64]
+    clocked: NDArray[np.float64]
+    parts: Sequence[Mapping[Key, float]]
 
 
 def measure(
@@ -84,9 +109,9 @@ def measure(
         provenance = collect(place)
         splits = load_splits(own)
         start = stage_file(Path(trials) / own.trial_id, epoch) if epoch > 1 else None
-        steps = [ProfiledSteps(Steps(trainer_of_stage(own, Path(trials), splits, start)))]
+        steps = [ProfiledSteps(Steps(trainer_of_stage(own, Path(trials), splits, start, eager=True)))]
         if dense is not None:
-            baseline = build_trainer(TrialSpec.from_json(dense), Path(trials), splits)
+            baseline = build_trainer(TrialSpec.from_json(dense), Path(trials), splits, eager=True)
             steps.append(ProfiledSteps(Steps(at_phase(baseline, steps[0].steps.phase))))
     except UsageError as error:
         return {"error": str(error)}
@@ -96,9 +121,9 @@ def measure(
     if reason := other_cost(steps[0].steps, expected, executed_before):
         return {"error": reason}
     machine = measure_machine(place, steps[0].trainer.dtype)
-    samples = [Samples(one) for one in steps]
-    seconds = sum([one.clocked() + one.plain() for _ in range(WARM_UPS) for one in steps]) / WARM_UPS
-    run_rounds(samples, max(FEWEST_ROUNDS, min(rounds, int(limit_s / max(seconds, 1e-9)))))
+    warm = run_rounds(steps, WARM_UPS)
+    seconds = sum(one.plain.sum() + one.clocked.sum() for one in warm) / WARM_UPS
+    samples = run_rounds(steps, max(FEWEST_ROUNDS, min(rounds, int(limit_s / max(seconds, 1e-9)))))
     machine = machine.better(measure_machine(place, steps[0].trainer.dtype))
     profiles = [summary(one, machine) for one in samples]
     return {
@@ -113,12 +138,12 @@ def measure(
     }
 
 
-def run_rounds(samples: Sequence[Samples], rounds: int) -> None:
-    """Measure steps in turn, in an order that is reversed in every second round."""
-    calls = [call for one in samples for call in (one.measure_plain, one.measure_clocked)]
-    for index in range(rounds):
-        for call in calls if index % 2 == 0 else reversed(calls):
-            call()
+def run_rounds(steps: Sequence[ProfiledSteps], rounds: int) -> list[Samples]:
+    """Measure steps of several trainers in turn, each without clocks and with them."""
+    calls = [call for one in steps for call in (one.steps, one.clocked)]
+    times = interleaved_times(calls, rounds, stamps_of(steps[0].trainer.device))
+    columns = zip(times[:, ::2].T, times[:, 1::2].T, strict=True)
+    return [Samples(one, *both, one.parts[-rounds:]) for one, both in zip(steps, columns, strict=True)]
 
 
 def summary(samples: Samples, machine: Machine) -> dict[str, Any]:
@@ -130,20 +155,21 @@ def summary(samples: Samples, machine: Machine) -> dict[str, Any]:
     return {
         "batch_size": samples.steps.trainer.ctx.batch_size,
         "rounds": len(samples.clocked),
-        "step_s": sum(samples.plain[index] for index in plain) / len(plain),
-        "clocked_s": sum(samples.clocked[index] for index in chosen) / len(chosen),
+        "step_s": float(samples.plain[plain].mean()),
+        "clocked_s": float(samples.clocked[chosen].mean()),
         "clocks": interval(samples.clocked, samples.plain),
         "parts": {part: sum(value for (name, _), value in seconds.items() if name == part) for part in PARTS},
         "layers": [_layer(name, samples.steps, seconds, machine) for name in samples.steps.trainer.ledger.dense],
     }
 
 
-def faster_half(seconds: Sequence[float]) -> list[int]:
+def faster_half(seconds: ArrayLike) -> list[int]:
     """Return the indices of the faster half of measured times, which other programs disturbed least."""
-    return sorted(range(len(seconds)), key=lambda index: seconds[index])[: (len(seconds) + 1) // 2]
+    order: list[int] = np.argsort(seconds, kind="stable").tolist()
+    return order[: (len(order) + 1) // 2]
 
 
-def interval(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
+def interval(first: ArrayLike, second: ArrayLike) -> dict[str, float]:
     """Return the median ratio of times that were measured next to each other, with its interval."""
     found = ratio_of(first, second)
     return {"ratio": found.median, "low": found.low, "high": found.high}
@@ -198,3 +224,10 @@ def _moved_bytes(steps: ProfiledSteps, name: str, product: str, executed: float)
         "wgrad": (output, activation, weights),
     }
     return moved_bytes(*operands[product], executed, trainer.dtype.itemsize)
+
+
+def _difference(after: Any, before: Any) -> Any:
+    """Return the difference of numbers in equal nested dictionaries."""
+    if isinstance(after, dict):
+        return {name: _difference(value, before[name]) for name, value in after.items()}
+    return after - before

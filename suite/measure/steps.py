@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from suite.errors import UsageError
 from suite.network import model_files
@@ -15,6 +12,7 @@ from suite.recipe import Phase
 from suite.runs.building import build_trainer
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import Cost
+from suite.training.parts.data_parallel import Batch
 from suite.training.trainer import Trainer
 
 WARM_UPS = 3
@@ -27,50 +25,36 @@ MOST_WARM_UPS = 10
 class Steps:
     """Training steps of one trainer, one per call, on real batches.
 
-    Each call is an epoch of `Trainer.train_epoch` with a single batch. All calls stay in the trainer's present epoch,
-    whose batches are repeated; a smaller last batch is left out.
+    All of them are of the trainer's present epoch, whose batches are repeated; a smaller last batch is left out.
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        trainer.enter_phase()
-        size = trainer.ledger.phase.image_size
-        self.trainer, self._batches = trainer, trainer.splits.training(size)
-        self._left = 0
-        self._running: Iterator[tuple[Tensor, Tensor]] = iter(())
-        self.num_samples = self._batches.num_samples
-        self.cost: Mapping[str, Any] = {}
-        own = {"train": self} if size is None else {"train_by_size": {size: self}}
-        trainer.splits = dataclasses.replace(trainer.splits, **own)
+        trainer.begin_epoch()
+        self.trainer = trainer
+        self._batches: Iterator[Batch] = iter(())
 
     @property
     def phase(self) -> Phase:
         """Phase of the training."""
         return self.trainer.ledger.phase
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Return the number of batches of a whole epoch."""
-        return self._batches.steps_per_epoch(batch_size)
+    @property
+    def cost(self) -> Cost:
+        """Cost of the last step."""
+        return Cost.of({"epoch": "of the stage", **self.trainer.setting_of_step(), **self.trainer.ledger.step_cost()})
 
-    def epoch(self, epoch: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the next batch only."""
-        yield self.next_batch()
-
-    def next_batch(self) -> tuple[Tensor, Tensor]:
+    def next_batch(self) -> Batch:
         """Return the next batch of the epoch that is repeated."""
-        return next(self._running)
+        batch = next(self._batches, None)
+        if batch is None or batch.size < self.trainer.ctx.batch_size:
+            self._batches = self.trainer.batches()
+            self.trainer.ctx.batch_index = 0
+            batch = next(self._batches)
+        return batch
 
     def __call__(self) -> None:
         """Run a step."""
-        ctx, recipe = self.trainer.ctx, self.trainer.recipe
-        if not self._left:
-            whole = self.steps_per_epoch(ctx.batch_size)
-            self._left = max(1, recipe.steps_in(self.trainer.schedule_epoch, whole))
-            if self._left == whole and not recipe.drop_last and self.num_samples % ctx.batch_size and self._left > 1:
-                self._left -= 1
-            self._running = self._batches.epoch(ctx.epochs_done, ctx.batch_size)
-            ctx.batch_index = 0
-        self._left -= 1
-        self.cost = self.trainer.train_epoch()
+        self.trainer.train_step(self.next_batch())
 
     def timed(self) -> float:
         """Run a step, and return its seconds as a trial's clock counts them."""
@@ -95,7 +79,7 @@ def at_phase(trainer: Trainer, phase: Phase) -> Trainer:
 
 
 def trainer_of_stage(
-    spec: TrialSpec, trials: Path, splits: Any, path: Path | None, choose_again: bool = False
+    spec: TrialSpec, trials: Path, splits: Any, path: Path | None, choose_again: bool = False, eager: bool = False
 ) -> Trainer:
     """Return a trainer that continues a trial from a state of one of its stages.
 
@@ -105,13 +89,14 @@ def trainer_of_stage(
         splits: The images.
         path: File of the state; `None` for the new network.
         choose_again: Whether the method measures again what it chose by measurement (`Method.choose_again`).
+        eager: Whether steps run eagerly, whatever the recipe's execution is.
 
     Raises:
         UsageError: The file is damaged or belongs to another trial.
     """
     import kernels
 
-    trainer = build_trainer(spec, trials, splits)
+    trainer = build_trainer(spec, trials, splits, eager=eager)
     if path is not None:
         state = model_files.load(path, trainer.device)
         if state.get("trial") != spec.hash:
@@ -144,7 +129,7 @@ def other_cost(steps: Steps, expected: Cost, executed_before: float, chosen_agai
         chosen_again: Whether layers may have other backends than in the trial, and so execute other FLOPs.
     """
     for _ in range(MOST_WARM_UPS):
-        found = Cost.of({**steps.cost, "epoch": "of the stage"})
+        found = steps.cost
         if found.equals(expected.with_backends_of(found) if chosen_again else expected):
             return ""
         steps()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from suite.cost.hardware import available_cores, busy_cores, competition
 from suite.errors import UsageError
 from suite.files import clean
-from suite.passes.candidates import Candidate, find_candidates
+from suite.measure.candidates import Candidate, find_candidates
 from suite.runs.engines.subprocess_call import call_in_subprocess
 from suite.runs.folder.columns import minor_version
 from suite.runs.folder.entries import EntryFile, Strict

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from suite.cost.ring import all_reduce_seconds, gradient_bytes, sent_bytes
 from suite.errors import UsageError, nearest
-from suite.prediction.estimate import Prediction
+from suite.measure.prediction.estimate import Prediction
 from suite.runs.spec import TrialSpec
 
 KEYS = ("nodes", "gpus", "cpus", "link", "local", "latency")

@@ -1,1 +1,0 @@
-"""The profile pass: where the time of a training step goes, by part, layer and product."""
