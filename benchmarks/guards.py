@@ -10,6 +10,7 @@ variant, epochs and seed, since their names may change. Returns 1 if something d
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -22,6 +23,8 @@ from typing import Any
 
 import psutil
 import torch
+
+from suite.runs.provenance import git_facts
 
 COMMON = ("--model=resnet9[width=0.0625]", "--preset=smoke", "--device=cpu", "--dtype=float32", "--seeds=0,",
           "--jobs=2")  # fmt: skip
@@ -42,6 +45,14 @@ def methods(root: Path) -> list[str]:
     listed = subprocess.run([*_program(root), "list", "--json"], cwd=root, env=_environment(root), check=True,
                             capture_output=True, text=True)  # fmt: skip
     return [STRONGER.get(one["name"], one["name"]) for one in json.loads(listed.stdout)["methods"]]
+
+
+def commit(root: Path) -> str:
+    """Return the commit of a checkout; end the program if a file differs from it."""
+    facts = git_facts(root)
+    if facts["dirty"]:
+        raise SystemExit(f"{root} has changes that are not committed; commit them, or leave out --keep")
+    return str(facts["commit"])
 
 
 def train(root: Path, names: Sequence[str], options: Sequence[str], out: Path) -> None:
@@ -72,7 +83,8 @@ def train_killed(root: Path, names: Sequence[str], options: Sequence[str], out: 
                 if trial not in killed and (processes := _processes_of(trial, suite.pid)):
                     killed.add(trial)
                     for process in processes:
-                        process.kill()
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            process.kill()
             time.sleep(POLL_S)
         if len(killed) == before:
             raise RuntimeError(f"only {', '.join(sorted(killed)) or 'no trial'} could be killed")
@@ -81,11 +93,12 @@ def train_killed(root: Path, names: Sequence[str], options: Sequence[str], out: 
 
 def _processes_of(trial: str, suite: int) -> list[psutil.Process]:
     """Return the processes below that of a suite whose command names a trial."""
-    return [
-        process
-        for process in psutil.Process(suite).children(recursive=True)
-        if any(trial in part for part in process.cmdline())
-    ]
+    found = []
+    for process in psutil.Process(suite).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if any(trial in part for part in process.cmdline()):
+                found.append(process)
+    return found
 
 
 def records(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -145,22 +158,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path, metavar="OLD")
     parser.add_argument("new", type=Path, metavar="NEW")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="keep the trials of each commit in DIR, where they are found again",
+    )
     typed = parser.parse_args()
     roots = [typed.old.resolve(), typed.new.resolve()]
     ours = methods(roots[1])
     names = [name for name in methods(roots[0]) if name in ours]
     began, lines = time.perf_counter(), 0
-    for run, options in RUNS.items():
-        with tempfile.TemporaryDirectory() as temporary:
-            folders = [Path(temporary) / side for side in ("old", "new")]
-            for root, folder in zip(roots, folders, strict=True):
-                (train_killed if run == KILLED else train)(root, names, options, folder)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        for number, (run, options) in enumerate(RUNS.items()):
+            folders = []
+            for root in roots:
+                above = Path(temporary) / str(len(folders)) if typed.keep is None else typed.keep / commit(root)
+                folders.append(above / str(number))
+                if not (folders[-1] / "report.html").is_file():
+                    (train_killed if run == KILLED else train)(root, names, options, folders[-1])
             found = differences(*folders)
             lines += len(found)
-            print(
-                "\n".join(f"{run}: {line}" for line in found) or f"{run}: equal ({len(records(folders[0]))} trials)",
-                flush=True,
-            )
+            equal = f"{run}: equal ({len(records(folders[0]))} trials)"
+            print("\n".join(f"{run}: {line}" for line in found) or equal, flush=True)
     print(f"{lines or 'no'} {'difference' if lines == 1 else 'differences'} in {time.perf_counter() - began:.0f} s")
     return 1 if lines else 0
 

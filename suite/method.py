@@ -93,6 +93,7 @@ class Context:
 
     Attributes:
         model: The bare model (not wrapped in DDP, not compiled).
+        input_shape: (C, H, W) of one image, as in an evaluation.
         layers: The planned layers by name, in the model's order: every `nn.Conv2d` and `nn.Linear` (no subclasses)
             that the model calls in training or in evaluation. Each is a `suite.plan.Layer` and has a `weight`. All
             hooks see the same layer objects; a layer that a reconfiguration removes is no longer listed.
@@ -135,16 +136,17 @@ class Context:
     """
 
     model: nn.Module
-    layers: dict[str, Layer]
-    spaces: IndexSpaces
+    input_shape: tuple[int, int, int]
     num_classes: int
-    seed: int
-    device: torch.device
-    task: str
-    network: str
-    preset: str
     epochs: int
     batch_size: int
+    seed: int = 0
+    device: torch.device = None  # type: ignore[assignment]  # that of the model, once the method runs
+    task: str = ""
+    network: str = ""
+    preset: str = ""
+    layers: dict[str, Layer] = field(default_factory=dict)
+    spaces: IndexSpaces = field(default_factory=lambda: IndexSpaces({}))
     dtype: torch.dtype = torch.float32
     train_images: int = 0
     micro_batches: int = 1

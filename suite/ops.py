@@ -11,25 +11,25 @@ from typing import Any
 
 from torch import nn
 
-from suite.method import Method
+from suite.method import Context, Method
 from suite.network.backends import TORCH
 from suite.network.layers import PlannedConv2d, PlannedLinear, convert, restore
-from suite.training.hooks import Hooks
+from suite.training.method_runner import MethodRunner
 from suite.training.parts.reduction import reduce_gradients
 
 __all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "reduce_gradients", "restore"]
 
 
-def apply(model: nn.Module, method: Method, **context: Any) -> Hooks:
+def apply(model: nn.Module, method: Method, **context: Any) -> MethodRunner:
     """Plan the layers of a model by a method, for a training loop of your own.
 
     Args:
         model: The bare model, on its device; its layers are converted in place.
         method: An instance of the method, with its parameters.
-        context: Arguments of `suite.training.hooks.Hooks`, which become `Method`'s context: `input_shape`,
-            `num_classes`, `epochs` and `batch_size` are required, `seed` and others are optional.
+        context: Attributes of the method's context (`suite.method.Context`): `input_shape`, `num_classes`, `epochs` and
+            `batch_size` are required, `seed` and others are optional.
 
     Returns:
-        The hooks, which the loop calls; `docs/your-own-loop.md` shows where, in 20 lines.
+        The runner, whose hooks the loop calls; `docs/your-own-loop.md` shows where, in 20 lines.
     """
-    return Hooks(model, method, **context)
+    return MethodRunner(method, Context(model, **context))

@@ -12,10 +12,12 @@ import hashlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from suite.errors import renamed
 
 Operand = Literal["weight_forward", "grad_shared", "grad_dgrad", "grad_wgrad"]
 Pair = tuple[int, int]
@@ -42,7 +44,8 @@ class Site:
         name: Name of the layer in the bare model.
         operand: The transform of the plan that is called.
         step: Number of optimizer steps attempted since the trial began.
-        slot: `rank * micro_batches + micro_batch`; two ranks are equivalent to one rank with two micro-batches.
+        micro_batch_index: `rank * micro_batches + micro_batch`: two ranks are equivalent to one rank with two
+            micro-batches.
         seed: Seed of the trial.
         keys: Source of the random keys while the step is captured in a CUDA graph; otherwise `None`.
     """
@@ -50,7 +53,7 @@ class Site:
     name: str
     operand: Operand
     step: int
-    slot: int
+    micro_batch_index: int
     seed: int
     keys: Keys | None = field(default=None, compare=False, repr=False)
 
@@ -68,7 +71,7 @@ class Site:
                 f"{self.operand} of '{self.name}': a replayed step cannot use site.key, which is a Python number; pass "
                 "site.kernel_seed to a kernel, or leave `replayable` False"
             )
-        return random_key(self.seed, self.step, self.slot, self.operand, self.name)
+        return random_key(self.seed, self.step, self.micro_batch_index, self.operand, self.name)
 
     @property
     def kernel_seed(self) -> int | Tensor:
@@ -76,7 +79,12 @@ class Site:
 
         The tensor is 0-dimensional, int64 and on the device. It is filled before each replay and must be read there.
         """
-        return self.key if self.keys is None else self.keys.of(self.name, self.operand, self.slot)
+        return self.key if self.keys is None else self.keys.of(self.name, self.operand, self.micro_batch_index)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"Site has no '{name}'{renamed(name, {'slot': 'micro_batch_index'})}")
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a torch generator that is seeded with `key`."""

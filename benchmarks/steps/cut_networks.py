@@ -15,7 +15,7 @@ from suite.index_spaces import IndexSpaces
 from suite.method import Context, Method, ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.channels.surgery import apply_plan
-from suite.training.hooks import Hooks
+from suite.ops import apply
 
 SPREAD = 0.5  # relative half-width of the remaining shares of index spaces around their mean
 
@@ -78,8 +78,8 @@ def by_prunetrain(model: nn.Module, spaces: IndexSpaces, gating: bool) -> Reconf
     """Return the plan of PruneTrain for a network with its present weights."""
     copied = copy.deepcopy(model)
     method = PruneTrain(interval=1, gating=gating)
-    hooks = Hooks(copied, method, input_shape=SHAPE, num_classes=CLASSES, epochs=1, batch_size=1)
-    plan = hooks.close_epoch()
+    hooks = apply(copied, method, input_shape=SHAPE, num_classes=CLASSES, epochs=1, batch_size=1)
+    plan = hooks.plan_epoch_end()
     assert plan is not None
     if gating:
         assert plan.gated, [spaces.why_not_gated(space, dict(model.named_modules())) for space in spaces.values()]

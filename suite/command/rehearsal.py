@@ -19,11 +19,12 @@ from suite import registry
 from suite.choices import build_method, build_model
 from suite.errors import UsageError
 from suite.files import canonical_json
+from suite.method import Context
 from suite.recipe import Recipe
 from suite.runs.building import inputs_of
 from suite.runs.spec import TrialSpec
 from suite.task import Batches, DataCopy, Inputs
-from suite.training.hooks import Hooks
+from suite.training.method_runner import MethodRunner
 from suite.training.parts.phases import check_names
 
 log = logging.getLogger(__name__)
@@ -127,11 +128,9 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
     recipe = trial.make_recipe()
     try:
         _check_frozen(trial, recipe, model)
-        Hooks(
+        ctx = Context(
             model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
-            build_method(trial.method, trial.parameters, trial.label),
-            input_shape=inputs.shape,
-            train_size=recipe.train_size_at(0.0),
+            inputs.shape,
             num_classes=inputs.classes,
             epochs=recipe.whole_epochs,
             batch_size=recipe.batch_size,
@@ -142,9 +141,11 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
             train_images=train_images,
             micro_batches=recipe.micro_batches,
             dtype=getattr(torch, trial.dtype),
-            device=torch.device(trial.device, trial.device_index or 0) if trial.device == "cuda" else None,
             rehearsal=True,
         )
+        if trial.device == "cuda":
+            ctx.device = torch.device("cuda", trial.device_index or 0)
+        MethodRunner(build_method(trial.method, trial.parameters, trial.label), ctx, recipe.train_size_at(0.0))
     except (UsageError, ValueError) as error:
         raise UsageError(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}") from error
 

@@ -50,7 +50,7 @@ class ProfiledSteps:
     def clocked(self) -> None:
         """Run a step with clocks."""
         flops = deepcopy(self.trainer.ledger.state_dict()["interval"])
-        with self.trainer.hooks.timed_by(self._clock):
+        with self.trainer.runner.timed_by(self._clock):
             self._clock.begin()
             with self._clock.span("input"):
                 batch = self.steps.next_batch()

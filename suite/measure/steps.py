@@ -104,7 +104,7 @@ def trainer_of_stage(
         kernels.replay_backends(state["provenance"].get("pruning", {}))
         trainer.load_state_dict(state["trainer"])
         if choose_again:
-            trainer.hooks.choose_again()
+            trainer.runner.choose_again()
     return trainer
 
 

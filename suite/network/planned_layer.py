@@ -29,7 +29,7 @@ class StepState:
     Attributes:
         seed: Seed of the trial.
         step: Number of optimizer steps attempted since the trial began.
-        slot: `rank * micro_batches + micro_batch`.
+        micro_batch_index: `rank * micro_batches + micro_batch`.
         keys: Source of the random keys while a step is captured in a CUDA graph; otherwise `None`.
         clock: Clock that times each product while a step is profiled; otherwise `None`. With a clock, layers without a
             plan compute their gradients by separate calls, too.
@@ -37,7 +37,7 @@ class StepState:
 
     seed: int = 0
     step: int = 0
-    slot: int = 0
+    micro_batch_index: int = 0
     keys: Keys | None = None
     clock: ProductClock | None = None
 
@@ -138,7 +138,7 @@ class PlannedLayer(Layer):
         if transform is None:
             return weight
         with torch.autocast(weight.device.type, enabled=False):
-            return transform(weight, Site(self.name, "weight_forward", state.step, state.slot, state.seed))
+            return transform(weight, Site(self.name, "weight_forward", state.step, state.micro_batch_index, state.seed))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -27,7 +27,7 @@ _UNTIMED = nullcontext()
 def planned_op(activation: Tensor, weight: Tensor, bias: Tensor | None, layer: PlannedLayer) -> Tensor:
     """Return O = A * W + b according to the layer's plan; A is cast and padded already.
 
-    The backward uses the plan, step and slot of its forward; in a compiled graph, those at the time when it runs.
+    The backward uses plan, step and micro-batch of its forward; in a compiled graph, those at the time when it runs.
 
     Raises:
         UsageError: under transforms of `torch.func`, and in a second or forward-mode differentiation.
@@ -49,18 +49,18 @@ def _refusal(layer: PlannedLayer, what: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of a planned layer, with the plan, step and slot that its backward uses too."""
+    """One call of a planned layer, with the plan, step and micro-batch that its backward uses too."""
 
     layer: PlannedLayer
     plan: OpPlan
     geometry: Geometry
     step: int
-    slot: int
+    micro_batch_index: int
 
     @classmethod
     def of(cls, layer: PlannedLayer) -> _Call:
         state = layer.step_state
-        return cls(layer, layer.op_plan, layer.geometry, state.step, state.slot)
+        return cls(layer, layer.op_plan, layer.geometry, state.step, state.micro_batch_index)
 
     @property
     def backend(self) -> Backend:
@@ -77,7 +77,9 @@ class _Call:
             return tensor
         state = self.layer.step_state
         with self.timed("pruning"):
-            found = transform(tensor, Site(self.layer.name, operand, self.step, self.slot, state.seed, state.keys))
+            found = transform(
+                tensor, Site(self.layer.name, operand, self.step, self.micro_batch_index, state.seed, state.keys)
+            )
         if isinstance(found, Compressed):
             self._check(found, operand, tensor)
         return found

@@ -150,7 +150,7 @@ class Trial:
         provenance["data"] = data_facts(trainer.splits, trainer.ctx.num_classes)
         if trainer.not_counted:
             provenance["not_counted"] = list(trainer.not_counted)
-        if unplanned := trainer.hooks.not_planned:
+        if unplanned := trainer.runner.not_planned:
             provenance["not_planned"] = [f"{name}: {reason}" for name, reason in unplanned.items()]
         energy = count_energy(trainer.clock, device)
         provenance["pruning"] = kernels.backends_in_use()
@@ -174,8 +174,8 @@ class Trial:
             trainer.model,
             name=spec.model,
             num_classes=trainer.ctx.num_classes,
-            input_shape=trainer.hooks.input_shape,
-            reconfigurations=trainer.hooks.reconfigurations,
+            input_shape=trainer.ctx.input_shape,
+            reconfigurations=trainer.runner.reconfigurations,
         )
 
     def _fallbacks(self, trainer: Any) -> list[str] | str:

@@ -14,7 +14,7 @@ from suite.cost.memory import SavedTensors
 from suite.network.planned_layer import ExecutedMeter
 from suite.network.random_keys import KeyBuffer
 from suite.recipe import Recipe
-from suite.training.hooks import Hooks
+from suite.training.method_runner import MethodRunner
 from suite.training.steps import CompiledStep, EagerStep, Outcome, undisturbed
 
 WARM_UP = 3
@@ -36,7 +36,7 @@ class GraphStep(EagerStep):
     _tensors: list[Tensor]  # tensors whose memory the graph reads and writes
 
     def __init__(
-        self, hooks: Hooks, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None = None
+        self, hooks: MethodRunner, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None = None
     ) -> None:
         super().__init__(hooks, recipe, dtype, scaler)
         self.forget()
@@ -49,11 +49,11 @@ class GraphStep(EagerStep):
     def prepare(self, images: Tensor, labels: Tensor) -> None:
         self.forget()
         self._images, self._labels = images.clone(), labels.clone()
-        places = OPERANDS * len(self.hooks.planned_layers) * self.recipe.micro_batches
-        self._keys = KeyBuffer(places, self.hooks.ctx.seed, self.device)
+        places = OPERANDS * len(self.runner.planned_layers) * self.recipe.micro_batches
+        self._keys = KeyBuffer(places, self.runner.ctx.seed, self.device)
         stream, outside = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
         graph = torch.cuda.CUDAGraph()
-        with undisturbed(self.hooks), self.hooks.drawing_from(self._keys):
+        with undisturbed(self.runner), self.runner.drawing_from(self._keys):
             stream.wait_stream(outside)
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UP):
@@ -61,13 +61,13 @@ class GraphStep(EagerStep):
                     super().gradients(self._images, self._labels)
                 self.model.zero_grad(set_to_none=True)
             outside.wait_stream(stream)
-            for layer in self.hooks.planned_layers:
+            for layer in self.runner.planned_layers:
                 layer.meter.take()
             with torch.cuda.graph(graph, stream=stream):
                 self._outcome = super().gradients(self._images, self._labels)
             # A replay writes into the memory of these gradients, even if `.grad` has been replaced since.
             self._gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
-            self._executed = [(layer.meter, layer.meter.copy()) for layer in self.hooks.planned_layers]
+            self._executed = [(layer.meter, layer.meter.copy()) for layer in self.runner.planned_layers]
         self._graph = graph
         self._tensors = [*self.model.parameters(), *self.model.buffers()]
         self._captured = self._depends_on(images, labels)
@@ -84,7 +84,7 @@ class GraphStep(EagerStep):
             return super().gradients(images, labels, saved)
         self._images.copy_(images)
         self._labels.copy_(labels)
-        self._keys.fill(self.hooks.ctx.step)
+        self._keys.fill(self.runner.ctx.step)
         self._graph.replay()
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
@@ -101,11 +101,11 @@ class GraphStep(EagerStep):
 
     def _depends_on(self, images: Tensor, labels: Tensor) -> tuple[object, ...]:
         addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
-        return (images.shape, images.dtype, labels.shape, labels.dtype, self.hooks.plans_made, addresses)
+        return (images.shape, images.dtype, labels.shape, labels.dtype, self.runner.plans_made, addresses)
 
 
 def make_step(
-    hooks: Hooks, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None, compile_backend: str
+    hooks: MethodRunner, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None, compile_backend: str
 ) -> EagerStep:
     """Return the object that computes the gradients of a step, for the recipe's `execution`."""
     if recipe.execution == "compile":

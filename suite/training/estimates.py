@@ -22,11 +22,10 @@ class Estimates:
     Args:
         ctx: Context of the method; its model is copied and stays unchanged.
         ranks: Processes that train the model together.
-        input_shape: (C, H, W) of one image.
     """
 
-    def __init__(self, ctx: Context, ranks: Ranks, input_shape: tuple[int, int, int]) -> None:
-        self._ctx, self._ranks, self._input_shape = ctx, ranks, input_shape
+    def __init__(self, ctx: Context, ranks: Ranks) -> None:
+        self._ctx, self._ranks, self._input_shape = ctx, ranks, ctx.input_shape
         self._measured: tuple[Any, float, StepMemory] | None = None
 
     def network_changed(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from suite.cost.memory import SavedTensors
 from suite.recipe import Recipe
-from suite.training.hooks import Hooks
+from suite.training.method_runner import MethodRunner
 from suite.training.parts.data_parallel import DataParallel
 
 log = logging.getLogger(__name__)
@@ -29,16 +29,16 @@ class EagerStep:
     """A step that runs eagerly.
 
     Args:
-        hooks: Hooks of the method on its model.
+        hooks: MethodRunner of the method on its model.
         recipe: The recipe.
         dtype: `torch.float32`, or the autocast type.
         scaler: Scaler that multiplies the loss before the backward; `None` for no scaling.
     """
 
     def __init__(
-        self, hooks: Hooks, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None = None
+        self, hooks: MethodRunner, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None = None
     ) -> None:
-        self.hooks, self.model, self.recipe, self.dtype, self.scaler = hooks, hooks.model, recipe, dtype, scaler
+        self.runner, self.model, self.recipe, self.dtype, self.scaler = hooks, hooks.model, recipe, dtype, scaler
         self.device = hooks.ctx.device
         self.parallel = DataParallel(hooks)
 
@@ -61,13 +61,13 @@ class EagerStep:
             labels: (N,) int64, or (N, classes) probabilities.
             saved: Counter of the tensors that the first micro-batch keeps for backward.
         """
-        clock = self.hooks.clock
+        clock = self.runner.clock
         split = self._micro_batches(images, labels)
         parts = len(split)
         task_loss, term = torch.zeros((), device=self.device), None
         with clock.span("network"):
             for part, (some_images, some_labels) in enumerate(split):
-                self.hooks.begin_micro_batch(part, self.recipe.micro_batches)
+                self.runner.begin_micro_batch(part, self.recipe.micro_batches)
                 last = part == parts - 1
                 with nullcontext() if last else self.parallel.without_averaging():
                     with saved.counting() if saved and part == 0 else nullcontext():
@@ -77,13 +77,13 @@ class EagerStep:
                         loss = loss / self.parallel.parts_of_loss(len(images), len(some_images))
                     task_loss += loss.detach()
                     if last:
-                        term = self.hooks.regularization(task_loss)
+                        term = self.runner.regularization(task_loss)
                         if term is not None:
                             clock.time_term(term)
                             loss = loss + term
                     (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        assert self.hooks.ctx.task_loss is not None
-        return self.hooks.ctx.task_loss, None if term is None else term.detach()
+        assert self.runner.ctx.task_loss is not None
+        return self.runner.ctx.task_loss, None if term is None else term.detach()
 
     def _micro_batches(self, images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
         parts = min(self.recipe.micro_batches, len(images))
@@ -112,7 +112,7 @@ class CompiledStep(EagerStep):
 
     def __init__(
         self,
-        hooks: Hooks,
+        hooks: MethodRunner,
         recipe: Recipe,
         dtype: torch.dtype,
         scaler: torch.amp.GradScaler | None = None,
@@ -132,7 +132,7 @@ class CompiledStep(EagerStep):
             )
         by_size = {len(some_images): (some_images, some_labels) for some_images, some_labels in
                    self._micro_batches(images, labels)}  # fmt: skip
-        with undisturbed(self.hooks):
+        with undisturbed(self.runner):
             for some_images, some_labels in by_size.values():
                 self.task_loss(some_images, some_labels).backward()
         self._prepared.add(self._depends_on(images, labels))
@@ -148,17 +148,17 @@ class CompiledStep(EagerStep):
         if _graphs_made() > before:
             log.warning(
                 "step %d was compiled again during training: the times of this epoch are not reliable",
-                self.hooks.ctx.step + 1,
+                self.runner.ctx.step + 1,
             )
         return outcome
 
     def _depends_on(self, images: Tensor, labels: Tensor) -> tuple[object, ...]:
-        plans = tuple((layer.planned, layer.masked) for layer in self.hooks.planned_layers)
+        plans = tuple((layer.planned, layer.masked) for layer in self.runner.planned_layers)
         return (images.shape, images.stride(), images.dtype, labels.shape, labels.dtype, plans)
 
 
 @contextmanager
-def undisturbed(hooks: Hooks) -> Iterator[None]:
+def undisturbed(hooks: MethodRunner) -> Iterator[None]:
     """Restore buffers, random states and meters afterwards, and clear the gradients.
 
     Do not modify parameters inside this context.

@@ -15,14 +15,14 @@ from suite.cost.clock import Clock
 from suite.cost.flops import count
 from suite.cost.ledger import Ledger, phase_of_state
 from suite.cost.memory import SavedTensors
-from suite.method import Method, OtherTrial, ReconfigPlan
+from suite.method import Context, Method, OtherTrial, ReconfigPlan
 from suite.network.layers import backend_name
 from suite.recipe import Recipe
 from suite.task import Batches, Splits
 from suite.training.cuda_graph import make_step
 from suite.training.evaluation import Evaluation
 from suite.training.execution import check_execution
-from suite.training.hooks import Hooks
+from suite.training.method_runner import MethodRunner
 from suite.training.optimizer_state import make_optimizer
 from suite.training.parts.data_parallel import Batch
 from suite.training.parts.losses import Diverged, EpochLosses, StepRecord
@@ -89,11 +89,9 @@ class Trainer:
         counts, trained = count(model, input_shape), _trained(model)
         self.not_counted = counts.not_counted
         self.phases = Phases(model, recipe, input_shape)
-        self.hooks = Hooks(
+        self.ctx = Context(
             model,
-            method,
-            input_shape=input_shape,
-            train_size=recipe.train_size_at(0.0),
+            input_shape,
             num_classes=num_classes,
             epochs=recipe.whole_epochs,
             batch_size=recipe.batch_size,
@@ -103,22 +101,22 @@ class Trainer:
             preset=preset,
             train_images=splits.train.num_samples,
             micro_batches=recipe.micro_batches,
-            others=others,
+            others=others or {},
             dtype=dtype,
+            untimed=lambda: self.clock.span("compile"),
         )
-        self.ctx = self.hooks.ctx
-        self.ctx.untimed = lambda: self.clock.span("compile")
+        self.runner = MethodRunner(method, self.ctx, recipe.train_size_at(0.0))
         self.optimizer = make_optimizer(model, recipe)
-        self.hooks.attach(self.optimizer)
-        self.average = WeightAverage(self.hooks, recipe.ema) if recipe.ema else None
+        self.runner.attach(self.optimizer)
+        self.average = WeightAverage(self.runner, recipe.ema) if recipe.ema else None
         if recipe.lookahead_steps:
-            self.average = Lookahead(self.hooks, recipe, splits.train.steps_per_epoch(recipe.batch_size))
+            self.average = Lookahead(self.runner, recipe, splits.train.steps_per_epoch(recipe.batch_size))
         self.mixing = BatchMixing(recipe, num_classes, seed)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
-        self.step = make_step(self.hooks, recipe, dtype, self.scaler, compile_backend)
+        self.step = make_step(self.runner, recipe, dtype, self.scaler, compile_backend)
         self.parallel = self.step.parallel
         self.evaluation = Evaluation(self.parallel, model, recipe, device, dtype)
-        now = counts.layers if not self.hooks.reconfigurations and _trained(model) == trained else None
+        now = counts.layers if not self.runner.reconfigurations and _trained(model) == trained else None
         self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, now, self.phases.built)
         self.products = ProductCheck(dtype, device)
         self.parallel.begin(seed, splits.train, recipe)
@@ -144,13 +142,13 @@ class Trainer:
             # Run the hooks at the end of the epoch, and carry out a reconfiguration.
             plan = self.end_epoch()
             if plan is not None:
-                self.carry_out(plan)
+                self.apply_plan(plan)
             # Evaluate the model or its average; after the last epoch, without the method.
             is_last = not self.epochs_left
             if is_last:
                 if self.average:
                     self.average.finish()
-                self.hooks.finish()
+                self.runner.finish()
             with self.clock.span("check"):
                 self.parallel.check_states()
             if is_last or self.ctx.epochs_done % self.recipe.eval_every == 0:
@@ -222,7 +220,7 @@ class Trainer:
         Raises:
             Diverged: The loss is infinite or NaN. The weights are then those before the step.
         """
-        ctx, recipe, hooks = self.ctx, self.recipe, self.hooks
+        ctx, recipe, hooks = self.ctx, self.recipe, self.runner
         # Set the learning rate.
         whole = self.steps_per_epoch
         done, length = self.schedule_epoch + ctx.batch_index / whole, recipe.length(whole)
@@ -292,16 +290,16 @@ class Trainer:
         return self.scaler is not None and before is not None and 1 <= self.scaler.get_scale() < before
 
     def end_epoch(self) -> ReconfigPlan | None:
-        """Run the method's hooks at the end of an epoch; return its plan, if there is one, for `carry_out`."""
+        """Run the method's hooks at the end of an epoch; return its plan, if there is one, for `apply_plan`."""
         if self.device.type == "cuda":
             self.progress.note_memory(self.step.peak_memory())
         whole = self.steps_per_epoch
         done = self.schedule_epoch + self.recipe.steps_in(self.schedule_epoch, whole) / whole
         self.ctx.progress = done / self.recipe.length(whole)
         with self.clock.span("reconfigure"):
-            return self.hooks.close_epoch()
+            return self.runner.plan_epoch_end()
 
-    def carry_out(self, plan: ReconfigPlan) -> None:
+    def apply_plan(self, plan: ReconfigPlan) -> None:
         """Change model, optimizer and schedule by the method's plan.
 
         Raises:
@@ -312,7 +310,7 @@ class Trainer:
             raise ValueError(f"a batch of {plan.batch_size} images cannot be split into recipe.micro_batches={parts}")
         self.ledger.close_interval(self.ctx.epochs_done)
         with self.clock.span("reconfigure"):
-            self.hooks.carry_out(plan)
+            self.runner.apply_plan(plan)
             if plan.restart:
                 self.optimizer.state.clear()
                 self.progress.first_epoch = self.ctx.epochs_done
@@ -368,19 +366,19 @@ class Trainer:
             "layers": ledger.layer_records(),
             "reconfigured": reconfigured,
         }
-        if extra := self.hooks.method.record(self.ctx):
+        if extra := self.runner.method.record(self.ctx):
             record["method"] = dict(extra)
         self.progress.last_record = record
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed trial needs to continue bit for bit."""
         return {
-            "reconfigurations": [plan.to_json() for plan in self.hooks.reconfigurations],
+            "reconfigurations": [plan.to_json() for plan in self.runner.reconfigurations],
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.state_dict() if self.average else None,
             "scaler": self.scaler.state_dict() if self.scaler else None,
-            "hooks": self.hooks.state_dict(),
+            "hooks": self.runner.state_dict(),
             "ledger": self.ledger.state_dict(),
             "clock": self.clock.state_dict(),
             "progress": vars(self.progress).copy(),
@@ -392,7 +390,7 @@ class Trainer:
 
         A state without that of the optimizer or of the average, such as the end of a stage, leaves these as they are.
         """
-        self.hooks.replay([ReconfigPlan.from_json(plan) for plan in state["reconfigurations"]])
+        self.runner.replay([ReconfigPlan.from_json(plan) for plan in state["reconfigurations"]])
         self.model.load_state_dict(state["model"], strict=True)
         if state["optimizer"] is not None:
             self.optimizer.load_state_dict(state["optimizer"])
@@ -401,13 +399,13 @@ class Trainer:
         if self.scaler:
             self.scaler.load_state_dict(state["scaler"])
         self.step.forget()
-        self.hooks.load_state_dict(state["hooks"])
+        self.runner.load_state_dict(state["hooks"])
         self.phases.freeze(self.model, phase_of_state(state["ledger"]).frozen)
         self.ledger.load_state_dict(state["ledger"])
         self.clock.load_state_dict(state["clock"])
         self.progress = Progress(**state["progress"])
         if self.progress.finished:
-            self.hooks.empty_plans()  # the saved weights are final
+            self.runner.empty_plans()  # the saved weights are final
         self.parallel.wrap()
         self.parallel.load_state_dict(state)
 

@@ -14,11 +14,12 @@ from suite.command.rehearsal import few_steps, rehearse
 from suite.command.run import rehearse_new
 from suite.errors import UsageError
 from suite.method import Method
+from suite.ops import apply
 from suite.runs.building import load_splits
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec
 from suite.task import PaperRecipe, Splits
-from suite.training.hooks import Hooks
+from suite.training.method_runner import MethodRunner
 from tasks.digits import Digits
 from tasks.models.resnet9 import resnet9
 
@@ -161,8 +162,8 @@ def planned(**changes):
 
 def test_each_combination_is_begun_once_and_all_that_the_suite_brings_fit(monkeypatch):
     begun = []
-    original = Hooks.__init__
-    monkeypatch.setattr(Hooks, "__init__", lambda self, *a, **k: begun.append(a[1]) or original(self, *a, **k))
+    original = MethodRunner.__init__
+    monkeypatch.setattr(MethodRunner, "__init__", lambda self, *a, **k: begun.append(a[0]) or original(self, *a, **k))
     rehearse(planned(methods="dense,sdgp,sdgp[n=1],prunetrain,clicktrain,ssl,oneshot,scratch,dense[match=prunetrain]"))
     assert len(begun) == 9  # prunetrain once, although two trials depend on it
 
@@ -210,10 +211,8 @@ def test_a_network_that_fails_at_every_size_gets_no_hint_about_sizes(tmp_path, m
 
 def test_a_method_is_rehearsed_with_the_first_training_images(tmp_path, monkeypatch):
     sizes = []
-    original = Hooks.__init__
-    monkeypatch.setattr(
-        Hooks, "__init__", lambda self, *a, **k: sizes.append(k["train_size"]) or original(self, *a, **k)
-    )
+    original = MethodRunner.__init__
+    monkeypatch.setattr(MethodRunner, "__init__", lambda self, *a: sizes.append(a[2]) or original(self, *a))
     fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "resnet18", "seeds": (0,)}
     rehearse(planned(methods="dense", overrides={"train_sizes": (32,)}, **fields))
     assert sizes == [32]
@@ -292,5 +291,5 @@ def test_layers_are_planned_unless_the_method_has_more_to_do_before():
     for method, planned_layers in ((Asks(), True), (Begins(), False)):
         torch.manual_seed(0)
         model = resnet9(width=0.125, input_shape=(1, 16, 16))
-        Hooks(model, method, input_shape=(1, 16, 16), num_classes=10, epochs=1, batch_size=4, rehearsal=True)
+        apply(model, method, input_shape=(1, 16, 16), num_classes=10, epochs=1, batch_size=4, rehearsal=True)
         assert bool(method.planned) is planned_layers

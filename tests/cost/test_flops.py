@@ -36,7 +36,7 @@ def test_masked_emulation_executes_everything_while_a_backend_says_what_it_did()
     assert flops["effective"] == flops["current"] == flops["dense"]
     assert flops["executed"] < flops["current"]
     # Four steps of the four layers below the first, and the check of all five layers' products before them.
-    assert trainer.hooks.method.backend.calls["dgrad"] == 4 * 4 + 5
+    assert trainer.runner.method.backend.calls["dgrad"] == 4 * 4 + 5
     masked = small_trainer(RandomChannels(), dataclasses.replace(RECIPE, epochs=1))
     masked.fit()
     assert masked.ledger.train_flops["executed"] == masked.ledger.train_flops["current"]

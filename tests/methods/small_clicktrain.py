@@ -26,35 +26,35 @@ class Run:
         torch.manual_seed(seed)
         self.method = method
         self.model = resnet9(width=1 / 8) if model is None else model
-        self.hooks = apply(
+        self.runner = apply(
             self.model, method, input_shape=SHAPE, num_classes=10, epochs=4, batch_size=8, task=task, network=network
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=momentum, weight_decay=5e-4)
-        self.hooks.attach(self.optimizer)
+        self.runner.attach(self.optimizer)
         self.model.train()
 
     def weights(self):
-        return {name: self.hooks.ctx.layers[name].weight for name in self.method._percent}
+        return {name: self.runner.ctx.layers[name].weight for name in self.method._percent}
 
     def step(self, seed):
         generator = torch.Generator().manual_seed(seed)
         images, labels = torch.randn(8, *SHAPE, generator=generator), torch.randint(10, (8,), generator=generator)
-        images, labels = self.hooks.transform_batch(images, labels)
+        images, labels = self.runner.transform_batch(images, labels)
         loss = F.cross_entropy(self.model(images), labels)
-        self.hooks.add_regularization(loss).backward()
+        self.runner.add_regularization(loss).backward()
         self.gradients = {name: weight.grad.clone() for name, weight in self.weights().items()}
         self.before = {name: weight.detach().clone() for name, weight in self.weights().items()}
-        self.hooks.optimizer_step()
+        self.runner.optimizer_step()
         self.optimizer.zero_grad()
         return labels
 
     def epochs(self, count, each=lambda epoch, step: None):
         for _ in range(count):
-            epoch = self.hooks.ctx.epochs_done
+            epoch = self.runner.ctx.epochs_done
             for step in range(3):
                 self.step(10 * epoch + step)
                 each(epoch, step)
-            self.hooks.end_epoch()
+            self.runner.end_epoch()
 
 
 def stages(**given):

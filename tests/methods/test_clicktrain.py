@@ -15,10 +15,10 @@ from suite.choices import build_model
 def test_the_first_batch_after_the_warm_up_decides_alone():
     run = Run(stages())
     run.epochs(1)
-    assert run.method.record(run.hooks.ctx)["stage"] == "warm-up"
+    assert run.method.record(run.runner.ctx)["stage"] == "warm-up"
     run.step(10)
     chosen = {name: numbers.clone() for name, numbers in run.method._masks._patterns.items()}
-    threes = [name for name, layer in run.hooks.ctx.layers.items() if layer.weight.shape[2:] == (3, 3)]
+    threes = [name for name, layer in run.runner.ctx.layers.items() if layer.weight.shape[2:] == (3, 3)]
     assert [*chosen] == threes[1:]
     for name, numbers in chosen.items():
         saliency = (run.gradients[name] * run.before[name]).square()
@@ -32,7 +32,7 @@ def test_the_first_batch_after_the_warm_up_decides_alone():
         assert importance[gone].max() <= importance[~gone].min()
     run.step(11)
     run.step(12)
-    run.hooks.end_epoch()
+    run.runner.end_epoch()
     run.epochs(2)
     assert all(torch.equal(chosen[name], numbers) for name, numbers in run.method._masks._patterns.items())
 
@@ -66,12 +66,12 @@ def test_the_lasso_is_the_coefficient_times_the_norms_of_what_goes():
         mask = run.method._masks[name]
         by_hand += (weight.square().mul(mask.outside).sum((2, 3)) + 1e-8).sqrt().sum().item()
         by_hand += (weight.square().sum((2, 3)) * mask.kernels + 1e-8).sqrt().sum().item()
-    term = run.method.regularization(run.model, run.hooks.ctx)
+    term = run.method.regularization(run.model, run.runner.ctx)
     assert term.item() == pytest.approx(0.25 * by_hand, rel=1e-5)
     none = Run(stages(coefficient=0.0))
     none.epochs(1)
     none.step(10)
-    assert none.method.regularization(none.model, none.hooks.ctx) is None
+    assert none.method.regularization(none.model, none.runner.ctx) is None
 
 
 def test_a_network_s_pool_is_that_of_its_configuration():
@@ -94,10 +94,10 @@ def test_saliencies_go_on_where_a_checkpoint_stopped_them():
     state = other.method.state_dict()
     assert not state["patterns"]
     again = stages(batches=4)
-    again.setup(other.hooks.ctx)
+    again.setup(other.runner.ctx)
     again.load_state_dict(state)
-    other.method = other.hooks.method = again
-    other.hooks.end_epoch()
+    other.method = other.runner.method = again
+    other.runner.end_epoch()
     for one in (run, other):
         one.step(20)
     assert whole._masks._patterns
@@ -111,10 +111,10 @@ def test_what_the_method_spends_is_counted_in_its_stage():
     name = "down.conv" if "down.conv" in run.weights() else next(iter(run.weights()))
     weight = run.weights()[name]
     spent = []
-    run.epochs(4, each=lambda epoch, step: spent.append(run.method.overhead(name, 8, run.hooks.ctx)))
+    run.epochs(4, each=lambda epoch, step: spent.append(run.method.overhead(name, 8, run.runner.ctx)))
     lasso = 8 * weight.numel() + 3 * 2 * weight.shape[0] * weight.shape[1]
     assert spent == [0.0] * 4 + [lasso] * 2 + [weight.numel()] * 6
-    assert run.method.overhead("nobody", 8, run.hooks.ctx) == 0.0
+    assert run.method.overhead("nobody", 8, run.runner.ctx) == 0.0
 
 
 def test_stages_are_named_in_the_record():
@@ -122,7 +122,7 @@ def test_stages_are_named_in_the_record():
     named = []
     for _ in range(4):
         run.epochs(1)
-        named.append(run.method.record(run.hooks.ctx)["stage"])
+        named.append(run.method.record(run.runner.ctx)["stage"])
     assert named == ["warm-up", "lasso", "masked", "masked"]
 
 
@@ -142,18 +142,18 @@ def test_from_hard_pruning_on_what_goes_is_zero_after_every_step(mask_momentum):
             assert weight[stays].all()
             held.append(bool(run.optimizer.state[weight]["momentum_buffer"][~stays].any()))
         share = 4 / 9 * (1 - math.ceil(0.71875 * stays.shape[0] * stays.shape[1]) / stays.shape[0] / stays.shape[1])
-        assert run.method.density(name, run.hooks.ctx) == pytest.approx((share,) * 3)
+        assert run.method.density(name, run.runner.ctx) == pytest.approx((share,) * 3)
 
     run.epochs(4, look)
     assert any(held) is not mask_momentum
 
     def in_step(step):
-        return dataclasses.replace(run.hooks.ctx, step=step)
+        return dataclasses.replace(run.runner.ctx, step=step)
 
     first_masked = 6  # the step whose update is the first to be masked; its own products were dense
     assert run.method.density(name := next(iter(run.weights())), in_step(first_masked)) == (1, 1, 1)
     assert run.method.density(name, in_step(first_masked + 1)).forward < 0.14
-    record = run.method.record(run.hooks.ctx)
+    record = run.method.record(run.runner.ctx)
     assert record["stage"] == "masked"
     kept = sum(int(weight.count_nonzero()) for weight in run.weights().values())
     assert sum(record["patterns"].values()) * 4 == kept
@@ -178,19 +178,19 @@ def test_mixup_begins_with_hard_pruning():
     assert run.step(20).shape == (8, 10)
     generator = torch.Generator().manual_seed(1)
     images, labels = torch.randn(8, *SHAPE, generator=generator), torch.arange(8)
-    mixed, targets = run.method.transform_batch(images, labels, run.hooks.ctx)
+    mixed, targets = run.method.transform_batch(images, labels, run.runner.ctx)
     torch.testing.assert_close(targets.sum(1), torch.ones(8))
     share = targets[torch.arange(8), labels].amin().item()
     assert 0 <= share <= 1
     others = (targets - share * F.one_hot(labels, 10)).argmax(1)
     torch.testing.assert_close(mixed, share * images + (1 - share) * images[others], rtol=1e-4, atol=1e-5)
-    again, _ = run.method.transform_batch(images, labels, run.hooks.ctx)
+    again, _ = run.method.transform_batch(images, labels, run.runner.ctx)
     assert torch.equal(mixed, again)  # drawn by the step, not by what was drawn before
-    run.hooks.ctx.step += 1
-    later, _ = run.method.transform_batch(images, labels, run.hooks.ctx)
+    run.runner.ctx.step += 1
+    later, _ = run.method.transform_batch(images, labels, run.runner.ctx)
     assert not torch.equal(mixed, later)
     early = Run(stages(mixup=0.3))
-    same, _ = early.method.transform_batch(images, labels, early.hooks.ctx)
+    same, _ = early.method.transform_batch(images, labels, early.runner.ctx)
     assert same is images
 
 

@@ -37,7 +37,7 @@ def train_alike(masked, run):
         other = run.weights()[name]
         assert torch.equal(weight == 0, other == 0)
         torch.testing.assert_close(weight, other, rtol=1e-3, atol=1e-4)
-    return [(name, run.hooks.ctx.layers[name], weight) for name, weight in run.weights().items()]
+    return [(name, run.runner.ctx.layers[name], weight) for name, weight in run.weights().items()]
 
 
 def test_skipped_weights_change_nothing_but_the_work(skipping):
@@ -46,9 +46,9 @@ def test_skipped_weights_change_nothing_but_the_work(skipping):
         share = float((other != 0).float().mean())
         assert layer.op_plan.backend.executed("forward", None, other, layer.geometry) == pytest.approx(share)
         assert layer.meter.take() == pytest.approx((share,) * 3, rel=0.2)  # the first masked step's products were dense
-        assert masked.hooks.ctx.layers[name].op_plan.empty
-    skipping.hooks.finish()
-    assert all(layer.op_plan.empty for layer in skipping.hooks.ctx.layers.values())
+        assert masked.runner.ctx.layers[name].op_plan.empty
+    skipping.runner.finish()
+    assert all(layer.op_plan.empty for layer in skipping.runner.ctx.layers.values())
 
 
 def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
@@ -67,24 +67,24 @@ def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
     run.epochs(1)
     assert len(asked) == len(set(asked))  # once for all layers of a shape
     assert all(images == 8 for _, images, _ in asked)
-    sizes = run.hooks.ctx.spaces.input_sizes
+    sizes = run.runner.ctx.spaces.input_sizes
     expected = {name: "skipping" if sizes[name] == (16, 16) else "masked" for name in run.method._percent}
     assert set(expected.values()) == {"skipping", "masked"}
-    record = run.method.record(run.hooks.ctx)
+    record = run.method.record(run.runner.ctx)
     assert record["backends"] == {name: one["chosen"] for name, one in record["choices"].items()} == expected
     count = len(asked)
     run.epochs(2)
-    assert "choices" not in run.method.record(run.hooks.ctx)  # the first epoch's record has them
+    assert "choices" not in run.method.record(run.runner.ctx)  # the first epoch's record has them
     assert len(asked) == count
     for name, chosen in expected.items():
-        assert (run.hooks.ctx.layers[name].op_plan.backend is not None) is (chosen == "skipping")
+        assert (run.runner.ctx.layers[name].op_plan.backend is not None) is (chosen == "skipping")
     resumed = stages(backend="auto")
-    resumed.setup(run.hooks.ctx)
+    resumed.setup(run.runner.ctx)
     resumed.load_state_dict(run.method.state_dict())
-    resumed.on_epoch_end(run.hooks.ctx)
+    resumed.on_epoch_end(run.runner.ctx)
     assert len(asked) == count  # what was decided is taken from the checkpoint
     name = next(name for name, chosen in expected.items() if chosen == "skipping")
-    assert resumed.plan(name, run.hooks.ctx.layers[name]).backend is not None
+    assert resumed.plan(name, run.runner.ctx.layers[name]).backend is not None
 
 
 def test_a_trial_does_not_go_on_without_the_kernels_that_it_took(skipping, monkeypatch):
@@ -92,7 +92,7 @@ def test_a_trial_does_not_go_on_without_the_kernels_that_it_took(skipping, monke
     run.epochs(3)
     again = stages(backend="auto")
     monkeypatch.setattr("methods.backends.masked.can_skip", lambda device: False)
-    again.setup(run.hooks.ctx)
+    again.setup(run.runner.ctx)
     with pytest.raises(
         ValueError, match="checkpoint of this trial uses kernels that skip weights, which are not available here"
     ):
@@ -117,8 +117,8 @@ def test_the_warm_up_is_dense_training_with_dropout_too(skipping):
 def test_measuring_changes_no_draw_of_the_training(skipping):
     run = Run(stages(backend="auto"))
     before = torch.get_rng_state()
-    run.method.on_epoch_end(run.hooks.ctx)
-    assert run.method.record(run.hooks.ctx)["backends"]
+    run.method.on_epoch_end(run.runner.ctx)
+    assert run.method.record(run.runner.ctx)["backends"]
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -127,7 +127,7 @@ def test_filters_of_one_pattern_are_multiplied_as_blocks(skipping):
     for _, layer, weight in train_alike(masked, blocks):
         assert layer.op_plan.backend.name == "blocks"
         assert layer.op_plan.backend.executed("forward", None, weight, layer.geometry) == 4 / 9
-    assert blocks.method.record(blocks.hooks.ctx)["backends"] == dict.fromkeys(blocks.weights(), "blocks")
+    assert blocks.method.record(blocks.runner.ctx)["backends"] == dict.fromkeys(blocks.weights(), "blocks")
 
 
 def test_auto_weighs_blocks_too_where_filters_have_one_pattern(skipping, monkeypatch):
@@ -144,7 +144,7 @@ def test_auto_weighs_blocks_too_where_filters_have_one_pattern(skipping, monkeyp
     run.epochs(3)
     assert asked
     assert all(names == ["masked", "skipping", "blocks"] for names in asked)
-    assert all(run.hooks.ctx.layers[name].op_plan.backend.name == "blocks" for name in run.weights())
+    assert all(run.runner.ctx.layers[name].op_plan.backend.name == "blocks" for name in run.weights())
 
 
 def test_1x1_convolutions_are_never_blocks_and_other_pools_have_none(skipping):
@@ -152,12 +152,12 @@ def test_1x1_convolutions_are_never_blocks_and_other_pools_have_none(skipping):
     run = Run(stages(scope="filter", backend="blocks", warmup=0.25, hard_prune=0.25, pool=4), model, "cifar10",
               "resnet50_wide")  # fmt: skip
     run.epochs(2)
-    chosen = run.method.record(run.hooks.ctx)["backends"]
+    chosen = run.method.record(run.runner.ctx)["backends"]
     for name, weight in run.weights().items():
         assert chosen[name] == ("blocks" if weight.shape[2] == 3 else "masked")
     other = Run(stages(scope="filter", backend="auto", pool=8))
     other.epochs(3)
-    assert "blocks" not in other.method.record(other.hooks.ctx)["backends"].values()
+    assert "blocks" not in other.method.record(other.runner.ctx)["backends"].values()
 
 
 def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
@@ -249,7 +249,7 @@ def test_trials_of_different_seeds_ask_the_same_and_compute_alike(skipping, choi
     one, other = (run.method._backends.chosen for run in (first, second))
     assert one == other
     assert all(not torch.equal(weight, second.weights()[name]) for name, weight in first.weights().items())
-    executed = [[layer.meter.take() for layer in run.hooks.planned_layers] for run in (first, second)]
+    executed = [[layer.meter.take() for layer in run.runner.planned_layers] for run in (first, second)]
     assert executed[0] == executed[1]
     assert not any(found["from_cache"] for found in first.method._backends.choices.values())
     assert all(found["from_cache"] for found in second.method._backends.choices.values())
@@ -261,15 +261,15 @@ def test_skipping_says_where_it_cannot_be_had(monkeypatch):
         Run(stages(backend="skipping"))
     run = Run(stages(backend="auto"))
     run.epochs(4)
-    assert set(run.method.record(run.hooks.ctx)["backends"].values()) == {"masked"}
+    assert set(run.method.record(run.runner.ctx)["backends"].values()) == {"masked"}
 
 
 def test_what_was_measured_is_measured_again_for_other_threads(skipping, monkeypatch):
     monkeypatch.setattr("methods.backends.masked.fastest", lambda *given: choice("skipping"))
     run = Run(stages(backend="auto"))
     run.epochs(3)
-    assert all(run.hooks.ctx.layers[name].op_plan.backend.name == "skipping" for name in run.weights())
+    assert all(run.runner.ctx.layers[name].op_plan.backend.name == "skipping" for name in run.weights())
     monkeypatch.setattr("methods.backends.masked.fastest", lambda *given: choice("masked"))
-    run.hooks.choose_again()
-    assert set(run.method.record(run.hooks.ctx)["backends"].values()) == {"masked"}
-    assert all(run.hooks.ctx.layers[name].op_plan.empty for name in run.weights())
+    run.runner.choose_again()
+    assert set(run.method.record(run.runner.ctx)["backends"].values()) == {"masked"}
+    assert all(run.runner.ctx.layers[name].op_plan.empty for name in run.weights())

@@ -113,7 +113,7 @@ def test_kernels_of_1x1_convolutions_go_whole_and_what_is_not_listed_stays():
     run.epochs(4)
     listed = set(run.method._percent)
     assert listed == {name for name in layers if ".branch.conv" in name}
-    for name, layer in run.hooks.ctx.layers.items():
+    for name, layer in run.runner.ctx.layers.items():
         if name not in listed:
             assert layer.weight.count_nonzero() == layer.weight.numel()
         elif name.endswith("conv2"):

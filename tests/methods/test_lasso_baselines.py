@@ -150,7 +150,7 @@ def test_what_is_watched_is_the_largest_weight_of_each_channel_before_zeroing():
 
 def test_watched_channels_have_their_original_numbers():
     hooks = begun(SSL(watch=True, threshold=1e-6))
-    hooks.carry_out(ReconfigPlan(kept={"reduce.conv": [1, 5, 6]}))
+    hooks.apply_plan(ReconfigPlan(kept={"reduce.conv": [1, 5, 6]}))
     hooks.attach(torch.optim.SGD(hooks.model.parameters(), lr=0.1))
     hooks.end_epoch()
     assert hooks.method.record(hooks.ctx)["peaks"]["reduce.conv"]["channels"] == [1, 5, 6]

@@ -35,7 +35,7 @@ def trained(subject):
     """Train with the density of every step checked; return the trainer and its masked weights."""
     assert "32 steps" in density_is_true(subject)
     trainer, records, _ = subject.undisturbed
-    weights = trainer.hooks.method.weights(trainer.ctx)
+    weights = trainer.runner.method.weights(trainer.ctx)
     assert len(weights) == len(trainer.ctx.layers) - 2  # not the first, not the last
     kept = sum(int(weight.count_nonzero()) for weight in weights.values())
     total = sum(weight.numel() for weight in weights.values())
@@ -74,7 +74,7 @@ def test_a_sparsity_that_the_structure_cannot_have_is_refused(example):
 
 def test_rigl_moves_connections_and_keeps_their_number(example):
     subject = example("rigl", {})
-    method = subject.trainer().hooks.method
+    method = subject.trainer().runner.method
     weights, records = trained(subject)
     assert all(record["method"]["sparsity"] == pytest.approx(0.9, abs=1e-3) for record in records)
     for name, weight in weights.items():

@@ -53,7 +53,7 @@ def test_prunetrain_7_a_dead_inner_space_takes_its_branch_out():
         "residual1.branch.block1.conv": [index for index in range(16) if index != 3],
         "residual2.branch.block1.conv": [],
     }
-    hooks.carry_out(plan)
+    hooks.apply_plan(plan)
     assert not list(model.residual2.branch.parameters())
     assert decide(hooks) is None
 
@@ -66,13 +66,13 @@ def test_dead_weights_are_zero_and_outputs_stay(zeroing):
         kill(model, hooks.ctx.spaces, name, index, 9e-3)
     kill(model, hooks.ctx.spaces, "down.conv", 4, 9e-3, spare=["expand.conv"])  # stays, with one layer that uses it
     images, _ = batch(9)
-    plan = hooks.close_epoch()
+    plan = hooks.plan_epoch_end()
     assert not model.prep.conv.weight[0].any()
     assert not model.down.conv.weight[:, 0].any()
     assert model.down.conv.weight[4].any() == (zeroing == "removed")
     assert model.expand.conv.weight[:, 4].any()
     before = model.eval()(images)
-    hooks.carry_out(plan)
+    hooks.apply_plan(plan)
     torch.testing.assert_close(model(images), before, rtol=1e-4, atol=1e-6)
     assert model.prep.conv.out_channels == 7
     assert model.down.conv.out_channels == 15
@@ -86,7 +86,7 @@ def test_a_space_that_has_to_keep_a_channel_keeps_its_strongest():
     plan = decide(hooks)
     assert plan.kept == {"reduce.conv": [11]}
     assert model.reduce.conv.weight[11].any()
-    hooks.carry_out(plan)
+    hooks.apply_plan(plan)
     assert decide(hooks) is None
 
 
@@ -95,10 +95,10 @@ def test_it_decides_every_interval_epochs_and_after_the_last_where_it_divides():
     decided = []
     for epoch in range(4):
         kill(model, hooks.ctx.spaces, "reduce.conv", 0)
-        plan = hooks.close_epoch()
+        plan = hooks.plan_epoch_end()
         decided.append(plan is not None)
         if plan:
-            hooks.carry_out(plan)
+            hooks.apply_plan(plan)
         assert hooks.ctx.epochs_done == epoch + 1
     assert decided == [False, True, False, True]
 

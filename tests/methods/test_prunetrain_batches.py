@@ -25,7 +25,7 @@ def test_prunetrain_10_the_batch_grows_within_the_memory_of_the_start():
     assert plan.lr_scale == plan.batch_size / BATCH
     each = (more - now) / 32
     assert now + each * (plan.batch_size - BATCH) <= bound < now + each * (plan.batch_size + 32 - BATCH)
-    hooks.carry_out(plan)
+    hooks.apply_plan(plan)
     assert hooks.ctx.batch_size == plan.batch_size
     # The bound stays that of the start, also in a trial that was resumed.
     assert method.state_dict()["memory_bound"] == bound
@@ -43,7 +43,7 @@ def test_a_learning_rate_grows_with_the_batch_from_its_first_size():
         hooks.ctx.memory_estimate = lambda plan, most=images: 1000 + (plan.batch_size or most) - most
         plan = decide(hooks)
         assert (plan.batch_size, plan.lr_scale) == (images, images / BATCH)
-        hooks.carry_out(plan)
+        hooks.apply_plan(plan)
 
 
 def test_a_growing_batch_needs_the_images_of_an_epoch():

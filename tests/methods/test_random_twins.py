@@ -111,7 +111,7 @@ def test_the_default_is_published():
 
 def masks(seed=0, rank=0, **given):
     run = Run(stages(**given), seed=seed)
-    run.hooks.ctx.seed, run.hooks.ctx.rank = seed, rank
+    run.runner.ctx.seed, run.runner.ctx.rank = seed, rank
     run.epochs(4)
     return run
 

@@ -415,13 +415,13 @@ def test_a_resumed_trial_keeps_its_choice(skipping, monkeypatch):
     saved = Checkpoints()
     first = small_trainer(SDGP(m=8), on_checkpoint=saved.keep)
     first.fit()
-    choice = first.hooks.method.record(first.ctx)["backends"]
+    choice = first.runner.method.record(first.ctx)["backends"]
     assert set(choice.values()) == {"skip", "masked"}
     monkeypatch.setattr(pruned_gradients, "fastest", lambda *given: Choice("masked", {}, rounds=0, from_cache=False))
     resumed = small_trainer(SDGP(m=8))
-    assert set(resumed.hooks.method.record(resumed.ctx)["backends"].values()) == {"masked"}
+    assert set(resumed.runner.method.record(resumed.ctx)["backends"].values()) == {"masked"}
     resumed.load_state_dict(saved[0])
-    assert resumed.hooks.method.record(resumed.ctx)["backends"] == choice
+    assert resumed.runner.method.record(resumed.ctx)["backends"] == choice
     assert {
         name: layer.op_plan.backend is not None for name, layer in resumed.ctx.layers.items() if name in choice
     } == {name: backend == "skip" for name, backend in choice.items()}
@@ -464,7 +464,7 @@ def test_what_was_measured_is_measured_again_for_other_threads(skipping, monkeyp
     monkeypatch.setattr(pruned_gradients, "fastest", lambda *given: Choice("masked", {}, rounds=0, from_cache=False))
     again = small_trainer(SDGP(m=8))
     again.load_state_dict(saved[0])
-    assert "skip" in again.hooks.method.record(again.ctx)["backends"].values()
-    again.hooks.choose_again()
-    assert set(again.hooks.method.record(again.ctx)["backends"].values()) == {"masked"}
+    assert "skip" in again.runner.method.record(again.ctx)["backends"].values()
+    again.runner.choose_again()
+    assert set(again.runner.method.record(again.ctx)["backends"].values()) == {"masked"}
     assert all(layer.op_plan is None or layer.op_plan.backend is None for layer in again.ctx.layers.values())

@@ -22,7 +22,7 @@ from suite.errors import UsageError
 from suite.method import Density, Method, OpPlan
 from suite.network.channels.spaces import find_index_spaces
 from suite.network.forward_pass import survey
-from suite.training.hooks import Hooks
+from suite.ops import apply
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +68,7 @@ class PlansGradients(Method):
 
 def hooks_of(model, method=None):
     method = method or Masks()
-    return Hooks(model, method, input_shape=SHAPE, num_classes=4, epochs=1, batch_size=8)
+    return apply(model, method, input_shape=SHAPE, num_classes=4, epochs=1, batch_size=8)
 
 
 def masked(model, names):

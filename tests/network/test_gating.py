@@ -239,9 +239,9 @@ def pruned(gating):
                 dead = torch.rand(layer.weight.shape[axis], generator=generator) < 0.3
                 layer.weight.data.movedim(axis, 0)[dead] = 1e-5
     images = torch.randn(4, 3, 32, 32, generator=generator)
-    plan = hooks.close_epoch()
+    plan = hooks.plan_epoch_end()
     before = model.eval()(images)
-    hooks.carry_out(plan)
+    hooks.apply_plan(plan)
     torch.testing.assert_close(model(images), before, rtol=1e-4, atol=1e-5)
     return plan, model, hooks, images
 
@@ -258,11 +258,11 @@ def test_prunetrain_gated_executes_fewer_flops_than_by_the_union_and_goes_on():
     space = hooks.ctx.spaces[name]
     hooks.ctx.layers["layer2.1.branch.conv1"].weight.data[:, 0] = 0.0
     first = space.original[0]
-    plan = hooks.close_epoch()
+    plan = hooks.plan_epoch_end()
     assert first not in plan.kept[name]
     assert not plan.gated
     before = gated.eval()(images)
-    hooks.carry_out(plan)
+    hooks.apply_plan(plan)
     torch.testing.assert_close(gated(images), before, rtol=1e-4, atol=1e-5)
     nn.functional.cross_entropy(gated.train()(images), torch.arange(4)).backward()
     assert all(parameter.grad is not None for parameter in gated.parameters())

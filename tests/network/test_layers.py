@@ -82,11 +82,11 @@ def test_site_tells_layer_operand_step_and_slot_and_keys_differ():
         return tensor
 
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
-    state = StepState(seed=7, step=5, slot=2)
+    state = StepState(seed=7, step=5, micro_batch_index=2)
     for layer in convert(model, state).values():
         layer.op_plan = OpPlan(grad_shared=note)
     model(torch.randn(1, 3, 7, 7)).sum().backward()
-    assert [(s.name, s.operand, s.step, s.slot, s.seed) for s in seen] == [
+    assert [(s.name, s.operand, s.step, s.micro_batch_index, s.seed) for s in seen] == [
         ("1", "grad_shared", 5, 2, 7),
         ("0", "grad_shared", 5, 2, 7),
     ]
@@ -139,14 +139,14 @@ def test_backward_belongs_to_the_micro_batch_of_its_forward():
     seen = []
 
     def note(tensor, site):
-        seen.append((site.step, site.slot))
+        seen.append((site.step, site.micro_batch_index))
         return tensor
 
     layer, state = nn.Linear(4, 4), StepState()
     convert(nn.Sequential(layer), state)
     layer.op_plan = OpPlan(grad_wgrad=note)
     outputs = []
-    for state.step, state.slot in ((3, 0), (4, 1)):
+    for state.step, state.micro_batch_index in ((3, 0), (4, 1)):
         outputs.append(layer(torch.randn(2, 4)).sum())
     for output in outputs:
         output.backward()

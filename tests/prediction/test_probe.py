@@ -89,7 +89,7 @@ def test_walking_epochs_run_one_small_step_until_the_cost_changes(tmp_path, monk
     # Time for the first epoch, the walk and a change, but not for whole batches in every epoch.
     monkeypatch.setattr(Probe, "_left", lambda self: 1e-6 if self.epochs else PATIENT)
     found = made.run()
-    method = made.trainer.hooks.method
+    method = made.trainer.runner.method
     assert not found["steady"]
     # Epoch 4 shows the change, and epoch 5 is measured.
     assert [count == 1 for count in method.batches] == [False, True, True, True, False, *[True] * 5]

@@ -138,8 +138,8 @@ def test_clocks_leave_no_trace():
         trainer = profiled.trainer
         for _ in range(3):
             profiled.clocked() if clocked else profiled.steps()
-        assert trainer.hooks.clock is NO_CLOCK
-        assert all(layer.step_state.clock is None for layer in trainer.hooks.planned_layers)
+        assert trainer.runner.clock is NO_CLOCK
+        assert all(layer.step_state.clock is None for layer in trainer.runner.planned_layers)
         weights.append(np.concatenate([one.detach().flatten() for one in trainer.model.parameters()]))
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-4, atol=1e-6)
 

@@ -82,7 +82,7 @@ def trained(method, recipe=UNEVEN, model=None, **options):
         "records": records,
         "counts": trainer.ledger.counts(),
         "samples": trainer.progress.samples,
-        "cut": len(trainer.hooks.reconfigurations),
+        "cut": len(trainer.runner.reconfigurations),
     }
 
 
@@ -122,7 +122,7 @@ def normalised():
     trainer.train_epoch()
     trainer.parallel.check_states()
     trainer.parallel.unwrap()
-    return [model[1].running_mean for model in (trainer.model, *trainer.hooks.averages)]
+    return [model[1].running_mean for model in (trainer.model, *trainer.runner.averages)]
 
 
 def resumed():

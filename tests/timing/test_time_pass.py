@@ -34,7 +34,7 @@ from suite.runs.folder import store
 from suite.runs.folder.records import write_record
 from suite.runs.folder.times import TIMES, PassTime
 from suite.task import DataCopy
-from suite.training.hooks import Hooks
+from suite.training.method_runner import MethodRunner
 from tasks.digits import Digits
 
 SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 4}
@@ -550,7 +550,7 @@ def test_other_backends_are_measured_only_if_they_were_chosen_again(shrinking, l
     assert not time_pass.run(shrinking, pairs=3, measure=partial(other, again=False), show=lines.append, passes=1)
     assert "prunetrain: not measured: layers have other backends than in the trial" in lines[0]
     called = []
-    monkeypatch.setattr(Hooks, "choose_again", lambda self: called.append(self))
+    monkeypatch.setattr(MethodRunner, "choose_again", lambda self: called.append(self))
     time = measured(shrinking, pairs=3, measure=partial(other, again=True))
     assert len(called) == 2 * len(time.stages) - 1  # the new network of the first stage has chosen for these threads
 

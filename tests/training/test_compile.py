@@ -138,7 +138,7 @@ def test_preparation_changes_nothing_that_is_trained(method):
     for name, tensor in trainer.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
-    assert all(not layer.meter.calls for layer in trainer.hooks.planned_layers)
+    assert all(not layer.meter.calls for layer in trainer.runner.planned_layers)
     assert trainer.ctx.step == 0
 
 

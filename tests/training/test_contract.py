@@ -162,7 +162,7 @@ def test_layers_are_planned_at_the_end_of_the_step_or_epoch_that_asks_for_it():
     trainer = small_trainer(Asks())
     trainer.fit()
     assert planned == [(0, 0), (2, 0), (3, 0), (8, 2)]
-    assert trainer.hooks.plans_made == 4
+    assert trainer.runner.plans_made == 4
 
 
 def halve(grad, site):

@@ -126,7 +126,7 @@ def test_replayed_masks_are_those_of_eager_and_differ_from_step_to_step(determin
             trainer.step.gradients(images, labels)
             found[execution, step] = trainer.model[4].weight.grad.clone()
             trainer.optimizer.zero_grad(set_to_none=True)
-            trainer.hooks.end_step()
+            trainer.runner.end_step()
     for step in range(4):
         torch.testing.assert_close(found["cuda_graph", step], found["eager", step], rtol=1e-5, atol=1e-6)
         assert all(not torch.equal(found["cuda_graph", step], found["cuda_graph", other]) for other in range(step))

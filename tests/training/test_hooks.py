@@ -75,9 +75,9 @@ def test_hooks_run_in_the_order_of_the_contract():
 def test_finished_model_carries_the_masked_weights_and_no_plan():
     trainer = small_trainer(WeightMask())
     before = []
-    trainer.hooks.finish, finish = (
+    trainer.runner.finish, finish = (
         lambda: (before.append(trainer.evaluation.accuracy_and_loss(trainer.splits.test)), finish())[1],
-        (trainer.hooks.finish),
+        (trainer.runner.finish),
     )
     trainer.fit()
     assert trainer.model[4].weight[:, ::2].count_nonzero() == 0
@@ -191,7 +191,7 @@ def test_a_forward_between_steps_has_the_first_slot():
     class Notes(Method):
         def plan(self, name, layer):
             return (
-                OpPlan(weight_forward=lambda weight, site: (slots.append(site.slot), weight)[1])
+                OpPlan(weight_forward=lambda weight, site: (slots.append(site.micro_batch_index), weight)[1])
                 if name == "0"
                 else None
             )

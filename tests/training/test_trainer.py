@@ -159,7 +159,9 @@ def test_micro_batches_accumulate_and_have_slots_of_their_own(method):
     class Notes(method):
         def plan(self, name, layer):
             inner = super().plan(name, layer) or OpPlan()
-            return dataclasses.replace(inner, grad_shared=lambda grad, site: (slots.add(site.slot), grad)[1])
+            return dataclasses.replace(
+                inner, grad_shared=lambda grad, site: (slots.add(site.micro_batch_index), grad)[1]
+            )
 
     def without_norm():
         return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))

@@ -29,7 +29,7 @@ def assert_close(found, wanted):
 @pytest.mark.parametrize("method", [Nothing, SkipsOdd])
 def test_the_final_model_is_the_average_over_the_steps(method):
     trainer = small_trainer(method(), AVERAGED)
-    average, step = {}, trainer.hooks.optimizer_step
+    average, step = {}, trainer.runner.optimizer_step
 
     def observed():
         runs = step()
@@ -38,7 +38,7 @@ def test_the_final_model_is_the_average_over_the_steps(method):
                 average[name] = DECAY * average[name] + (1 - DECAY) * tensor if name in average else tensor
         return runs
 
-    trainer.hooks.optimizer_step = observed
+    trainer.runner.optimizer_step = observed
     trainer.fit()
     assert_close(tensors(trainer.model), average)
     plain = small_trainer(method(), RECIPE)
@@ -112,17 +112,17 @@ def test_cutting_then_averaging_equals_masked_averaging():
     cut, masked = small_trainer(Cuts(), AVERAGED), small_trainer(Masks(), AVERAGED)
     for trainer in (cut, masked):
         trainer.train_epoch()
-        plan = trainer.hooks.close_epoch()
+        plan = trainer.runner.plan_epoch_end()
         if plan is not None:
             before = {name: tensor.clone() for name, tensor in trainer.average._averaged.module.state_dict().items()}
-            trainer.carry_out(plan)
+            trainer.apply_plan(plan)
             after = trainer.average._averaged.module.state_dict()
             assert after["0.weight"].shape == (3, 3, 3, 3)
             assert torch.equal(after["0.weight"], before["0.weight"][[0, 2, 5]])
             assert torch.equal(after["1.running_mean"], before["1.running_mean"][[0, 2, 5]])
             assert torch.equal(after["3.branch.0.weight"], before["3.branch.0.weight"][[1, 2, 3, 7]][:, [0, 2, 5]])
         else:
-            trainer.hooks.method.after_optimizer_step(trainer.ctx)
+            trainer.runner.method.after_optimizer_step(trainer.ctx)
         trainer.optimizer.state.clear()  # momentum would move masked weights
         trainer.train_epoch()
     with cut.average.evaluated(), masked.average.evaluated():
@@ -172,7 +172,7 @@ def test_a_restart_begins_a_new_average():
 
     trainer = small_trainer(Restarts(), AVERAGED)
     trainer.train_epoch()
-    trainer.carry_out(trainer.hooks.close_epoch())
+    trainer.apply_plan(trainer.runner.plan_epoch_end())
     with trainer.average.evaluated():
         pass
     trainer.average.update(0.5)

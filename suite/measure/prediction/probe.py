@@ -51,7 +51,7 @@ HOOKS = (
     "reconfigure",
     "on_reconfigured",
 )
-"""Hooks by which the cost of a step can change from epoch to epoch; a method with none of them is steady."""
+"""MethodRunner by which the cost of a step can change from epoch to epoch; a method with none of them is steady."""
 
 
 @dataclasses.dataclass
@@ -133,7 +133,7 @@ class Probe:
         self.trainer: Trainer = build_trainer(trial, trials, self.splits)
         self.trainer.progress.lr_scale = 0.0
         self.params = sum(parameter.numel() for parameter in self.trainer.model.parameters())
-        self.steady = steady(type(self.trainer.hooks.method), trial.make_recipe().train_sizes)
+        self.steady = steady(type(self.trainer.runner.method), trial.make_recipe().train_sizes)
         self.start_s = time.time() - psutil.Process().create_time()
         self.began = time.perf_counter()
         self.stages: list[_Stage] = []
@@ -184,7 +184,7 @@ class Probe:
             self.epoch_starts.append(max(0.0, steps.fetching[0] - statistics.median(steps.fetching[1:])))
         plan = trainer.end_epoch()
         if plan is not None and plan.restart:  # of the schedule; the network keeps its size
-            trainer.carry_out(ReconfigPlan(restart=True))
+            trainer.apply_plan(ReconfigPlan(restart=True))
         self.epochs, self.epochs_left = self.epochs + 1, trainer.epochs_left
         if self.epochs == 1:
             splits = (self.splits.test, self.splits.validation)

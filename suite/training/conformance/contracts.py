@@ -178,10 +178,10 @@ def density_is_true(subject: Subject) -> str:
 def kept_gradients_suffice(subject: Subject) -> str:
     """If the method names the gradients that it uses, the weights of a training do not depend on the others."""
     trainer, _, _ = subject.undisturbed
-    if not trainer.hooks.method.kept_gradients(trainer.ctx):
+    if not trainer.runner.method.kept_gradients(trainer.ctx):
         return "the method uses all gradients"
     without = subject.trainer()
-    kept, gradients = KeptGradients(without.hooks.method), without.step.gradients
+    kept, gradients = KeptGradients(without.runner.method), without.step.gradients
 
     def kept_ones(images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
         kept.update(without.ctx)
@@ -223,7 +223,7 @@ def final_model_stands_alone(subject: Subject) -> str:
     trainer, _, _ = subject.undisturbed
     with files.temporary_folder("pdt-check-") as folder:
         path = folder / "model.pt"
-        plans = trainer.hooks.reconfigurations
+        plans = trainer.runner.reconfigurations
         model_files.save_model(path, trainer.model, reconfigurations=plans, **subject.architecture)
         opened = model_files.load_model(path)
     images = subject.images(32)
@@ -232,7 +232,7 @@ def final_model_stands_alone(subject: Subject) -> str:
             raise Broken("the opened model's outputs differ from the trained one's")
     for name, layer in trainer.ctx.layers.items():
         observed = weight_density(layer)
-        stated = trainer.hooks.method.density(name, trainer.ctx).forward
+        stated = trainer.runner.method.density(name, trainer.ctx).forward
         if observed > stated + 1e-6:
             raise Broken(
                 f"at the end, {observed:.4f} of the weights of '{name}' are nonzero, but density states "

@@ -71,7 +71,7 @@ class DensityCheck:
         self._seen: dict[str, _Seen] = {}
         for name, layer in trainer.ctx.layers.items():
             layer.register_forward_hook(lambda layer, inputs, output, name=name: self._note(name, layer, output))
-        gradients, end_step = trainer.step.gradients, trainer.hooks.end_step
+        gradients, end_step = trainer.step.gradients, trainer.runner.end_step
 
         def observe_after_gradients(*arguments: Any) -> Any:
             self._outputs.clear()
@@ -84,7 +84,7 @@ class DensityCheck:
             end_step()
 
         trainer.step.gradients = observe_after_gradients  # type: ignore[method-assign, assignment]
-        trainer.hooks.end_step = compare_at_end_of_step  # type: ignore[method-assign]
+        trainer.runner.end_step = compare_at_end_of_step  # type: ignore[method-assign]
 
     @property
     def findings(self) -> list[str]:
@@ -104,7 +104,7 @@ class DensityCheck:
         ctx, self._seen = self._trainer.ctx, {}
         for name, layer in ctx.layers.items():
             assert isinstance(layer, PlannedLayer)
-            stated = self._trainer.hooks.method.density(name, ctx)
+            stated = self._trainer.runner.method.density(name, ctx)
             if not (isinstance(stated, Density) and all(0 <= share <= 1 for share in stated)):
                 self._wrong.setdefault(
                     (name, ""), f"density of '{name}' in step {ctx.step} is {stated}, not a Density of shares in [0, 1]"
@@ -115,7 +115,7 @@ class DensityCheck:
                 if grad.ndim == 4:
                     grad = grad.contiguous(memory_format=torch.channels_last)
                 used = layer.forward_weight(layer.weight)
-                site = Site(name, "grad_shared", ctx.step, layer.step_state.slot, ctx.seed)
+                site = Site(name, "grad_shared", ctx.step, layer.step_state.micro_batch_index, ctx.seed)
                 self._seen[name] = _Seen(stated, layer.op_plan, _nonzeros(used, 0), used.numel(), grad, site)
 
     @torch.no_grad()

@@ -196,7 +196,7 @@ class Subject:
         """Return the bare model after the changes that the method makes before training."""
         model, trainer = self.model(), self.trainer()
         spaces = find_index_spaces(model, self._inputs.shape)
-        for plan in trainer.hooks.reconfigurations:
+        for plan in trainer.runner.reconfigurations:
             apply_plan(model, plan, spaces, None)
         return model
 

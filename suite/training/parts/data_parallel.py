@@ -23,7 +23,7 @@ from suite.errors import UsageError
 from suite.plan import random_key
 from suite.recipe import Recipe
 from suite.task import Batches, ShareableBatches
-from suite.training.hooks import Hooks
+from suite.training.method_runner import MethodRunner
 from suite.training.parts.mixing import BatchMixing
 from suite.training.parts.reduction import reduce_gradients
 from suite.training.ranks import Ranks
@@ -50,13 +50,13 @@ class DataParallel:
     """The part of a training that several ranks share.
 
     Args:
-        hooks: Hooks of the method on the bare model, which have found the ranks.
+        hooks: MethodRunner of the method on the bare model, which have found the ranks.
 
     Attributes:
         ranks: Rank of this process, and the number of ranks.
     """
 
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, hooks: MethodRunner) -> None:
         self._hooks, self._model = hooks, hooks.model
         self.ranks: Ranks = hooks.ranks
         self._wrapped: DistributedDataParallel | None = None

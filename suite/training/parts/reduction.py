@@ -9,10 +9,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from suite.cost.data_parallel.communication import KeptGradients, size_of
 from suite.errors import UsageError
-from suite.training.hooks import Hooks
+from suite.training.method_runner import MethodRunner
 
 
-def reduce_gradients(wrapped: DistributedDataParallel, hooks: Hooks) -> None:
+def reduce_gradients(wrapped: DistributedDataParallel, hooks: MethodRunner) -> None:
     """Let a wrapper of the hooks' model sum only the gradients that the method uses, and count what it communicates.
 
     If the method returns masks (`Method.kept_gradients`), the gradients of kept weights are gathered from each bucket,
@@ -39,7 +39,7 @@ def reduce_gradients(wrapped: DistributedDataParallel, hooks: Hooks) -> None:
 class _Reduction:
     """State of the communication hook of one wrapper."""
 
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, hooks: MethodRunner) -> None:
         self._hooks, self._traffic, self._size = hooks, hooks.ranks.traffic, hooks.ranks.size
         self._kept = KeptGradients(hooks.method)
         self._indices: dict[tuple[int, ...], Tensor | None] = {}  # by the ids of a bucket's parameters

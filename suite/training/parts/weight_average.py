@@ -13,7 +13,7 @@ from torch import Tensor
 from suite.errors import UsageError
 from suite.method import EMPTY_PLAN
 from suite.recipe import Recipe
-from suite.training.hooks import Hooks
+from suite.training.method_runner import MethodRunner
 
 _ROUNDING = 1e-9
 
@@ -27,14 +27,14 @@ class WeightAverage:
     used.
 
     Args:
-        hooks: Hooks of the method on the model; reconfigurations cut the average from now on.
+        hooks: MethodRunner of the method on the model; reconfigurations cut the average from now on.
         decay: Share of the average that remains in a step; 0 < decay < 1.
 
     Attributes:
         bytes: Bytes of the average.
     """
 
-    def __init__(self, hooks: Hooks, decay: float) -> None:
+    def __init__(self, hooks: MethodRunner, decay: float) -> None:
         from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
         self._hooks, self._model = hooks, hooks.model
@@ -133,7 +133,7 @@ class Lookahead(WeightAverage):
         UsageError: An epoch has no update of the average, so that its end would undo all of its steps.
     """
 
-    def __init__(self, hooks: Hooks, recipe: Recipe, steps_per_epoch: int) -> None:
+    def __init__(self, hooks: MethodRunner, recipe: Recipe, steps_per_epoch: int) -> None:
         super().__init__(hooks, recipe.lookahead_decay)
         self._recipe, self._length = recipe, recipe.length(steps_per_epoch)
         self._steps = 0  # steps that the method and the loss scale have not skipped

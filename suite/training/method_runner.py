@@ -6,32 +6,33 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from suite.cost.hardware import hardware_facts, hardware_id
 from suite.cost.parts.step_clock import NO_CLOCK, NoClock, StepClock
-from suite.errors import UsageError
-from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OtherTrial, ReconfigPlan
+from suite.errors import UsageError, renamed
+from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
+from suite.network.channels import surgery
 from suite.network.channels.spaces import find_index_spaces
-from suite.network.channels.surgery import apply_plan
 from suite.network.channels.trial_cut import freeze_what_fails, warn_of_frozen_channels
 from suite.network.forward_pass import first_parameter, survey
-from suite.network.layers import convert, plannable
+from suite.network.layers import convert, keep_nested_tensors_off, plannable
 from suite.network.planned_layer import PlannedLayer, StepState
 from suite.plan import Keys
 from suite.subnormals import FLUSH, arithmetic_in_use, has_subnormal
 from suite.training.estimates import Estimates
-from suite.training.layer_plans import plan_layers
 from suite.training.optimizer_state import refuse_uncut_state
 from suite.training.ranks import Ranks, WrapperGuard
 
 log = logging.getLogger(__name__)
 
+RENAMED = {"close_epoch": "plan_epoch_end", "carry_out": "apply_plan"}
 
-class Hooks:
+
+class MethodRunner:
     """Plans the layers of a bare model by a method, and calls the method's hooks.
 
     The constructor converts the layers, runs `setup` and `begin`, and plans the layers. Your own loop then calls:
@@ -51,16 +52,12 @@ class Hooks:
     hooks. All ranks get rank 0's model, random masks differ by rank, and the method sees the mean of the losses.
 
     Args:
-        model: The bare model, on its device and in its memory format. It is converted in place.
         method: The method, with its parameters.
-        input_shape: (C, H, W) of one image.
-        train_size: Height and width of the first training images, if they differ from those of `input_shape`.
-        num_classes, epochs, batch_size, seed, task, network, preset, train_images, micro_batches, others: Values of
-            these attributes of the context.
-        dtype: Autocast type of the training; `torch.float32` for no autocast.
-        device: Device of the training, if it is not the model's: commands are checked on the CPU.
-        rehearsal: True if nothing will be trained: the trials that the method depends on may be missing, `begin` does
-            not run, and the layers are planned only if the method does not define `begin`.
+        ctx: The context, with the model on its device and in its memory format. The model is converted in place, and
+            what the context does not have yet is filled in: layers, index spaces, ranks and functions. In a rehearsal
+            nothing will be trained: the trials that the method depends on may be missing, `begin` does not run, and the
+            layers are planned only if the method does not define `begin`.
+        train_size: Height and width of the first training images, if they differ from those of `ctx.input_shape`.
 
     Attributes:
         ctx: The context that the hooks get.
@@ -73,101 +70,80 @@ class Hooks:
         UsageError: if the model is wrapped, the ranks get different arguments, or the method cannot train the model.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        method: Method,
-        *,
-        input_shape: tuple[int, int, int],
-        train_size: int | None = None,
-        num_classes: int,
-        epochs: int,
-        batch_size: int,
-        seed: int = 0,
-        task: str = "",
-        network: str = "",
-        preset: str = "",
-        train_images: int = 0,
-        micro_batches: int = 1,
-        others: Mapping[str, OtherTrial] | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
-        rehearsal: bool = False,
-    ) -> None:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
+    def __init__(self, method: Method, ctx: Context, train_size: int | None = None) -> None:
+        if isinstance(ctx.model, nn.parallel.DistributedDataParallel):
             raise UsageError("the model is wrapped in DistributedDataParallel; apply the method first, then wrap it")
-        self.model, self.method = model, method
-        self.ranks = Ranks.of_this_process()
-        # Ensure that all ranks start from the same method, sizes and weights. `Method` itself is not a dataclass.
-        names: list[str] = [one.name for one in dataclasses.fields(method)] if dataclasses.is_dataclass(method) else []
-        parameters = {name: getattr(method, name) for name in names}
-        sizes = (seed, epochs, batch_size, micro_batches)
-        self.ranks.agree("the method, seed and sizes", (type(method).__name__, parameters, *sizes))
-        self.ranks.share(model)
-        self._guard = WrapperGuard(model) if self.ranks.size > 1 else None
-        self.input_shape, self.dtype = input_shape, dtype
+        self.method, self.ctx, self.model = method, ctx, ctx.model
         self.reconfigurations: list[ReconfigPlan] = []
         self.averages: list[nn.Module] = []
         self.clock: StepClock | NoClock = NO_CLOCK
         self.plans_made, self._replan_requested = 0, False
         self._warned_of_subnormals = False
         self._largest_batch = 0  # of this rank, in the running epoch
-        self._first_slot = self.ranks.rank * micro_batches
-        self._step_state = StepState(seed=seed, slot=self._first_slot)
-        # Find the layers and the index spaces.
+        self._cuts = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("begin", "reconfigure"))
+        self._join_ranks()
+        self._find_layers(train_size)
+        self._run_first_hooks()
+
+    def _join_ranks(self) -> None:
+        """Ensure that all ranks start from the same method, sizes and weights."""
+        ctx, method = self.ctx, self.method
+        self.ranks = Ranks.of_this_process()
+        # `Method` itself is not a dataclass.
+        names: list[str] = [one.name for one in dataclasses.fields(method)] if dataclasses.is_dataclass(method) else []
+        parameters = {name: getattr(method, name) for name in names}
+        sizes = (ctx.seed, ctx.epochs, ctx.batch_size, ctx.micro_batches)
+        self.ranks.agree("the method, seed and sizes", (type(method).__name__, parameters, *sizes))
+        self.ranks.share(self.model)
+        self._guard = WrapperGuard(self.model) if self.ranks.size > 1 else None
+        self._first_micro_batch = self.ranks.rank * ctx.micro_batches
+        self._step_state = StepState(seed=ctx.seed, micro_batch_index=self._first_micro_batch)
+        ctx.rank, ctx.ranks = self.ranks.rank, self.ranks.size
+        ctx.all_reduce, ctx.from_first_rank = self.ranks.all_reduce, self.ranks.from_first
+
+    def _find_layers(self, train_size: int | None) -> None:
+        """Find the layers and the index spaces, and convert the layers."""
+        ctx, model, input_shape = self.ctx, self.model, self.ctx.input_shape
         self._uses = survey(model, input_shape)
         _, self.not_planned = plannable(model, self._uses.called)
         for name, reason in self.not_planned.items():
             log.warning("layer '%s' cannot be planned and is not in ctx.layers: %s", name, reason)
-        self.ctx = Context(
-            model=model,
-            layers={},
-            spaces=find_index_spaces(model, input_shape),
-            num_classes=num_classes,
-            seed=seed,
-            device=device or first_parameter(model).device,
-            task=task,
-            network=network,
-            preset=preset,
-            epochs=epochs,
-            batch_size=batch_size,
-            dtype=dtype,
-            train_images=train_images,
-            micro_batches=micro_batches,
-            others=others or {},
-            rehearsal=rehearsal,
-            rank=self.ranks.rank,
-            ranks=self.ranks.size,
-            all_reduce=self.ranks.all_reduce,
-            from_first_rank=self.ranks.from_first,
-            hardware_id=lambda: hardware_id(hardware_facts(self.ctx.device)),
-            replan=self._request_plans,
-        )
-        self._estimates = Estimates(self.ctx, self.ranks, input_shape)
-        self.ctx.memory_estimate, self.ctx.inference_flops = self._estimates.memory, self._estimates.inference_flops
-        for name in () if rehearsal else method.depends_on():
-            if name not in self.ctx.others:
-                raise UsageError(f"{type(method).__name__} depends on a trial of '{name}'; pass its result in others=")
-        self._cuts = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("begin", "reconfigure"))
+        ctx.spaces = find_index_spaces(model, input_shape)
+        ctx.device = ctx.device or first_parameter(model).device
+        self._estimates = Estimates(ctx, self.ranks)
+        ctx.memory_estimate, ctx.inference_flops = self._estimates.memory, self._estimates.inference_flops
+        ctx.hardware_id = lambda: hardware_id(hardware_facts(ctx.device))
+        ctx.replan = self._request_plans
         if self._cuts:
-            freeze_what_fails(model, self.ctx.spaces, input_shape)
-            warn_of_frozen_channels(self.ctx.spaces, method)
-        self.ctx.layers = dict(convert(model, self._step_state, self._uses.called))
+            freeze_what_fails(model, ctx.spaces, input_shape)
+            warn_of_frozen_channels(ctx.spaces, self.method)
+        ctx.layers = dict(convert(model, self._step_state, self._uses.called))
         # Enter the sizes of layers that run only in training, which the trace does not contain.
-        for name, layer in self.ctx.layers.items():
-            self.ctx.spaces.enter_sizes(name, layer, *self._uses.shapes[name])
+        for name, layer in ctx.layers.items():
+            ctx.spaces.enter_sizes(name, layer, *self._uses.shapes[name])
         if train_size is not None:
             shape = (input_shape[0], train_size, train_size)
-            self.ctx.spaces.replace_sizes(self.ctx.layers, survey(model, shape).shapes)
-        # Run the method's first hooks.
-        method.setup(self.ctx)
-        for first in () if rehearsal else method.begin(self.ctx):
+            ctx.spaces.replace_sizes(ctx.layers, survey(model, shape).shapes)
+
+    def _run_first_hooks(self) -> None:
+        """Run `setup` and `begin`, and plan the layers."""
+        ctx, method = self.ctx, self.method
+        for name in () if ctx.rehearsal else method.depends_on():
+            if name not in ctx.others:
+                raise UsageError(f"{type(method).__name__} depends on a trial of '{name}'; pass its result in others=")
+        method.setup(ctx)
+        for first in () if ctx.rehearsal else method.begin(ctx):
             if (first.batch_size, first.lr_scale, first.restart) != (None, None, False):
                 raise ValueError(f"{type(method).__name__}.begin may change only the network")
-            self._keep_layers(apply_plan(model, first, self.ctx.spaces, None))
+            self._keep_layers(surgery.apply_plan(self.model, first, ctx.spaces, None))
             self.reconfigurations.append(first)
-        if not rehearsal or type(method).begin is Method.begin:
+        if not ctx.rehearsal or type(method).begin is Method.begin:
             self._plan_all()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"{type(self).__name__} has no '{name}'{renamed(name, RENAMED)}")
 
     @property
     def planned_layers(self) -> list[PlannedLayer]:
@@ -209,7 +185,7 @@ class Hooks:
 
     def begin_micro_batch(self, micro_batch: int, micro_batches: int) -> None:
         """Set the micro-batch that the transforms see; needed only if a batch has several."""
-        self._step_state.slot = self.ctx.rank * micro_batches + micro_batch
+        self._step_state.micro_batch_index = self.ctx.rank * micro_batches + micro_batch
 
     def regularization(self, task_loss: Tensor) -> Tensor | None:
         """Return the method's term for a step with the loss `task_loss` on this rank; autocast is off."""
@@ -248,16 +224,16 @@ class Hooks:
         self.ctx.step += 1
         self.ctx.batch_index += 1
         self._step_state.step = self.ctx.step
-        self._step_state.slot = self._first_slot
+        self._step_state.micro_batch_index = self._first_micro_batch
         self._plan_if_requested()
 
     def end_epoch(self) -> IndexMap | None:
         """Run `on_epoch_end` and `reconfigure`, and carry out the plan; return its index map, if there is a plan."""
         self.ctx.progress = min(1.0, (self.ctx.epochs_done + 1) / self.ctx.epochs)
-        plan = self.close_epoch()
-        return None if plan is None else self.carry_out(plan)
+        plan = self.plan_epoch_end()
+        return None if plan is None else self.apply_plan(plan)
 
-    def close_epoch(self) -> ReconfigPlan | None:
+    def plan_epoch_end(self) -> ReconfigPlan | None:
         """Run `on_epoch_end`, and return the plan of `reconfigure` without carrying it out."""
         self.ctx.epochs_done += 1
         self.ctx.batch_index = 0
@@ -270,7 +246,7 @@ class Hooks:
         self._warn_of_subnormals()
         return plan
 
-    def carry_out(self, plan: ReconfigPlan) -> IndexMap:
+    def apply_plan(self, plan: ReconfigPlan) -> IndexMap:
         """Change model and optimizer, let the method cut its own tensors, and plan the layers."""
         index_map = self._replay(plan)
         self._plan_all()
@@ -328,7 +304,7 @@ class Hooks:
         self._plan_all()
 
     def _replay(self, plan: ReconfigPlan) -> IndexMap:
-        index_map = apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer, self.averages)
+        index_map = surgery.apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer, self.averages)
         self.reconfigurations.append(plan)
         if self._guard and (plan.kept or plan.removed_branches or plan.gated):
             self._guard.shapes_changed()
@@ -382,4 +358,41 @@ class Hooks:
     def _plan_all(self) -> None:
         self._replan_requested = False
         self.plans_made += 1
-        plan_layers(self.method, self.ctx, self._uses.readers)
+        _plan_layers(self.method, self.ctx, self._uses.readers)
+
+
+def _plan_layers(method: Method, ctx: Context, readers: Mapping[str, frozenset[str]]) -> None:
+    """Give every layer of `ctx.layers` the plan that the method returns for it.
+
+    Args:
+        method: The method.
+        ctx: Its context.
+        readers: For each layer whose weight is read outside its own forward, the modules that read it.
+
+    Raises:
+        UsageError: if `plan` returns something else than an `OpPlan`, or plans a layer whose weight the model also
+            reads where no plan is followed.
+    """
+    for name, layer in ctx.layers.items():
+        plan = method.plan(name, layer)
+        if not isinstance(plan, OpPlan | None):
+            raise UsageError(
+                f"{type(method).__name__}.plan returned a {type(plan).__name__} for '{name}', not an OpPlan"
+            )
+        layer.op_plan = plan or EMPTY_PLAN
+        if not layer.op_plan.empty:
+            _refuse_other_readers(method, name, layer.op_plan, readers.get(name, frozenset()), ctx)
+    keep_nested_tensors_off(ctx.model)
+
+
+def _refuse_other_readers(method: Method, name: str, plan: OpPlan, readers: frozenset[str], ctx: Context) -> None:
+    """Refuse a plan for a layer whose weight is also read outside the layer."""
+    if plan.weight_forward is None and plan.backend is None:
+        # Two layers that share a weight can each follow a plan for their gradients.
+        readers -= ctx.layers.keys()
+    if readers:
+        whose = " and ".join(f"'{reader}'" if reader else "the model's own forward" for reader in sorted(readers))
+        raise UsageError(
+            f"{type(method).__name__} plans layer '{name}', whose weight is also read by {whose}, which does not "
+            "follow the plan; call the layer itself there, give it its own weight, or return no plan for it"
+        )
