@@ -13,9 +13,7 @@ from kernels.prune.dispatch import (
     backend_report,
     backends_in_use,
     prepare,
-    prune_compress_24,
     prune_nm,
-    prune_nm_,
     replay_backends,
 )
 from kernels.prune.rule import PruneRule
@@ -28,8 +26,6 @@ __all__ = [
     "cache_folder",
     "compress_nm",
     "prepare",
-    "prune_compress_24",
     "prune_nm",
-    "prune_nm_",
     "replay_backends",
 ]

@@ -90,12 +90,3 @@ def expand(values: Tensor, channels: Tensor, grad: Tensor) -> Tensor:
     """Return the dense gradient, with the shape and dtype of `grad`, for the output of `kernels.compress_nm`."""
     dense = torch.zeros_like(grad.movedim(1, -1))
     return dense.scatter_(-1, channels.to(torch.int64), values.to(grad.dtype)).movedim(-1, 1)
-
-
-def expand_24(values: Tensor, metadata: Tensor) -> Tensor:
-    """Return the dense gradient, (N, K, P, Q) or (rows, K), for the output of `kernels.prune_compress_24`."""
-    bits = metadata.movedim(1, -1).to(torch.int32).unsqueeze(-1) >> torch.arange(0, 16, 4, device=values.device)
-    nibbles = bits.flatten(-2) & 15  # one per group of four channels
-    places = torch.stack((nibbles & 3, nibbles >> 2), dim=-1).to(torch.int64)
-    dense = torch.zeros((*places.shape[:-1], 4), dtype=values.dtype, device=values.device)
-    return dense.scatter_(-1, places, values.movedim(1, -1).reshape(places.shape)).flatten(-2).movedim(-1, 1)

@@ -102,21 +102,6 @@ def test_compress_nm(
     benchmark.extra_info["instead"] = compare(others, plan.rounds, plan, watch, compress, expected)
 
 
-def test_prune_compress_24(
-    benchmark: Any, case: Case, grad: Tensor, plan: Plan, watch: Watch, fastest_copies: dict[Any, dict[str, float]]
-) -> None:
-    def prune() -> tuple[Tensor, Tensor]:
-        return kernels.prune_compress_24(grad, case.rule, seed=SEED)
-
-    with poisoned_memory():
-        values, metadata = prune()
-    assert_same(case, alternatives.expand_24(values, metadata), oracle(case, grad))
-    least = bytes_of(grad) + bytes_of(values) + bytes_of(metadata)
-    del values, metadata
-    measure(benchmark, case, grad, plan, watch, fastest_copies, prune, least)
-    benchmark.extra_info["backend"] = kernels.backend_of(grad)
-
-
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
     """Fill new tensors with NaN, so that elements that a kernel does not write are detected."""

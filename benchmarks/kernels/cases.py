@@ -112,8 +112,8 @@ def read(typed: Mapping[str, Any]) -> Plan:
         for dtype in dtypes
         for n, m in groups
         for mode in modes
-        for kernel in ("prune_nm", "compress_nm", "prune_compress_24")
-        if has_kernel(kernel, kind, gradient, dtype, n, m)
+        for kernel in ("prune_nm", "compress_nm")
+        if kernel == "prune_nm" or kind == "cpu"
     ]
     # On a CPU an alternative takes about fifty times as long as the kernel, so one mode must suffice.
     slow_modes = ("magnitude",) if kind == "cpu" else tuple(MODES)
@@ -127,14 +127,6 @@ def large_bytes(device: torch.device) -> int:
     else:
         wanted, memory = LARGE_CACHES * cache_bytes(device)[0], psutil.virtual_memory().total
     return min(wanted, memory // ORACLE_SHARE)
-
-
-def has_kernel(kernel: str, kind: str, gradient: Gradient, dtype: str, n: int, m: int) -> bool:
-    """Return whether the kind of device has a compiled kernel for this case."""
-    if kernel == "prune_compress_24":
-        right_type = dtype in ("bfloat16", "float16") and gradient.shape[1] % 16 == 0
-        return kind == "cuda" and (n, m) == (2, 4) and right_type
-    return kernel == "prune_nm" or kind == "cpu"
 
 
 def _at_least(option: str, value: int | None, default: int, least: int) -> int:

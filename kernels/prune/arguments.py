@@ -44,17 +44,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def may_overlap(tensor: Tensor) -> bool:
-    """Return whether two elements may share memory: some stride is shorter than the span of the smaller strides."""
-    span = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride < span:
-                return True
-            span += (size - 1) * stride
-    return False
-
-
 def is_channels_last(tensor: Tensor) -> bool:
     """Return whether the memory is dense in (N, P, Q, K) or (rows, K) order."""
     return tensor.movedim(1, -1).is_contiguous()

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from kernels.cuda.library import DTYPES, launch_kernel, load
-from kernels.prune.cuda_plan import Shape, plan_compress, plan_prune
+from kernels.prune.cuda_plan import Shape, plan_prune
 from kernels.prune.rule import PruneRule
 
-__all__ = ["DTYPES", "compress", "load", "prune"]
+__all__ = ["DTYPES", "load", "prune"]
 
 
 def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor | None = None) -> None:
@@ -34,14 +34,6 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor 
         launch_kernel(launch, {"grad": grad, "pruned": target, **spaces}, seed, key)
     if target is not pruned:
         pruned.copy_(target)
-
-
-def compress(
-    grad: Tensor, values: Tensor, metadata: Tensor, rule: PruneRule, seed: int, key: Tensor | None = None
-) -> None:
-    """Prune and compress `grad`; see `kernels.prune_compress_24`. All tensors are dense in channels-last order."""
-    launch = plan_compress(_shape(grad), DTYPES[grad.dtype], rule)
-    launch_kernel(launch, {"grad": grad, "values": values, "metadata": metadata}, seed, key)
 
 
 def _shape(grad: Tensor) -> Shape:

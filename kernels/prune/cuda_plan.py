@@ -71,21 +71,6 @@ def plan_prune(shape: Shape, dtype: str, rule: PruneRule, aligned: bool, most_sh
     return _any_shape(shape, name, rule)
 
 
-@functools.lru_cache(maxsize=4096)
-def plan_compress(shape: Shape, dtype: str, rule: PruneRule) -> Launch:
-    """Plan `prune_compress_24` of an aligned 16-bit gradient; channels are a multiple of 16."""
-    sixteens = shape.elements // 16
-    return Launch(
-        f"pdt::prune_and_compress<{FORMATS[dtype][0]}, {rule.m}, {rule.n}, {_mode(rule)}>",
-        _blocks(sixteens),
-        (THREADS, 1),
-        0,
-        (("grad", "pointer"), ("values", "pointer"), ("metadata", "pointer"), (sixteens, "int64")),
-        seeded=True,
-        source=SOURCE,
-    )
-
-
 def _units(shape: Shape, template: str, quads: int, unit: int, rescale: bool) -> Launch:
     in_flight = max(1, 4 // quads)
     units = max(1, shape.elements // unit)  # the first thread also handles the remainder of a unit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 
@@ -10,11 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels.prune import cpu, cuda, reference
-from kernels.prune.arguments import checked, dtype_name, is_channels_last, may_overlap, to_channels_last
+from kernels.prune.arguments import checked, is_channels_last, to_channels_last
 from kernels.prune.rule import Mode, PruneRule, Scope
 
-COMPRESSED_DTYPES = (torch.bfloat16, torch.float16)
-COMPRESSED_GROUPS = (4, 8, 16)
 _COMPILED = {"cpu": cpu, "cuda": cuda}
 _replayed: dict[str, str] = {}  # backend by kind of device, set by `replay_backends`
 
@@ -47,58 +44,6 @@ def prune_nm(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> Tensor:
     number, key = checked("prune_nm", grad, seed)
     # The registered operator instead of the function: torch.compile and dispatch modes see a single call.
     return torch.ops.pdt.prune_nm(grad.detach(), rule.n, rule.m, rule.mode, rule.rescale, number, key)  # type: ignore[no-any-return]
-
-
-def prune_nm_(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> Tensor:
-    """Prune a gradient in place and return it; arguments and errors as in `prune_nm`.
-
-    Raises:
-        ValueError: Also when elements of `grad` share memory (an expanded tensor).
-    """
-    number, key = checked("prune_nm", grad, seed)
-    target = grad.detach()
-    if may_overlap(target):
-        raise ValueError(f"prune_nm_: elements of grad share memory (strides {target.stride()}); use prune_nm")
-    if target.numel() and is_compiled(target, rule.mode) and is_channels_last(target):
-        _prune_dense(target, target, rule, number % 2**64, key)
-        # Autograd does not see the kernel's write; it must find that a saved tensor has changed.
-        torch.autograd.graph.increment_version(grad)
-    else:
-        grad.detach().copy_(prune_nm(target, rule, seed))
-    return grad
-
-
-def prune_compress_24(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> tuple[Tensor, Tensor]:
-    """Prune a gradient and compress it for sparse tensor cores: two values of every four channels.
-
-    The CUDA kernel needs one pass over the gradient when nothing is rescaled. Other devices use plain torch.
-
-    Args:
-        grad: (N, K, P, Q) or (rows, K) with K a multiple of 16; bf16 or fp16.
-        rule: n is 1 or 2 and m is 4, 8 or 16, so that at most two of any four aligned channels are kept.
-        seed: As in `prune_nm`.
-
-    Returns:
-        values: (N, K/2, P, Q) or (rows, K/2), in channels-last order: of each four channels the two that are kept, in
-            their order. Where fewer are kept, the lowest other channels fill up, with the value 0.
-        metadata: int16, (N, K/16, P, Q) or (rows, K/16), in channels-last order: 4 bits for each four channels, with
-            the first four in the lowest bits. The 4 bits are index0 | index1 << 2 with index0 < index1. Rows are in
-            their natural order, not in the shuffled order of cuSPARSELt.
-
-    Raises:
-        ValueError: As in `prune_nm`, or K, n or m does not fit.
-        TypeError: As in `prune_nm`, or the dtype does not have 16 bits.
-    """
-    number, key = checked("prune_nm", grad, seed)
-    if rule.n > 2 or rule.m not in COMPRESSED_GROUPS:
-        raise ValueError(f"prune_compress_24: n must be 1 or 2 and m 4, 8 or 16, got {rule.n}:{rule.m}")
-    if grad.shape[1] % 16:
-        raise ValueError(f"prune_compress_24: channels must be a multiple of 16, got {grad.shape[1]}")
-    if grad.dtype not in COMPRESSED_DTYPES:
-        raise TypeError(f"prune_compress_24: grad must be bfloat16 or float16, got {dtype_name(grad.dtype)}")
-    return torch.ops.pdt.prune_compress_24(  # type: ignore[no-any-return]
-        grad.detach(), rule.n, rule.m, rule.mode, rule.rescale, number, key
-    )
 
 
 def backend_of(tensor: Tensor) -> str:
@@ -192,27 +137,6 @@ def _prune_dense(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: 
         cpu.prune(grad, pruned, rule, seed if key is None else read_key(key))
 
 
-def _compress(
-    grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, key: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Implement the operator `pdt::prune_compress_24`."""
-    values, metadata = _empty_compressed(grad)
-    if grad.numel() == 0:
-        return values, metadata
-    rule, seed = rule_of(n, m, mode, rescale), seed % 2**64
-    if backend_of(grad) != "cuda":
-        found, indices = reference.prune_compress_24(grad, rule, seed if key is None else read_key(key))
-        return values.copy_(found), metadata.copy_(indices)
-    dense = grad
-    if rescale != "none" or mode == "unbiased":
-        # This gradient is pruned already: the two largest of each four channels are the ones that remain.
-        dense, rule = _prune(grad, n, m, mode, rescale, seed, key), dataclasses.replace(rule, mode="magnitude")
-    if not is_channels_last(dense) or dense.data_ptr() % 16:
-        dense = to_channels_last(dense)
-    cuda.compress(dense, values, metadata, rule, seed, key)
-    return values, metadata
-
-
 def read_key(key: Tensor) -> int:
     """Return the seed that a tensor holds, for a backend that Python drives."""
     if key.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -226,21 +150,9 @@ def _empty_result(grad: Tensor) -> Tensor:
     return torch.empty_like(grad, memory_format=torch.channels_last)
 
 
-def _empty_compressed(grad: Tensor) -> tuple[Tensor, Tensor]:
-    *outer, channels = grad.movedim(1, -1).shape
-    values = grad.new_empty([*outer, channels // 2]).movedim(-1, 1)
-    metadata = grad.new_empty([*outer, channels // 16], dtype=torch.int16).movedim(-1, 1)
-    return values, metadata
-
-
 # One implementation for every device: it chooses the backend, which also depends on the dtype and on what compiled.
 _OPERATORS = torch.library.Library("pdt", "FRAGMENT")
-_ARGUMENTS = "(Tensor grad, int n, int m, str mode, str rescale, SymInt seed, Tensor? key=None)"
-for _operator, _returns, _implementation, _empty in (
-    ("prune_nm", "Tensor", _prune, _empty_result),
-    ("prune_compress_24", "(Tensor, Tensor)", _compress, _empty_compressed),
-):
-    _OPERATORS.define(f"{_operator}{_ARGUMENTS} -> {_returns}")
-    _OPERATORS.impl(_operator, _implementation, "CompositeExplicitAutograd")
-    # The fake implementation has the shape and the layout of the result, which depend on the gradient only.
-    torch.library.register_fake(f"pdt::{_operator}", lambda grad, *_, empty=_empty, **__: empty(grad), lib=_OPERATORS)
+_OPERATORS.define("prune_nm(Tensor grad, int n, int m, str mode, str rescale, SymInt seed, Tensor? key=None) -> Tensor")
+_OPERATORS.impl("prune_nm", _prune, "CompositeExplicitAutograd")
+# The fake implementation has the shape and the layout of the result, which depend on the gradient only.
+torch.library.register_fake("pdt::prune_nm", lambda grad, *_, **__: _empty_result(grad), lib=_OPERATORS)

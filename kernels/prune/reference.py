@@ -58,21 +58,6 @@ def kept_values(pruned: Tensor, kept: Tensor, rule: PruneRule) -> tuple[Tensor, 
     return values, channels.to(torch.int16)
 
 
-def prune_compress_24(grad: Tensor, rule: PruneRule, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Prune and compress a gradient; arguments and meaning as in `kernels.prune_compress_24`."""
-    pruned = prune_nm(grad, rule, seed).movedim(1, -1)
-    kept = keep_mask(grad, rule, seed).movedim(1, -1)
-    fours = kept.unflatten(-1, (-1, 4))
-    # A stable sort puts kept channels first and leaves the others in order, so that the lowest of them fill up.
-    index = fours.sort(dim=-1, descending=True, stable=True).indices[..., :2].sort(dim=-1).values
-    values = pruned.unflatten(-1, (-1, 4)).gather(-1, index).flatten(-2)
-    nibbles = (index[..., 0] | index[..., 1] << 2).unflatten(-1, (-1, 4))
-    shifts = torch.arange(0, 16, 4, device=grad.device)
-    metadata = (nibbles << shifts).sum(-1)
-    metadata = torch.where(metadata >= 2**15, metadata - 2**16, metadata).to(torch.int16)
-    return values.movedim(-1, 1), metadata.movedim(-1, 1)
-
-
 def keep_mask(grad: Tensor, rule: PruneRule, seed: int = 0) -> Tensor:
     """Return which elements are kept, bool with the shape of `grad`.
 

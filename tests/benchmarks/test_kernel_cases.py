@@ -147,23 +147,9 @@ def test_alternatives_apply_where_they_can():
     assert set(alternatives.NOTES) == {alternatives.PRUNE, topk, oracle, compiled, tile}
 
 
-def test_compressed_gradients_are_expanded_by_the_layout_of_the_sparse_units():
-    # Groups keep channels (1, 3), (0, 1), (2, 3), (0, 2): nibbles 0b1101, 0b0100, 0b1110, 0b1000 from the lowest.
-    values = torch.tensor([[1.0, 2, 3, 4, 5, 6, 7, 8]])
-    metadata = torch.tensor([[0b1000_1110_0100_1101 - 2**16]], dtype=torch.int16)
-    expected = [0, 1, 0, 2, 3, 4, 0, 0, 0, 0, 5, 6, 7, 0, 8, 0]
-    assert alternatives.expand_24(values, metadata).tolist() == [expected]
-
-
 def test_a_compressed_gradient_expands_to_the_pruned_one():
     grad = torch.randn(2, 10, 3, 3).to(torch.bfloat16)
     expanded = alternatives.expand(*kernels.compress_nm(grad, PruneRule(2, 4)), grad)
-    assert torch.equal(expanded, reference.prune_nm(grad, PruneRule(2, 4)))
-
-
-def test_expanding_undoes_compressing():
-    grad = torch.randn(5, 32, 2, 3).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-    expanded = alternatives.expand_24(*kernels.prune_compress_24(grad, PruneRule(2, 4)))
     assert torch.equal(expanded, reference.prune_nm(grad, PruneRule(2, 4)))
 
 

@@ -41,7 +41,6 @@ def test_a_row_is_read_with_its_interval(results, case):
         ({"fraction": 0.60, "rescale": "sample_channel"}, [(0.55, True)]),
         ({"fraction": 0.60, "rescale": "group"}, []),
         ({"fraction": 0.60, "shape": [4, 64, 8, 8]}, []),  # small: most of the time is launching
-        ({"fraction": 0.60, "kernel": "prune_compress_24"}, []),
         ({**CPU, "fraction": 0.81}, [(0.80, True)]),
         ({**CPU, "fraction": 0.79, "dtype": "bfloat16"}, [(0.80, False)]),
         ({**CPU, "fraction": 0.81, "dtype": "float16"}, []),

@@ -23,7 +23,7 @@ from kernels.sparse_conv import cuda_plan as tap_plan
 
 GROUPS = ((1, 2), (2, 4), (4, 8), (2, 16), (8, 16), (16, 32))
 # A multiprocessor has 65,536 registers: at 64 a thread it holds half of its 2,048 threads, enough to keep memory busy.
-MOST_REGISTERS = {"prune_units": 64, "prune_and_multiply": 64, "prune_and_compress": 64}
+MOST_REGISTERS = {"prune_units": 64, "prune_and_multiply": 64}
 
 
 def kernels_of(n: int, m: int) -> list[str]:
@@ -35,8 +35,6 @@ def kernels_of(n: int, m: int) -> list[str]:
             for rescale, shared in itertools.product(scopes, (2**20, 0)):
                 planned = plans.plan_prune(shape, dtype, PruneRule(n, m, mode, rescale), True, shared)
                 found.update({launch.kernel: None for launch in planned.launches})
-        if n <= 2 and m in (4, 8, 16) and dtype != "float32" and mode != "unbiased":
-            found[plans.plan_compress(Shape(1, 1, 16), dtype, PruneRule(n, m, mode)).kernel] = None
     return list(found)
 
 

@@ -57,9 +57,6 @@ def launchers():
         plans.plan_prune(shape, dtype, PruneRule(n, m, mode, rescale), True, shared)
         for ((dtype, n, m, mode), rescale), shape, shared in itertools.product(CASES, shapes, (A100_SHARED_BYTES, 0))
     )
-    for n, mode in itertools.product((1, 2), ("magnitude", "random")):
-        for m, dtype in ((4, "bfloat16"), (8, "float16"), (16, "bfloat16")):
-            kernels.append(plans.plan_compress(Shape(1, 1, 16), dtype, PruneRule(n, m, mode)).kernel)
     return build(kernels)
 
 
@@ -182,17 +179,3 @@ def test_the_key_of_random_masks_is_read_from_memory_where_there_is_some(launche
     (launch,) = plan(grad, case, "none", True, 0).launches
     run_launch(launch, launchers, {"grad": grad, "pruned": pruned}, 1, memory=ctypes.addressof(key))
     assert torch.equal(pruned, reference.prune_nm(grad, PruneRule(2, 4, mode), seed=2**63 + 5))
-
-
-@pytest.mark.parametrize(("m", "dtype"), [(4, "bfloat16"), (8, "float16"), (16, "bfloat16")])
-@pytest.mark.parametrize("mode", ["magnitude", "random"])
-@pytest.mark.parametrize("n", [1, 2])
-def test_compression_gives_values_and_places_of_the_oracle(launchers, n, m, dtype, mode):
-    grad = (torch.randn(3, 48, 5, 2) * 3).round().to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
-    expected_values, expected_metadata = reference.prune_compress_24(grad, PruneRule(n, m, mode), seed=6)
-    values = poisoned_like(expected_values)
-    metadata = torch.full_like(expected_metadata, -1)
-    launch = plans.plan_compress(shape_of(grad), dtype, PruneRule(n, m, mode))
-    run_launch(launch, launchers, {"grad": grad, "values": values, "metadata": metadata}, 6)
-    assert torch.equal(bits_of(values), bits_of(expected_values))
-    assert torch.equal(metadata, expected_metadata)

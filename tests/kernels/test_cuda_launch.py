@@ -32,7 +32,6 @@ def launchers():
         plans.plan_prune(shape, "float32", PruneRule(n, m, "random", rescale), aligned, 2**20)
         for (n, m), shape, rescale, aligned in itertools.product(((2, 4), (3, 7)), shapes, SCOPES, (True, False))
     )
-    found.append(plans.plan_compress(Shape(1, 1, 16), "bfloat16", PruneRule(2, 4, "random")).kernel)
     return emulated.build(found)
 
 
@@ -72,16 +71,6 @@ def test_a_kernel_is_compiled_once_and_given_the_shared_memory_it_needs(on_cpu):
     for _ in range(2):
         cuda.prune(grad, torch.empty_like(grad), PruneRule(2, 4, "random", "sample_channel"), 3)
     assert on_cpu == ["pdt::prune_and_rescale_samples<pdt::Float32, 4, 2, pdt::mode_random, true>"]
-
-
-def test_compressed_tensors_are_written(on_cpu):
-    grad = torch.randn(6, 32).to(torch.bfloat16)
-    values, metadata = (torch.zeros_like(like) for like in reference.prune_compress_24(grad, PruneRule(2, 4)))
-    cuda.compress(grad, values, metadata, PruneRule(2, 4, "random"), 5)
-    for found, expected in zip(
-        (values, metadata), reference.prune_compress_24(grad, PruneRule(2, 4, "random"), seed=5), strict=True
-    ):
-        assert torch.equal(found, expected)
 
 
 def test_an_error_of_many_lines_is_told_in_one():
@@ -130,7 +119,6 @@ class TestOnADevice:
             for found in (
                 kernels.prune_nm(moved, PruneRule(n, m, mode, rescale), 11),
                 kernels.prune_nm(moved, PruneRule(n, m, mode, rescale), torch.tensor(11, device="cuda")),
-                kernels.prune_nm_(moved.clone(memory_format=torch.preserve_format), PruneRule(n, m, mode, rescale), 11),
             ):
                 torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=0, equal_nan=True)
 
@@ -175,13 +163,3 @@ class TestOnADevice:
             pruned = kernels.prune_nm(grad, PruneRule(2, 4))
         stream.synchronize()
         assert pruned.sum().item() == grad.numel() / 2
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize("rescale", SCOPES)
-    def test_compression(self, dtype, rescale):
-        grad = gradient(dtype)
-        expected = reference.prune_compress_24(grad, PruneRule(2, 4, "magnitude", rescale))
-        values, metadata = kernels.prune_compress_24(grad.cuda(), PruneRule(2, 4, "magnitude", rescale))
-        tolerance = 0.0 if rescale == "none" else TOLERANCE[dtype]
-        torch.testing.assert_close(values.cpu(), expected[0], rtol=tolerance, atol=0)
-        assert torch.equal(metadata.cpu(), expected[1])

@@ -30,12 +30,6 @@ def test_the_operator_keeps_what_its_fake_implementation_promises(name, rescale)
     assert torch.ops.pdt.prune_nm(*arguments).stride() == pruned.stride()
 
 
-@pytest.mark.parametrize("name", ["nchw", "channels_last", "matrix"])
-def test_the_compressing_operator_keeps_what_its_fake_implementation_promises(name):
-    grad = GRADIENTS[name].to(torch.bfloat16)
-    torch.library.opcheck(torch.ops.pdt.prune_compress_24.default, (grad, 2, 4, "magnitude", "none", 3))
-
-
 def test_a_compiled_function_takes_it_whole_and_draws_anew_for_each_seed():
     def loss(grad, seed):
         return kernels.prune_nm(grad * 1, PruneRule(2, 4, "random"), seed=seed) + 0
@@ -74,7 +68,6 @@ def test_a_seed_in_memory_is_the_number_with_its_64_bits(seed, dtype):
     expected = reference.prune_nm(grad, PruneRule(2, 4, "random"), seed=seed)
     assert torch.equal(kernels.prune_nm(grad, PruneRule(2, 4, "random"), seed=memory), expected)
     assert torch.equal(kernels.prune_nm(grad, PruneRule(2, 4, "random"), seed=seed), expected)
-    assert torch.equal(kernels.prune_nm_(grad.clone(), PruneRule(2, 4, "random"), seed=memory), expected)
 
 
 @pytest.mark.parametrize(
@@ -85,47 +78,6 @@ def test_a_seed_in_memory_that_is_none_is_named(seed, what):
     with pytest.raises(ValueError, match="a tensor seed must be int64 with no dimensions on cpu") as error:
         kernels.prune_nm(torch.randn(4, 32), PruneRule(2, 4, "random"), seed=seed)
     assert what in str(error.value)
-
-
-def test_compression_of_a_hand_case():
-    grad = torch.zeros(1, 16, dtype=torch.bfloat16)
-    grad[0, :12] = torch.tensor([1, 7, -3, 2, 0, 0, 0, 5, 0, 0, 0, 0.0])
-    values, metadata = kernels.prune_compress_24(grad, PruneRule(2, 4))
-    # Channels 1 and 2; 0 and 3; 0 and 1 where all are equal.
-    assert values.tolist() == [[7, -3, 0, 5, 0, 0, 0, 0]]
-    assert [metadata.item() >> shift & 0xF for shift in (0, 4, 8, 12)] == [1 | 2 << 2, 0 | 3 << 2, 1 << 2, 1 << 2]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rescale", ["none", "group", "sample_channel", "channel"])
-@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (2, 8), (1, 16)])
-def test_a_compressed_gradient_expands_to_the_pruned_one(dtype, rescale, n, m):
-    grad = torch.randn(2, 48, 3, 5).to(dtype)
-    values, metadata = kernels.prune_compress_24(grad, PruneRule(n, m, rescale=rescale))
-    bits = (metadata.movedim(1, -1).int() & 0xFFFF)[..., None] >> torch.arange(0, 16, 2)
-    places = (bits & 3).unflatten(-1, (4, 2)).flatten(-3, -2).long()  # (N, P, Q, K/4, 2)
-    assert (places[..., 0] < places[..., 1]).all()
-    expanded = torch.zeros(2, 3, 5, 12, 4, dtype=dtype)
-    expanded.scatter_(-1, places, values.movedim(1, -1).unflatten(-1, (-1, 2)))
-    assert torch.equal(expanded.flatten(-2).movedim(-1, 1), kernels.prune_nm(grad, PruneRule(n, m, rescale=rescale)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (
-            (torch.zeros(2, 16, dtype=torch.float16), PruneRule(3, 4)),
-            ValueError,
-            "n must be 1 or 2 and m 4, 8 or 16, got 3:4",
-        ),
-        ((torch.zeros(2, 16, dtype=torch.float16), PruneRule(2, 32)), ValueError, "got 2:32"),
-        ((torch.zeros(2, 24, dtype=torch.float16), PruneRule(2, 4)), ValueError, "multiple of 16, got 24"),
-        ((torch.zeros(2, 16), PruneRule(2, 4)), TypeError, "bfloat16 or float16, got float32"),
-    ],
-)
-def test_what_cannot_be_compressed_is_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        kernels.prune_compress_24(*arguments)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 
@@ -227,19 +226,6 @@ def test_a_seed_gives_the_same_result_again_and_another_one_another():
     for other in (4, 3 + 2**32):
         assert not torch.equal(kernels.prune_nm(grad, rule, seed=3), kernels.prune_nm(grad, rule, seed=other))
     assert torch.equal(kernels.prune_nm(grad, rule, torch.tensor(3)), kernels.prune_nm(grad, rule, seed=3))
-
-
-@pytest.mark.parametrize(("n", "m"), [*itertools.product((1, 2), (4, 8, 16))])
-def test_compression_has_the_values_of_pruning(n, m):
-    grad = torch.randn(2, 32, 3, 3).bfloat16()
-    grad[:, 5:20] = 0
-    rule = PruneRule(n, m, "unbiased")
-    values, metadata = kernels.prune_compress_24(grad, rule, seed=5)
-    nibbles = metadata.movedim(1, -1).long()[..., None] >> torch.arange(0, 16, 4) & 15
-    index = torch.stack([nibbles & 3, nibbles >> 2], -1).flatten(-3, -2)
-    fours = torch.zeros(*index.shape[:-1], 4, dtype=grad.dtype)
-    fours.scatter_(-1, index, values.movedim(1, -1).unflatten(-1, (-1, 2)))
-    assert torch.equal(fours.flatten(-2).movedim(-1, 1), kernels.prune_nm(grad, rule, seed=5))
 
 
 def test_rescaling_is_refused():

@@ -2,6 +2,5 @@
 #include "device.cuh"
 
 #include "any_shape.cuh"
-#include "compress.cuh"
 #include "prune.cuh"
 #include "rescale.cuh"
