@@ -22,7 +22,6 @@ from torch import Tensor
 
 from suite.cost.data_parallel.communication import KeptGradients, count_step
 from suite.cost.flops import PRODUCTS, LayerCost, count_layers, density_of_weights, weight_density
-from suite.errors import UsageError
 from suite.method import Context, Density, Method
 from suite.network.planned_layer import PlannedLayer
 from suite.recipe import Phase
@@ -216,23 +215,14 @@ class Ledger:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, after the reconfigurations were replayed on the model.
-
-        Raises:
-            UsageError: The state has other rows, since an earlier version of the suite counted fewer products.
-        """
+        """Restore `state_dict`, after the reconfigurations were replayed on the model."""
         self.phase = phase_of_state(state)
         self._count()
-        if state["interval"].keys() != self.dense.keys():
-            raise UsageError(
-                "the checkpoint counts the FLOPs of other products than this version of the suite; delete it to start "
-                "from the beginning"
-            )
         self._rows, self._first_epoch = list(state["rows"]), state["first_epoch"]
         self._interval, self._overhead = state["interval"], state["overhead"]
         self._steps, self._samples = state["steps"], state["samples"]
         self.step_flops, self.train_flops = state["step_flops"], state["train_flops"]
-        self.train_communication |= state.get("train_communication", {})
+        self.train_communication = state["train_communication"]
 
     def _count(self) -> None:
         self.evaluated = self.current = count_layers(self._model, self._input_shape)
@@ -278,5 +268,5 @@ class Ledger:
 
 
 def phase_of_state(state: Mapping[str, Any]) -> Phase:
-    """Return the phase in a ledger's state; states of earlier versions have no frozen parameters, or no size."""
-    return Phase(state.get("image_size"), state.get("frozen", False))
+    """Return the phase in a ledger's state."""
+    return Phase(state["image_size"], state["frozen"])

@@ -103,9 +103,9 @@ class Trainer:
             micro_batches=recipe.micro_batches,
             others=others or {},
             dtype=dtype,
-            untimed=lambda: self.clock.span("compile"),
         )
         self.runner = MethodRunner(method, self.ctx, recipe.train_size_at(0.0))
+        self.ctx.untimed = lambda: self.clock.span("compile")  # what the first hooks prepare is in no time of a trial
         self.optimizer = make_optimizer(model, recipe)
         self.runner.attach(self.optimizer)
         self.average = WeightAverage(self.runner, recipe.ema) if recipe.ema else None

@@ -314,9 +314,6 @@ RECIPE_COLUMNS = ("batch_size", "epochs", "optimizer", "learning_rate", "schedul
 RECIPE_PREFIX = "recipe."
 """Other fields are columns with this prefix, as JSON, if trials of the table differ in them (`differing_fields`)."""
 
-FORMER_COLUMNS = ("modelled_train_time_s",)
-"""Columns of earlier tables that this schema does not have; they were always empty."""
-
 
 def is_needless(status: str, message: str) -> bool:
     """Return whether a trial was skipped since it would repeat dense training, which is no failure."""

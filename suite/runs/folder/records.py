@@ -3,8 +3,7 @@
     {"trial_id", "spec", "status", "message", "result", "provenance", "files": {name: {"size", "sha256"}}, "sha256"}
 
 `sha256` is the checksum of the canonical JSON of all other fields, so that every edit is detected. `files` exists if
-the trial is done. Records from before there were checksums lack `trial_id`, `files` and `sha256`. All other fields of
-these records are checked, and so is the content of their files.
+the trial is done.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ FILES = ("model.pt", "epochs.jsonl", "layers.csv")
 
 LARGEST_RECORD = 64 * 2**20  # bytes
 _LARGEST = {int: 2**63 - 1, float: 1.7e308}
-_OURS = {"trial_id", "files", "sha256"}
 FORMAT = 1
 """Version of the records that this version of the suite writes. Those without one are older, and are read too."""
 # What fields of a specification are by their annotation, and what is said of others; numbers have their own limits.
@@ -142,10 +140,8 @@ def damage(folder: Path, record: Mapping[str, Any]) -> str:
         The reason, which can follow the name of the trial; empty if no file is damaged.
     """
     try:
-        if not _OURS & set(record):
-            return _old_damage(folder, record)
         for name in FILES:
-            if name not in record["files"] or not (folder / name).is_file():
+            if name not in record.get("files", {}) or not (folder / name).is_file():
                 return f"{name} is missing"
             expected, size = record["files"][name], (folder / name).stat().st_size
             if size != expected["size"]:
@@ -167,28 +163,6 @@ def model_damage(folder: Path, record: Mapping[str, Any]) -> str:
     return "model.pt does not have the checksum in trial.json" if changed else ""
 
 
-def _old_damage(folder: Path, record: Mapping[str, Any]) -> str:
-    """As `damage`, for a record without checksums: check the content of each file."""
-    for name in FILES:
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-    try:
-        epochs = [json.loads(line) for line in (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]
-        count = math.ceil(record["spec"]["recipe"]["epochs"])
-        if len(epochs) != count or any(epoch["epoch"] != number for number, epoch in enumerate(epochs, 1)):
-            return "epochs.jsonl does not contain each epoch once"
-        result = record.get("result", {})
-        if any(epochs[-1].get(name) != result.get(name) for name in ("test_accuracy", "test_loss")):
-            return "its result differs from the last line of epochs.jsonl"
-    except (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError):
-        return "epochs.jsonl is damaged"
-    lines = (folder / "layers.csv").read_text(encoding="utf-8", errors="replace").splitlines()
-    if len(lines) < 2 or any(line.count(",") < lines[0].count(",") for line in lines) or "," not in lines[0]:
-        return "layers.csv is damaged"
-    reason = files.archive_damage(folder / "model.pt")
-    return f"model.pt {reason}" if reason else ""
-
-
 def _checked(record: Any, name: str) -> dict[str, Any]:
     """Check the content of a record, and return it with clean text.
 
@@ -201,11 +175,10 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
     """
     if not isinstance(record, dict):
         raise ValueError("it is not a JSON object")
-    if ours := _OURS & set(record):
-        if not {"trial_id", "sha256"} <= ours:
-            raise ValueError(f"it has no {min({'trial_id', 'sha256'} - ours)}")
-        if record["sha256"] != packed.digest(record):
-            raise ValueError("it was changed: its checksum does not match")
+    if missing := {"trial_id", "sha256"} - set(record):
+        raise ValueError(f"it has no {min(missing)}")
+    if record["sha256"] != packed.digest(record):
+        raise ValueError("it was changed: its checksum does not match")
     record = files.clean_data(record)
     if (version := record.get("format", 0)) not in range(FORMAT + 1):
         raise ValueError(f"its format is {str(version)[:40]}; this version of the suite reads up to {FORMAT}")
@@ -233,7 +206,7 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
         is_number = isinstance(value, (int, float)) if field == "epochs" else isinstance(value, int)
         if not is_number or isinstance(value, bool) or not 1 <= value <= _LARGEST[int]:
             raise ValueError(f"its recipe.{field} is {str(value)[:40]}")
-    if record.get("trial_id", name) != name or not name.endswith(f"-{read.hash[:8]}"):
+    if record["trial_id"] != name or not name.endswith(f"-{read.hash[:8]}"):
         raise ValueError(f"it belongs to {read.trial_id}")
     if record.get("status") not in (*ENDED, RUNNING):
         raise ValueError("it has no valid status")

@@ -15,7 +15,6 @@ from suite.errors import UsageError
 from suite.files import canonical_json
 from suite.runs.folder.columns import (
     COLUMNS,
-    FORMER_COLUMNS,
     RECIPE_PREFIX,
     REQUIRED_COLUMNS,
     differing_fields,
@@ -163,7 +162,7 @@ def _damaged_column(names: Sequence[str]) -> str:
     following = dict(pairwise(COLUMNS))
     for at, (left, name) in enumerate(pairwise(names), 1):
         expected = following.get(left)
-        if name in COLUMNS or name in FORMER_COLUMNS or expected is None or expected in names:
+        if name in COLUMNS or expected is None or expected in names:
             continue
         if any(later in COLUMNS for later in names[at:]) or get_close_matches(name, [expected]):
             return f"'{name}' where '{expected}'"

@@ -254,8 +254,7 @@ class DataParallel:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore this rank's part of what rank 0 returned as `state_dict`."""
-        if "traffic" in state:  # not in checkpoints from before it was measured
-            self.ranks.traffic.load_state_dict(state["traffic"])
+        self.ranks.traffic.load_state_dict(state["traffic"])
         own = state["random_of_other_ranks"][self.ranks.rank - 1] if self.ranks.rank else state
         torch.set_rng_state(own["random"].cpu())
         if own["random_cuda"] is not None:
