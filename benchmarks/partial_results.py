@@ -1,7 +1,6 @@
 """Results of a run in a JSON file that is complete after each of them, so that an interrupted run loses none.
 
-The same command continues with the first result that the file lacks. If PDT_RESULTS and PDT_ARCHIVE are set, as
-`on_gpu.sh` does, the folder PDT_RESULTS is packed into the file PDT_ARCHIVE at the same time.
+The same command continues with the first result that the file lacks.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-from benchmarks.evidence.pack import pack
 
 
 class OtherRunError(Exception):
@@ -88,13 +85,10 @@ def compare(path: Path, before: Mapping[str, Any], facts: Mapping[str, Any]) -> 
 
 
 def write(path: Path, content: Any) -> None:
-    """Replace a JSON file, and the archive of all results if there is one."""
+    """Replace a JSON file."""
     made = path.with_name(f".{path.name}.part")
     with made.open("w", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
     made.replace(path)
-    results, archive = os.environ.get("PDT_RESULTS"), os.environ.get("PDT_ARCHIVE")
-    if results and archive:
-        pack(Path(results), Path(archive))

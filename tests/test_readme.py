@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.evidence import readme_tables
+from tools import readme_tables
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "results" / "cpu-emr-2cores" / "reference" / "report.md"
 
 
 def test_results_repeat_the_committed_reports():
-    """After a new export, `python -m benchmarks.evidence.readme_tables --write` updates the README."""
+    """After a new export, `python tools/readme_tables.py --write` updates the README."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme_tables.BLOCK.findall(readme)) == 2
     assert readme_tables.updated(readme) == readme

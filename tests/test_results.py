@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -31,13 +29,6 @@ def test_the_accuracies_of_a_report_are_the_means_of_its_table(folder):
     assert {*first} == {*means}
     for label, value in first.items():
         assert min(abs(value - mean) for mean in means[label]) <= 0.051, label
-
-
-def test_texts_quote_the_ratios_that_were_measured_last():
-    """After a new run of the benchmark, `python -m benchmarks.evidence.quoted_ratios --write` updates the texts."""
-    command = [sys.executable, "-m", "benchmarks.evidence.quoted_ratios"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_reproduction_is_committed():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import shlex
@@ -25,8 +24,6 @@ FLAG_PREFIXES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "LD_PRELOAD"),
 )
 ROOT = Path(__file__).resolve().parents[2]
-COMMIT_FILE = ".commit.json"
-"""Holds the result of `git_facts` in a copy of a checkout without `.git`; written by `benchmarks/evidence/carry.py`."""
 
 
 def collect(device: torch.device | str) -> dict[str, Any]:
@@ -98,21 +95,9 @@ def _software() -> dict[str, Any]:
 
 
 def _git(root: Path) -> dict[str, Any]:
-    """Return the commit of the checkout that this package runs from, and whether it was changed.
-
-    A copy of a checkout without `.git` has them in a file. The result is empty outside a checkout.
-    """
-    if (root / ".git").exists():
-        return git_facts(root)
-    try:
-        found = json.loads((root / COMMIT_FILE).read_text(encoding="utf-8"))
-        return {"commit": str(found["commit"]), "dirty": bool(found["dirty"])}
-    except (OSError, ValueError, TypeError, KeyError):  # the file does not exist, or is not ours
+    """Return the commit of a checkout and whether it was changed; empty outside a checkout, or if git fails."""
+    if not (root / ".git").exists():
         return {}
-
-
-def git_facts(root: Path) -> dict[str, Any]:
-    """Return the commit of a checkout and whether it was changed, as git reports them; empty if git fails."""
     commit = program_output("git", "-C", str(root), "rev-parse", "HEAD")
     if not commit:
         return {}

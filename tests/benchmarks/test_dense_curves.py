@@ -12,7 +12,7 @@ REFERENCE = ROOT / "results/cpu-emr-2cores/reference"
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "benchmarks.evidence.dense_curves", *arguments]
+    command = [sys.executable, "-m", "benchmarks.dense_curves", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torchvision")
 
-from benchmarks.evidence.torchvision_models import NOT_YET, builders, examine, examined, line_of
+from benchmarks.surgery import NOT_YET, builders, examine, examined, line_of
 
 TABLE = (Path(__file__).parents[2] / "docs/torchvision-surgery.md").read_text(encoding="utf-8")
 LIMITS = (1e-4, 1e-6)  # of the differences of outputs and of the next step

@@ -134,15 +134,6 @@ def test_git_of_a_checkout_and_of_none(tmp_path):
     assert _git(tmp_path)["dirty"] is True
 
 
-def test_git_of_a_copy_without_its_history_is_in_a_file(tmp_path):
-    file = tmp_path / ".commit.json"
-    file.write_text('{"commit": "0123456789abcdef", "dirty": true}\n')
-    assert _git(tmp_path) == {"commit": "0123456789abcdef", "dirty": True}
-    for damaged in ("", "[]", '{"commit": 1}', "\udcff"):
-        file.write_bytes(damaged.encode("utf-8", "surrogateescape"))
-        assert _git(tmp_path) == {}
-
-
 def test_a_program_that_is_missing_or_fails_leaves_the_fact_unknown():
     assert program_output("no-such-program-anywhere") == ""
     assert program_output("false") == ""

@@ -7,7 +7,7 @@ from torch import nn
 pytest.importorskip("torchvision")
 from torchvision.models import VisionTransformer
 
-from benchmarks.evidence.torchvision_models import differences
+from benchmarks.surgery import differences
 from suite.choices import ModelChoice, build_model
 from suite.cost.flops import count
 from suite.network.channels.spaces import find_index_spaces

@@ -12,7 +12,7 @@ from torchvision.models import get_model, get_model_weights, list_models
 from torchvision.models.resnet import ResNet
 from torchvision.models.vgg import VGG
 
-from benchmarks.evidence.torchvision_models import examine, line_of, table
+from benchmarks.surgery import examine, line_of, table
 from suite import registry
 from suite.checkpoint import load_model
 from suite.choices import ModelChoice, build_model

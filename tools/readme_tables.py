@@ -1,6 +1,6 @@
 """Write the results of the README from the committed reports, or check that they are up to date.
 
-    python -m benchmarks.evidence.readme_tables [--write]
+    python tools/readme_tables.py [--write]
 
 A block of the README begins with `<!-- results of FOLDER -->` and ends with `<!-- end of results -->`. It repeats
 columns of the first table of the folder's report. The exit status is 1 if a block is out of date.
@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 # Columns of the first table of a report, by the beginning of their heads.
 COLUMNS = ("Method", "Accuracy", "Executed training FLOPs", "Inference FLOPs")

@@ -1,6 +1,6 @@
 """Compare dense training of several lengths and recipes: accuracy by counted training FLOPs, as CSV and as a figure.
 
-    python -m benchmarks.evidence.dense_curves NAME=RESULTS [NAME=RESULTS ...] -o results/MACHINE/dense-curves
+    python -m benchmarks.dense_curves NAME=RESULTS [NAME=RESULTS ...] -o results/MACHINE/dense-curves
 
 RESULTS is the folder of a suite, or an exported copy. The dense trials of each model in it are a line; the table has
 the mean and the standard deviation over seeds of each length, with and without the views of test-time augmentation.

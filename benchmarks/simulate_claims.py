@@ -1,6 +1,6 @@
 """Measure how often the claims of a report are wrong, and how often a true saving is found, on simulated trainings.
 
-    python -m benchmarks.evidence.simulate_claims [--draws 10000] [--seeds 3,5,10] [--only TEXT] [--jobs 2]
+    python -m benchmarks.simulate_claims [--draws 10000] [--seeds 3,5,10] [--only TEXT] [--jobs 2]
 
 Every draw is a page: accuracies and costs are drawn, and the function of the report (`reports.data.rule.judge`) decides
 what to claim. The draws of a line start from a seed that it prints. A rate of false claims passes at 2.5 % plus two

@@ -1,1 +1,0 @@
-"""Checks of texts against results, and the programs that produce results on another machine."""
